@@ -14,33 +14,33 @@ from .simplex import min_norm_weights
 from .strategy import FairStrategy
 
 NOTHING = 1e-9
-"""Below this share of a decision, what a client has is the solver's rounding."""
+"""A weight of a decision below this is the solver's rounding."""
 
 CDFS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
     "weibull": lambda x: 1.0 - np.exp(-(x**2)),
     "exponential": lambda x: 1.0 - np.exp(-x),
     "frechet": lambda x: np.exp(-1.0 / x),
-    "normal": lambda x: np.array([0.5 * math.erfc((1.0 - each) / math.sqrt(2.0)) for each in x]),
+    "normal": lambda x: np.array([0.5 * math.erfc((1.0 - x_k) / math.sqrt(2.0)) for x_k in x]),
     "gumbel": lambda x: np.exp(-np.exp(1.0 - x)),
     "logistic": lambda x: 1.0 / (1.0 + np.exp(1.0 - x)),
 }
-"""ρ of the losses over their mean: each rises from 0 to 1."""
+"""The distribution functions ρ, of the losses over their mean: they rise from 0 to 1."""
 
 
 class AAggFF(FairStrategy):
-    r"""AAggFF: the weights are the decisions of an online learner that is to follow the clients with high losses.
+    r"""AAggFF: the weights are the decisions of an online learner that follows high losses.
 
     With ρ a distribution function and x_k = F_k over the mean loss, a client's response is ρ(x_k).
     `rule="ons"`, for few clients that all take part in every round, decides by an online Newton
-    step over the K clients known:
+    step over the K known clients:
 
     .. math:: r_k = \frac{\rho(x_k)}{K}, \qquad g_t = \frac{-r}{1 + \langle q_t, r \rangle}
 
-    .. math:: c = \arg\min_{p \in \Delta} \sum_{\tau \le t} \langle g_\tau, p \rangle + 2 \lVert p \rVert^2
-        + \frac K8 \sum_{\tau \le t} \langle g_\tau, p - q_\tau \rangle^2
+    .. math:: c = \arg\min_{p \in \Delta} \sum_{\tau \le t} \langle g_\tau, p \rangle
+        + 2 \lVert p \rVert^2 + \frac K8 \sum_{\tau \le t} \langle g_\tau, p - q_\tau \rangle^2
 
     with q the decision before this round's losses. `rule="ftrl"`, for many clients of which m of N
-    take part, follows the regularised leader, by one score Z of each client:
+    take part, follows the regularised leader, with a score Z for each client:
 
     .. math:: Z_k \leftarrow Z_k + \frac{\rho(x_k) - \bar\rho}{1 + C \bar\rho}, \qquad
         c_k = \frac{e^{\kappa Z_k}}{\sum_{j \in S} e^{\kappa Z_j}}, \qquad C = \frac mN, \qquad
@@ -52,7 +52,7 @@ class AAggFF(FairStrategy):
     Parameters
     ----------
     rule
-        How the weights are decided: for few clients, or for many.
+        How weights are decided: "ons" for few clients, "ftrl" for many.
     cdf
         The distribution function ρ. The paper chooses it for each data set: normal, weibull,
         logistic, gumbel, frechet.
@@ -60,20 +60,20 @@ class AAggFF(FairStrategy):
     Reductions: equal losses in every round are FedAvg with uniform weights.
 
     Departures: the poster and the authors' code were read, not the paper's main text. Their code's
-    normal ρ falls with the loss, its ons has another ridge and lacks a term, and its ftrl forgets
+    normal ρ falls with the loss, its ons has another ridge and omits a term, and its ftrl forgets
     the mean response; here all three are as derived. Weights are those of the decision after the
-    round's losses, restricted to its clients. A client that is missing under ons counts with the
-    mean response, and a newcomer gets the mean client's past. A weight below 1e-9 of an ons
-    decision counts as 0, since the solver leaves as much where there is none; clients that all have
-    none are averaged. A negative loss counts as 0, and where every loss is 0 all are alike.
+    round's losses, restricted to its clients. Under ons, an absent client counts with the mean
+    response, and a newcomer gets the mean client's past. A weight below 1e-9 of an ons decision
+    counts as 0, because it is the solver's rounding; if all weights are 0, clients are averaged. A
+    negative loss counts as 0, and if every loss is 0, all clients count the same.
 
     Objective: the regret of Σ log(1 + ⟨p, r⟩) over all rounds
-    Good for: noisy losses, to which single rounds are no guide, and few rounds; ftrl for thousands
-    of clients.
+    Good for: losses so noisy that a single round is no guide, and few rounds; ftrl for thousands of
+    clients.
     Hurts when: a client's loss cannot fall: its weight grows from round to round, though never as
     fast as a loss does.
-    Memory: K² + 2K numbers for K clients, or with ftrl one number a client
-    Cost: a QP of K variables, and another one where clients join, or with ftrl a weighted sum
+    Memory: K² + 2K numbers for K clients, or with ftrl one number per client
+    Cost: a QP of K variables, and another one if clients join, or with ftrl a weighted sum
     """
 
     tries = ()
@@ -100,7 +100,7 @@ class AAggFF(FairStrategy):
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed
     ) -> Mapping[Kept, FloatArray]:
-        """Take the round's losses into the memory."""
+        """Add the round's losses to the memory."""
         self.memory = self._after(cohort)
         return {}
 
@@ -134,31 +134,31 @@ def newton_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) ->
 def with_newcomers(
     memory: Mapping[str, Any], names: list[str]
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return A, b₁ and b₂ of the clients `names`; clients without a past get the mean client's."""
+    """Return A, b₁ and b₂ of the clients `names`; newcomers get the mean client's past."""
     K = len(memory.get("names", ()))
     past = dict(zip(memory.get("names", ()), np.eye(K), strict=True))
     M = np.array([past.get(name, np.full(K, 1.0 / max(K, 1))) for name in names])
-    A, b1, b2 = (
-        memory.get(key, np.zeros(shape)) for key, shape in (("A", (K, K)), ("b1", K), ("b2", K))
-    )
+    A = memory.get("A", np.zeros((K, K)))
+    b1 = memory.get("b1", np.zeros(K))
+    b2 = memory.get("b2", np.zeros(K))
     return M @ A @ M.T, M @ b1, M @ b2
 
 
 def decision(A: FloatArray, b1: FloatArray, b2: FloatArray) -> FloatArray:
     """Return argmin (b₁ − βb₂)ᵀp + ½ pᵀ(αI + βA)p over p in the simplex, β = K/4, shape (K,).
 
-    On the simplex the linear term may be centred and written into the matrix, with a multiple of
-    11ᵀ that makes it positive semidefinite: p is then the shortest combination of vectors with
-    these inner products.
+    On the simplex, the linear term can be centred and written into the matrix, with a multiple of
+    11ᵀ that makes it positive semidefinite. So p is the shortest combination of vectors with these
+    inner products.
     """
     return _decision(A.tobytes(), b1.tobytes(), b2.tobytes()).copy()
 
 
-# a round needs the decisions before and after its losses, and the next one begins with the last
+# A round needs the decisions before and after its losses; the next round begins with the latter.
 @lru_cache(maxsize=2)
 def _decision(*memory: bytes) -> FloatArray:
     """Return `decision` of float64 arrays with these bytes."""
-    A, b1, b2 = (np.frombuffer(each) for each in memory)
+    A, b1, b2 = map(np.frombuffer, memory)
     K = len(b1)
     b = b1 - 0.25 * K * b2
     b = b - b.mean()
@@ -168,11 +168,10 @@ def _decision(*memory: bytes) -> FloatArray:
 
 
 def newton_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
-    """Return the decision of all clients known, restricted to the participants."""
-    decided = dict(
-        zip(memory["names"], decision(memory["A"], memory["b1"], memory["b2"]), strict=True)
-    )
-    c = np.array([decided[name] for name in cohort.names])
+    """Return the decision over all known clients, restricted to the participants."""
+    decided = decision(memory["A"], memory["b1"], memory["b2"])
+    weights = dict(zip(memory["names"], decided, strict=True))
+    c = np.array([weights[name] for name in cohort.names])
     c = np.where(c < NOTHING, 0.0, c) if c.max() >= NOTHING else np.ones(cohort.size)
     return np.asarray(c / c.sum())
 
@@ -181,17 +180,20 @@ def newton_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
 
 
 def leader_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) -> dict[str, Any]:
-    """Return the clients' scores after this round's responses, and how many rounds there were."""
+    """Return the clients' scores after this round's responses, and the number of rounds."""
     scores = memory.get("scores", {})
     mean = float(rho.mean())
     share = cohort.size / roster_size(cohort)
     gains = dict(zip(cohort.names, ((rho - mean) / (1.0 + share * mean)).tolist(), strict=True))
-    risen = {name: scores.get(name, 0.0) + gain for name, gain in gains.items()}
-    return {"scores": {**scores, **risen}, "steps": memory.get("steps", 0) + 1}
+    new = {name: scores.get(name, 0.0) + gain for name, gain in gains.items()}
+    return {"scores": {**scores, **new}, "steps": memory.get("steps", 0) + 1}
 
 
 def leader_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
-    """Return the softmax of the participants' scores, sharper the more clients are known and the fewer rounds were."""
+    """Return the softmax of the participants' scores.
+
+    It is sharper with more known clients and fewer rounds.
+    """
     N = roster_size(cohort)
     steps = memory["steps"]
     kappa = math.sqrt(math.log(N)) / ((2.0 + cohort.size / N) * math.sqrt(steps + 1.0))
@@ -201,5 +203,5 @@ def leader_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
 
 
 def roster_size(cohort: Cohort) -> int:
-    """Return N, how many training clients the server has known up to now, those of the round among them."""
+    """Return N, the number of training clients that the server knows, at least the round's."""
     return max(len(cohort.roster), cohort.size)

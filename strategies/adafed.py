@@ -11,7 +11,7 @@ from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 from .strategy import FairStrategy
 
 NO_NEW_DIRECTION = 1e-6
-"""An update that is, to this share of its norm, a combination of the earlier ones is left out."""
+"""An update that is a combination of earlier ones, up to this share of its norm, is skipped."""
 
 
 class AdaFed(FairStrategy):
@@ -21,7 +21,8 @@ class AdaFed(FairStrategy):
 
     .. math:: v_k = \frac{u_k - \sum_{i<k} \frac{\langle u_k, v_i \rangle}{\lVert v_i \rVert^2} v_i}
         {F_k^\gamma - \sum_{i<k} \frac{\langle u_k, v_i \rangle}{\lVert v_i \rVert^2}}, \qquad
-        \lambda_k = \frac{\lVert v_k \rVert^{-2}}{\sum_i \lVert v_i \rVert^{-2}}, \qquad d = \sum_k \lambda_k v_k
+        \lambda_k = \frac{\lVert v_k \rVert^{-2}}{\sum_i \lVert v_i \rVert^{-2}}, \qquad
+        d = \sum_k \lambda_k v_k
 
     gives w ← w − η d with ⟨d, u_k⟩ = F_k^γ ‖d‖² for every k.
 
@@ -31,17 +32,17 @@ class AdaFed(FairStrategy):
     Parameters
     ----------
     gamma
-        How much a client's loss counts for the slope of its descent; 0: the same slope for all.
+        How strongly the slope of a client's descent follows its loss; 0: the same slope for all.
     server_lr
         Step size η.
 
-    Departures: an update that is, to 1e-6 of its norm, a combination of the earlier ones is left
-    out. A loss below 0 counts as 0.
+    Departures: an update that is a combination of earlier ones, up to 1e-6 of its norm, is skipped.
+    A loss below 0 counts as 0.
 
     Objective: a Pareto-stationary point
-    Good for: a step that lowers every participant's loss, the worst served one's most.
-    Hurts when: losses leave the scale that `server_lr` was chosen for: the step goes with 1/F^γ and
-    grows as they fall.
+    Good for: a step that lowers every participant's loss, the highest loss most.
+    Hurts when: losses leave the scale that `server_lr` was chosen for: the step is proportional to
+    1/F^γ and grows as losses fall.
     Memory: none
     Cost: a Gram matrix and Gram–Schmidt
     """
@@ -62,9 +63,9 @@ class AdaFed(FairStrategy):
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c by Gram–Schmidt on coefficients.
 
-        With r_k the numerator and s_k the denominator of v_k, d = Σ s_k r_k/‖r_k‖² / Σ s_k²/‖r_k‖²:
-        no division by s_k, which may be 0. Losses are divided by the largest one, which comes out
-        of d as a factor.
+        With r_k the numerator and s_k the denominator of v_k, d = Σ s_k r_k/‖r_k‖² / Σ s_k²/‖r_k‖²,
+        without a division by s_k, which may be 0. Losses are divided by the largest one, which is a
+        factor of d.
         """
         G = cohort.gram
         m = cohort.size
@@ -89,8 +90,7 @@ class AdaFed(FairStrategy):
         if total == 0.0:
             return weights
         with np.errstate(over="ignore", divide="ignore"):
-            factor = np.minimum(
-                self.server_lr / total / np.power(largest, self.gamma), np.finfo(np.float64).max
-            )
+            factor = self.server_lr / total / np.power(largest, self.gamma)
+            factor = np.minimum(factor, np.finfo(np.float64).max)
             c: FloatArray = np.clip(weights * factor, -LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
         return c

@@ -12,18 +12,18 @@ from .simplex import project
 from .strategy import FairStrategy
 
 LARGEST_GAIN = 1e300
-"""A gain beyond this counts as this one, since the projection takes differences."""
+"""Larger gains are clipped to this, because the projection computes differences."""
 
 
 class AFL(FairStrategy):
-    r"""AFL: descends the mixture of losses that is worst for the model, found by ascent on the weights.
+    r"""AFL: descends the worst mixture of losses, found by ascent on the weights.
 
     .. math:: c_k = \frac{\lambda_k}{\sum_{j \in S} \lambda_j}, \qquad
         \lambda \leftarrow \Pi_\Delta(\lambda + \gamma F_S)
 
-    λ spans all clients that ever gave a usable reply and starts at their prior; a newcomer enters
-    with its prior and makes the others' weights smaller. Π is the Euclidean projection on the
-    simplex.
+    λ has a weight for every client that ever sent a usable reply, and starts at their prior. A
+    newcomer enters with its prior, and the others' weights shrink. Π is the Euclidean projection on
+    the simplex.
 
     Source: Mohri et al., Agnostic Federated Learning, ICML 2019, Stochastic-AFL,
     doi:10.48550/arXiv.1902.00146.
@@ -35,14 +35,14 @@ class AFL(FairStrategy):
 
     Reductions: `gamma=0` is FedAvg.
 
-    Departures: only part of the clients is seen in a round; where λ has no mass on them, the prior
-    takes its place.
+    Departures: only some of the clients take part in a round; if λ has no mass on them, they are
+    weighted by the prior.
 
     Objective: the worst mixture of losses
     Good for: few clients that take part often; the result holds for every mixture of them.
-    Hurts when: few of many clients take part in a round, as λ is then out of date, or one client's
-    labels are noisy: λ settles on it and the others pay.
-    Memory: two numbers a client
+    Hurts when: few of many clients take part in a round, because λ is then out of date; or one
+    client's labels are noisy: λ settles on it, and the others pay.
+    Memory: two numbers per client
     Cost: a weighted sum and a sort
     """
 
@@ -88,7 +88,7 @@ class AFL(FairStrategy):
 
 
 def enter_clients(weights: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
-    """Return `weights` with newcomers at their part of all `shares`, the others scaled down to make room."""
+    """Return `weights` with newcomers at their part of all `shares`; the others shrink."""
     total = sum(shares.values())
     newcomers = {name: share / total for name, share in shares.items() if name not in weights}
     room = 1.0 - sum(newcomers.values())
@@ -98,6 +98,6 @@ def enter_clients(weights: Mapping[str, float], shares: Mapping[str, float]) -> 
 def ascend(weights: Mapping[str, float], gains: Mapping[str, float]) -> dict[str, float]:
     """Return the projection of `weights` plus `gains` on the simplex, in the order of names."""
     names = sorted(weights)
-    most = np.clip([gains.get(name, 0.0) for name in names], -LARGEST_GAIN, LARGEST_GAIN)
-    moved = np.array([weights[name] for name in names]) + most
+    clipped = np.clip([gains.get(name, 0.0) for name in names], -LARGEST_GAIN, LARGEST_GAIN)
+    moved = np.array([weights[name] for name in names]) + clipped
     return dict(zip(names, project(moved).tolist(), strict=True))

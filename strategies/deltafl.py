@@ -22,15 +22,15 @@ class DeltaFL(FairStrategy):
     Parameters
     ----------
     theta
-        Share of the clients, by their prior, that is in the tail.
+        Share of the clients, by their prior, in the tail.
 
-    Reductions: `theta=1` is FedAvg; towards 0 it is the worst client alone.
+    Reductions: `theta=1` is FedAvg; towards 0, only the worst client counts.
 
     Objective: the mean loss of the worst share θ
-    Good for: an objective that is easily said: the mean loss of the worst-off share of the clients,
-    not of a single one.
-    Hurts when: few clients take part in a round: one or two make the whole step, and the work of
-    the others is unused.
+    Good for: an objective that is easy to state: the mean loss of the worst-off share of the
+    clients, not of a single one.
+    Hurts when: few clients take part in a round: one or two determine the whole step, and the work
+    of the others is unused.
     Memory: none
     Cost: a sort and a weighted sum
     """
@@ -49,7 +49,7 @@ class DeltaFL(FairStrategy):
         F = cohort.losses
         p = cohort.prior
         ascending = np.argsort(F, kind="stable")
-        # makes ties of a cumulated prior with 1 − theta exact
+        # 1e-9 below, because rounding of the sum must not decide when it equals 1 − theta
         reached = np.cumsum(p[ascending]) >= 1.0 - self.theta - 1e-9
         Q = F[ascending][reached].min()
         c = np.where(F >= Q, p, 0.0)

@@ -1,4 +1,4 @@
-"""Personal models beside the global one."""
+"""Personal models in addition to the global one."""
 
 from dataclasses import replace
 from typing import Annotated, Unpack
@@ -16,10 +16,11 @@ from .strategy import FairStrategy
 class Ditto(FedAvg):
     r"""Ditto: FedAvg, and on each client a personal model that is pulled towards the global one.
 
-    .. math:: c_k = p_k, \qquad v_k \leftarrow v_k - \eta \big(\nabla F_k(v_k) + \lambda (v_k - w)\big)
+    .. math:: c_k = p_k, \qquad
+        v_k \leftarrow v_k - \eta \big(\nabla F_k(v_k) + \lambda (v_k - w)\big)
 
-    v_k belongs to the client, at first w; it never leaves the client. w is the received global
-    model, which is the same for every lam.
+    v_k starts at w, and never leaves the client. w is the received global model, which is the same
+    for every lam.
 
     Source: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021,
     Algorithm 1, doi:10.48550/arXiv.2012.04221.
@@ -35,8 +36,8 @@ class Ditto(FedAvg):
 
     Objective: the mean loss; for each client F(v) + λ/2 ‖v − w‖²
     Good for: clients for which different models are right; newcomers still get a common one.
-    Hurts when: clients cannot keep a model between rounds, or come rarely: theirs then lags behind
-    the global one.
+    Hurts when: clients cannot keep a model between rounds, or take part rarely: their personal
+    model then lags behind the global one.
     Memory: none
     Cost: a weighted sum
     """
@@ -56,27 +57,31 @@ class Ditto(FedAvg):
         self.personal_epochs = personal_epochs
 
     def terms(self, server_round: int) -> Terms:
-        """Return the pull and the epochs of the personal model, also for a pull of 0."""
-        plain = super().terms(server_round)
-        pull = self.personal_lambda
-        epochs = self.personal_epochs
-        return replace(plain, personal_lambda=pull, personal_epochs=epochs)
+        """Return the common terms, with the pull and the epochs of the personal model.
+
+        A pull of 0 is a personal model, too.
+        """
+        return replace(
+            super().terms(server_round),
+            personal_lambda=self.personal_lambda,
+            personal_epochs=self.personal_epochs,
+        )
 
 
 class Local(FairStrategy):
-    r"""Local: each client trains its model alone; the floor that every comparison needs.
+    r"""Local: each client trains its own model; the baseline that every comparison needs.
 
     .. math:: c_k = 0, \qquad v_k \leftarrow v_k - \eta \nabla F_k(v_k)
 
-    The global model stays as it was at first; the personal models are what is compared.
+    The global model never changes; comparisons use the personal models.
 
     Source: the baseline of Li et al., Ditto, ICML 2021, section 4, doi:10.48550/arXiv.2012.04221.
 
-    Objective: each client's loss, by itself
-    Good for: seeing what taking part is worth: a client that is better off alone gains nothing from
-    the others.
-    Hurts when: a client has few examples, as nothing is learned from the others. There is no model
-    for newcomers.
+    Objective: each client's own loss
+    Good for: measuring what a client gains by taking part: one that is better off alone gains
+    nothing from the others.
+    Hurts when: a client has few examples, because it learns nothing from the others. Newcomers get
+    no model.
     Memory: none
     Cost: none
     """
@@ -86,7 +91,7 @@ class Local(FairStrategy):
     serves = "personal"
 
     def terms(self, server_round: int) -> Terms:
-        """Return that there is a personal model, without pull, and nothing to do for the global one."""
+        """Return the common terms with a personal model without pull, and no global work."""
         return replace(
             super().terms(server_round), personal_lambda=0.0, personal_epochs=1, local_only=True
         )

@@ -1,4 +1,4 @@
-"""Minimax fairness by drawing: clients with a high loss come more often."""
+"""Minimax fairness by sampling: clients with a high loss are drawn more often."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from .strategy import FairStrategy
 
 
 class DRFA(FairStrategy):
-    r"""DRFA: clients are drawn by a weight that rises with their loss.
+    r"""DRFA: clients are drawn by weights that rise with their losses.
 
     .. math:: c_k = \frac1m, \quad k \sim \lambda \text{ with replacement}, \qquad
         \lambda \leftarrow \Pi_\Delta(\lambda + K \gamma v), \qquad v_i = \frac Nm F_i(\bar w)
@@ -33,15 +33,15 @@ class DRFA(FairStrategy):
     gamma
         Step size of the ascent on the weights.
     local_steps
-        Number K of steps that every client takes in a round, in place of epochs.
+        Number K of steps that every client takes in a round, instead of epochs.
 
     Reductions: `gamma=0` is FedAvg with uniform weights over clients drawn with replacement.
 
     Objective: the worst mixture of losses
-    Good for: AFL's objective where only some of many clients work in a round.
-    Hurts when: messages are slow, as each round has a second exchange; or `gamma` is large: draws
-    then swing between few clients.
-    Memory: one number a client
+    Good for: AFL's objective when only some of many clients work in a round.
+    Hurts when: messages are slow, because each round has a second exchange; or `gamma` is large:
+    draws then swing between few clients.
+    Memory: one number per client
     Cost: two weighted sums and a second exchange
     """
 
@@ -62,7 +62,10 @@ class DRFA(FairStrategy):
         self.local_steps = local_steps
 
     def terms(self, server_round: int) -> Terms:
-        """Return the steps, and the one after which the model is kept, drawn from (seed, round)."""
+        """Return the common terms with the steps, and the step of the snapshot.
+
+        The latter is drawn from (seed, round).
+        """
         step = int(generator(self.seed, "snapshot", server_round).integers(1, self.local_steps + 1))
         return replace(
             super().terms(server_round), local_steps=self.local_steps, snapshot_step=step
@@ -73,11 +76,10 @@ class DRFA(FairStrategy):
         weights = self._weights(names)
         ascending = sorted(names)
         shares = np.array([weights[name] for name in ascending])
-        shares = (
-            shares / shares.sum()
-            if shares.sum() > 0.0
-            else np.full(len(ascending), 1.0 / len(ascending))
-        )
+        if shares.sum() > 0.0:
+            shares = shares / shares.sum()
+        else:
+            shares = np.full(len(ascending), 1.0 / len(ascending))
         drawn = generator(self.seed, "weighted draw", server_round).choice(
             len(ascending), wanted, p=shares
         )
@@ -89,7 +91,7 @@ class DRFA(FairStrategy):
         return c
 
     def probe(self, cohort: Cohort, coefficients: FloatArray) -> FloatArray | None:
-        """Ask for losses at the mean snapshot."""
+        """Return the coefficients of the mean snapshot, at which clients report their loss."""
         return coefficients
 
     def remember(

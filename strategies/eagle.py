@@ -1,4 +1,4 @@
-"""Gaps to what each client reaches alone: clients of unlike difficulty are compared fairly."""
+"""Variance of the gaps between each client's loss and the loss that it reaches alone."""
 
 from dataclasses import replace
 from typing import Unpack
@@ -14,21 +14,21 @@ from .vred import above_mean
 PATIENCE = 5
 TOLERANCE = 1e-4
 EPOCHS = 200
-"""A client's training alone ends when its loss fell by less than TOLERANCE of itself over PATIENCE
-epochs, or after so many EPOCHS."""
+"""A client stops training alone when its loss has fallen by less than TOLERANCE of itself over
+PATIENCE epochs, or after EPOCHS."""
 
 
 class EAGLE(FairStrategy):
-    r"""EAGLE: descends the mean loss plus λ times the variance of the clients' gaps to what each reaches alone.
+    r"""EAGLE: descends the mean loss plus λ times the variance of the gaps to losses reached alone.
 
     .. math:: c_k = p_k \big(1 + 2 \lambda (r_k - \bar r)\big), \qquad r_k = F_k - L_k, \qquad
         \bar r = \sum_j p_j r_j
 
     L_k is the least loss that client k reaches by training alone, from the first model that it
     receives. The client finds it once, before its first reply, keeps it, and reports it in every
-    round; one that has lost it trains alone again, from the model that it receives then. The
-    weights sum to 1; for a large lam some are negative, and are used as they are:
-    `negative-weights` counts them.
+    round; if it loses L_k, it trains alone again, from the model that it then receives. The weights
+    sum to 1; for a large lam some are negative, and are used unchanged: `negative-weights` counts
+    them.
 
     Source: Erraji, Perrot and Bellet, 2026, doi:10.48550/arXiv.2603.29818.
 
@@ -37,21 +37,21 @@ class EAGLE(FairStrategy):
     lam
         Weight λ of the variance of the gaps.
 
-    Reductions: `lam=0` is FedAvg with the same weighting; where all L_k are equal it is VRed with
+    Reductions: `lam=0` is FedAvg with the same weighting; if all L_k are equal, it is VRed with
     `beta=lam`.
 
     Departures: only the paper's abstract and a summary of it were read, and no public code was
-    found. When a client stops training alone is ours: when its training loss fell by less than 1e-4
-    of itself over 5 epochs, or after 200; L_k is then the least that it met. Negative weights are
-    used as in VRed, and only the round's clients are averaged over.
+    found. The stopping rule for training alone is ours: when the training loss has fallen by less
+    than 1e-4 of itself over 5 epochs, or after 200; L_k is the least loss until then. Negative
+    weights are used as in VRed, and means are over the round's clients.
 
     Objective: the mean loss and λ times the variance of the gaps
-    Good for: clients of unlike difficulty, or with noisy labels: one whose loss is high because it
-    cannot fall is not followed, as it is where losses themselves are made equal.
-    Hurts when: a client has few examples, as it learns them by heart alone: L_k is then near zero,
-    and this is VRed. A client that reports too low an L_k gains weight.
+    Good for: clients of different difficulty, or with noisy labels: a loss that is high because it
+    cannot fall gets no weight, unlike in methods that make losses equal.
+    Hurts when: a client has few examples and memorises them when it trains alone: L_k is then near
+    zero, and this is VRed. A client that reports too low an L_k gains weight.
     Memory: none
-    Cost: a weighted sum, and at each client one training alone
+    Cost: a weighted sum, and once per client a training alone
     """
 
     tries = ()
@@ -64,13 +64,15 @@ class EAGLE(FairStrategy):
         self.lam = lam
 
     def terms(self, server_round: int) -> Terms:
-        """Return how long a client that has no L_k yet trains alone."""
-        plain = super().terms(server_round)
+        """Return the common terms, with the stopping rule of training alone."""
         return replace(
-            plain, baseline_patience=PATIENCE, baseline_tolerance=TOLERANCE, baseline_epochs=EPOCHS
+            super().terms(server_round),
+            baseline_patience=PATIENCE,
+            baseline_tolerance=TOLERANCE,
+            baseline_epochs=EPOCHS,
         )
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the prior moved by what each client's gap is above the mean."""
+        """Return the prior, moved by how far each client's gap is above the mean gap."""
         gaps = cohort.losses - cohort.metrics[LOSS_BASELINE]
         return cohort.prior * (1.0 + 2.0 * self.lam * above_mean(gaps, cohort.prior))

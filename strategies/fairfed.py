@@ -1,4 +1,4 @@
-"""Fairness between two groups: a client whose gap between them is far from the gap over all clients counts less."""
+"""Fairness between two groups: clients with an unusual gap between the groups count less."""
 
 from collections.abc import Mapping
 from typing import Unpack
@@ -13,19 +13,21 @@ from .strategy import FairStrategy
 
 
 class FairFed(FairStrategy):
-    r"""FairFed: weights fall at clients whose gap between two groups is far from the gap over all clients.
+    r"""FairFed: clients lose weight if their gap between two groups is far from the common gap.
 
     .. math:: c_k = \frac{\omega_k}{\sum_{j \in S} \omega_j}, \qquad
-        \omega_k \leftarrow \omega_k - \beta \Big(\Delta_k - \frac{1}{m} \sum_{j \in S} \Delta_j\Big)
+        \omega_k \leftarrow \omega_k
+        - \beta \Big(\Delta_k - \frac{1}{m} \sum_{j \in S} \Delta_j\Big)
 
     .. math:: \Delta_k = \lvert F_k - F \rvert, \qquad
-        F_k = \frac{\text{hits}_{k1}}{\text{positives}_{k1}} - \frac{\text{hits}_{k0}}{\text{positives}_{k0}}
+        F_k = \frac{\text{hits}_{k1}}{\text{positives}_{k1}}
+        - \frac{\text{hits}_{k0}}{\text{positives}_{k0}}
 
-    The gap is that of equal opportunity, the difference of the true positive rates in the two
-    groups of a client's training examples, under the received model; F is the gap of the sums over
-    S. Where a client has no positive example in one of the groups, its accuracy and that over S
-    take the place of the gaps. ω begins at the client's share of the examples of all clients known
-    up to now. Weights may get negative: `negative-weights` counts them.
+    The gap is that of equal opportunity: the difference of the true positive rates in the two
+    groups of a client's training examples, under the received model. F is the gap of the sums over
+    S. If a client has no positive example in one of the groups, its accuracy and that over S
+    replace the gaps. ω starts at the client's share of the examples of all known clients. Weights
+    may become negative: `negative-weights` counts them.
 
     Source: Ezzeldin et al., FairFed: Enabling Group Fairness in Federated Learning, AAAI 2023; the
     main text was not read: the rule is as the code of DecLearn and of FedFB has it,
@@ -36,19 +38,19 @@ class FairFed(FairStrategy):
     beta
         How fast weights move with the distance of a client's gap.
 
-    Reductions: `beta=0` is FedAvg, and so is any beta where all clients are equally far.
+    Reductions: `beta=0` is FedAvg, and so is any beta if all clients are equally far.
 
-    Departures: negative ω, of which the paper says nothing, are used as they are; where those of a
-    round's clients do not add up to more than 0, the round is weighted by examples. DecLearn begins
-    at the number of examples in place of the share, so that its beta is another one.
+    Departures: negative ω, which the paper does not mention, are used unchanged; if those of a
+    round's clients do not sum to more than 0, the round is weighted by examples. DecLearn starts at
+    the number of examples instead of the share, so its beta has another scale.
 
     Objective: the gap between two groups over all clients
-    Good for: clients that each have both groups, and unlike gaps between them: the model is to be
-    fair to the groups over all clients together.
-    Hurts when: a client has few examples of a group, as its gap is then noise; or the gap over all
-    clients is wide itself, since clients with a narrow one count less then. Weights drift without
-    bound while distances differ.
-    Memory: one number a client
+    Good for: clients that each have both groups, with different gaps between them: the model
+    becomes fair to the groups over all clients together.
+    Hurts when: a client has few examples of a group, because its gap is then noise; or the gap over
+    all clients is itself wide, because clients with a narrow gap then count less. Weights drift
+    without bound while distances differ.
+    Memory: one number per client
     Cost: a weighted sum
     """
 
@@ -72,7 +74,7 @@ class FairFed(FairStrategy):
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed
     ) -> Mapping[Kept, FloatArray]:
-        """Keep ω; that of absent clients stays."""
+        """Keep ω; the ω of absent clients stays."""
         moved = zip(cohort.names, self._moved(cohort).tolist(), strict=True)
         self.memory = {"weights": {**self.memory.get("weights", {}), **dict(moved)}}
         return {}
@@ -90,22 +92,26 @@ class FairFed(FairStrategy):
 
 
 def distances_of(cohort: Cohort) -> FloatArray:
-    """Return Δ, how far each client's gap is from the gap over all, or its accuracy where it has no gap, shape (m,)."""
-    positives, hits = (
-        np.stack([cohort.metrics[name] for name in names]) for names in (POSITIVES, HITS)
-    )
+    """Return Δ, the distance of each client's gap to the gap over all, shape (m,).
+
+    For a client without a gap, it is the distance of its accuracy to that over all.
+    """
+    positives = np.stack([cohort.metrics[name] for name in POSITIVES])
+    hits = np.stack([cohort.metrics[name] for name in HITS])
     accuracies = cohort.metrics[ACCURACY_BEFORE]
     accuracy = cohort.counts @ accuracies / cohort.counts.sum()
     gaps = _gap(positives, hits)
     gap = _gap(positives.sum(axis=1), hits.sum(axis=1))
-    found: FloatArray = np.where(np.isnan(gaps), np.abs(accuracies - accuracy), np.abs(gaps - gap))
-    return found
+    distances: FloatArray = np.where(
+        np.isnan(gaps), np.abs(accuracies - accuracy), np.abs(gaps - gap)
+    )
+    return distances
 
 
 def _gap(positives: FloatArray, hits: FloatArray) -> FloatArray:
-    """Return the true positive rate of the second group less that of the first.
+    """Return the true positive rate of the second group minus that of the first.
 
-    NaN where one has no positives.
+    It is NaN if a group has no positives.
     """
     rates = np.divide(hits, positives, out=np.full_like(positives, np.nan), where=positives > 0.0)
     gap: FloatArray = rates[1] - rates[0]

@@ -1,4 +1,4 @@
-"""Min-max fairness between clients, under a budget for the disparity between groups at each of them."""
+"""Min-max fairness between clients, under a budget for each client's disparity between groups."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,35 +16,36 @@ from .simplex import steepest_common_weights
 from .strategy import FairStrategy
 
 TEMPERATURES = ("delta-loss", "delta-disparity")
-"""What the memory calls δ_l and δ_g."""
+"""The names of δ_l and δ_g in the memory."""
 
 FAR_BELOW = -800.0
-"""An entry of a softmax that is so many temperatures below the largest is 0."""
+"""An entry of a softmax that is this many temperatures below the largest is 0."""
 
 
 class FCFL(FairStrategy):
-    r"""FCFL: lowers the largest loss of a client while the disparity at each client keeps to a budget.
+    r"""FCFL: lowers the largest client loss, while the disparity at each client keeps to a budget.
 
-    Client k replies one gradient step on its loss and one on its disparity between groups, so that
-    the rows are L_k = ∇F_k and Q_k = ∇|Δ_k|. With v_k = |Δ_k| − ε_k, what client k is beyond its
-    budget, stage 1 steps along
+    Client k replies with one gradient step on its loss and one on its disparity between groups, so
+    that the rows are L_k = ∇F_k and Q_k = ∇|Δ_k|. With v_k = |Δ_k| − ε_k, the excess of client k
+    over its budget, stage 1 steps along
 
-    .. math:: d = x g_l + (1 - x) g_g, \qquad g_l = \sum_k \mathrm{softmax}(F/\delta_l)_k L_k, \qquad
+    .. math:: d = x g_l + (1 - x) g_g, \qquad
+        g_l = \sum_k \mathrm{softmax}(F/\delta_l)_k L_k, \qquad
         g_g = \sum_k \mathrm{softmax}(v/\delta_g)_k Q_k
 
-    with the x that lowers the largest loss fastest where all clients are within their budgets, and
-    else the largest excess among the steps that do not raise the largest loss. Stage 2 looks for
-    Pareto improvements among R = L_1 … L_m, and g_g where a client is not within its budget:
+    If all clients are within their budgets, x lowers the largest loss fastest. Else x lowers the
+    largest excess fastest, among the steps that do not raise the largest loss. Stage 2 looks for
+    Pareto improvements among R = L_1 … L_m, and g_g if a client is not within its budget:
 
     .. math:: d = R^\top \alpha, \qquad \alpha = \arg\max_\alpha \alpha^\top R \bar g \quad
         \text{over the simplex with } R R^\top \alpha \ge 0, \qquad \bar g = \tfrac1m \sum_k L_k
 
-    so that to first order no client's loss rises, nor the disparity. The step is w ← w − η d with
-    the smallest of the clients' learning rates.
+    To first order, no client's loss rises, nor the disparity. The step is w ← w − η d with the
+    smallest of the clients' learning rates.
 
     Source: Cui et al., Addressing Algorithmic Disparity and Performance Inconsistency in Federated
-    Learning, NeurIPS 2021, doi:10.48550/arXiv.2108.08435; taken from the authors' code,
-    github.com/cuis15/FCFL, not from the paper.
+    Learning, NeurIPS 2021, doi:10.48550/arXiv.2108.08435; implemented after the authors' code,
+    github.com/cuis15/FCFL, not after the paper.
 
     Parameters
     ----------
@@ -53,34 +54,35 @@ class FCFL(FairStrategy):
     budgets
         Budgets of single clients, as site-a=0.02 site-b=0.1.
     stage1_rounds
-        Rounds of stage 1; all later ones are stage 2, of which a run of no more rounds has none.
+        Number of rounds of stage 1; all later rounds are stage 2.
     delta
-        Temperature of both softmaxes at first; the smaller it is, the more the largest entry alone
-        counts.
+        Initial temperature of both softmaxes; the smaller it is, the more the largest entry
+        dominates.
     delta_decay
-        What a temperature is multiplied by each time it falls.
+        Factor by which a temperature decays.
     delta_factor
-        A temperature falls after a round in which so many times the length of its gradient was at
-        most the temperature.
+        A temperature decays after a round in which delta_factor × its gradient norm ≤ the
+        temperature.
     delta_min
-        A temperature that is not above this falls no further.
+        A temperature that is not above this does not decay.
     disparity
-        Difference between the groups: of the rates of positive predictions, or of these among the
+        Difference between the groups: of the rates of positive predictions, or of these rates among
         positive examples.
 
-    Reductions: `budget=1, stage1_rounds=1` with a small `delta` is a step on the largest loss
-    alone; a single client within its budget takes its gradient step.
+    Reductions: `budget=1, stage1_rounds=1` with a small `delta` is a step on the largest loss only;
+    a single client within its budget takes its gradient step.
 
-    Departures: a client has its own budget in both stages, where the code's stage 2 has 0 where
-    budgets are specific; and a disparity that nobody must lower is no row of stage 2, where the
-    code lets its solver choose a weight. The code's weight decay on the server is left out. Clients
-    are sampled as anywhere, where the paper has all of them.
+    Departures: a client has its own budget in both stages; the code's stage 2 uses 0 if budgets are
+    specific. A disparity that no client must lower is not a row of stage 2; in the code, the solver
+    chooses its weight. The code's weight decay on the server is omitted. Clients are sampled as
+    with any method; in the paper, all take part.
 
     Objective: the largest loss under a disparity budget at every client, then Pareto improvements
     Good for: a few hospitals or banks with a legal bound on the disparity between groups at each
     site.
-    Hurts when: gradients are stochastic or a budget is below what the data allow: the largest entry
-    is then another one each round, or stage 1 lowers nothing but disparity.
+    Hurts when: gradients are stochastic, because the largest entry then changes from round to
+    round; or a budget is below the lowest possible disparity, because stage 1 then only lowers the
+    disparity.
     Memory: two numbers
     Cost: two updates a client, a Gram matrix of both and in stage 2 a linear program
     """
@@ -123,36 +125,46 @@ class FCFL(FairStrategy):
         self.delta_min = delta_min
 
     def terms(self, server_round: int) -> Terms:
-        """Return that each client does one full-batch step on its loss, and one on its disparity."""
-        plain = super().terms(server_round)
-        # σ(10 z) replaces the decision 1[z ≥ 0], which has no gradient
+        """Return the common terms, with one full-batch step on the loss and one on the disparity."""
         return replace(
-            plain, full_batch_step=True, disparity=self.disparity, disparity_sharpness=10.0
+            super().terms(server_round),
+            full_batch_step=True,
+            disparity=self.disparity,
+            disparity_sharpness=10.0,  # σ(10 z) replaces the decision 1[z ≥ 0]: it has a gradient
         )
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the weights of the gradients, first those of the losses, times η/η_k with η the smallest rate."""
-        K = gradient_products(cohort)
-        maxima = self._maxima(cohort)
-        m = cohort.size
+        """Return the weights of the 2m gradients, those of the losses first, times η/η_k."""
         if cohort.round <= self.stage1_rounds:
-            (p, q), (_, s) = maxima @ K @ maxima.T
-            x = share_of_loss(p, q, s, within_budgets=self._excess(cohort).max() <= 0.0)
-            weights = x * maxima[0] + (1.0 - x) * maxima[1]
+            weights = self._stage1(cohort)
         else:
-            is_row = self._excess(cohort).max() >= 0.0 and maxima[1] @ K @ maxima[1] > 0.0
-            rows = np.vstack([np.eye(m, 2 * m), *([maxima[1]] if is_row else [])])
-            products = rows @ K @ rows.T
-            weights = steepest_common_weights(products, products[:, :m].mean(axis=1)) @ rows
+            weights = self._stage2(cohort)
         return np.asarray(weights * np.tile(rate_shares(cohort), 2))
+
+    def _stage1(self, cohort: Cohort) -> FloatArray:
+        g = self._maxima(cohort)
+        (p, q), (_, s) = g @ gradient_products(cohort) @ g.T
+        x = share_of_loss(p, q, s, within_budgets=self._excess(cohort).max() <= 0.0)
+        weights: FloatArray = x * g[0] + (1.0 - x) * g[1]
+        return weights
+
+    def _stage2(self, cohort: Cohort) -> FloatArray:
+        K = gradient_products(cohort)
+        _, g_g = self._maxima(cohort)
+        m = cohort.size
+        R = np.eye(m, 2 * m)
+        if self._excess(cohort).max() >= 0.0 and g_g @ K @ g_g > 0.0:
+            R = np.vstack([R, g_g])
+        products = R @ K @ R.T
+        weights: FloatArray = steepest_common_weights(products, products[:, :m].mean(axis=1)) @ R
+        return weights
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed
     ) -> Mapping[Kept, FloatArray]:
-        """Let the temperatures of stage 1 fall where their gradients are short."""
-        if not self.memory and (
-            unknown := [name for name in self.budgets if name not in cohort.online]
-        ):
+        """Let the temperatures of stage 1 decay if their gradients are short."""
+        unknown = [name for name in self.budgets if name not in cohort.online]
+        if unknown and not self.memory:
             log.warning(
                 "budgets names %s, which is none of the clients online: correct the name",
                 ", ".join(unknown),
@@ -161,18 +173,16 @@ class FCFL(FairStrategy):
         if cohort.round <= self.stage1_rounds:
             maxima = self._maxima(cohort)
             eta = cohort.metrics[LEARNING_RATE].min()
-            lengths = np.sqrt(
-                np.maximum(np.diag(maxima @ gradient_products(cohort) @ maxima.T), 0.0)
-            )
-            falls = (deltas > self.delta_min) & (self.delta_factor * lengths <= deltas * eta)
-            deltas = np.where(
-                falls, np.maximum(self.delta_decay * deltas, np.finfo(np.float64).tiny), deltas
-            )
+            squares = np.diag(maxima @ gradient_products(cohort) @ maxima.T)
+            norms = np.sqrt(np.maximum(squares, 0.0))  # of the gradients times eta
+            decays = (deltas > self.delta_min) & (self.delta_factor * norms <= deltas * eta)
+            lower = np.maximum(self.delta_decay * deltas, np.finfo(np.float64).tiny)
+            deltas = np.where(decays, lower, deltas)
         self.memory = dict(zip(TEMPERATURES, deltas.tolist(), strict=True))
         return {}
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return how many clients are beyond their budgets."""
+        """Return the number of clients that exceed their budgets."""
         return {"over-budget": float((self._excess(cohort) > 0.0).sum())}
 
     @property
@@ -185,7 +195,10 @@ class FCFL(FairStrategy):
         return np.asarray(np.abs(cohort.metrics[DISPARITY]) - budgets)
 
     def _maxima(self, cohort: Cohort) -> FloatArray:
-        """Return g_l and g_g as weights of the 2m gradients, shape (2, 2m): the slopes of both smooth maxima."""
+        """Return g_l and g_g, the slopes of both softmaxes, as weights of the 2m gradients.
+
+        The shape is (2, 2m).
+        """
         delta_l, delta_g = self._deltas
         losses = softmax(cohort.losses, delta_l)
         excess = softmax(self._excess(cohort), delta_g)
@@ -193,27 +206,33 @@ class FCFL(FairStrategy):
 
 
 def share_of_loss(p: float, q: float, s: float, *, within_budgets: bool) -> float:
-    """Return x of d = x g_l + (1 − x) g_g in [0, 1], with p = ‖g_l‖², q = ⟨g_l, g_g⟩ and s = ‖g_g‖².
+    """Return the x in [0, 1] of d = x g_l + (1 − x) g_g.
 
-    It maximises ⟨d, g_l⟩ within the budgets, and else ⟨d, g_g⟩ among those with ⟨d, g_l⟩ ≥ 0.
+    x maximises ⟨d, g_l⟩ within the budgets, and else ⟨d, g_g⟩ among those with ⟨d, g_l⟩ ≥ 0. p =
+    ‖g_l‖², q = ⟨g_l, g_g⟩ and s = ‖g_g‖².
     """
     if within_budgets:
         return 1.0 if p >= q else 0.0
-    return 1.0 if q >= s else 0.0 if q >= 0.0 else -q / (p - q)
+    if q >= s:
+        return 1.0
+    return 0.0 if q >= 0.0 else -q / (p - q)
 
 
 def softmax(values: FloatArray, temperature: float) -> FloatArray:
-    """Return e^(v/δ), normalised."""
+    """Return e^(v/δ), normalised to sum 1."""
     weights = np.exp(np.maximum(values - values.max(), FAR_BELOW * temperature) / temperature)
     return np.asarray(weights / weights.sum())
 
 
 def rate_shares(cohort: Cohort) -> FloatArray:
-    """Return η/η_k, shape (m,): what makes an update η_k ∇F_k the step η ∇F_k."""
+    """Return η/η_k, shape (m,): the factors that turn updates η_k ∇F_k into steps η ∇F_k."""
     return np.asarray(cohort.metrics[LEARNING_RATE].min() / cohort.metrics[LEARNING_RATE])
 
 
 def gradient_products(cohort: Cohort) -> FloatArray:
-    """Return the inner products of all gradients times η², which is in the range of numbers where the updates are."""
+    """Return the inner products of all gradients, times η².
+
+    Like the updates, and unlike the gradients, these are in the range of numbers.
+    """
     shares = np.tile(rate_shares(cohort), 2)
     return np.asarray(cohort.gram * np.outer(shares, shares))

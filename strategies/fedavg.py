@@ -27,8 +27,7 @@ class FedAvg(FairStrategy):
     Objective: the mean loss
     Good for: clients with similar data, and as the baseline that every other method is compared
     with.
-    Hurts when: clients differ; those with few examples or small gradients are neglected, and
-    nothing corrects it.
+    Hurts when: clients differ: it neglects those with few examples or small gradients.
     Memory: none
     Cost: a weighted sum
     """
@@ -40,45 +39,43 @@ class FedAvg(FairStrategy):
 
     @property
     def fixed_weights(self) -> bool:
-        """Whether its weights are the prior in every round: they are."""
+        """True: the weights are the prior in every round."""
         return True
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the prior; control variates, where they are kept, are no part of the step."""
+        """Return the prior; kept control variates are not part of the step."""
         return np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
 
     # Control variates: see SCAFFOLD ---------------------------------------------------------------
 
     def _use_control_variates(self) -> None:
-        """Ask clients for the sums of their steps' learning rates, and for the roster, which C is a sum over."""
+        """Require the sums of the steps' learning rates, and the roster, over which C is a sum."""
         self.check_fit(CONTROL_VARIATES, "control_variates", True)
         self.control_variates = True
         self.requires = self.requires | {"roster"}
         self.needs = self.needs | {STEP_SUM}
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:
-        """Return the server's control variate c = C / Σ n_k, over the roster, once there is one."""
+        """Return the server's control variate c = C / Σ n_k, over the roster, if there is one."""
         kept = next(iter(self.progress.kept), None)
         if not self.control_variates or kept is None:
             return {}
-        return {CONTROL: (kept, 1.0 / sum(self._size(n) for n in self.progress.roster.values()))}
+        total = sum(self._size(n) for n in self.progress.roster.values())
+        return {CONTROL: (kept, 1.0 / total)}
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed
     ) -> Mapping[Kept, FloatArray]:
-        """Keep C + Σ n_k (u_k / H_k − c), over the clients that took a step, with c as it was sent."""
+        """Keep C + Σ n_k (u_k / H_k − c), over the clients that took a step, with the sent c."""
         if not self.control_variates:
             return {}
         H = cohort.metrics[STEP_SUM]
         n = np.array([self._size(cohort.roster[name]) for name in cohort.names]) * (H > 0.0)
-        changed = np.divide(n, H, out=np.zeros_like(n), where=H > 0.0)
-        left = 1.0 - n.sum() * cohort.sent.get(CONTROL, 0.0)
-        return {
-            Kept(CONTROL, cohort.round): np.concatenate(
-                [changed, np.full(len(cohort.memory), left)]
-            )
-        }
+        of_updates = np.divide(n, H, out=np.zeros_like(n), where=H > 0.0)
+        of_C = 1.0 - n.sum() * cohort.sent.get(CONTROL, 0.0)
+        row = np.concatenate([of_updates, np.full(len(cohort.memory), of_C)])
+        return {Kept(CONTROL, cohort.round): row}
 
     def _size(self, examples: float) -> float:
-        """Return n_k as the control variates are weighted by it: 1 where the prior is uniform."""
+        """Return the n_k that weighs a control variate: 1 with a uniform prior."""
         return examples if self.weighting == "examples" else 1.0

@@ -1,4 +1,4 @@
-"""The average of normalised updates, and what it shares with FedMGDA: a step size that decays over the run."""
+"""The average of normalised updates, and the decaying step size that it shares with FedMGDA."""
 
 from typing import Annotated, Unpack
 
@@ -41,7 +41,7 @@ class Stepped(FairStrategy):
 
 
 def moving(cohort: Cohort) -> tuple[FloatArray, FloatArray]:
-    """Return 1/‖u_k‖ (0 for a zero update, which takes no part) and the prior over the clients that moved."""
+    """Return 1/‖u_k‖, 0 for zero updates, and the prior over the clients with other updates."""
     norms = np.sqrt(cohort.squared_norms)
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0.0)
     prior = np.where(norms > 0.0, cohort.prior, 0.0)
@@ -59,16 +59,16 @@ class FedAvgN(Stepped):
     Parameters
     ----------
     server_lr
-        Step size; the length of the step is at most this.
+        Step size; the norm of the step is at most this.
     decay
         Share of the step size that is left at the end of the run, reached in a step every 100
         rounds; 0: no decay.
 
-    Objective: none; each client has the same say in the direction
-    Good for: updates of very different length; a client with a long one does not dominate the
+    Objective: none; each client has the same influence on the direction
+    Good for: updates of very different norms; a client with a long one does not dominate the
     others.
-    Hurts when: updates get small towards the end, or are mostly noise: they are stretched to the
-    same length all the same, so `server_lr` has to be small or to decay.
+    Hurts when: updates become small towards the end, or are mostly noise: they are stretched to the
+    same norm, so `server_lr` must be small or decay.
     Memory: none
     Cost: norms and a weighted sum
     """
@@ -76,6 +76,6 @@ class FedAvgN(Stepped):
     tries = ({"server_lr": 0.1},)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the prior over the norms."""
+        """Return the prior, divided by the norms."""
         inverse, prior = moving(cohort)
         return self.step_size(cohort.round, cohort.num_rounds) * prior * inverse

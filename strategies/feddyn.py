@@ -1,4 +1,4 @@
-"""The average of clients whose losses are regularised so that they agree with the mean loss."""
+"""The average of clients with losses that are regularised to agree with the mean loss."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,17 +14,18 @@ from .strategy import FairStrategy
 
 
 class FedDyn(FairStrategy):
-    r"""FedDyn: clients whose loss has a linear term, which they keep, and a proximal one.
+    r"""FedDyn: the clients' loss has a proximal term, and a linear one that they keep.
 
-    .. math:: \min_x F_k(x) - \langle h_k, x \rangle + \tfrac{\alpha}{2} \lVert x - w \rVert^2, \qquad
+    .. math:: \min_x F_k(x) - \langle h_k, x \rangle
+        + \tfrac{\alpha}{2} \lVert x - w \rVert^2, \qquad
         h_k \leftarrow h_k + \alpha u_k
 
     .. math:: R \leftarrow R + \sum_k u_k, \qquad
         w \leftarrow w - \frac1m \sum_k u_k - \frac1N R
 
-    for N clients that the server has known up to now, also absent ones. h_k, at first zero, is what
-    the client keeps: where rounds come to rest, it is its gradient there. The resting point is the
-    minimum of the mean loss, whatever the number of local steps.
+    for the N clients that the server knows, online or not. The client keeps h_k, which starts at
+    zero and converges to its gradient at the fixed point of the rounds. For any number of local
+    steps, the fixed point is the minimum of the mean loss.
 
     Source: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1,
     doi:10.48550/arXiv.2111.04263.
@@ -32,19 +33,19 @@ class FedDyn(FairStrategy):
     Parameters
     ----------
     alpha
-        Strength of the regularizer, α: small ones leave clients far to go, large ones hold them
+        Strength α of the regularizer: a small one lets clients move far, a large one holds them
         near w.
 
     Reductions: the first round in which all take part is a step twice as long as FedAvg's with
     uniform weights.
 
     Departures: none from the paper. The authors' code can weigh alpha by numbers of examples, which
-    minimises another mean; that is not offered.
+    minimises another mean; that option is omitted.
 
     Objective: the mean loss over clients
-    Good for: many local steps on unlike data, with clients that come again.
-    Hurts when: alpha is far from the curvature of the losses: small ones make training unsteady,
-    large ones slow. A device that loses what it keeps makes all begin anew.
+    Good for: many local steps on different data, with clients that take part often.
+    Hurts when: alpha is far from the curvature of the losses: a small one makes training unstable,
+    a large one slow. If a device loses its state, all clients begin again.
     Memory: the sum of all updates
     Cost: a weighted sum
     """
@@ -58,7 +59,7 @@ class FedDyn(FairStrategy):
         self.alpha = alpha
 
     def terms(self, server_round: int) -> Terms:
-        """Return the strength of the regularizer with the common terms."""
+        """Return the common terms, with the strength of the regularizer."""
         return replace(super().terms(server_round), dynamic_alpha=self.alpha)
 
     def weigh(self, cohort: Cohort) -> FloatArray:

@@ -13,17 +13,18 @@ from fairbloom.rounds.ranges import NonNegative, Range
 from .strategy import FairStrategy
 
 SMALLEST_ACCURACY = 1e-6
-"""The floor of an accuracy of which the logarithm is taken."""
+"""Accuracies are raised to this before their logarithm is taken."""
 
 
 class FedFa(FairStrategy):
     r"""FedFa: clients with a low accuracy, or with many participations, count more.
 
     .. math:: c_k \propto \alpha \hat a_k + \beta \hat f_k, \qquad
-        a_k = -\log_2 \frac{A_k}{\sum_j A_j}, \quad f_k = -\log_2 \Big(1 - \frac{n_k}{\sum_j n_j}\Big)
+        a_k = -\log_2 \frac{A_k}{\sum_j A_j}, \quad
+        f_k = -\log_2 \Big(1 - \frac{n_k}{\sum_j n_j}\Big)
 
-    with A_k the accuracy after local work, n_k the rounds in which the client took part, and â, f̂
-    normalised to sum 1; then v ← μ v + Σ c_k u_k and w ← w − v.
+    with A_k the accuracy after local work, n_k the number of rounds in which the client took part,
+    and â, f̂ normalised to sum 1; then v ← μ v + Σ c_k u_k and w ← w − v.
 
     Source: Huang et al., Fairness and Accuracy in Federated Learning, 2020, Algorithm 1,
     doi:10.48550/arXiv.2012.10069.
@@ -39,14 +40,13 @@ class FedFa(FairStrategy):
     client_momentum
         Momentum of the clients' SGD, which starts at zero in every round.
 
-    Departures: A is floored at 1e-6, and a single client gets weight 1, where f is not defined.
+    Departures: A is at least 1e-6, and a single client, for which f is undefined, gets weight 1.
 
-    Objective: none; weights go by accuracy and participation
-    Good for: classification where participation is even; momentum on both sides makes training
-    fast.
-    Hurts when: some clients participate rarely, since they count less then. Noisy labels lower the
-    accuracy, too, and raise the weight.
-    Memory: one velocity, and one number a client
+    Objective: none; weights follow accuracy and participation
+    Good for: classification with even participation; momentum on both sides makes training fast.
+    Hurts when: some clients participate rarely, because they then count less. Noisy labels also
+    lower the accuracy, and raise the weight.
+    Memory: one velocity, and one number per client
     Cost: a weighted sum
     """
 
@@ -74,14 +74,13 @@ class FedFa(FairStrategy):
         self.client_momentum = client_momentum
 
     def terms(self, server_round: int) -> Terms:
-        """Return the clients' momentum with the common terms."""
+        """Return the common terms, with the clients' momentum."""
         return replace(super().terms(server_round), client_momentum=self.client_momentum)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return c, and the server's momentum for the velocity where there is one already."""
-        return np.concatenate(
-            [self._shares(cohort), np.full(len(cohort.memory), self.server_momentum)]
-        )
+        """Return c, and the server's momentum for the velocity, if there is one."""
+        momentum = np.full(len(cohort.memory), self.server_momentum)
+        return np.concatenate([self._shares(cohort), momentum])
 
     def _shares(self, cohort: Cohort) -> FloatArray:
         if cohort.size == 1:
@@ -95,7 +94,7 @@ class FedFa(FairStrategy):
         return c
 
     def _rounds(self, name: str) -> int:
-        """Return in how many earlier rounds a client gave a usable reply."""
+        """Return the number of earlier rounds with a usable reply of a client."""
         return int(self.memory.get("rounds", {}).get(name, 0))
 
     def remember(

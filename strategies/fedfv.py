@@ -13,17 +13,18 @@ from fairbloom.rounds.ranges import Choices, Range
 from .strategy import FairStrategy
 
 NOTHING_COMMON = 1e-6
-"""Below this share of the mean squared norm, what is left of the average is rounding: no step is
-taken."""
+"""If the squared norm of the projected average is below this share of the mean squared norm, it is
+rounding: no step is taken."""
 
 
 class FedFV(FairStrategy):
-    r"""FedFV: updates that conflict are projected off each other, then off those of clients that were not drawn.
+    r"""FedFV: conflicting updates are projected off each other, then off absent clients' updates.
 
     In ascending order of loss F, with S^α the top-loss clients, which keep their update:
 
     .. math:: u'_k \leftarrow u'_k - \frac{\langle u'_k, u_j \rangle}{\lVert u_j \rVert^2} u_j
-        \text{ for each } j \ne k \text{ with } \langle u'_k, u_j \rangle < 0, \qquad g = \tfrac1m \sum_k u'_k
+        \text{ for each } j \ne k \text{ with } \langle u'_k, u_j \rangle < 0, \qquad
+        g = \tfrac1m \sum_k u'_k
 
     then, for i = τ … 1, with con the sum of the updates kept from round t − i that conflict with g:
 
@@ -37,26 +38,25 @@ class FedFV(FairStrategy):
     Parameters
     ----------
     alpha
-        Share of the clients, those with the highest loss, whose update is kept as it is.
+        Share of the clients, those with the highest loss, that keep their update unchanged.
     tau
-        Over how many earlier rounds updates of clients that were not drawn are respected.
+        Number of earlier rounds with updates of absent clients that are respected.
     order
-        The order of projection; the others are the paper's ablations (Table 4).
+        The order of projection; "random" and "reverse" are the paper's ablations (Table 4).
 
     Reductions: `alpha=1, tau=0` is FedAvg with uniform weights.
 
     Departures: Algorithm 2, line 3 prints k ∈ S^α; the paper's text and code mean k ∉ S^α, as here.
-    Rounds count from 1, and where ‖g‖² ≤ 1e-6 · mean ‖u_k‖² no step is taken. Updates older than τ
+    Rounds count from 1, and if ‖g‖² ≤ 1e-6 · mean ‖u_k‖², no step is taken. Updates older than τ
     rounds, which the algorithm keeps and never uses, are dropped.
 
     Objective: the mean loss, without conflicts
-    Good for: clients in conflict of which few take part in a round; absent ones are respected for
+    Good for: conflicting clients, few of which take part in a round; absent ones are respected for
     tau rounds.
     Hurts when: updates are noisy: half of all pairs then conflict by chance, and projections cost
-    signal. Or one client
-        turns its update round, even half of it: nearly parallel updates of iid clients all conflict
-        with it, the projections take away the direction that they share, and the step is noise at
-        full length.
+    signal. Or one client reverses its update, even half of it: the nearly parallel updates of iid
+    clients all conflict with it, the projections remove the direction that they share, and the step
+    is noise at full length.
     Memory: tau rounds of updates
     Cost: a Gram matrix and projections
     """
@@ -85,7 +85,7 @@ class FedFV(FairStrategy):
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c over the updates and the kept ones.
 
-        Vectors are rows of coefficients, products go through G.
+        Vectors are rows of coefficients; inner products go through G.
         """
         G = cohort.gram
         m = cohort.size
@@ -93,26 +93,26 @@ class FedFV(FairStrategy):
         mean[:m] = 1.0 / m
         g = np.zeros(len(G))
         g[:m] = self._projected(cohort).mean(axis=0)
-        g = self._off_absent(cohort, g) if cohort.round > self.tau else g
-        squared_length = g @ G @ g
-        if squared_length <= NOTHING_COMMON * np.diag(G)[:m].mean():
+        if cohort.round > self.tau:
+            g = self._off_absent(cohort, g)
+        squared_norm = g @ G @ g
+        if squared_norm <= NOTHING_COMMON * np.diag(G)[:m].mean():
             return np.zeros(len(G))
-        c: FloatArray = g * np.sqrt((mean @ G @ mean).clip(0.0) / squared_length)
+        c: FloatArray = g * np.sqrt((mean @ G @ mean).clip(0.0) / squared_norm)
         return c
 
     def _projected(self, cohort: Cohort) -> FloatArray:
-        """Return u'_k as coefficients of u_1 … u_m, one row a client, shape (m, m)."""
+        """Return u'_k as coefficients of u_1 … u_m, one row per client, shape (m, m)."""
         m = cohort.size
         G = cohort.gram[:m, :m]
         ascending = np.argsort(cohort.losses, kind="stable")  # ties stay in the order of names
-        keep_from = (
-            max(int(np.ceil((m - 1) * (1.0 - self.alpha) - 1e-9)), 0) if self.alpha > 0.0 else m
-        )
         free = np.ones(m, dtype=bool)
-        free[ascending[keep_from:]] = False
-        # products[k, j] = ⟨u'_k, u_j⟩
+        if self.alpha > 0.0:
+            # 1e-9 less, because rounding must not add to the number of free clients
+            count = max(int(np.ceil((m - 1) * (1.0 - self.alpha) - 1e-9)), 0)
+            free[ascending[count:]] = False
         A = np.eye(m)
-        products = G.copy()
+        products = G.copy()  # products[k, j] = ⟨u'_k, u_j⟩
         for j in self._in_order(cohort, ascending):
             conflicts = free & (products[:, j] < 0.0)
             conflicts[j] = False
@@ -128,22 +128,22 @@ class FedFV(FairStrategy):
         return ascending[::-1] if self.order == "reverse" else ascending
 
     def _off_absent(self, cohort: Cohort, g: FloatArray) -> FloatArray:
-        """Return g projected off the kept updates of absent clients, from the oldest round to the last."""
+        """Return g, projected off the kept updates of absent clients, the oldest round first."""
         G = cohort.gram
         m = cohort.size
         for age in range(self.tau, 0, -1):
             products = G @ g
             con = np.zeros(len(G))
             for row, kept in enumerate(cohort.memory, start=m):
-                absent = self.recalls(kept, cohort.names, cohort.round)
-                con[row] = absent and kept.round == cohort.round - age and products[row] < 0.0
-            squared_length = con @ G @ con
-            if con @ products < 0.0 and squared_length > 0.0:
-                g = g - (con @ products) / squared_length * con
+                is_absent = self.recalls(kept, cohort.names, cohort.round)
+                con[row] = is_absent and kept.round == cohort.round - age and products[row] < 0.0
+            squared_norm = con @ G @ con
+            if con @ products < 0.0 and squared_norm > 0.0:
+                g = g - (con @ products) / squared_norm * con
         return g
 
     def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
-        """Return whether a row is of a client that is not there: the others' latest update is of this round."""
+        """Return whether a row is of an absent client: the others have an update of this round."""
         return kept.key not in names
 
     def remember(
@@ -152,9 +152,9 @@ class FedFV(FairStrategy):
         """Keep every client's latest update for tau rounds."""
         rows = np.eye(cohort.size + len(cohort.memory))
         latest = {
-            k: rows[i]
-            for i, k in enumerate(cohort.memory, cohort.size)
-            if self.recalls(k, cohort.names, cohort.round)
+            kept: rows[i]
+            for i, kept in enumerate(cohort.memory, cohort.size)
+            if self.recalls(kept, cohort.names, cohort.round)
         }
         latest |= {Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)}
         return {kept: row for kept, row in latest.items() if kept.round > cohort.round - self.tau}

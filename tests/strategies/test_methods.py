@@ -147,7 +147,9 @@ def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
             history.append(seen_of(U, losses, counts, t, names, roster))
             expected = expected_step(name, arguments, history)
             assert_same_step(c.ravel() @ rows, expected, U, (name, arguments, seed, t))
-            progress.kept = update_kept_rows(method, method.remember(cohort, c, {}), Vectors((rows,)))
+            progress.kept = update_kept_rows(
+                method, method.remember(cohort, c, {}), Vectors((rows,))
+            )
 
 
 def test_one_client_alone_is_stepped_along(subtests: pytest.Subtests) -> None:
