@@ -1,1 +1,1 @@
-"""Comparisons of methods, and what the command line prints of runs, methods, tasks and settings."""
+"""Runs, comparisons, searches and reproductions of published results, with their reports."""

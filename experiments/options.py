@@ -51,7 +51,7 @@ def expand_options(function: Function) -> Function:
         return function(*values, **named)
 
     vars(checked)["__signature__"] = signature
-    return checked  # type: ignore[return-value]  # what type checkers know of it is unchanged
+    return checked  # type: ignore[return-value]  # its declared type is unchanged
 
 
 def as_settings(options: Mapping[str, Any]) -> dict[str, Value | None]:

@@ -133,7 +133,7 @@ class Recipe(Section):
         for key, named in (("judged", self.judged), ("tolerance", self.tolerance)):
             if unknown := [measure for measure in named if measure not in self.measures]:
                 raise ValueError(
-                    f"{key}: {unknown[0]!r} is none of the measures: there are"
+                    f"{key}: {unknown[0]!r} is not among the measures: there are"
                     f" {', '.join(self.measures)}"
                 )
         parts = [
@@ -313,14 +313,16 @@ def load_recipe(name: str) -> Recipe:
 
 def _explain(error: Mapping[str, Any]) -> str:
     """Return pydantic's error as text: the key, its value and the remedy."""
-    where = ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in error["loc"])
+    # rows are counted from 1 in messages
+    parts = [str(part + 1) if isinstance(part, int) else part for part in error["loc"]]
+    key = ".".join(parts)
     reason = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         is_row = error["loc"][0] == "rows" and len(error["loc"]) > 1
         fields = [*Row.model_fields] if is_row else [*Recipe.model_fields]
         known = [name.replace("_", "-") for name in fields if name != "name"]
-        key = str(error["loc"][-1])
-        return f"unknown key {where}: {did_you_mean(key, known)}there are {', '.join(known)}"
+        hint = did_you_mean(parts[-1], known)
+        return f"unknown key {key}: {hint}there are {', '.join(known)}"
     if error["type"] == "missing":
-        return f"{where} is missing: give it"
-    return f"{where} = {error['input']!r}: {reason}" if where else reason
+        return f"{key} is missing: give it"
+    return f"{key} = {error['input']!r}: {reason}" if key else reason

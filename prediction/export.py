@@ -43,7 +43,7 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
     if how is None:
         raise FairbloomError(
             f"task {predictor.task_name} does not say how raw data become inputs: give its Task a"
-            " preprocessing, or export the module alone, by torch.onnx.export(run.model(), …)"
+            " preprocessing, or export only the module by torch.onnx.export(run.model(), …)"
         )
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
@@ -107,7 +107,7 @@ def _convert(predictor: Predictor, how: Preprocessing, inputs: Tensor) -> bytes:
     shapes = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(module, (torch.zeros_like(inputs[:3]),), dynamic_shapes=shapes)
     converted = torch.onnx.export(program, (), dynamo=True, opset_version=OPSET, verbose=False)
-    assert converted is not None  # noqa: S101 (PyTorch returns None without dynamo alone)
+    assert converted is not None  # noqa: S101 (None only without dynamo)
     names = {"run": predictor.run.name, "task": predictor.task_name, "model": predictor.model}
     about = {"fairbloom": __version__, **names, "client": predictor.client}
     return bytes(surround(converted.model_proto, how, about).SerializeToString())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def table_of_frame(frame: "pandas.DataFrame") -> Table:
     """Return the rows of a data frame, read as the file that its `to_csv` would write."""
-    import pyarrow as pa  # imported late, as it is where files are read
+    import pyarrow as pa  # imported late, as in reading files
 
     columns: dict[str, Any] = {}
     for place, name in enumerate(map(str, frame.columns)):
@@ -61,10 +61,10 @@ def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[A
     return found
 
 
-def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, what: str) -> str:
+def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, noun: str) -> str:
     """Return an error text from (place, problem) pairs: the first few, and their number.
 
-    `of` is the number of all examples, and `what` their name.
+    `of` is the number of all examples, and `noun` their name.
     """
     ordered = sorted(problems)
     lines = [problem for _, problem in ordered[:20]]
@@ -73,6 +73,6 @@ def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, wha
     count = len({place for place, _ in ordered})
     them = "it" if count == 1 else "them"
     first = (
-        f"{source}: {count:,} of {of:,} {what} cannot be read: correct {them}, or leave {them} out:"
+        f"{source}: {count:,} of {of:,} {noun} cannot be read: correct {them}, or leave {them} out:"
     )
     return "\n  ".join([first, *lines])

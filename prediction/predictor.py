@@ -308,9 +308,8 @@ def settings_in(folder: Path) -> Mapping[str, Any]:
     settings = CONFIG.read(folder).settings
     if "task" not in settings:
         raise FairbloomError(
-            f"{folder} is of your own Flower app, which has no task, so that nothing says how its"
-            " model is built: build it, and load the arrays of fairbloom.load(run).arrays()"
-            " into it"
+            f"{folder} is a run of your own Flower app, which has no task, so its model cannot be"
+            " built here: build it, and load the arrays of fairbloom.load(run).arrays() into it"
         )
     return settings
 

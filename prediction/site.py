@@ -84,15 +84,15 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
     return SiteScores(name, len(local.splits.train), count, scores, values, interval)
 
 
-def _find_client(clients: Sequence[str], client: str, where: str) -> str:
+def _find_client(clients: Sequence[str], client: str, source: str) -> str:
     if client and client not in clients:
         raise FairbloomError(
-            f"client = {client!r}: {where} has no data of a client with this name:"
+            f"client = {client!r}: {source} has no data of a client with this name:"
             f" {did_you_mean(client, clients)}there are {join_names(clients)}"
         )
     if not client and len(clients) != 1:
         raise FairbloomError(
-            f"{where} has the data of {len(clients)} clients: say which one by --client:"
+            f"{source} has the data of {len(clients)} clients: say which one by --client:"
             f" {join_names(clients)}"
         )
     return client or clients[0]

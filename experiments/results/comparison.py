@@ -110,7 +110,7 @@ def _rows_of_run(
 def _find_lacking(
     runs: Mapping[str, Sequence[Run]], baseline: str, seeds: Sequence[int]
 ) -> dict[str, str]:
-    """Return as text, by method, the clients that lack a score which other methods have.
+    """Return as text the clients without a score that other methods have, by method.
 
     Raise RunFolderError if the baseline is among these methods.
     """

@@ -33,7 +33,7 @@ class Difference:
 
     The p-value is that of a two-sided t test for no difference, after Holm's correction if several
     differences are tested. It is 1 if no test is possible, with fewer than three seeds or with
-    differences that do not vary, and NaN if none is wanted.
+    differences that do not vary, and NaN for a measure that is not tested.
     """
 
     mean: float  # positive is better, for any score

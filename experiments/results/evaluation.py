@@ -75,7 +75,7 @@ class Evaluation(Shown):
             yield f"The {score.words} has no meaning on the test examples of {self.site}."
         elif spread is None:
             yield (
-                f"{own}. The folder does not say how the model serves the run's clients: only a run"
+                f"{own}. This folder does not have the scores of the run's clients: only a run"
                 " folder does."
             )
         else:
@@ -85,12 +85,12 @@ class Evaluation(Shown):
             )
         if self.test_examples < FEWEST_EXAMPLES:
             yield (
-                "So few test examples say nothing: take more rows, or a larger test-share in the"
+                "So few test examples mean little: take more rows, or a larger test-share in the"
                 " next run."
             )
         elif self.interval is not None:
             yield (
-                "In parentheses is the 95 % interval of the accuracy: what differs by less may be"
+                "In parentheses is the 95 % interval of the accuracy: smaller differences may be"
                 " chance."
             )
         if self.model == "best":

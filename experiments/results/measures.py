@@ -83,7 +83,7 @@ def parse_gap(measure: str) -> tuple[str, str]:
 
 
 def find_measure(name: str) -> Measure:
-    """Return the measure with a name; raise FairbloomError if there is none."""
+    """Return the measure with a name; raise FairbloomError if it is unknown."""
     if name.startswith(CLIENT) and name != CLIENT:
         client = name.removeprefix(CLIENT)
         return Measure(name, lambda served: served.values.get(client, math.nan))

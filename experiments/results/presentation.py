@@ -47,7 +47,7 @@ class Shown:
 
 
 def write_report(result: object, path: Path) -> Path:
-    """Write the report of a result, and return the file; its folder is made if it is not there."""
+    """Write the report of a result, and return the file; its folder is created."""
     content = render(page_of(result)).encode()
     with explain_write_errors("the report", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -76,9 +76,11 @@ def load(folder: str | os.PathLike[str]) -> "Run":
     path = Path(folder).absolute()
     if study := find_study(path):
         runs = runs_of_study(path)
-        which = f": {join_names(runs)}" if runs else ", once there is one"
-        what = f"{path} holds a {NOUNS[study.kind]}, of several runs"
-        raise RunFolderError(f"{what}: name one in {path / 'runs'}{which}")
+        names = f": {join_names(runs)}" if runs else ", once there is one"
+        raise RunFolderError(
+            f"{path} holds a {NOUNS[study.kind]}, of several runs: name one in"
+            f" {path / 'runs'}{names}"
+        )
     if not path.exists():
         raise RunFolderError(
             f"there is no folder {path}: fairbloom show lists the runs in the folder runs"

@@ -91,8 +91,8 @@ def _find_fault(
 ) -> str:
     """Return why an arm cannot be chosen, "" if it can; `wanted` has the clients of each seed."""
     lacking = set[str]()
-    for each, names in zip(served, wanted, strict=False):
-        lacking |= names.difference(each.values)
+    for each, clients in zip(served, wanted, strict=False):
+        lacking |= clients.difference(each.values)
     if lacking:
         names = ", ".join(sorted(lacking))
         return (

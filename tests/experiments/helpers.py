@@ -33,8 +33,7 @@ def fairbloom(*words: object) -> int:
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
-    """Run the command here with --json; return what it prints, of which nothing was printed
-    before."""
+    """Run a command with --json, and return its output, without any earlier output."""
     capsys.readouterr()
     assert fairbloom(*words, "--json") == 0
     return json.loads(capsys.readouterr().out)
@@ -98,8 +97,10 @@ def compared_by_scores(
 def compared_at_random(
     count: int, score: Score = ACCURACY, name: str = "TERM (tilt={})", personal: int = 0
 ) -> Comparison:
-    """Return a comparison of so many methods with 12 clients and 2 seeds; the last methods are
-    personal models."""
+    """Return a comparison of `count` methods with 12 clients and 2 seeds.
+
+    The last `personal` methods are personal models.
+    """
     rng = np.random.default_rng(0)
     names = ["FedAvg", *(name.format(k) for k in range(1, count))]
     finals = {

@@ -1,4 +1,4 @@
-"""Methods with parameters of their own: how they are written, told apart, and called."""
+"""Methods with parameters: how they are written, distinguished and labelled."""
 
 import re
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_the_page_names_what_methods_may_differ_in() -> None:
 
 
 def test_labels_are_what_was_written_each_once(subtests: pytest.Subtests) -> None:
-    """Commas separate methods outside parentheses and quotes, and what says the same is one."""
+    """Commas separate methods outside parentheses and quotes; equal methods are one."""
     written = (
         " fedavg ,qfedavg(q=1), fedfv(alpha=0.2, tau=3),, torchjd:upgrad,fedfv(order='random'),"
     )
@@ -132,9 +132,9 @@ WRONG = {
 
 
 def test_a_mistake_is_told_in_one_line_that_names_it(subtests: pytest.Subtests) -> None:
-    for words, told in WRONG.items():
-        with subtests.test(words=words, told=told):
-            with pytest.raises(FairbloomError, match=re.escape(told)) as raised:
+    for words, message in WRONG.items():
+        with subtests.test(words=words, message=message):
+            with pytest.raises(FairbloomError, match=re.escape(message)) as raised:
                 parse_arms(words)
             assert "\n" not in str(raised.value)
     with pytest.raises(FairbloomError, match=re.escape("qfedavg.q is given twice")):

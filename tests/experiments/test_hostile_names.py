@@ -1,5 +1,4 @@
-"""Names of clients and groups are others' words: they steer no terminal, and no spreadsheet
-computes them."""
+"""Hostile names of clients and groups are no commands to a terminal or a spreadsheet."""
 
 import csv
 from pathlib import Path
@@ -18,7 +17,7 @@ GROUPS = ("=1+2", "\x1b]0;title\x07x", "+1-2", "m")
 
 
 def write_table(path: Path) -> None:
-    """Write one file of five clients with hostile names, whose rows lie in hostile groups."""
+    """Write one file of five clients with hostile names, and rows in hostile groups."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("age", "who", "group", "target"))

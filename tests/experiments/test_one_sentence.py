@@ -1,5 +1,4 @@
-"""Faults that a newcomer meets end in one sentence, before anything is trained, with a remedy that
-works there."""
+"""A newcomer's faults end in one sentence with a remedy, before anything is trained."""
 
 import sys
 from pathlib import Path
@@ -37,7 +36,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> str:
+def read_messages(capsys: pytest.CaptureFixture[str]) -> str:
     words = capsys.readouterr().err.strip()
     assert words.startswith("error: ")
     assert "\n" not in words
@@ -56,7 +55,7 @@ def test_predicting_with_a_comparison_names_one_of_its_runs(
     for command in (("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")):
         with subtests.test(command=command):
             assert fairbloom(*command) == 2
-            words = told(capsys)
+            words = read_messages(capsys)
             assert f"{runs.parent}: {runs.name}" in words
             assert "load_" not in words
 
@@ -72,7 +71,7 @@ def test_a_task_without_validation_examples_is_refused_at_once(
     ):
         with subtests.test(command=command):
             assert fairbloom(*command, "--task", "unvalidated:task", *SMALL, "--out", "out") == 2
-            words = told(capsys)
+            words = read_messages(capsys)
             for each in (
                 "validation-share = 0.2",
                 "unvalidated:task",
@@ -94,6 +93,6 @@ def test_a_wrong_declaration_of_any_class_is_one_sentence(
         with subtests.test(command=command):
             sys.modules.pop("misdeclared", None)
             assert fairbloom(*command) == 2
-            words = told(capsys)
+            words = read_messages(capsys)
             for each in ("misdeclared:Right", "Other.seed = 3", "option"):
                 assert each in words

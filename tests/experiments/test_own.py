@@ -1,5 +1,4 @@
-"""A user's own task and method, by import path from the directory that she stands in, beside
-ours."""
+"""A user's own task and method, imported from the working directory, next to ours."""
 
 import re
 import shutil

@@ -1,5 +1,4 @@
-"""Which score fairness goes by, from the setting to the tables: chosen, by the data, and with
-clients that lack it."""
+"""The score that fairness is measured in: set, chosen by the data, and undefined for clients."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ GIVEN = {"csv.target": "y", "device": "cpu"}
 
 
 def write_site(folder: Path, name: str, positive: int, negative: int) -> None:
-    """Write a CSV file in which x says little of y, with so many rows of each class."""
+    """Write a CSV file in which x says little about y, with some numbers of rows of each class."""
     rows = [(k % 7, "yes") for k in range(positive)] + [
         ((k + 2) % 7, "no") for k in range(negative)
     ]

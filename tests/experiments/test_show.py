@@ -94,7 +94,7 @@ def test_the_engine_that_computed_a_run_is_told_with_the_reason(
             )
             assert fairbloom("show", "runs/a") == 0
             assert f"engine {words}\n" in capsys.readouterr().out
-    file.unlink()  # as of a run whose clients are other machines
+    file.unlink()  # as in a run with clients on other machines
     assert fairbloom("show", "runs/a") == 0
     assert ", engine " not in capsys.readouterr().out
     assert as_json(capsys, "show", "runs/a")["engine"] is None
@@ -165,14 +165,14 @@ def test_a_folder_that_is_not_there_is_refused_in_a_line(
     capsys: pytest.CaptureFixture[str],
     subtests: pytest.Subtests,
 ) -> None:
-    for words, told in (
+    for words, message in (
         (("no-where",), "there is no folder"),
         ((".", "--figure", "drawn"), "no run and no study"),
     ):
-        with subtests.test(words=words, told=told):
+        with subtests.test(words=words, message=message):
             assert fairbloom("show", *words) == 2
             (line,) = capsys.readouterr().err.splitlines()
-            assert told in line
+            assert message in line
 
 
 def test_a_damaged_comparison_is_refused_in_a_line(

@@ -23,8 +23,7 @@ Changes = Sequence[tuple[str, str]]
 
 
 def patients(place: int, count: int = 80, *, quantity: bool = False, missing: bool = False) -> Rows:
-    """Return the patients of a hospital, whose ages and doses are its own, so that its means and
-    deviations are."""
+    """Return the patients of a hospital, with its own means and deviations of ages and doses."""
     random = np.random.default_rng(place)
     age = random.normal(40 + 10 * place, 5 + place, count)
     dose = random.normal(0.5, 0.1 * (1 + place), count)
@@ -69,10 +68,9 @@ def train(
     changes: Changes = (),
     **settings: Any,
 ) -> fairbloom.Run:
-    """Return a run on four hospitals, whose files and run folder lie in `folder`; `rows` are
-    options of `patients`.
+    """Return a run on four hospitals, with files and run folder in `folder`.
 
-    `changes` are made in the schema that the files suggest.
+    `rows` are options of `patients`; `changes` are made in the schema that the files suggest.
     """
     (folder / "data").mkdir()
     for place, name in enumerate(HOSPITALS):

@@ -1,5 +1,4 @@
-"""Exported models predict what `fairbloom predict` does, read by ONNX Runtime, which knows nothing
-of Fairbloom."""
+"""Exported models predict the same in ONNX Runtime as `fairbloom predict` does."""
 
 import shutil
 import subprocess
@@ -146,7 +145,7 @@ def test_forked_processes_train_after_an_export(run: fairbloom.Run, tmp_path: Pa
 def predictor_of(
     folder: Path, module: nn.Module, *columns: InputColumn, **options: Any
 ) -> Predictor:
-    """Return a predictor of a table with these columns, whose run has no more than its settings."""
+    """Return a predictor for a table with these columns; its run has only settings."""
     (folder / "run").mkdir()
     CONFIG.write(folder / "run", RecordedSettings({"task": "csv", "model": "logistic"}))
     how = Preprocessing(
@@ -156,7 +155,7 @@ def predictor_of(
 
 
 def linear(width: int, outputs: int = 2) -> nn.Module:
-    """Return a linear model, seeded, whose every input counts."""
+    """Return a seeded linear model in which every input has a weight."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(width, outputs))
     with torch.no_grad():
         for k, weights in enumerate(model.parameters()):

@@ -1,5 +1,4 @@
-"""Arrays, images, known data sets and user-defined tasks: what can be predicted from files, and
-what is said if not."""
+"""Predictions for arrays, images, known data sets and user-defined tasks, and their errors."""
 
 import sys
 from collections.abc import Iterator
@@ -213,7 +212,8 @@ def plain(setup):
 
 def prepared(setup):
     def preprocessing(client):
-        column = InputColumn("height", "number", center=MEANS.get(client, 0.0), scale=float(client != ""))
+        center = MEANS.get(client, 0.0)
+        column = InputColumn("height", "number", center=center, scale=float(client != ""))
         about = {"form": "table", "columns": (column,), "target": "tall", "classes": ("no", "yes")}
         return Preprocessing(**about, client=client, per_client=not client)
     return replace(plain(setup), preprocessing=preprocessing)

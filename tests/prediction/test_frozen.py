@@ -1,5 +1,4 @@
-"""Personal models with frozen parameters: a client keeps what is trained, and predicts by the whole
-model."""
+"""Clients keep the trained part of personal models, and predict with the whole model."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +18,7 @@ CLIENT = "client-1"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
-    """Three clients with personal models, whose first layer is frozen."""
+    """Three clients with personal models and a frozen first layer."""
     settings = {"model": "tests.client.nets:Frozen", "engine": "stacked", "personal-lambda": 0.1}
     out = tmp_path_factory.mktemp("frozen") / "run"
     return fairbloom.run(

@@ -1,5 +1,4 @@
-"""Files that cannot be predicted are refused, by line and column, and no file of predictions is
-left."""
+"""Malformed files are refused by line and column, and no file of predictions is left."""
 
 from pathlib import Path
 
@@ -45,7 +44,7 @@ MALFORMED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no rows": (GOOD[:1], ("no rows",)),
     "empty": ([], ("is empty",)),
 }
-"""Files that cannot be predicted, and what is said of them; tests/tasks has the other faults of
+"""Files that cannot be predicted, with parts of the errors; tests/tasks has other faults of
 readers."""
 
 

@@ -1,5 +1,4 @@
-"""Which folders predict: runs finished or not, of clients elsewhere, of earlier versions, and a
-device's own."""
+"""The folders that predict: of any run, of earlier versions, and of a device."""
 
 import shutil
 import stat
@@ -44,15 +43,15 @@ def test_the_command_writes_what_python_returns(
 ) -> None:
     new.write_text(written(patients(0, 10)), encoding="utf-8")
     out = new.with_name("predictions.csv")
-    told = ("predict", run.folder, new, "--client", "north", "--model", "personal", "--out")
-    assert command(*told, out) == 0
+    words = ("predict", run.folder, new, "--client", "north", "--model", "personal", "--out")
+    assert command(*words, out) == 0
     assert capsys.readouterr().out == f"10 predictions: {out}\n"
     expected = list(run.predict(frame(), client="north", model="personal")["predicted_outcome"])
     assert [row["predicted_outcome"] for row in table(out)] == expected
-    assert command(*told, out) == 2
+    assert command(*words, out) == 2
     assert f"{out} is there already: name another file by --out" in capsys.readouterr().err
     new.write_text("[red]")  # which is not read
-    assert command(*told, out.parent / "nowhere" / "out.csv") == 2
+    assert command(*words, out.parent / "nowhere" / "out.csv") == 2
     assert "nowhere is no folder: make it" in capsys.readouterr().err
 
 
@@ -192,8 +191,8 @@ def device(folder: Path, run: fairbloom.Run, name: str) -> Context:
 def message(run: fairbloom.Run, kind: str = MessageType.TRAIN, **config: Any) -> Message:
     """Return what a server sends to a deployed client: the final model, to train it or to evaluate
     it."""
-    told = ConfigRecord({"server-round": 1, **config})
-    content = RecordDict({"config": told, "arrays": ArrayRecord(run.model("north").state_dict())})
+    words = ConfigRecord({"server-round": 1, **config})
+    content = RecordDict({"config": words, "arrays": ArrayRecord(run.model("north").state_dict())})
     return Message(content, dst_node_id=2, message_type=kind)
 
 

@@ -104,7 +104,7 @@ def test_a_number_of_one_row_means_nothing(there: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny" / "tiny.csv").write_text("\n".join([header, *sick[:5]]) + "\n")
     found = fairbloom.evaluate(there / "run", data_dir=tmp_path / "tiny")
     assert (found.train_examples, found.test_examples) == (4, 1)
-    assert "So few test examples say nothing" in " ".join(found.sentences())
+    assert "So few test examples mean little" in " ".join(found.sentences())
     assert "auc" not in found.values
 
 
@@ -113,13 +113,13 @@ def test_the_command_prints_a_table_or_json(
     capsys: pytest.CaptureFixture[str],
     subtests: pytest.Subtests,
 ) -> None:
-    told = ("evaluate", there / "run", "--data-dir", there / "new")
-    assert command(*told) == 0
+    arguments = ("evaluate", there / "run", "--data-dir", there / "new")
+    assert command(*arguments) == 0
     printed = capsys.readouterr().out
     for words in ("newtown", "worst of the run's clients", "best of the run's clients"):
         with subtests.test(words=words):
             assert words in printed
-    assert set(as_json(capsys, *told)["clients"]["accuracy"]) == {"h0", "h1", "h2", "h3"}
+    assert set(as_json(capsys, *arguments)["clients"]["accuracy"]) == {"h0", "h1", "h2", "h3"}
 
 
 # What does not fit --------------------------------------------------------------------------------

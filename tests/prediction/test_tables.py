@@ -197,7 +197,7 @@ def test_a_damaged_personal_model_is_named(
     for file in (copied.folder / "clients").rglob("west/*.safetensors"):
         file.write_bytes(file.read_bytes()[:-1] + b"?")
     said = refused(copied, model="personal", client="west")
-    assert f"{file} does not hold what was written" in caplog.text
+    assert f"{file} is damaged" in caplog.text
     assert "has no personal model: " in said
     assert "personal-lambda" in said
     assert file.exists()

@@ -40,10 +40,10 @@ def prices(setup: Setup, *, noise: Annotated[float, Range("[0, inf)")] = 0.1) ->
         number = TOWNS.index(town)
         generator = torch.Generator().manual_seed(100 * setup.seed + number)
         houses = torch.randn(40, 3, generator=generator)
-        told = houses @ torch.tensor([1.0, -2.0, 0.5 * number]) + noise * torch.randn(
+        values = houses @ torch.tensor([1.0, -2.0, 0.5 * number]) + noise * torch.randn(
             40, generator=generator
         )
-        return Splits(Examples(houses[:30], told[:30]), Examples(houses[30:], told[30:]))
+        return Splits(Examples(houses[:30], values[:30]), Examples(houses[30:], values[30:]))
 
     def model():
         torch.manual_seed(setup.seed)

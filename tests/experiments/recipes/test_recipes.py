@@ -1,4 +1,4 @@
-"""Recipes: what a TOML file may say, and that those of published tables can be run."""
+"""Recipes: the contents of a TOML file, and that those of published tables can be run."""
 
 import re
 from pathlib import Path
@@ -120,9 +120,9 @@ WRONG = {
 def test_a_fault_in_a_recipe_is_told_by_recipe_and_key(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    for text, told in WRONG.items():
-        with subtests.test(text=text, told=told):
-            with pytest.raises(FairbloomError, match=f"^recipe mine.*{re.escape(told)}"):
+    for text, message in WRONG.items():
+        with subtests.test(text=text, message=message):
+            with pytest.raises(FairbloomError, match=f"^recipe mine.*{re.escape(message)}"):
                 recipe_of(tmp_path, text)
     with pytest.raises(FairbloomError, match=r"'fedfv-tabel3': did you mean fedfv-table3\?"):
         load_recipe("fedfv-tabel3")

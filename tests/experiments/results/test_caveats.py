@@ -1,4 +1,4 @@
-"""What limits the numbers of a run or comparison is said beside them."""
+"""The limits of the numbers of a run or comparison are stated next to them."""
 
 from pathlib import Path
 
@@ -27,10 +27,10 @@ def compared(capsys: pytest.CaptureFixture[str], out: Path, methods: str, *words
 def test_single_participants_compare_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = compared(capsys, tmp_path, "fedavg,term,fedmgdaplus", "--fraction", 0.5)
-    assert f"{SINGLE}, so no method had anything to weigh: raise fraction" in told
-    assert f"FedAvg and TERM {EQUAL}" in told  # FedMGDA+ takes a step of another length
-    assert "Two seeds do not show which method is better" in told
+    output = compared(capsys, tmp_path, "fedavg,term,fedmgdaplus", "--fraction", 0.5)
+    assert f"{SINGLE}, so no method had anything to weigh: raise fraction" in output
+    assert f"FedAvg and TERM {EQUAL}" in output  # FedMGDA+ takes a step of another length
+    assert "Two seeds do not show which method is better" in output
 
 
 @pytest.mark.slow
@@ -39,11 +39,11 @@ def test_methods_are_the_same_if_so_with_every_seed(
     capsys: pytest.CaptureFixture[str],
     subtests: pytest.Subtests,
 ) -> None:
-    told = compared(capsys, tmp_path, "fedavg,ditto,term")
-    assert f"FedAvg and Ditto {EQUAL}" in told  # whose global model is FedAvg's
+    output = compared(capsys, tmp_path, "fedavg,ditto,term")
+    assert f"FedAvg and Ditto {EQUAL}" in output  # its global model is FedAvg's
     for words in (SINGLE, SMALL, "TERM ended"):
         with subtests.test(words=words):
-            assert words not in told
+            assert words not in output
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What differences over seeds say: intervals, Holm's correction, shared data."""
+"""Differences over seeds: intervals, Holm's correction, shared data."""
 
 import math
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""Gaps between groups where methods are compared: rows, tables and sentences, against what their
-formulas give."""
+"""Gaps between groups in comparisons: rows, tables and sentences agree with the formulas."""
 
 import dataclasses
 import math

@@ -1,5 +1,4 @@
-"""Groups of a run and of a comparison: sums over clients, gaps as fairlearn has them, and who is
-left out."""
+"""Groups of runs and comparisons: sums over clients, fairlearn's gaps, and what is left out."""
 
 import re
 from pathlib import Path
@@ -143,7 +142,7 @@ def test_groups_over_all_clients_are_sums(here: Path, subtests: pytest.Subtests)
     assert report.left_out("sex").startswith(
         f"{tested['c']} of {sum(tested.values())} test examples are left out"
     )
-    assert report.gap("c", "sex", report.scores[0]) is None  # of one group there is none
+    assert report.gap("c", "sex", report.scores[0]) is None  # a single group has no gap
     assert all(gap.low <= gap.high and gap.lowest != gap.highest for gap in report.gaps())
 
 
@@ -290,10 +289,10 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(
                     np.mean(gaps), abs=0.051
                 )
     difference = comparison.difference("Ditto (personal)", "group-gap:accuracy")
-    told = f"{difference.mean:+.1f}"
+    text = f"{difference.mean:+.1f}"
     rows = {(row["method"], row["measure"]): row["difference"] for row in page.rows("differences")}
-    assert rows["Ditto (personal)", "accuracy gap"].startswith(told)
-    assert told in " ".join(printed.split())
+    assert rows["Ditto (personal)", "accuracy gap"].startswith(text)
+    assert text in " ".join(printed.split())
     with pytest.raises(FairbloomError, match="'group-gap:auc'"):
         comparison.difference("Ditto", "group-gap:auc")
     assert as_json(capsys, "show", out)["gaps"] == comparison.gap_rows()

@@ -1,4 +1,4 @@
-"""What other scores say against the one that fairness goes by, in verdicts by several scores."""
+"""Sentences on clients that gain by the score of fairness and lose by another."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

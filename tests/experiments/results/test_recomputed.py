@@ -1,5 +1,4 @@
-"""Every kind of number in comparison.csv and differences.csv, computed again from the clients.csv
-of the runs."""
+"""The numbers of comparison.csv and differences.csv, recomputed from the runs' clients.csv."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tables of a run as data frames: what is read, what is refused, and how much is kept."""
+"""The tables of a run as data frames: reading, refusals, and unfinished runs."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What seeds have in common, task by task, as it is read from the settings of runs."""
+"""The data that seeds share, by task, as read from the settings of runs."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""What comparisons show, in sentences: in both directions of a score, with names, and where nothing
-is shown."""
+"""The sentences of a verdict: both directions of a score, names, and no finding."""
 
 import dataclasses
 import re

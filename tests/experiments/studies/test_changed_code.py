@@ -1,5 +1,4 @@
-"""A run knows its user's code: with another source of it, it is neither continued, nor extended,
-nor compared."""
+"""A run records its user's code: with changed code it is not continued, extended or compared."""
 
 import importlib
 import sys

@@ -1,5 +1,4 @@
-"""A run knows its data: with other files it is neither continued, nor shown as theirs, nor compared
-with newer runs."""
+"""A run records its data: with changed files it is not continued or compared with new runs."""
 
 from pathlib import Path
 
@@ -78,9 +77,11 @@ from fairbloom.tasks import find_task
 
 def task(setup):
     known = find_task("digits")
-    digits = known.load(setup.model_copy(update={"model": "logistic", "data_dir": ""}), known.check_parameters({}))
+    setup_of_digits = setup.model_copy(update={"model": "logistic", "data_dir": ""})
+    digits = known.load(setup_of_digits, known.check_parameters({}))
     shift = float(Path(setup.data_dir or "place", "shift.txt").read_text())
-    splits = lambda name: digits.splits(name).map(lambda part: replace(part, inputs=part.inputs + shift))
+    def splits(name):
+        return digits.splits(name).map(lambda part: replace(part, inputs=part.inputs + shift))
     return replace(digits, splits=splits)
 """
 

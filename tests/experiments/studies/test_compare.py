@@ -220,7 +220,7 @@ def test_processes_do_not_run_the_script_that_compares(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "print('begun')\nimport fairbloom\ntold = fairbloom.compare(methods='fedavg', seeds=1,"
-        " clients=5, rounds=1, jobs=1, out='cmp')\nprint(told)\n"
+        " clients=5, rounds=1, jobs=1, out='cmp')\nprint(output)\n"
     )
     ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -253,10 +253,10 @@ def test_an_interrupted_comparison_ends_with_130(tmp_path: Path, moment: str) ->
         time.sleep(0.005)
     time.sleep(0.5 if moment == "imported" else 0.0)
     os.killpg(process.pid, signal.SIGINT)
-    _, told = process.communicate(timeout=300)
+    _, output = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert told.startswith("interrupted: the same command begins again")
-    assert told.count("\n") == 1
+    assert output.startswith("interrupted: the same command begins again")
+    assert output.count("\n") == 1
     assert list(tmp_path.rglob("model.safetensors")) == []
 
 
@@ -271,17 +271,17 @@ def spawned_by(parent: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_run_whose_process_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_killed_process_of_a_run_is_reported_in_one_line(tmp_path: Path) -> None:
     """As the system kills the largest process when memory runs short."""
     process = start(*ENDLESS, "--out", tmp_path)
     lock = tmp_path / "runs" / "fedavg-seed0" / ".lock"
     while process.poll() is None and not (lock.exists() and lock.read_text()):
         time.sleep(0.005)
     os.kill(int(re.findall(r"process (\d+)", lock.read_text())[0]), signal.SIGKILL)
-    _, told = process.communicate()
+    _, output = process.communicate()
     assert process.returncode == 2
-    assert told.startswith("error: the system has ended the process of a run")
-    assert "lower --jobs" in told
+    assert output.startswith("error: the system has ended the process of a run")
+    assert "lower --jobs" in output
 
 
 def is_free(folder: Path) -> bool:
@@ -365,7 +365,7 @@ def test_equal_measures_are_equal_in_spite_of_rounding() -> None:
 
 
 def test_measures_without_meaning_are_left_out_of_the_rows() -> None:
-    """Gini's coefficient of numbers of which some are negative is none."""
+    """Gini's coefficient is undefined if some numbers are negative."""
     comparison = compared_by_hand(
         Score("r2"), FedAvg=[{"a": -1.0, "b": 1.0}] * 2, FedFV=[{"a": 0.5, "b": 1.0}] * 2
     )

@@ -1,5 +1,4 @@
-"""Runs that fail in a comparison: the others go on, and the failed ones are a row and a
-sentence."""
+"""Runs that fail in a comparison: the others continue, and a row and a sentence report them."""
 
 import shutil
 from collections.abc import Mapping
@@ -82,9 +81,9 @@ def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fairbloom(*WORDS, "--baseline", "fedavg(learning-rate=1e30)", "--out", out) == 2
-    told = capsys.readouterr().err
-    assert f"{FAILING} with seed 0: the run has learned nothing" in told
-    assert "--baseline" in told
+    message = capsys.readouterr().err
+    assert f"{FAILING} with seed 0: the run has learned nothing" in message
+    assert "--baseline" in message
     # as the command with another baseline does
     replace(Study.read(out), baseline="FedFV").write(out)
     assert api.load(out).baseline == "FedFV"
@@ -95,7 +94,7 @@ def note_failures(folder: Path, failed: Mapping[str, str]) -> None:
 
 
 def test_runs_that_failed_are_tried_again(out: Path) -> None:
-    """As one whose disk was full: here it is finished meanwhile."""
+    """A run that failed, as with a full disk, is finished in the meantime."""
     before = times_in(out / "runs")
     note_failures(out, {**DIVERGED, "runs/fedfv-seed1": "No space left on device"})
     assert api.load(out).failed["FedFV"] == "failed with 1 of 2 seeds"

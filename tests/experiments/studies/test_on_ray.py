@@ -1,5 +1,4 @@
-"""A study on a Ray cluster of two nodes: its tables are those of processes, and GPUs are given to
-runs."""
+"""A study on a Ray cluster of two nodes has the tables of processes, and gives GPUs to runs."""
 
 import gc
 import tempfile

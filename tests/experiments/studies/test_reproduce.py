@@ -109,15 +109,15 @@ def run_with(done: Reproduction, **settings: Any) -> Run:
 
 
 def judging(**about: Any) -> Recipe:
-    """Return a recipe whose numbers are judged as `about` says."""
-    told = {
+    """Return a recipe that judges numbers by the settings in `about`."""
+    output = {
         "title": "A table",
         "what": "What.",
         "source": "Somebody",
         "measures": ["mean"],
         "rows": [{"label": "A"}],
     }
-    return Recipe.model_validate(told).model_copy(update=about)
+    return Recipe.model_validate(output).model_copy(update=about)
 
 
 # Numbers ------------------------------------------------------------------------------------------
@@ -204,15 +204,15 @@ def test_the_grid_takes_the_point_with_the_best_mean(
     assert row["measured"]["mean"] == pytest.approx(max(means.values()))
 
 
-# What is told -------------------------------------------------------------------------------------
+# Output -------------------------------------------------------------------------------------------
 
 
 def test_json_has_rows_with_printed_and_measured_numbers(
     done: Reproduction, by_row: Mapping[str, Any]
 ) -> None:
-    told = json.loads(json.dumps(done.as_json))
-    assert (told["recipe"], told["comparable"], told["seeds"]) == ("mine", True, [0, 1])
-    assert [row["method"] for row in told["rows"]] == ["FedAvg", "q-FedAvg", "FedAvg", "Local"]
+    output = json.loads(json.dumps(done.as_json))
+    assert (output["recipe"], output["comparable"], output["seeds"]) == ("mine", True, [0, 1])
+    assert [row["method"] for row in output["rows"]] == ["FedAvg", "q-FedAvg", "FedAvg", "Local"]
     fedavg = by_row["FedAvg"]
     assert fedavg["published"] == {"mean": 50.0, "std": -900.0}
     assert fedavg["published_spread"] == {"mean": 300.0, "std": 1.0}
@@ -251,7 +251,7 @@ def test_table_figure_and_report_have_both_numbers(
     assert (done.folder / REPORT).read_text(encoding="utf-8") == written
     capsys.readouterr()
     done.show()
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     mean, spread = done.outcomes[0].measured["mean"]
     for words in (
         f"{mean:.2f} ±{spread:.2f}",
@@ -261,7 +261,7 @@ def test_table_figure_and_report_have_both_numbers(
         "2 of 3 rows agree",
     ):
         with subtests.test(words=words):
-            assert words in told
+            assert words in output
 
 
 def test_the_list_names_each_recipe_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,8 +269,8 @@ def test_the_list_names_each_recipe_once(capsys: pytest.CaptureFixture[str]) -> 
     assert listed["fedfv-table3"]["tasks"] == ["fashion-mnist"]
     assert listed["fedfv-table3"]["runs"] == 5 * listed["fedfv-table3"]["rows"]
     assert fairbloom("reproduce", "--list") == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in names())
+    output = capsys.readouterr().out
+    assert all(name in output for name in names())
 
 
 # What is run --------------------------------------------------------------------------------------
@@ -317,8 +317,8 @@ def test_what_is_finished_is_shown(
     assert local == by_row["Local (partition=iid)"]
     assert base["measured"]["mean"] == summarize(values_of(done, 2)[0])["mean"]
     assert fairbloom("show", folder) == 0
-    told = capsys.readouterr().out
-    assert "Rows finished: 2 of 4; runs missing: 2." in told
+    output = capsys.readouterr().out
+    assert "Rows finished: 2 of 4; runs missing: 2." in output
     assert times_in(folder) == before
 
 
@@ -333,8 +333,8 @@ def test_quick_runs_a_tenth_of_the_rounds(
     (folder,) = (tmp_path / "runs" / "reproduce" / "mine-quick" / "runs").iterdir()
     run = load(folder)
     assert (run.num_rounds, run.settings["evaluate-every"], run.settings["seed"]) == (4, 1, 0)
-    told = as_json(capsys, "reproduce", path, "--quick", "--jobs", 1)
-    assert (told["quick"], told["comparable"], told["seeds"]) == (True, False, [0])
+    output = as_json(capsys, "reproduce", path, "--quick", "--jobs", 1)
+    assert (output["quick"], output["comparable"], output["seeds"]) == (True, False, [0])
     assert as_json(capsys, "reproduce", path, "--quick", "--seeds", 3, "--jobs", 1)["seeds"] == [
         0,
         1,
@@ -345,9 +345,9 @@ def test_quick_runs_a_tenth_of_the_rounds(
 def test_rows_are_chosen_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved(tmp_path, RECIPE)
     words = ("--seeds", 1, "--jobs", 1, "--out", tmp_path / "out", "--set", "qfedavg.q=0.5")
-    told = as_json(capsys, "reproduce", path, "--rows", "q-fedavg", *words)
-    assert [row["method"] for row in told["rows"]] == ["q-FedAvg"]
-    assert told["comparable"] is False, "it has other settings than the recipe's"
+    output = as_json(capsys, "reproduce", path, "--rows", "q-fedavg", *words)
+    assert [row["method"] for row in output["rows"]] == ["q-FedAvg"]
+    assert output["comparable"] is False, "it has other settings than the recipe's"
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 1, (
         "what the user sets, the grid does not try"
     )
@@ -491,7 +491,7 @@ def test_rows_share_runs_and_a_failed_one_loses_no_other(
 
 
 def test_a_grid_is_searched_with_its_seeds_and_criterion(tmp_path: Path) -> None:
-    """By validation examples; what is found is run with the other seeds too."""
+    """Validation examples choose the arm, which is then run with the other seeds too."""
     text = f"""criterion = "worst"\ngrid-seeds = 1{SMALL}validation-share = 0.2
 [[rows]]
 label = "FedFV"

@@ -1,8 +1,6 @@
-"""Recipes whose data are not here run from end to end on data that are made up, in the files of the
-real ones.
+"""Recipes without their data run from end to end on made-up data in files of the same form.
 
-A row of each is run for a round. What is measured means nothing: whoever has the data needs one
-command.
+A row of each is run for a round. The numbers mean nothing; they only show that the recipe runs.
 """
 
 import itertools
@@ -77,8 +75,7 @@ RECIPES: dict[str, dict[str, Value]] = {
     "semivred-table6-cinic10": UNVERIFIED | FEW,
     "qffl-synthetic": {"clients": 10},
 }
-"""What is set for each beside `QUICK`: fewer clients, or less to test on, where so few examples
-have to do."""
+"""Settings besides `QUICK`: fewer clients or test examples, because the made-up data are few."""
 
 
 @pytest.mark.parametrize(
@@ -112,7 +109,7 @@ def test_a_run_of_one_round_has_every_measure_of_its_recipe(tmp_path: Path, name
 
 
 def case_settings(config: dict[str, Value]) -> dict[str, Value]:
-    """Return settings that a task whose data are drawn can have as well."""
+    """Return settings that are also possible for a task with drawn data."""
     return {
         key: value for key, value in config.items() if key != "verify-data" or "data-dir" in config
     }
