@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -73,7 +72,7 @@ def build_cohort(
     num_rounds: int | None,
     online: Sequence[str],
     draws: Mapping[str, int],
-    sent: Mapping[str, float] = MappingProxyType({}),
+    sent: Mapping[str, float],
 ) -> tuple[Cohort, Vectors]:
     """Return the cohort that the method sees, and its rows: updates, second updates, kept rows.
 
@@ -301,19 +300,17 @@ def aggregate(
     # From here on, the step is taken. The probe comes first: `remember` gets its losses.
     losses = _probe(method, replies, weighting, evaluate_probe)
     remembered = method.remember(weighting.cohort, weighting.weights, losses)
-    if weighting.mixing_matrix is not None:
+    mixing_matrix = weighting.mixing_matrix
+    if mixing_matrix is not None:
         remembered = {
-            key: None if mix is None else mix @ weighting.mixing_matrix
-            for key, mix in remembered.items()
+            key: None if mix is None else mix @ mixing_matrix for key, mix in remembered.items()
         }
     progress = method.progress
     progress.kept = update_kept_rows(method, remembered, vectors)
     progress.moments = moments
     progress.norms = progress.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm)
     of_clients = average_over_arrays(cohort, coefficients)[: cohort.size]
-    left_out: tuple[str, ...] = ()
-    if defence is not None:
-        left_out = defence.left_out(cohort.names, weighting.mixing_matrix, of_clients)
+    left_out = defence.left_out(cohort.names, mixing_matrix, of_clients) if defence else ()
     return Step(
         model=model,
         metrics=method.own_metrics(cohort, coefficients),
@@ -388,8 +385,8 @@ def _probe(
     silent = answers.metrics.keys() - losses.keys()
     too_large = out_of_proportion(losses, {TRAIN_LOSS}, method.loss_limit)
     reasons = {**answers.refused.reasons, **dict.fromkeys(silent, missing), **too_large}
-    for name, reason in reasons.items():
-        replies.refused.add(name, f"loss at the snapshot: {reason}")
+    for name, words in reasons.items():
+        replies.refused.add(name, f"loss at the snapshot: {words}")
     return {name: report[TRAIN_LOSS] for name, report in losses.items() if name not in too_large}
 
 

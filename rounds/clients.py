@@ -105,17 +105,16 @@ class TrainReplies(Replies):
         `second` names the record of each reply's second model. With `matrices`, flat models are
         written into their rows; without, each model is added with its own arrays.
         """
-        second_updates = None
-        if second:
-            second_matrix = matrices[1] if len(matrices) > 1 else None
-            second_updates = Updates(layout_of_second(layout, second), second_matrix, second)
+        second_matrix = matrices[1] if len(matrices) > 1 else None
         return cls(
             metrics={},
             refused=refused,
             missing=tuple(missing),
             hostile=hostile,
             updates=Updates(layout, matrices[0] if matrices else None),
-            second=second_updates,
+            second=(
+                Updates(layout_of_second(layout, second), second_matrix, second) if second else None
+            ),
         )
 
     def without_updates(self) -> Replies:

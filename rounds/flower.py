@@ -535,17 +535,16 @@ class Exchange:
                 node_id = reply.metadata.src_node_id
                 known = (client for client, node in online.items() if node == node_id)
                 refused.add(next(known, f"node {node_id}"), "it answers no message of this round")
+            elif is_expired(reply):
                 continue
-            if is_expired(reply):
-                continue
-            if name in self.answered:
+            elif name in self.answered:
                 refused.add(name, "a second reply to the same message")
-                continue
-            self.answered.add(name)
-            if reply.has_error():
-                refused.add(name, f"error {reply.error.code}: {reply.error.reason}")
             else:
-                contents[name] = reply.content
+                self.answered.add(name)
+                if reply.has_error():
+                    refused.add(name, f"error {reply.error.code}: {reply.error.reason}")
+                else:
+                    contents[name] = reply.content
         return sorted(contents.items())
 
     def senders(self) -> Callable[[Message], str | None]:

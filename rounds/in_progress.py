@@ -22,15 +22,13 @@ class RoundInProgress:
     number
         t, from 1.
     draws
-        The clients that were drawn for training, each with how often it was drawn.
+        The clients that were drawn for training, in the order of names, with their counts.
     offline
         The known clients that were offline then, in the order of names.
     known_clients
         How many clients the run has known up to now.
     terms
         The terms of the clients' local work.
-    state_rounds
-        The round of the state from which each client continues, if clients keep states.
     vectors, factors
         The vectors that each client gets in addition to the model, and the factors by which the
         kept rows were multiplied for that, by record.
@@ -55,7 +53,6 @@ class RoundInProgress:
     offline: tuple[str, ...] = ()
     known_clients: int = 0
     terms: Terms = field(default_factory=lambda: Terms(server_round=0))
-    state_rounds: Mapping[str, int] = field(default_factory=dict)
     vectors: Mapping[str, Model] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
     replies: Replies | None = None
@@ -67,11 +64,6 @@ class RoundInProgress:
     evaluation: Replies = field(
         default_factory=lambda: Replies(metrics={}, refused=Refusals(server_round=0))
     )
-
-    @property
-    def names(self) -> list[str]:
-        """The clients that were drawn for training, in the order of names."""
-        return list(self.draws)
 
     @property
     def participants(self) -> tuple[str, ...]:

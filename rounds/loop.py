@@ -100,7 +100,7 @@ class Rounds:
             # gone before the clients evaluate.
             after, metrics = self.aggregate_train(
                 number,
-                self.clients.train(current.names, model, current.terms, current.vectors),
+                self.clients.train([*current.draws], model, current.terms, current.vectors),
             )
             if after is not None:
                 model = after
@@ -138,12 +138,11 @@ class Rounds:
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
         current.draws = self._choose(free, wanted, number)
         self._has_asked |= bool(current.draws)
-        if method.keeps_states:
-            current.state_rounds = method.progress.states.of(current.draws)
+        states = method.progress.states
         current.terms = replace(
             method.terms(number),
             measure=tuple(sorted(method.needs.union(measure))),
-            state_rounds=current.state_rounds,
+            state_rounds=states.of(current.draws) if method.keeps_states else {},
             seed=method.seed,
             others=others or {},
         )
@@ -353,7 +352,7 @@ class Rounds:
         """Refuse replies that are not plausible; return the norm bounds of the others, if any."""
         method = self._method
         if method.keeps_states:
-            current.lost_states = method.progress.states.screen(replies, current.state_rounds)
+            current.lost_states = method.progress.states.screen(replies, current.terms.state_rounds)
         norm_bounds = screen_replies(method, replies, current.number, self._first_limit)
         if ROSTER in method.requires:
             first = method.progress.first_counts
@@ -376,8 +375,8 @@ class Rounds:
             draws=current.draws,
             sent=current.factors,
         )
-        probe = partial(self._evaluate_probe, current)
-        step = aggregate(method, replies, norm_bounds, cohort, vectors, probe)
+        evaluate_probe = partial(self._evaluate_probe, current)
+        step = aggregate(method, replies, norm_bounds, cohort, vectors, evaluate_probe)
         current.coefficients = step.coefficients
         current.left_out = step.left_out
         return step

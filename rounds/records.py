@@ -127,8 +127,7 @@ def read_arrays(content: RecordDict, key: str, layout: Layout, second: str = "")
     The record may have another name than `key` if it is the only one besides that of a `second`
     model.
     """
-    record = _find_record(content.array_records, key, "ArrayRecord", second)
-    return _read_model(record, layout)
+    return _read_model(_find_record(content.array_records, key, "ArrayRecord", second), layout)
 
 
 def read_second(content: RecordDict, record: str, into: Updates | None) -> Model:
@@ -141,9 +140,8 @@ def read_second(content: RecordDict, record: str, into: Updates | None) -> Model
     layout = into.layout
     is_snapshot = record == SNAPSHOT
     if record not in content.array_records:
-        which = ""
-        if is_snapshot:
-            which = ", the model after `snapshot-step` of the `local-steps` steps"
+        about = ", the model after `snapshot-step` of the `local-steps` steps"
+        which = about if is_snapshot else ""
         raise ValueError(f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}")
     used = {
         name: array
@@ -184,8 +182,9 @@ def view(array: Array) -> NDArray[Any]:
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     values = np.frombuffer(array.data, dtype, offset=file.tell())
-    values = values.astype(dtype.newbyteorder("="), copy=False)
-    return values.reshape(shape, order="F" if fortran else "C")
+    return values.astype(dtype.newbyteorder("="), copy=False).reshape(
+        shape, order="F" if fortran else "C"
+    )
 
 
 def _find_record(records: Mapping[str, Any], key: str, kind: str, second: str = "") -> Any:

@@ -25,9 +25,8 @@ def lacking_metric(metric: str, value: object = None) -> ValueError:
     reason = f"metric {metric!r} must be a finite number, got {value!r}"
     if isinstance(value, float):
         return NotFiniteMetricError(reason)
-    if value is None:
-        return ValueError(f"{reason}: {advice_on([metric])}")
-    return ValueError(reason)
+    remedy = f": {advice_on([metric])}" if value is None else ""
+    return ValueError(f"{reason}{remedy}")
 
 
 class Refusals:
@@ -52,9 +51,8 @@ class Refusals:
         for name, reason in self.reasons.items():
             clients.setdefault(reason, []).append(name)
         for reason, names in clients.items():
-            if len(names) == 1:
-                replies = f"a reply of client {names[0]}"
-            else:
+            replies = f"a reply of client {names[0]}"
+            if len(names) > 1:
                 replies = f"the replies of {len(names)} clients ({join_names(names)})"
             log.warning("refused %s: %s", replies, reason)
 

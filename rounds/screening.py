@@ -98,8 +98,9 @@ def usable_metrics(
         )
     if missing := sorted(needs - finite.keys()):
         raise lacking_metric(missing[0], record.get(missing[0]))
-    shares = [name for name in needs if name.startswith(ACCURACY) or name == DISPARITY]
-    _check_shares(finite, shares)
+    _check_shares(
+        finite, [name for name in needs if name.startswith(ACCURACY) or name == DISPARITY]
+    )
     if LEARNING_RATE in needs and finite[LEARNING_RATE] <= 0.0:
         raise ValueError(
             f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}"
@@ -344,13 +345,10 @@ def compute_norm_bounds(
     `past` is what `NormHistory.before` returns; `model_norm` computes ‖w‖ if it is needed.
     """
     moving = norms[norms > 0.0]
-    usual_norm = 0.0
+    medians = [lower_median(past)] if len(past) else []
     if len(moving) > 1:
-        usual_norm = lower_median(moving)
-    if len(past):
-        usual_norm = max(usual_norm, lower_median(past))
-    if usual_norm <= 0.0:
-        usual_norm = max(model_norm(), 1.0)
+        medians.append(lower_median(moving))
+    usual_norm = max(medians, default=0.0) or max(model_norm(), 1.0)
     allowances = np.clip(counts / lower_median(counts), 1.0, LARGEST_ALLOWANCE)
     return NormBounds(usual_norm, allowances)
 
@@ -369,8 +367,7 @@ def find_outlier_norms(
     bound is left out first; then r and e are computed again without it. `compared` replaces ‖u_k‖
     in the comparison if a reply has another model as well.
     """
-    if compared is None:
-        compared = norms
+    compared = norms if compared is None else compared
     left = np.arange(len(norms))
     refused = dict[int, float]()
     while len(left):

@@ -267,7 +267,7 @@ class FairStrategy(Method, Strategy):
             raise LoopOfOwnError(self._recording.outer)
         measure, others = _split_config(config)
         current = self._loop.configure_train(server_round, model_of(arrays), measure, others)
-        names = current.names
+        names = list(current.draws)
         log.info(
             "configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online)
         )

@@ -234,7 +234,10 @@ def made(method: FairStrategy, U: FloatArray, sizes: Sequence[int]) -> Cohort:
         parts = dict(zip(model, np.split(-u, np.cumsum(sizes)[:-1]), strict=True))
         trained.add(name, {"num-examples": 1.0}, parts, {})
     draws = dict.fromkeys(names, 1)
-    return build_cohort(method, trained, server_round=1, num_rounds=2, online=names, draws=draws)[0]
+    cohort, _ = build_cohort(
+        method, trained, server_round=1, num_rounds=2, online=names, draws=draws, sent={}
+    )
+    return cohort
 
 
 def test_a_layerwise_gram_matrix_is_the_sum_to_the_bit() -> None:

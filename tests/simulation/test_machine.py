@@ -376,8 +376,8 @@ class NotingClients(FlowerClients):
         """Whose replies are used of the last training, nobody's where there was none."""
         return set() if self.last is None else set(self.last.names)
 
-    def trained(self, replies: Iterable[Message]) -> TrainReplies:
-        self.last = super().trained(replies)
+    def read_train_replies(self, replies: Iterable[Message]) -> TrainReplies:
+        self.last = super().read_train_replies(replies)
         return self.last
 
 
