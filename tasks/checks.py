@@ -25,9 +25,9 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
     tuples |= {f"groupings[{grouping!r}]": groups for grouping, groups in task.groupings.items()}
     for attribute, names in tuples.items():
         if isinstance(names, str):  # each letter would be a name
-            remedy = f"write ({names!r},) if it is one name"
             raise FairbloomError(
-                f"task = {name!r}: {attribute} = {names!r} must be a tuple of names: {remedy}"
+                f"task = {name!r}: {attribute} = {names!r} must be a tuple of names: write"
+                f" ({names!r},) if it is one name"
             )
     if not task.clients:
         raise FairbloomError(f"task = {name!r}: it has no clients: name one at least")

@@ -22,8 +22,6 @@ OTHER = "other"
 MAX_GROUPINGS = 10
 """Groupings of a run."""
 
-MAX_GROUPS = 50
-"""Groups of a grouping."""
 
 NAMING = (
     'by groups in the schema, as groups = ["sex"], by adult.group or heart-disease.group; or give a'
@@ -88,7 +86,7 @@ def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
         if compared is None:
             found.append(GroupBy(word))
             continue
-        column, sign, number = (part.strip() for part in compared.groups())
+        column, sign, number = [part.strip() for part in compared.groups()]
         if column and sign == "=" and number:
             found.append(GroupBy(column, sign, number))
             continue

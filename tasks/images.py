@@ -138,24 +138,20 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
         )
     for name in found:
         if name not in schema.classes:
-            problem = (
-                f"{folder / name} is a folder of none of the classes {join_names(schema.classes)}"
+            raise DataError(
+                f"{folder / name} is a folder of none of the classes {join_names(schema.classes)}:"
+                f" {did_you_mean(name, schema.classes)}rename it, or add it to the schema's"
+                " classes",
+                "strange-folder",
             )
-            remedy = (
-                f"{did_you_mean(name, schema.classes)}rename it, or add it to the schema's classes"
-            )
-            raise DataError(f"{problem}: {remedy}", "strange-folder")
-    for file in () if schema.resize else files:
-        if (size := size_of(file)) != schema.size:
-            problem = (
+    for file in files:
+        if not schema.resize and (size := size_of(file)) != schema.size:
+            raise DataError(
                 f"{file} has {size[0]}×{size[1]} pixels, and the schema says"
-                f" {schema.size[0]}×{schema.size[1]}"
+                f" {schema.size[0]}×{schema.size[1]}: resize = true in the schema, or"
+                " image-folder.size=32 without one, brings all to one size",
+                "image-sizes",
             )
-            remedy = (
-                "resize = true in the schema, or image-folder.size=32 without one, brings all to"
-                " one size"
-            )
-            raise DataError(f"{problem}: {remedy}", "image-sizes")
     labels = [schema.classes.index(name) for name, each in found.items() for _ in each]
     parts = split(np.arange(len(files)), setup, client)
     return splits_of(
@@ -192,9 +188,10 @@ def _open(file: Path, look: Callable[["Image.Image"], T]) -> T:
             ImageOps.exif_transpose(image, in_place=True)
             return look(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        remedy = "save it again, or take it out of the folder"
         raise DataError(
-            f"{file} cannot be read as an image ({error}): {remedy}", "unreadable"
+            f"{file} cannot be read as an image ({error}): save it again, or take it out of the"
+            " folder",
+            "unreadable",
         ) from error
 
 

@@ -22,11 +22,8 @@ dimension is the examples."""
 
 def tensors_of(inputs: Inputs) -> tuple[Tensor, ...]:
     """Return the tensors of inputs, in their order."""
-    if isinstance(inputs, tuple):
-        return inputs
-    if isinstance(inputs, Mapping):
-        return tuple(inputs.values())
-    return (inputs,)
+    positional, named = arguments_of(inputs)
+    return (*positional, *named.values())
 
 
 def arguments_of(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

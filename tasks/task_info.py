@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
@@ -19,11 +19,6 @@ from fairbloom.protocol.settings import RunSettings, Setup, Value
 
 from .schema import read_schema
 from .task import Splits, Task
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 
 OWN_PARTITION = "yours as my_module:deal"
 """How lists name the user's own partition, which every task that splits its examples accepts."""
@@ -238,7 +233,7 @@ class TaskInfo:
         if self.split_by is None:
             return self.tests
         parameter, values = self.split_by
-        (default,) = (each.default for each in self.settings if each.name == parameter)
+        (default,) = [each.default for each in self.settings if each.name == parameter]
         value = settings.get(f"{self.name}.{parameter}", default)
         return "split" if value in values else "fixed"
 
@@ -316,10 +311,8 @@ class PictureSet(TaskInfo):
         return {"info": self, **super()._arguments(parameters)}
 
 
-def import_partition(
-    name: str,
-) -> Callable[[NDArray[Any], int, np.random.Generator], Iterable[Any]]:
-    """Return a user's function that splits examples among clients.
+def import_partition(name: str) -> Callable[..., Iterable[Any]]:
+    """Return a user's function (labels, clients, random) → each client's indices.
 
     Raise FairbloomError if the import string does not name a function.
     """

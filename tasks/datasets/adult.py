@@ -33,6 +33,7 @@ from ..partition import (
 )
 from ..preprocessing import TABLE, Preprocessing, encode_columns, input_columns
 from ..schema import parse_schema
+from ..tables.encode import encode_groups
 from ..task import Setup, Splits, Task
 from .classification import classify, numbered
 from .store import locate
@@ -114,9 +115,7 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
         }
         people = {name: np.concatenate([train[name], test[name]]) for name in schema.fields}
         targets = torch.from_numpy(people[schema.target].astype(np.int64))
-        places = [by.places(people[by.column], CATEGORIES[by.column]) for by in schema.groupings]
-        members = torch.from_numpy(np.stack(places, axis=1)) if places else None
-        return encode_columns(columns, people), targets, members, parts
+        return encode_columns(columns, people), targets, encode_groups(schema, people), parts
 
     def parts_of(client: str) -> Parts:
         *_, parts = dealt()

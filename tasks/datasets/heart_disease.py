@@ -27,7 +27,7 @@ from ..catalogue import TASKS
 from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy, group_scores_of_classes
 from ..partition import Indices, Labels, Parts, name_clients, split, splits_of
 from ..schema import parse_schema
-from ..tables.encode import ColumnValues, is_missing
+from ..tables.encode import ColumnValues, encode_groups, is_missing
 from ..task import Setup, Splits, Task, is_highest
 from .classification import classify, numbered
 from .store import locate
@@ -91,13 +91,9 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
         patients = read_patients(path)
         inputs, targets = encode_patients(patients)
         parts = parts_of(targets, setup, client, split)
-        places = [
-            by.places(patients[by.column], schema.fields[by.column].categories)
-            for by in schema.groupings
-        ]
-        groups = torch.from_numpy(np.stack(places, axis=1)) if places else None
-        scaled = standardise(inputs, parts.train)
-        return splits_of(torch.from_numpy(scaled), torch.from_numpy(targets), parts, groups)
+        scaled = torch.from_numpy(standardise(inputs, parts.train))
+        groups = encode_groups(schema, patients)
+        return splits_of(scaled, torch.from_numpy(targets), parts, groups)
 
     task = classify(setup, name_clients(setup, HOSPITALS), (INPUTS,), numbered(2), splits)
     return replace(

@@ -148,15 +148,17 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
         keys = f"groupChar = {mark!r}"
         if mark == other:
             keys += f", or decimalChar = {mark!r} if it is the decimal mark"
-        remedy = f"write it without, or say {keys} under {own_file} in the schema"
-        return f"a number with {mark!r} between thousands", remedy
-    if re.fullmatch(rf"[+-]?[0-9]*\{other}[0-9]+", text):
-        remedy = (
-            f"write {text.replace(other, decimal)}, or say decimalChar = {other!r} under {own_file}"
-            " in the schema"
+        return (
+            f"a number with {mark!r} between thousands",
+            f"write it without, or say {keys} under {own_file} in the schema",
         )
+    if re.fullmatch(rf"[+-]?[0-9]*\{other}[0-9]+", text):
         mark_name = "comma" if other == "," else "point"
-        return f"a number with a decimal {mark_name}", remedy
+        return (
+            f"a number with a decimal {mark_name}",
+            f"write {text.replace(other, decimal)}, or say decimalChar = {other!r} under {own_file}"
+            " in the schema",
+        )
     if found := WITH_UNIT.fullmatch(text):
         remedy = f"write {found['number']}, or say unit = {found['unit']!r} in fields.{name}"
         if unit not in ("", found["unit"]):

@@ -36,11 +36,11 @@ def infer(setup: Setup, *, target: str, client: str, kind: str) -> str:
     """Return the schema that the files of a folder suggest."""
     text = infer_schema(files_in(setup.data_dir), target.strip(), client.strip(), kind)
     if ignored := parse_schema(text).ignore:
-        reasons = (
-            "fairbloom data --write-schema writes the schema that the files suggest, with the"
-            " reasons"
+        log.warning(
+            "the columns %s are left out: fairbloom data --write-schema writes the schema that the"
+            " files suggest, with the reasons",
+            join_names(ignored),
         )
-        log.warning("the columns %s are left out: %s", join_names(ignored), reasons)
     return text
 
 
@@ -103,12 +103,11 @@ class CsvFiles:
         name = self._schema.client
         count = len(self._paths)
         if count > 1:
-            why = (
-                f"{self._setup.data_dir} has {count} files: leave it out, so that each file is a"
-                " client"
-            )
             raise DataError(
-                f"client = {name!r} is for a single file, and {why}", "several-files", files=count
+                f"client = {name!r} is for a single file, and {self._setup.data_dir} has {count}"
+                " files: leave it out, so that each file is a client",
+                "several-files",
+                files=count,
             )
         table = self._read(next(iter(self._paths.values())))
         if (values := table.find(name)) is None:
@@ -117,10 +116,14 @@ class CsvFiles:
             )
         rows = rows_of_clients(values)
         if (nameless := rows.get("")) is not None:
-            problem = f"names no client, as {len(nameless)} rows do"
-            remedy = "name the client of each row"
             raise CellError(
-                table, name, problem, remedy, "nameless-rows", int(nameless[0]), rows=len(nameless)
+                table,
+                name,
+                f"names no client, as {len(nameless)} rows do",
+                "name the client of each row",
+                "nameless-rows",
+                int(nameless[0]),
+                rows=len(nameless),
             )
         return rows
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fairbloom.errors import did_you_mean, find_nearest
 
@@ -32,6 +33,17 @@ def encode(table: Table, schema: Schema) -> dict[str, ColumnValues]:
     columns, wrong = read_columns(table, schema)
     raise_faults(wrong)
     return columns
+
+
+def encode_groups(schema: Schema, columns: Mapping[str, ColumnValues]) -> Tensor | None:
+    """Return each row's group indices, shape (rows, groupings); None if there are no groupings."""
+    if not schema.groupings:
+        return None
+    places = [
+        by.places(columns[by.column], schema.fields[by.column].categories)
+        for by in schema.groupings
+    ]
+    return torch.from_numpy(np.stack(places, axis=1))
 
 
 def is_missing(values: ColumnValues) -> NDArray[np.bool_]:
@@ -69,11 +81,15 @@ def read_columns(
     known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client)}
     strange = [name for key, name in unread.items() if key not in known]
     for name in strange[:MAX_FAULTS]:
-        problem = f"has a column {name!r}, which the schema does not name"
-        remedy = f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields"
-        of_columns.append(
-            CellError(table, name, problem, remedy, "strange-columns", columns=len(strange))
+        fault = CellError(
+            table,
+            name,
+            f"has a column {name!r}, which the schema does not name",
+            f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
+            "strange-columns",
+            columns=len(strange),
         )
+        of_columns.append(fault)
     return columns, [*of_columns, *of_cells]
 
 
@@ -86,26 +102,32 @@ def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError])
     field = schema.fields[name]
     values = table.find(table.file.column_name(name))
     if values is None:
-        problem = (
+        fault = CellError(
+            table,
+            name,
             f"has a column {name!r} of lists, bytes or other values that are neither numbers nor"
-            " texts"
+            " texts",
+            "put it in ignore, or write numbers or texts",
+            "strange-column",
         )
-        remedy = "put it in ignore, or write numbers or texts"
-        wrong.append(CellError(table, name, problem, remedy, "strange-column"))
+        wrong.append(fault)
         return _no_values(field, len(table))
     missing = {normalise(each).casefold() for each in (*schema.missingValues, *field.missingValues)}
     read = _read_categories if field.categories else _read_numbers
     column = read(table, values, name, field, missing, wrong)
     rows = np.flatnonzero(is_missing(column))
     if schema.missing_of(name) == "error" and len(rows):
-        problem = f"no value, the first of {len(rows)} such cells"
-        remedy = (
+        fault = CellError(
+            table,
+            name,
+            f"no value, the first of {len(rows)} such cells",
             'say missing = "drop" in the schema, which leaves such rows out, or "fill": the mean,'
-            " or no category"
+            " or no category",
+            "missing",
+            int(rows[0]),
+            cells=len(rows),
         )
-        wrong.append(
-            CellError(table, name, problem, remedy, "missing", int(rows[0]), cells=len(rows))
-        )
+        wrong.append(fault)
     return column
 
 
@@ -269,12 +291,7 @@ class SiteRows:
         schema = self._schema
         inputs = encode_columns(self.preprocessing().columns, self.values)
         targets = as_targets(self.values[schema.target], Target.of(schema))
-        places = [
-            by.places(self.values[by.column], schema.fields[by.column].categories)
-            for by in schema.groupings
-        ]
-        groups = torch.from_numpy(np.stack(places, axis=1)) if places else None
-        return splits_of(inputs, targets, self.parts, groups)
+        return splits_of(inputs, targets, self.parts, encode_groups(schema, self.values))
 
     def describe(self) -> Mapping[str, str | int]:
         """Return the site's row in the table of `fairbloom data`."""

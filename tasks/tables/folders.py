@@ -35,13 +35,17 @@ def files_in(place: str) -> dict[str, Path]:
         if file.suffix.lower() not in ENDINGS and file != path:
             continue
         if (other := found.setdefault(file.stem, file)) != file:
-            why = (
-                f"{other.name} and {file.name} would both be client {file.stem}: rename one of them"
+            raise DataError(
+                f"data-dir = {place!r}: {other.name} and {file.name} would both be client"
+                f" {file.stem}: rename one of them",
+                "same-name",
             )
-            raise DataError(f"data-dir = {place!r}: {why}", "same-name")
     if not found:
-        why = f"there is no {', '.join(ENDINGS)} file in it, but {_contents(path)}"
-        raise DataError(f"data-dir = {place!r}: {why}", "no-file")
+        raise DataError(
+            f"data-dir = {place!r}: there is no {', '.join(ENDINGS)} file in it, but"
+            f" {_contents(path)}",
+            "no-file",
+        )
     return found
 
 

@@ -192,19 +192,27 @@ def _by_names(
     seen: dict[str, int] = {}
     for place, name in enumerate(names, start=1):
         if not normalise(name):
-            remedy = "give it one (pandas: to_csv(…, index=False) leaves the row numbers out)"
             raise DataError(
-                f"{path}: column {place} has no name: {remedy}", "unnamed-column", column=place
+                f"{path}: column {place} has no name: give it one (pandas: to_csv(…, index=False)"
+                " leaves the row numbers out)",
+                "unnamed-column",
+                column=place,
             )
         if len(name) > MAX_TEXT:
-            why = f"the name of column {place} has {len(name)} characters: shorten it"
-            raise DataError(f"{path}: {why}", "long-name", column=place, characters=len(name))
-        if (other := seen.setdefault(fold(name), place)) != place:
-            why = (
-                f"columns {other} and {place} are both called {name!r}, in any case of letters:"
-                " rename or remove one"
+            raise DataError(
+                f"{path}: the name of column {place} has {len(name)} characters: shorten it",
+                "long-name",
+                column=place,
+                characters=len(name),
             )
-            raise DataError(f"{path}: {why}", "same-column", column=other, other=place)
+        if (other := seen.setdefault(fold(name), place)) != place:
+            raise DataError(
+                f"{path}: columns {other} and {place} are both called {name!r}, in any case of"
+                " letters: rename or remove one",
+                "same-column",
+                column=other,
+                other=place,
+            )
     return dict(zip(names, columns, strict=True))
 
 
@@ -225,11 +233,11 @@ def _read_text(path: Path, file: File) -> Table:
     outside = re.sub(r'"[^"]*"', "", first)
     delimiter: str = file.delimiter or max(",;\t|", key=outside.count)
     if not file.delimiter and delimiter not in outside:
-        why = (
-            f"line 1 names one column only, {first.strip()[:60]!r}: separate columns by comma,"
-            " semicolon, tab or |"
+        raise DataError(
+            f"{path}, line 1 names one column only, {first.strip()[:60]!r}: separate columns by"
+            " comma, semicolon, tab or |",
+            "one-column",
         )
-        raise DataError(f"{path}, {why}", "one-column")
     if b'"' in content:
         _check_quotes(path, content, delimiter)
     names = [
@@ -276,9 +284,11 @@ def _read_content(path: Path, given: str) -> bytes:
             except UnicodeDecodeError as error:
                 wrong = error
         if "\0" in text or (wrong and not marked and b"\0" in content):
-            remedy = STATE.format("utf-16-le", path.name)
-            why = f"it has zero bytes: it is in UTF-16 without a mark, or no text: {remedy}"
-            raise DataError(f"{path}: {why}", "utf-16")
+            raise DataError(
+                f"{path}: it has zero bytes: it is in UTF-16 without a mark, or no text:"
+                f" {STATE.format('utf-16-le', path.name)}",
+                "utf-16",
+            )
         if wrong:
             line = content.count(b"\n", 0, wrong.start) + 1
             key = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
@@ -330,11 +340,12 @@ def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
         wrong.append(opening[-1])
     if wrong:
         line = content.count(b"\n", 0, min(wrong)) + 1
-        why = (
-            "it has a quotation mark that is not closed, or one too many: within quotation marks"
-            " write it twice"
+        raise DataError(
+            f"{path}, line {line} cannot be read: it has a quotation mark that is not closed, or"
+            " one too many: within quotation marks write it twice",
+            "quotes",
+            line=line,
         )
-        raise DataError(f"{path}, line {line} cannot be read: {why}", "quotes", line=line)
 
 
 def _parse_rows(
@@ -359,14 +370,12 @@ def _parse_rows(
             "header": int(lines[0]),
             "columns": width,
         }
-        why = "line {line} has {cells} values, and line {header} names {columns} columns".format(
-            **counts
+        message = (
+            "line {line} has {cells} values, and line {header} names {columns} columns: add or"
+            " remove values; one that holds the separator, as a decimal comma may be, needs quotes"
+            " around it"
         )
-        remedy = (
-            "add or remove values; one that holds the separator, as a decimal comma may be, needs"
-            " quotes around it"
-        )
-        faults.append(DataError(f"{path}, {why}: {remedy}", "row-length", **counts))
+        faults.append(DataError(f"{path}, {message.format(**counts)}", "row-length", **counts))
         return "skip" if len(faults) < MAX_FAULTS else "error"
 
     quoted = b'"' in content
@@ -382,10 +391,10 @@ def _parse_rows(
         )
     except pa.ArrowException as error:
         raise_faults(faults)
-        remedy = (
-            f"a row may have {MAX_ROW // 2**20} MiB: shorten it, or leave its longest column out"
-        )
-        raise DataError(f"{path} cannot be read ({error}): {remedy}") from error
+        raise DataError(
+            f"{path} cannot be read ({error}): a row may have {MAX_ROW // 2**20} MiB: shorten it,"
+            " or leave its longest column out"
+        ) from error
     raise_faults(faults)
     if len(table) != len(lines) - 1:
         raise DataError(
@@ -408,11 +417,10 @@ def _read_parquet(path: Path, file: File) -> Table:
             kinds = content.schema_arrow
             rows = content.metadata.num_rows
             if rows * len(kinds) > MAX_CELLS:
-                many = (
-                    f"{rows:,} rows of {len(kinds):,} columns, and {MAX_CELLS:,} values are the"
-                    " most"
+                raise DataError(
+                    f"{path} has {rows:,} rows of {len(kinds):,} columns, and {MAX_CELLS:,} values"
+                    " are the most: take a part of it"
                 )
-                raise DataError(f"{path} has {many}: take a part of it")
             # pandas writes its index as such a column
             shown = [each for each in kinds if not each.name.startswith("__index_level_")]
             plain = [each.name for each in shown if _is_plain(each.type)]
@@ -508,9 +516,10 @@ def _read_workbook(path: Path, file: File) -> Table:
         RuntimeError,
         zlib.error,
     ) as error:
-        why = f"{type(error).__name__}: {error}"
         raise DataError(
-            f"{path} cannot be read as .xlsx ({why}): save it again, without a password", "no-table"
+            f"{path} cannot be read as .xlsx ({type(error).__name__}: {error}): save it again,"
+            " without a password",
+            "no-table",
         ) from error
     sheets = {
         name: cells
@@ -522,11 +531,12 @@ def _read_workbook(path: Path, file: File) -> Table:
             f"{path} is empty: none of its sheets that are shown holds a value", "empty"
         )
     if len(sheets) > 1:
-        several = (
-            f"{len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}: remove or hide"
-            " all but one"
+        raise DataError(
+            f"{path} has {len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}:"
+            " remove or hide all but one",
+            "several-sheets",
+            sheets=len(sheets),
         )
-        raise DataError(f"{path} has {several}", "several-sheets", sheets=len(sheets))
     decimal = file.decimalChar or "."
 
     def as_text(cell: Any) -> str:

@@ -49,12 +49,11 @@ def find_remarks(
                 others = values[values != code]
                 is_repeated = code in SENTINELS and 0 < len(others) < len(values) - 1
                 if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
-                    remedy = (
-                        f'if it means a missing value, add "{code:g}" to missingValues of'
-                        f" fields.{name}"
+                    remark = (
+                        f"{code:g} in {len(values) - len(others)} rows, far from the others: if it"
+                        f' means a missing value, add "{code:g}" to missingValues of fields.{name}'
                     )
-                    rows = len(values) - len(others)
-                    yield site, f"{code:g} in {rows} rows, far from the others: {remedy}"
+                    yield site, remark
                     present[site] = others
                     break
         yield from _compare_units(name, present)
@@ -72,11 +71,11 @@ def _compare_units(
         usual = float(np.median(others))
         apart = max(median, usual) / min(median, usual)
         if apart >= OTHER_UNIT and max(others) / min(others) < np.sqrt(apart):
-            remedy = (
-                f"if it is in another unit, say so by fields.{name} = {{unit, factor}} under the"
-                " file"
+            remark = (
+                f"median {median:.4g}, and {usual:.4g} elsewhere: if it is in another unit, say so"
+                f" by fields.{name} = {{unit, factor}} under the file"
             )
-            yield site, f"median {median:.4g}, and {usual:.4g} elsewhere: {remedy}"
+            yield site, remark
 
 
 def _compare_categories(
@@ -88,5 +87,8 @@ def _compare_categories(
         others = set().union(*(each for other, each in categories_of.items() if other != site))
         if others and not places & others:
             own = join_names([field.categories[place] for place in sorted(places)], 5)
-            remedy = "if they mean the same, make them spellings of one"
-            yield site, f"its categories, {own}, are at no other site: {remedy}"
+            remark = (
+                f"its categories, {own}, are at no other site: if they mean the same, make them"
+                " spellings of one"
+            )
+            yield site, remark
