@@ -88,7 +88,8 @@ def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
             for row in invalid
         ]
         raise FairbloomError(list_problems(str(path), problems, len(x), "examples"))
-    return NewData({"example": map(str, range(len(x)))}, iter(inputs.split(EVALUATION_BATCH)))  # type: ignore[no-untyped-call]
+    batches = inputs.split(EVALUATION_BATCH)  # type: ignore[no-untyped-call]
+    return NewData({"example": map(str, range(len(x)))}, iter(batches))
 
 
 def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
