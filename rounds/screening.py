@@ -259,21 +259,21 @@ def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, fl
     return median / limit, median * limit
 
 
-def screen_reports(method: Method, trained: TrainReplies, first_limit: float = math.inf) -> None:
+def screen_reports(method: Method, replies: TrainReplies, first_limit: float = math.inf) -> None:
     """Refuse replies with implausible counts, or with losses out of proportion to the others.
 
     A client's first count may be `first_limit` times the others' median.
     """
     implausible = implausible_counts(
-        trained.metrics,
+        replies.metrics,
         method.weighted_by_key,
         enrolled=method.enrolled_sizes,
         first=method.progress.first_counts,
         max_growth=method.max_growth,
         first_limit=first_limit,
     )
-    trained.refuse(implausible)
-    trained.refuse(out_of_proportion(trained.metrics, method.needs, method.loss_limit))
+    replies.refuse(implausible)
+    replies.refuse(out_of_proportion(replies.metrics, method.needs, method.loss_limit))
 
 
 def usable_sizes(
@@ -296,19 +296,19 @@ def usable_sizes(
     }
 
 
-def screen_buffers(method: Method, trained: TrainReplies) -> None:
+def screen_buffers(method: Method, replies: TrainReplies) -> None:
     """Refuse replies with buffers that change far more than the others', or than the model's size.
 
     Buffers are not part of the update. But they are averaged, and one absurd variance would spoil
     every evaluation.
     """
-    layout = trained.updates.layout
+    layout = replies.updates.layout
     limit = method.update_limit
     if not layout.buffers or limit == math.inf:
         return
-    changes = dict(zip(trained.names, trained.updates.buffer_changes().tolist(), strict=True))
+    changes = dict(zip(replies.names, replies.updates.buffer_changes().tolist(), strict=True))
     most = largest_in_proportion(changes.values(), limit, layout.distance(None, layout.buffers))
-    trained.refuse(
+    replies.refuse(
         {
             name: (
                 f"its buffers ({', '.join(layout.buffers)}) change by {change:g}, beyond {most:g}:"
@@ -391,7 +391,7 @@ def lower_median(values: FloatArray) -> float:
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
-def screen_norms(method: Method, trained: TrainReplies, server_round: int) -> NormBounds | None:
+def screen_norms(method: Method, replies: TrainReplies, server_round: int) -> NormBounds | None:
     """Refuse replies whose update norm exceeds the limit.
 
     Return the norm bounds of the others, None if none remain.
@@ -399,14 +399,14 @@ def screen_norms(method: Method, trained: TrainReplies, server_round: int) -> No
     A snapshot keeps to the bound of its client's update. Second updates that are rows are compared
     with each other: a gradient of something other than the loss has another norm.
     """
-    layout = trained.updates.layout
+    layout = replies.updates.layout
     past = method.progress.norms.before(server_round)
 
     def refuse(
         norms: FloatArray, kind: str, compared: FloatArray | None = None
     ) -> NormBounds | None:
-        names = trained.names
-        counts = trained.column(NUM_EXAMPLES)
+        names = replies.names
+        counts = replies.column(NUM_EXAMPLES)
         refused, norm_bounds = find_outlier_norms(
             norms, counts, past, lambda: layout.norm, method.update_limit, compared
         )
@@ -419,34 +419,34 @@ def screen_norms(method: Method, trained: TrainReplies, server_round: int) -> No
                 f" the received model's length ({layout.norm:g}) and {method.update_limit:g}"
                 " times (update_limit) what is usual for its number of examples"
             )
-        trained.refuse(reasons)
+        replies.refuse(reasons)
         return norm_bounds
 
-    second = trained.second
-    norms = trained.updates.norms
+    second = replies.second
+    norms = replies.updates.norms
     if second is None:
         return refuse(norms, "update")
     if not method.has_second_rows:
         return refuse(norms, method.second, np.maximum(norms, second.norms))
     refuse(second.norms, method.second)
     # Replies may have left since, so the norms are read again.
-    return refuse(trained.updates.norms, "update")
+    return refuse(replies.updates.norms, "update")
 
 
 def screen_replies(
-    method: Method, trained: TrainReplies, server_round: int, first_limit: float = math.inf
+    method: Method, replies: TrainReplies, server_round: int, first_limit: float = math.inf
 ) -> NormBounds | None:
     """Refuse a round's implausible replies, and note the first counts of the other clients.
 
     Return the norm bounds of the others, None if none remain.
     """
-    screen_reports(method, trained, first_limit)
-    screen_buffers(method, trained)
-    norm_bounds = screen_norms(method, trained, server_round)
+    screen_reports(method, replies, first_limit)
+    screen_buffers(method, replies)
+    norm_bounds = screen_norms(method, replies, server_round)
     first = method.progress.first_counts
     new = {
         name: report[method.weighted_by_key]
-        for name, report in trained.metrics.items()
+        for name, report in replies.metrics.items()
         if name not in first
     }
     if new:
