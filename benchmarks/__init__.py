@@ -1,3 +1,4 @@
-"""Speeds as ratios, both sides measured in one run."""
+"""Benchmarks: ratios of speeds, with both sides measured in one run."""
 
-import fairbloom as fairbloom  # before NumPy, whose BLAS then has one thread, as under our commands
+# Before NumPy: fairbloom sets the number of its BLAS threads to one, as under our commands.
+import fairbloom as fairbloom

@@ -1,7 +1,7 @@
-"""Aggregation: each method's server side against the weighted sum of FedAvg, ours and Flower's, on the same replies.
+"""Aggregation: each method's server side against FedAvg, ours and Flower's, on the same replies.
 
-Prints the time of `aggregate_train` (screening, flattening, weights, step) and the peak of the
-memory that it adds, in units of the updates: m · d numbers in the model's dtype. All sides are
+Prints the time of `aggregate_train` (screening, flattening, weights, step) and the peak of its
+additional memory, in units of the updates: m · d numbers in the model's dtype. All sides are
 measured in this one run.
 """
 
@@ -35,11 +35,11 @@ from .tables import Row, parser_of, print_machine, print_table
 
 SIZES = [(m, d) for m in (10, 100, 1000) for d in (10_000, 1_000_000, 11_000_000)]
 LEFT_OUT = ("drfa",)
-"""Exchanges messages a second time within its aggregation."""
+"""DRFA exchanges messages a second time within its aggregation."""
 
 
 class Replies(InProcessGrid):
-    """Nodes whose replies are made beforehand: the received model less a random update."""
+    """Nodes with prepared replies: the received model minus a random update."""
 
     def __init__(self, m: int, d: int) -> None:
         super().__init__(app, {}, m)
@@ -54,7 +54,7 @@ class Replies(InProcessGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Reply at once; who asks for a name gets an error, so that clients are named by node id."""
+        """Reply at once; queries for a name fail, so that clients are named by node id."""
         replies = []
         for number, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = f"{number}"
@@ -66,7 +66,7 @@ class Replies(InProcessGrid):
 
 
 def answer(content: RecordDict, message: Message) -> RecordDict:
-    """Return a client's reply with what the message asks for: the round of its state, and a second model."""
+    """Return a client's reply with the round of its state and, if asked, a second model."""
     config = message.content.config_records["config"]
     (metrics,) = content.metric_records.values()
     state = MetricRecord({**metrics, STATE_ROUND: int(str(config.get(STATE_ROUND, 0)))})
@@ -75,12 +75,12 @@ def answer(content: RecordDict, message: Message) -> RecordDict:
 
 
 def record(model: dict[str, np.ndarray]) -> ArrayRecord:
-    """Return a model as Flower carries it."""
+    """Return a model as Flower's record."""
     return ArrayRecord({name: Array(array) for name, array in model.items()})
 
 
 def reply(model: dict[str, np.ndarray], random: np.random.Generator) -> RecordDict:
-    """Return a client's reply with all metrics that any method needs, on whatever terms."""
+    """Return a client's reply with the metrics that any method needs, on any terms."""
     after = {
         name: w - np.float32(0.01) * random.standard_normal(w.shape, np.float32)
         for name, w in model.items()
@@ -101,9 +101,9 @@ def reply(model: dict[str, np.ndarray], random: np.random.Generator) -> RecordDi
 
 
 def measure(strategy: Strategy, grid: Replies, repeats: int) -> tuple[float, float]:
-    """Return the least seconds of an aggregation, and its peak of added memory in units of the updates."""
+    """Return an aggregation's least seconds, and its peak of added memory per updates' memory."""
     seconds = []
-    for number in range(1, repeats + 2):  # the last time for its memory: tracing costs time
+    for number in range(1, repeats + 2):  # the last one for its memory: tracing costs time
         messages = list(strategy.configure_train(number, grid.model, ConfigRecord(), grid))
         replies = grid.send_and_receive(messages)
         gc.collect()
@@ -119,7 +119,7 @@ def measure(strategy: Strategy, grid: Replies, repeats: int) -> tuple[float, flo
 
 
 def rows_of(m: int, d: int, repeats: int) -> Iterator[Row]:
-    """Yield what an aggregation costs, Flower's FedAvg first."""
+    """Yield the cost of an aggregation by method, Flower's FedAvg first."""
     grid = Replies(m, d)
     ours = 0.0
     flower, memory = measure(FlowerFedAvg(min_train_nodes=m, min_available_nodes=m), grid, repeats)
@@ -143,7 +143,7 @@ def rows_of(m: int, d: int, repeats: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure all methods at all sizes that fit into memory, and print a table each."""
+    """Measure all methods at all sizes that fit into memory; print a table for each size."""
     parser = parser_of(__doc__)
     parser.add_argument(
         "--gigabytes", type=float, default=10.0, help="leave out sizes that need more"

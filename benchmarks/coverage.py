@@ -1,9 +1,9 @@
-"""Do intervals hold what they promise? Coverage on made data with a known truth, and claims where nothing differs.
+"""Coverage of intervals on generated data with a known truth, and false claims of verdicts.
 
-Prints how often the 95 % interval of a mean difference holds the true one, for several shapes of
-differences and numbers of seeds; the same for seeds that split the examples of the same clients,
-with and without the correction for it, and for seeds that deal a data set to clients; and how often
-the verdict on five methods claims something where nothing differs, and finds a difference where
+Prints how often the 95 % interval of a mean difference contains the true one, for several
+distributions of differences and numbers of seeds; the same for seeds that split the examples of the
+same clients, with and without the correction for it, and for seeds that split a data set among
+clients; and how often the verdict on five methods claims a difference if there is none, and if
 there is one.
 """
 
@@ -27,33 +27,36 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]
 SEEDS = (3, 5, 10, 20)
 CLIENTS = 20
 TESTED = 50
-"""Number of clients of a made federation, and of test examples of each."""
+"""Number of clients of a generated federation, and of test examples of each."""
 
-# Shapes of differences ----------------------------------------------------------------------------
+# Distributions of differences ---------------------------------------------------------------------
+
+
+def draw_scores(rng: np.random.Generator, chance: Floats) -> Floats:
+    """Return accuracies in percent on TESTED examples, by the chance of a right answer."""
+    return 100.0 * rng.binomial(TESTED, np.clip(chance, 0.02, 0.98)) / TESTED
 
 
 def made_federation(measure: Callable[[Floats], Floats]) -> Draw:
-    """Return what draws the difference of a measure over made clients between a method and the baseline.
+    """Return a function that draws differences in `measure` between a method and the baseline.
 
-    The method raises the chance of a right answer by up to 8 points, the more the worse a client is
-    served. Clients vary by the seed, alike under both methods; the answers to each of the test
-    examples are drawn.
+    The method raises a client's chance of a right answer by up to 8 points, most for the
+    worst-served clients. Clients vary with the seed, alike under both methods; the answers to the
+    test examples are drawn.
     """
 
     def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
         chance = np.linspace(0.55, 0.95, CLIENTS) + rng.normal(0.0, 0.05, (*shape, CLIENTS))
         gained = np.linspace(0.08, 0.0, CLIENTS)
-        base, fair = (
-            100.0 * rng.binomial(TESTED, np.clip(each, 0.02, 0.98)) / TESTED
-            for each in (chance, chance + gained)
-        )
+        base = draw_scores(rng, chance)
+        fair = draw_scores(rng, chance + gained)
         return measure(fair) - measure(base)
 
     return draw
 
 
 def rare_rescue(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
-    """Draw differences that are large with one seed in five, and about nothing with the others."""
+    """Draw differences that are large for one seed in five, and almost 0 for the others."""
     return np.where(rng.random(shape) < 0.2, 20.0, 0.0) + rng.normal(0.0, 1.0, shape)
 
 
@@ -80,9 +83,9 @@ def truth_of(draw: Draw, rng: np.random.Generator) -> float:
 
 
 def coverage_of_t(differences: Floats, truth: float, test_share: float = 0.0) -> float:
-    """Return the share of trials, a row each, whose interval by `difference_of` holds the truth.
+    """Return the share of trials (rows) in which the interval of `difference_of` has the truth.
 
-    Trials whose differences are all the same have no interval, and are not counted.
+    Trials with equal differences have no interval, and are not counted.
     """
     found = (difference_of(row.tolist(), test_share=test_share) for row in differences)
     return float(
@@ -113,7 +116,7 @@ CLASSES = 4
 TEST_SHARE = 0.2
 SHARE = TEST_SHARE / (1.0 - TEST_SHARE)
 SIZES = (100, 80, 30, 50)
-"""Of the clients that a seed does not deal."""
+"""Sizes of the clients that all seeds share."""
 
 Client = tuple[Floats, NDArray[np.int64]]
 """Inputs and classes of one client's examples."""
@@ -121,16 +124,16 @@ Client = tuple[Floats, NDArray[np.int64]]
 _FIXED = np.random.default_rng(5)
 CENTRES = _FIXED.normal(0.0, 1.0, (CLASSES, INPUTS))
 SHIFTS = [_FIXED.normal(0.0, 0.6, (CLASSES, INPUTS)) for _ in SIZES]
-"""Where the classes lie, and how much that differs from client to client."""
+"""The classes' centres, and each client's shifts of them."""
 
 
 def draw_clients(rng: np.random.Generator) -> list[Client]:
-    """Return clients as unlike as sites are, with examples of their own."""
+    """Return clients that differ as sites do, with their own examples."""
     return [draw_examples(rng, size, shift) for size, shift in zip(SIZES, SHIFTS, strict=True)]
 
 
 def draw_examples(rng: np.random.Generator, size: int = 300, shift: Floats | float = 0.0) -> Client:
-    """Return the examples of one client, or a data set that is dealt to clients."""
+    """Return the examples of one client, or a data set to split among clients."""
     labels = rng.integers(0, CLASSES, size)
     return (CENTRES + shift)[labels] + rng.normal(0.0, 1.2, (size, INPUTS)), labels
 
@@ -161,14 +164,15 @@ SHARED: Mapping[str, Callable[[np.random.Generator], Callable[[], list[Client]]]
     "a data set, dealt in shards": lambda rng: partial(deal_shards, rng, draw_examples(rng)),
     "a data set, dealt at random": lambda rng: partial(deal_alike, rng, draw_examples(rng)),
 }
-"""What the seeds of a trial share: drawn once a trial, it returns the clients of each seed."""
+"""The clients or data that the seeds of a trial share, drawn once per trial; the result returns the
+clients of one seed."""
 
 
 def gains(rng: np.random.Generator, clients: list[Client]) -> tuple[float, float]:
-    """Return by how much uniform weights serve the mean, and the worst, client better than weights by examples.
+    """Return the gains of uniform weights over weights by examples, for the mean and worst client.
 
-    The rows of each client are split at random, each fits a linear model to its training rows, and
-    the weighted mean of these models is tested on the test rows of each.
+    The rows of each client are split at random. Each client fits a linear model to its training
+    rows, and the weighted mean of these models is tested on each client's test rows.
     """
     models = []
     examples = []
@@ -196,7 +200,7 @@ def gains(rng: np.random.Generator, clients: list[Client]) -> tuple[float, float
 
 
 def gains_of(rng: np.random.Generator, trials: int, seeds: int, shared: str) -> Floats:
-    """Return gains of seeds that share what SHARED calls so, shape (trials, seeds, 2)."""
+    """Return gains of seeds that share the entry `shared` of SHARED, shape (trials, seeds, 2)."""
     drawn = (SHARED[shared](rng) for _ in range(trials))
     return np.array([[gains(rng, clients()) for _ in range(seeds)] for clients in drawn])
 
@@ -229,17 +233,14 @@ METHODS = ("FedAvg", "FedFV", "TERM", "DRFA", "AFL")
 def made_comparison(
     rng: np.random.Generator, seeds: int, *, gain: float = 0.0, equal: int = 0
 ) -> Comparison:
-    """Return a comparison of five methods over four clients, each of which is tested on fifty examples.
+    """Return a comparison of five methods over four clients with fifty test examples each.
 
-    Clients vary by the seed, alike under all methods; the answers to each of the test examples are
-    drawn. FedFV is better than FedAvg by `gain` points for every client, and `equal` of the others
-    have FedAvg's scores, as Ditto's global model does.
+    Clients vary with the seed, alike under all methods; the answers to the test examples are drawn.
+    FedFV is better than FedAvg by `gain` points for every client, and `equal` of the others have
+    FedAvg's scores, as Ditto's global model does.
     """
     chance = np.linspace(0.6, 0.9, 4) + rng.normal(0.0, 0.05, (seeds, 4))
-    drawn: dict[str, Floats] = {
-        method: 100.0 * rng.binomial(TESTED, np.clip(chance, 0.02, 0.98)) / TESTED
-        for method in METHODS
-    }
+    drawn = {method: draw_scores(rng, chance) for method in METHODS}
     drawn["FedFV"] = drawn["FedFV"] + gain
     drawn |= dict.fromkeys(METHODS[2 : 2 + equal], drawn["FedAvg"])
     rows = [
@@ -251,12 +252,12 @@ def made_comparison(
 
 
 def two_deviations(rng: np.random.Generator) -> float:
-    """Return twice the standard deviation that the worst client's difference has over seeds where nothing differs."""
+    """Return twice the standard deviation, over seeds, of the worst client's null difference."""
     return 2.0 * float(np.std(made_comparison(rng, 2_000).gains("FedFV", WORST)))
 
 
 def finds(comparison: Comparison) -> bool:
-    """Return whether the verdict claims by the worst client that FedFV is better than FedAvg."""
+    """Return whether the verdict claims that FedFV serves the worst client better than FedAvg."""
     claims = comparison.verdict.claims
     return any(
         (each.method, each.measure) == ("FedFV", WORST) and each.gain > 0.0 for each in claims
@@ -264,10 +265,10 @@ def finds(comparison: Comparison) -> bool:
 
 
 def rows_of_verdicts(trials: int) -> Iterator[Row]:
-    """Yield how often the verdict claims something in null comparisons, and finds a gain of two deviations, in %.
+    """Yield how often the verdict makes a false claim, and finds a gain of two deviations, in %.
 
-    The last two columns are its power with none and with two of the four other methods equal to
-    FedAvg to the bit.
+    The last two columns are its power if none, or two, of the four other methods have exactly
+    FedAvg's scores.
     """
     rng = np.random.default_rng(0)
     gain = two_deviations(rng)
@@ -288,7 +289,7 @@ def main() -> None:
     """Print the tables."""
     parser = parser_of(__doc__)
     parser.add_argument(
-        "--trials", type=int, default=2000, help="trials of each kind of made differences"
+        "--trials", type=int, default=2000, help="trials of each distribution of differences"
     )
     parser.add_argument("--shared", type=int, default=600, help="trials of seeds that share data")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """A deployed round of warm clients over mutual TLS, on loopback.
 
-CPU-seconds a round and memory (PSS: shared pages counted once) stand beside the seconds. The load
-of the machine at the start is printed: other work on the same cores counts.
+Prints the seconds and CPU-seconds of a round, and memory (PSS: shared pages counted once). The load
+of the machine at the start is printed, because other work on the same cores slows a round down.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from .tables import Row, parser_of, print_machine, print_table
 
 TICKS = os.sysconf("SC_CLK_TCK")
 MEMORY_SECONDS = 10.0
-"""Between one look at the processes' memory and the next, which costs them time."""
+"""Between two readings of the processes' memory, which slow them down."""
 
 LARGE = Path(__file__).parent / "large"
-"""An app that sends a model of so many floats to and fro."""
+"""An app that sends a model of `floats` numbers back and forth."""
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument(
-        "--floats", type=int, help="send a model of so many floats to and fro instead"
+        "--floats", type=int, help="send a model of this many floats back and forth instead"
     )
     chosen = parser.parse_args()
     print_machine()
@@ -44,10 +44,11 @@ def main() -> None:
         tempfile.TemporaryDirectory() as scratch,
         federation(Path(scratch, "home"), chosen.clients) as there,
     ):
-        # A copy, as what lies in an editable checkout counts as installed with it.
+        # A copy, because files in an editable checkout count as installed with it.
         there.environment["PYTHONPATH"] = shutil.copytree(LARGE, f"{scratch}/large")
+        options = ("--app", "large:client") if chosen.floats else ()
         for name in names(chosen.clients):
-            there.start_client(name, *(("--app", "large:client") if chosen.floats else ()))
+            there.start_client(name, *options)
         there.wait_for_clients(*names(chosen.clients), seconds=60.0 + 10.0 * chosen.clients)
         settings = {"num-rounds": chosen.rounds + 1, "out": f"{scratch}/out"}
         if chosen.floats:
@@ -67,16 +68,16 @@ def main() -> None:
 def measure(
     there: Deployment, run: subprocess.Popen[bytes], finished: Callable[[], list[float]]
 ) -> Row:
-    """Watch a run until it ends, and return what a round of it took.
+    """Watch a run until it ends, and return the cost of a round.
 
-    `finished` returns the seconds of its rounds.
+    `finished` returns the seconds of the rounds that are finished.
     """
     cpu: list[tuple[float, ...]] = []
     memory: list[tuple[float, ...]] = []
     looked = 0.0
     over = False
     while not over:
-        over = run.poll() is not None  # and then looks once more
+        over = run.poll() is not None  # then this is the last reading
         if time.monotonic() - looked > MEMORY_SECONDS:
             sides = [sum(map(pss, family)) for family in families(there)]
             memory.append((*sides, resident_memory(there.server.pid)))
@@ -86,10 +87,10 @@ def measure(
         time.sleep(0.2)
     there.wait_for_end(run)
     # Round 1 loads data and libraries; the last round of a run that only trains evaluates.
-    clients, server = (
+    clients, server = [
         f"{(last - first) / (len(cpu) - 3):.2f}"
         for first, last in zip(cpu[1], cpu[-2], strict=True)
-    )
+    ]
     most = [f"{max(each):.0f}" for each in zip(*memory, strict=True)]
     return {
         "seconds": f"{statistics.median(finished()[1:-1]):.2f}",
@@ -102,10 +103,7 @@ def measure(
 
 
 def seconds_of_run(out: Path) -> list[float]:
-    """Return how long each finished round of a run took.
-
-    RuntimeError where a reply is missing or refused.
-    """
+    """Return the seconds of each finished round; raise RuntimeError if a reply is missing."""
     rows = rounds(out)
     if any(row["missing"] or row["refused"] for row in rows):
         raise RuntimeError("replies are missing or refused")
@@ -113,14 +111,14 @@ def seconds_of_run(out: Path) -> list[float]:
 
 
 def seconds_of_app(out: Path) -> list[float]:
-    """Return how long each round took that the app has noted."""
-    with contextlib.suppress(OSError, ValueError):  # there is none yet, or it is being written
+    """Return the seconds of the rounds that the app has recorded."""
+    with contextlib.suppress(OSError, ValueError):  # no file yet, or it is being written
         return [float(seconds) for seconds in json.loads(out.read_text())]
     return []
 
 
 def families(there: Deployment) -> tuple[list[int], list[int]]:
-    """Return the processes of all clients, and those of the server."""
+    """Return the process ids of all clients, and of the server."""
     clients = [
         pid
         for process in there.clients.values()

@@ -1,10 +1,10 @@
-"""The engines against each other, against a plain PyTorch loop and, with --ray, against Flower's Ray simulation.
+"""Compare the engines, a plain PyTorch loop and, with --ray, Flower's Ray simulation.
 
-A round's seconds are those of a whole run from its first row to its end: records, checkpoints and
-the evaluation of all clients after the last round included. All sides are measured in turn, again
-and again, in this one process; the plain loop has PyTorch's own number of threads. A ratio is taken
-repeat by repeat: both sides then meet the same machine. `flwr run` has a node a client, each on one
-processor core; the 10 to 17 s in which Ray starts are left out.
+The seconds of a round are those of a whole run from its first row to its end, with records,
+checkpoints and the evaluation of all clients after the last round. All sides are measured in turn,
+repeatedly, in this process; the plain loop has PyTorch's default number of threads. Ratios are
+computed within a repeat, so that both sides meet the same load. `flwr run` has one node per client,
+each on one processor core; the 10 to 17 s in which Ray starts are left out.
 """
 
 import statistics
@@ -30,7 +30,7 @@ EVALUATED = {"training only": 0, "with the evaluation of all clients every round
 
 
 def main() -> None:
-    """Measure the chosen workloads by the chosen engines, and print a table for rounds without evaluation and with."""
+    """Measure the chosen workloads and engines; print a table without evaluation, and one with."""
     parser = parser_of(__doc__, [*WORKLOADS])
     parser.add_argument("--engines", nargs="+", default=ENGINES, metavar="NAME")
     parser.add_argument(
@@ -38,9 +38,7 @@ def main() -> None:
         action="store_true",
         help="measure Flower's Ray simulation with the same ClientApp too",
     )
-    parser.add_argument(
-        "--seconds", type=float, default=3.0, help="about how long one run is to last"
-    )
+    parser.add_argument("--seconds", type=float, default=3.0, help="about how long one run lasts")
     parser.add_argument("--repeats", type=int, default=5, help="how often each side is measured")
     chosen = parser.parse_args()
     print_machine()
@@ -48,11 +46,10 @@ def main() -> None:
         rows: list[Row] = []
         for name in chosen.workloads:
             engines = {engine: InProcess(engine) for engine in chosen.engines}
-            sides: dict[str, Side] = {
-                PLAIN: plain_loop,
-                **({RAY: under_ray} if chosen.ray else {}),
-                **engines,
-            }
+            sides: dict[str, Side] = {PLAIN: plain_loop}
+            if chosen.ray:
+                sides[RAY] = under_ray
+            sides |= engines
             settings = WORKLOADS[name].settings(evaluate_every=every)
             found, refused = in_turn(
                 sides, settings, seconds=chosen.seconds, repeats=chosen.repeats
@@ -66,7 +63,7 @@ def main() -> None:
 def compared(
     engines: Mapping[str, InProcess], found: Mapping[str, Measured], refused: Mapping[str, str]
 ) -> Iterator[Row]:
-    """Yield a row of each side: its seconds, its ratios to the plain loop and to the best engine, and what computed."""
+    """Yield each side's seconds, its ratios to the plain loop and the best engine, its engine."""
     best = min(
         (found[engine] for engine in engines if engine in found),
         key=lambda each: each.median,
@@ -91,17 +88,15 @@ def compared(
 
 
 def under_ray(settings: Settings) -> float:
-    """Return the mean seconds of the rounds after the first of a run under `flwr run`, a client a node."""
+    """Return the mean seconds of a round, without the first, under `flwr run`."""
     with tempfile.TemporaryDirectory() as scratch:
         config = {**settings.run_config(), "out": f"{scratch}/run"}
-        # which flwr run does not know: in words
+        # flwr run does not know the keys of these tasks: they travel as one text.
         own = find_task(settings.task).check_parameters(settings.parameters)
-        words = " ".join(f"{key}={value}" for key, value in own.items())
-        config = {key: value for key, value in config.items() if key not in own} | {
-            OWN_SETTINGS: words
-        }
+        config = {key: value for key, value in config.items() if key not in own}
+        config[OWN_SETTINGS] = " ".join(f"{key}={value}" for key, value in own.items())
         with flower(Path(scratch, "home")) as runtime:
-            # Opacus installs a package that is called benchmarks, too
+            # Opacus installs a package with the name benchmarks, too.
             runtime.environment["PYTHONPATH"] = str(ROOT)
             status = runtime.run(
                 "local", config, f"num-supernodes={settings.clients} client-resources-num-cpus=1"

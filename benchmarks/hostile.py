@@ -1,7 +1,7 @@
-"""What each method, attack and defence makes of the honest clients, as a CSV file: `python -m benchmarks.hostile`.
+"""Print the honest clients' accuracy by method, attack and defence as CSV.
 
-One client is hostile, and was not chosen for its data. A row has the mean accuracy over the honest
-clients, that of the worst one, each with its 95 % interval over the seeds.
+One client is hostile; it was not chosen for its data. A row has the mean accuracy of the honest
+clients and the accuracy of the worst one, each with its 95 % interval over the seeds.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def measure(
     seed: int,
     more: Mapping[str, Any],
 ) -> tuple[float, ...]:
-    """Return mean and worst accuracy of the honest clients."""
+    """Return the mean and the worst accuracy of the honest clients."""
     settings = {**DATA[data], "defence": defence, **more}
     if attack != "none":
         settings |= {
@@ -94,16 +94,14 @@ def measure(
 def row_of(
     cell: tuple[str, str, str, str], rounds: int, seeds: int, more: Mapping[str, Any]
 ) -> list[object]:
-    """Return a row of the table; a combination that is refused has the reason."""
+    """Return a row of the table; for a refused combination it has the reason."""
     try:
         found = np.array([measure(*cell, rounds, seed, more) for seed in range(1, seeds + 1)])
     except FairbloomError as error:
         return [*cell, *[""] * 4, str(error)]
-    half = (
-        t.ppf(0.975, seeds - 1) * found.std(axis=0, ddof=1) / np.sqrt(seeds)
-        if seeds > 1
-        else np.full(2, np.nan)
-    )
+    half = np.full(2, np.nan)
+    if seeds > 1:
+        half = t.ppf(0.975, seeds - 1) * found.std(axis=0, ddof=1) / np.sqrt(seeds)
     numbers = [
         f"{value:.1f}" if np.isfinite(value) else ""
         for value in (found[:, 0].mean(), half[0], found[:, 1].mean(), half[1])

@@ -1,4 +1,4 @@
-"""Sides measured in turn, and medians with their spread."""
+"""Measure several sides in turn, and show medians with their spread."""
 
 import logging
 import statistics
@@ -15,18 +15,15 @@ from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 
-FEWEST_ROUNDS = 4
-MOST_ROUNDS = 5_000
-"""No run is made shorter, since the evaluation after the last round would count too much, and none
-longer."""
+MIN_ROUNDS = 4
+"""In a shorter run, the evaluation after the last round would count too much."""
+
+MAX_ROUNDS = 5_000
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Values of the same thing, measured again and again.
-
-    Shown as their median, with the least and the greatest.
-    """
+    """Repeated measurements, shown as their median with the least and the greatest."""
 
     values: tuple[float, ...]
     unit: str
@@ -39,28 +36,32 @@ class Measured:
     def __str__(self) -> str:
         least = min(self.values)
         greatest = max(self.values)
-        scale, unit = (1000.0, "ms") if self.unit == "s" and self.median < 1.0 else (1.0, self.unit)
+        scale = 1.0
+        unit = self.unit
+        if unit == "s" and self.median < 1.0:
+            scale = 1000.0
+            unit = "ms"
         spread = f" ({scale * least:.3g}–{scale * greatest:.3g})" if least < greatest else ""
         return f"{scale * self.median:.3g} {unit}{spread}"
 
 
 Side = Callable[[Settings], float]
-"""One way to compute a run: returns its seconds a round after the first, and raises FairbloomError
-where it cannot."""
+"""A way to compute a run: returns its seconds per round, without the first one; raises
+FairbloomError if it cannot."""
 
 
 class InProcess:
-    """A whole run in process by one engine: from its first row to its end, with records, checkpoints and evaluation.
+    """A whole run by one engine in this process, with records, checkpoints and evaluation.
 
     Parameters
     ----------
     engine
-        Which engine computes, whatever the settings say.
+        The engine, which replaces the one of the settings.
 
     Attributes
     ----------
     choice
-        What the last run has recorded of its engine: which one it was, and why.
+        The last run's record of its engine, and why it was chosen.
     """
 
     def __init__(self, engine: str) -> None:
@@ -68,10 +69,7 @@ class InProcess:
         self.choice: Mapping[str, Any] = {}
 
     def __call__(self, settings: Settings) -> float:
-        """Return the seconds a round after the first.
-
-        Raise FairbloomError when the engine cannot compute this run.
-        """
+        """Return the seconds per round; raise FairbloomError if the engine cannot do this run."""
         first: list[float] = []
 
         def on_round(recorded: RecordedRound) -> None:
@@ -90,10 +88,10 @@ class InProcess:
 def in_turn(
     sides: Mapping[str, Side], settings: Settings, *, seconds: float, repeats: int
 ) -> tuple[dict[str, Measured], dict[str, str]]:
-    """Measure the seconds a round of each side on the same settings, each side once before any of them again.
+    """Measure the seconds per round of each side on the same settings, one side after the other.
 
-    A side makes as many rounds as take about `seconds`. Return what was measured, by side, and the
-    reasons of those sides that cannot compute the run.
+    A run of a side takes about `seconds`. Return the measurements by side, and the reasons of sides
+    that cannot compute the run.
     """
     lengths: dict[str, Settings] = {}
     refused: dict[str, str] = {}
@@ -112,15 +110,15 @@ def in_turn(
 
 
 def rounds_in(seconds: float, side: Side, settings: Settings) -> int:
-    """Return how many rounds take a side about so many seconds; trying it out also warms it up."""
-    rounds = FEWEST_ROUNDS
+    """Return the rounds that a side computes in about `seconds`; the trial also warms it up."""
+    rounds = MIN_ROUNDS
     while True:
         a_round = side(settings.model_copy(update={"num_rounds": rounds}))
-        if a_round * rounds >= seconds / 4 or rounds >= MOST_ROUNDS:
-            return int(min(max(FEWEST_ROUNDS, 1.0 + seconds / a_round), MOST_ROUNDS))
-        rounds = min(4 * rounds, MOST_ROUNDS)
+        if a_round * rounds >= seconds / 4 or rounds >= MAX_ROUNDS:
+            return int(min(max(MIN_ROUNDS, 1.0 + seconds / a_round), MAX_ROUNDS))
+        rounds = min(4 * rounds, MAX_ROUNDS)
 
 
 def times(slower: Measured, faster: Measured) -> Measured:
-    """Return how many times as long the one takes as the other, repeat by repeat."""
+    """Return the ratio of the slower to the faster side, repeat by repeat."""
     return Measured(tuple(a / b for a, b in zip(slower.values, faster.values, strict=True)), "×")

@@ -1,8 +1,8 @@
-"""The memory of a simulated round: the peak of `fairbloom run` and all its processes, each run a command of its own.
+"""The memory of a simulated round: the peak of `fairbloom run` and all its processes.
 
-Pages that processes share are counted once (PSS, every 50 ms). Beside it stands the bound that is
-promised: the data, three models for each client of a round, and 500 MB for Python, PyTorch and
-Flower.
+Each run is a separate command. Pages that processes share are counted once (PSS, every 50 ms). The
+table also has the promised bound: the data, three models for each client of a round, and 500 MB for
+Python, PyTorch and Flower.
 """
 
 import subprocess
@@ -11,8 +11,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from fairbloom.tasks import Task, load_task
 from tests.deploy.flower import SCRIPTS
@@ -23,10 +21,10 @@ from .tables import Row, parser_of, print_machine, print_row, print_table
 from .workloads import WORKLOADS, Workload
 
 SECONDS = 0.05
-"""Between one look at the processes' memory and the next."""
+"""Between two readings of the processes' memory."""
 
 FIXED = 500.0
-"""Megabytes that are promised for what is neither data nor models."""
+"""Promised megabytes, without data and models."""
 
 
 def main() -> None:
@@ -57,32 +55,23 @@ def main() -> None:
 def promised(workload: Workload) -> float:
     """Return the bound in megabytes."""
     task = load_task(workload.settings().run_config())
-    models: int = (
-        3 * workload.drawn * sum(tensor.nbytes for tensor in task.model().state_dict().values())
-    )
-    return (data_bytes(task) + models) / 1e6 + FIXED
+    model: int = sum(tensor.nbytes for tensor in task.model().state_dict().values())
+    return (data_bytes(task) + 3 * workload.drawn * model) / 1e6 + FIXED
 
 
 def data_bytes(task: Task) -> int:
-    """Return the bytes of all clients' examples.
-
-    Memory that several of them share is counted once.
-    """
-    tensors = (
-        tensor
-        for name in task.clients
-        for part in task.splits(name)
-        for tensor in (part.inputs, part.targets)
-    )
-    return sum(
-        {
-            each.data_ptr(): each.nbytes() for each in map(torch.Tensor.untyped_storage, tensors)
-        }.values()
-    )
+    """Return the bytes of all clients' examples; shared memory is counted once."""
+    sizes: dict[int, int] = {}
+    for name in task.clients:
+        for part in task.splits(name):
+            for tensor in (part.inputs, part.targets):
+                storage = tensor.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
 
 
 def peak_of(command: Sequence[str], log: Path) -> float | None:
-    """Return the most megabytes that a command and its children had at once, None where it fails."""
+    """Return the peak memory of a command and its children in megabytes; None if it fails."""
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)  # noqa: S603 (our own command)
         peak = 0.0

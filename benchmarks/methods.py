@@ -1,10 +1,10 @@
-"""Every method at its best: chosen on validation examples, tested against FedAvg at its best with fresh seeds.
+"""Tune every method on validation examples, and test it against a tuned FedAvg with fresh seeds.
 
-For each workload a search as `fairbloom search` makes it, in a folder below --out, and a table of
-the chosen arms: the mean score of the clients, that of the worst-served tenth (the worst client,
-where there are up to ten), and by how much both are better than FedAvg's, with the 95 % interval of
-the paired difference. Every method chooses from the values of its own parameters that its paper
-tunes. The clients' learning rate is FedAvg's best of 0.01, 0.03, 0.1 and 0.3 by the same criterion.
+For each workload, runs a search as `fairbloom search` does, in a folder below --out, and prints a
+table of the chosen arms: the clients' mean score, the score of the worst-served tenth (the worst
+client of up to ten), and the gains over FedAvg, with the 95 % interval of the paired difference.
+Each method chooses from the values of its own parameters that its paper tunes. The clients'
+learning rate is FedAvg's best of 0.01, 0.03, 0.1 and 0.3 by the same criterion.
 
 Finished runs are not run again. Digits come with scikit-learn; FAIRBLOOM_DATA has the hospitals'
 files.
@@ -54,20 +54,18 @@ TRIED: Mapping[str, Mapping[str, Sequence[Value]]] = {
     "ditto": {"lam": (0.1, 1.0)},
     "local": {},
 }
-"""The methods that need no groups, with the values of their parameters that are tried."""
+"""The methods that need no groups, with the values of their parameters to search."""
 
 
 PLAIN: Mapping[str, Value] = {"model": "logistic", "evaluate-every": 0, "num-rounds": 50}
 
 WORKLOADS: Mapping[str, Mapping[str, Value]] = {
     "digits": {
-        **{
-            **PLAIN,
-            "task": "digits",
-            "clients": 20,
-            "partition": "iid",
-            "digits.rotated-clients": 3,
-        },
+        **PLAIN,
+        "task": "digits",
+        "clients": 20,
+        "partition": "iid",
+        "digits.rotated-clients": 3,
         "learning-rate": 0.3,
     },
     "shards": {
@@ -85,17 +83,17 @@ WORKLOADS: Mapping[str, Mapping[str, Value]] = {
         "learning-rate": 0.3,
     },
 }
-"""The settings that all runs of a workload of docs/measured.md share, by its name."""
+"""The workloads of docs/measured.md: the settings that all runs of one share, by name."""
 
 
 def arms_of(settings: Mapping[str, Value]) -> list[str]:
-    """Return all that is tried on a workload, as `fairbloom search --methods` reads it."""
+    """Return the arms to search on a workload, in the syntax of `fairbloom search --methods`."""
     words = []
     for method, parameters in TRIED.items():
         for values in itertools.product(*parameters.values()):
             chosen: dict[str, Value] = dict(zip(parameters, values, strict=True))
             if method.startswith("qfed"):
-                # as the paper takes it
+                # the paper's choice
                 chosen["lipschitz"] = 1.0 / float(settings["learning-rate"])
             listed = ",".join(f"{key}={value}" for key, value in chosen.items())
             words.append(f"{method}({listed})" if chosen else method)
@@ -103,10 +101,10 @@ def arms_of(settings: Mapping[str, Value]) -> list[str]:
 
 
 def main() -> None:
-    """Run what is missing, and print the tables."""
+    """Run the missing runs, and print the tables."""
     parser = parser_of(__doc__, [*WORKLOADS])
     parser.add_argument(
-        "--seeds", type=int, default=5, help="to choose by, and fresh ones to test with"
+        "--seeds", type=int, default=5, help="seeds to choose by, and fresh seeds to test with"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
@@ -137,7 +135,7 @@ def main() -> None:
 
 
 def rows_of(tested: Comparison) -> Iterator[Row]:
-    """Yield a row of the table for FedAvg, then one for each other arm that was chosen."""
+    """Yield a row of the table for FedAvg, then one for each other chosen arm."""
     worst = "worst client" if len(tested.values[tested.baseline][0]) <= 10 else "worst 10 %"
     gains = {measure: tested.differences(measure) for measure in ("mean", "worst_10")}
     for label in tested.methods:
@@ -153,16 +151,17 @@ def rows_of(tested: Comparison) -> Iterator[Row]:
 def gain(found: Difference | None) -> str:
     """Return a difference with its interval.
 
-    In bold where that is without 0, with * where Holm's correction agrees.
+    It is bold if the interval excludes 0, with * if Holm's correction agrees.
     """
     if found is None:
         return ""
     words = f"{found.mean:+.1f}".replace("-0.0", "+0.0")
-    if math.isnan(found.low):  # a single seed, or the same difference with all
+    if math.isnan(found.low):  # a single seed, or the same difference for all
         return words
     words = f"{words} ({found.low:+.1f} to {found.high:+.1f})"
-    apart = found.low > 0.0 or found.high < 0.0
-    return f"**{words}**{'*' if found.significant else ''}" if apart else words
+    if found.low <= 0.0 <= found.high:
+        return words
+    return f"**{words}***" if found.significant else f"**{words}**"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The loop that a PyTorch tutorial would write for federated averaging, which the engines are measured against."""
+"""Federated averaging as a PyTorch tutorial would write it; the engines are compared with it."""
 
 import copy
 import random
@@ -15,17 +15,17 @@ from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.optimizers import make_optimizer, optimizer_in
 
 THREADS = torch.get_num_threads()
-"""The number of threads that PyTorch chooses by itself, read before anything has changed it."""
+"""PyTorch's default number of threads, read before anything has changed it."""
 
 TEST_BATCH = 64
 
 
 def plain_loop(settings: Settings) -> float:
-    """Return the seconds a round, after the first, of the settings' run as a tutorial would write it.
+    """Return the seconds per round, without the first one, of the settings' run.
 
-    The same data, model, numbers of clients and steps, and averages by examples; after the last
-    round, and after every `evaluate-every` rounds, all clients' test sets are evaluated. Nothing is
-    written to disk.
+    Data, model, numbers of clients and steps are the same, and averages are by examples. All
+    clients' test sets are evaluated after the last round, and after every `evaluate-every` rounds.
+    Nothing is written to disk.
     """
     task = load_task(settings.run_config())
     model = task.model()
@@ -36,9 +36,8 @@ def plain_loop(settings: Settings) -> float:
     started = time.perf_counter()
     with default_threads():
         for number in range(1, settings.num_rounds + 1):
-            train_round(
-                model, task, [train[name] for name in draws.sample(sorted(train), wanted)], settings
-            )
+            drawn = draws.sample(sorted(train), wanted)
+            train_round(model, task, [train[name] for name in drawn], settings)
             if number == settings.num_rounds or (
                 settings.evaluate_every and number % settings.evaluate_every == 0
             ):
@@ -51,7 +50,7 @@ def plain_loop(settings: Settings) -> float:
 
 @contextmanager
 def default_threads() -> Iterator[None]:
-    """Let PyTorch compute with as many threads as it chooses by itself."""
+    """Give PyTorch its default number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     try:

@@ -1,9 +1,8 @@
-"""Registered clients: what a run of 100 clients a round costs where a thousand, or a million, could
-have been drawn.
+"""Registered clients: the cost of a run that draws 100 clients a round from up to a million.
 
-Each number of clients is a `fairbloom run` in a process of its own. Prints the seconds from the
-command to the first row on disk, the median milliseconds a round, and the largest resident memory
-of the process.
+Each number of clients is a `fairbloom run` in its own process. Prints the seconds from the command
+to the first row on disk, the median milliseconds of a round, and the largest resident memory of the
+process.
 """
 
 import os
@@ -30,11 +29,11 @@ CLASSES = 10
 
 
 def strangers(setup: Setup) -> Task:
-    """Clients whose examples are made from their names when they are asked for.
+    """Clients with examples that are generated from their names on demand.
 
     Their names are not in the order of their numbers: client-10 comes before client-9.
     """
-    # here, since this process must stay small: its memory counts as its children's until they begin
+    # Not imported above: this process must stay small, because a child's memory is first its own.
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -73,43 +72,32 @@ def main() -> None:
 
 
 def measure(registered: int, rounds: int, engine: str) -> Row:
-    """Return the row of a run in a process of its own."""
+    """Return the row of a run in its own process."""
     share = f"{A_ROUND / registered:g}"
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch, "run")
         log = Path(scratch, "log")
-        command = [
-            str(Path(sys.executable).with_name("fairbloom")),
-            "run",
-            "--task",
-            "benchmarks.scale:strangers",
-        ]
-        command += [
-            "--clients",
-            str(registered),
-            "--fraction",
-            share,
-            "--set",
-            f"fraction-evaluate={share}",
-        ]
-        command += [
-            "--rounds",
-            str(rounds),
-            "--engine",
-            engine,
-            "--device",
-            "cpu",
-            "--out",
-            str(out),
-        ]
-        command += ["--set", "batch-size=0"]
+        options = {
+            "--task": "benchmarks.scale:strangers",
+            "--clients": str(registered),
+            "--fraction": share,
+            "--rounds": str(rounds),
+            "--engine": engine,
+            "--device": "cpu",
+            "--out": str(out),
+        }
+        command = [str(Path(sys.executable).with_name("fairbloom")), "run"]
+        for option, value in options.items():
+            command += (option, value)
+        command += ("--set", f"fraction-evaluate={share}", "--set", "batch-size=0")
         started = time.perf_counter()
         with log.open("w") as file:
             process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+        # WNOWAIT, because wait4 below still has to return the memory of the process
         while not ROUNDS.read(out) and not os.waitid(
             os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
         ):
-            time.sleep(0.01)  # what the process has used is still to be asked for
+            time.sleep(0.01)
         first = time.perf_counter() - started
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

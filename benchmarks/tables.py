@@ -1,4 +1,4 @@
-"""The options and tables of all benchmarks, and the machine that they measured."""
+"""The options and tables of all benchmarks, and a description of the machine."""
 
 import argparse
 import csv
@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 Row = Mapping[str, object]
-"""A row of a table: what stands in each of its columns."""
+"""A row of a table: its cells by column."""
 
 
 def parser_of(about: str | None, workloads: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return a parser of a benchmark's options: which of some workloads, by default all."""
+    """Return a parser of a benchmark's options; with `workloads`, --workloads chooses some."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -30,7 +30,7 @@ def parser_of(about: str | None, workloads: Sequence[str] = ()) -> argparse.Argu
 
 
 def print_machine() -> None:
-    """Print what the numbers depend on: processor, memory, load, and the versions of what computes."""
+    """Print processor, memory and load of the machine, and the versions of the packages."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text().splitlines() if about.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -38,13 +38,14 @@ def print_machine() -> None:
     packages = ", ".join(
         f"{name} {version(name)}" for name in ("fairbloom", "torch", "numpy", "flwr")
     )
-    processor = f"{os.cpu_count()} processors ({names[0] if names else platform.machine()})"
-    print(f"{processor}, {memory:.0f} GiB, load {os.getloadavg()[0]:.1f}, {platform.system()}")
+    model = names[0] if names else platform.machine()
+    processors = f"{os.cpu_count()} processors ({model})"
+    print(f"{processors}, {memory:.0f} GiB, load {os.getloadavg()[0]:.1f}, {platform.system()}")
     print(f"Python {platform.python_version()}, {packages}\n")
 
 
 def print_table(title: str, rows: Iterable[Row], *, as_csv: bool = False) -> None:
-    """Print a table; its columns are those of all rows, in the order in which they first occur."""
+    """Print a table with the columns of all rows, in the order in which they first occur."""
     rows = list(rows)
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
     if as_csv:
@@ -63,5 +64,5 @@ def print_table(title: str, rows: Iterable[Row], *, as_csv: bool = False) -> Non
 
 
 def print_row(row: Row) -> None:
-    """Print a row of a table that is under way to stderr."""
+    """Print a row to stderr, before its table is complete."""
     print(*row.values(), sep="  ", file=sys.stderr, flush=True)

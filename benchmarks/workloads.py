@@ -1,4 +1,4 @@
-"""The workloads of the benchmarks: tasks and models as a user writes them, on data that a seed makes."""
+"""The workloads of the benchmarks: tasks as users write them, on data generated from a seed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,19 +16,19 @@ from fairbloom.tasks.models import build
 from fairbloom.tasks.models.networks import Shape
 
 Drawn = Callable[[torch.Generator, int], Tensor]
-"""Draws the inputs of so many examples."""
+"""Draws the inputs of a number of examples."""
 
 CLASSES = 10
 CHARACTERS = 80
 TESTED = 5
-"""A client has one test example for so many training examples."""
+"""Training examples of a client per test example."""
 
 
 # Tasks --------------------------------------------------------------------------------------------
 
 
 def vectors(setup: Setup, *, features: int = 64, examples: int = 64) -> Task:
-    """Vectors of normal numbers in ten classes, `examples` of them to train on at every client."""
+    """Vectors of normal numbers in ten classes, `examples` training examples per client."""
     return made(
         setup,
         (features,),
@@ -39,7 +39,7 @@ def vectors(setup: Setup, *, features: int = 64, examples: int = 64) -> Task:
 
 
 def images(setup: Setup, *, side: int = 28, channels: int = 1, examples: int = 500) -> Task:
-    """Images of normal numbers in ten classes, `examples` of them to train on at every client."""
+    """Images of normal numbers in ten classes, `examples` training examples per client."""
     shape = (channels, side, side)
     return made(
         setup, shape, CLASSES, examples, lambda random, n: torch.randn(n, *shape, generator=random)
@@ -47,7 +47,7 @@ def images(setup: Setup, *, side: int = 28, channels: int = 1, examples: int = 5
 
 
 def text(setup: Setup, *, length: int = 80, examples: int = 20) -> Task:
-    """Lines of characters, the next of which is to be told, `examples` of them to train on at every client."""
+    """Lines of characters to predict the next one, `examples` training examples per client."""
     return made(
         setup,
         (length,),
@@ -58,10 +58,7 @@ def text(setup: Setup, *, length: int = 80, examples: int = 20) -> Task:
 
 
 def made(setup: Setup, shape: Shape, classes: int, examples: int, drawn: Drawn) -> Task:
-    """Return a task of seeded inputs and labels.
-
-    All data are made here, so that no round makes any.
-    """
+    """Return a task of seeded inputs and labels, all generated here and not within a round."""
     names = tuple(f"client-{number:05d}" for number in range(setup.clients))
     rows = examples + max(1, examples // TESTED)
     random = torch.Generator().manual_seed(seed_of(setup.seed, "benchmark data"))
@@ -85,7 +82,7 @@ def made(setup: Setup, shape: Shape, classes: int, examples: int, drawn: Drawn) 
     )
 
 
-# What is measured ---------------------------------------------------------------------------------
+# Workloads ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -95,13 +92,13 @@ class Workload:
     Attributes
     ----------
     task, model
-        As a run config names them.
+        The values in a run config.
     clients, drawn
-        How many clients there are, and how many of them a round has.
+        The number of clients, and of the clients of a round.
     batch
-        Examples a step; 0: all of a client's.
+        Examples in a step; 0: all examples of a client.
     own
-        The task's own settings, and those of local training.
+        Further settings, of the task and of local training.
     """
 
     task: str
@@ -112,32 +109,27 @@ class Workload:
     own: Mapping[str, Value] = field(default_factory=dict)
 
     def config(self, **others: Value) -> dict[str, Value]:
-        """Return the run config of FedAvg on this workload.
-
-        `others` add to it, with underscores for hyphens.
-        """
+        """Return the run config of FedAvg on this workload, with `others` in addition."""
         return {
-            **{
-                "task": self.task,
-                "model": self.model,
-                "clients": self.clients,
-                "batch-size": self.batch,
-            },
-            **{
-                "fraction": self.drawn / self.clients,
-                "learning-rate": 0.01,
-                "device": "cpu",
-                **self.own,
-            },
+            "task": self.task,
+            "model": self.model,
+            "clients": self.clients,
+            "batch-size": self.batch,
+            "fraction": self.drawn / self.clients,
+            "learning-rate": 0.01,
+            "device": "cpu",
+            **self.own,
             **{name.replace("_", "-"): value for name, value in others.items()},
         }
 
     def settings(self, **others: Value) -> Settings:
-        """Return the same as settings."""
+        """Return the run config as settings."""
         return Settings.of(self.config(**others))
 
 
-VECTORS, IMAGES, TEXT = (f"{__name__}:{task}" for task in ("vectors", "images", "text"))
+VECTORS = f"{__name__}:vectors"
+IMAGES = f"{__name__}:images"
+TEXT = f"{__name__}:text"
 COLOURED = {"images.side": 32, "images.channels": 3}
 
 WORKLOADS = {
