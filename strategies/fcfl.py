@@ -125,7 +125,7 @@ class FCFL(FairStrategy):
         self.delta_min = delta_min
 
     def terms(self, server_round: int) -> Terms:
-        """Return the common terms, with one full-batch step on the loss and one on the disparity."""
+        """Return the common terms, with one full-batch step on loss and disparity each."""
         return replace(
             super().terms(server_round),
             full_batch_step=True,

@@ -16,78 +16,90 @@ from .simplex import shortest_combination
 from .strategy import FairStrategy
 
 NO_GUIDANCE = 1e-6
-"""A guidance row that is shorter than this share of the rows that it combines is rounding, and is
-left out."""
+"""A guidance row below this share of the norm of the rows that it combines is rounding, and is
+skipped."""
 
 
 class Layer(NamedTuple):
-    """A layer: the places of its arrays, the products of updates and kept rows within it, and its direction.
+    """A layer: one or several groups of arrays, and their common direction.
 
-    The direction is the shortest vector of the hull of its rows, as coefficients of the updates and
-    kept rows. A stationary layer has no common direction.
+    Attributes
+    ----------
+    arrays
+        The places of its arrays.
+    gram
+        The inner products of updates and kept rows within it.
+    direction
+        The shortest vector in the hull of its rows, as coefficients of updates and kept rows.
+    squared_norm
+        The squared norm of the direction.
+    is_stationary
+        Whether it has no common direction.
     """
 
     arrays: NDArray[np.intp]
     gram: FloatArray
     direction: FloatArray
-    squared_length: float
+    squared_norm: float
     is_stationary: bool
 
 
 class FedLF(FairStrategy):
-    r"""FedLF: in each layer, the shortest combination of the updates and of the way to equal losses.
+    r"""FedLF: in each layer, the shortest combination of the updates and the way to equal losses.
 
-    With u_(kl) the part of u_k in group l of the model's arrays, μ_l the mean length of those that
-    are not zero, and h the direction of the losses F to equal ones:
+    With u_(kl) the part of u_k in group l of the model's arrays, μ_l the mean norm of the nonzero
+    parts, and h the direction from the losses F to equal ones:
 
-    .. math:: d_l = \text{the shortest vector in the hull of } \mu_l \frac{u_{kl}}{\lVert u_{kl} \rVert} \text{ and }
-        \mu_l \frac{q_l}{\lVert q_l \rVert}, \qquad q_l = \sum_k h_k \frac{u_{kl}}{\lVert u_{kl} \rVert}
+    .. math:: d_l = \text{the shortest vector in the hull of }
+        \mu_l \frac{u_{kl}}{\lVert u_{kl} \rVert} \text{ and }
+        \mu_l \frac{q_l}{\lVert q_l \rVert}, \qquad
+        q_l = \sum_k h_k \frac{u_{kl}}{\lVert u_{kl} \rVert}
 
     .. math:: h \propto \cos\varphi \, \frac{F}{\lVert F \rVert} - \frac{\mathbf 1}{\sqrt m}, \qquad
         w \leftarrow w - \eta \, d \, \frac{\lVert \tfrac1m \sum_k u_k \rVert}{\lVert d \rVert}
 
-    The last updates of absent clients that replied in the last ⌊M/m⌋ rounds, M being the clients
-    seen before, are rows of the hull as well, each part scaled to μ_l. A group with ‖d_l‖ ≤ 1e-3 ·
-    μ_l has no common direction: it is merged with the next group, the last one with that before it,
-    and solved again. Where all are one such group, no step is taken. So ⟨d_l, u_(kl)⟩ ≥ 0 for every
-    client in every merged group: to first order no participant's loss rises.
+    The hull also has the last updates of absent clients that replied in the last ⌊M/m⌋ rounds, each
+    part scaled to μ_l; M is the number of clients seen before. A group with ‖d_l‖ ≤ 1e-3 · μ_l has
+    no common direction: it is merged with the next group (the last one with the group before it),
+    and solved again. If a single such group remains, no step is taken. So ⟨d_l, u_(kl)⟩ ≥ 0 for
+    every client in every merged group: to first order, no participant's loss rises.
 
     Source: Pan et al., FedLF: Layer-Wise Fair Federated Learning, AAAI 2024, Algorithm 1, equations
-    5–8 and section
-    3.3, doi:10.1609/aaai.v38i13.29368; the authors' code, zibinpan/FedLF.
+    5–8 and section 3.3, doi:10.1609/aaai.v38i13.29368; the authors' code, zibinpan/FedLF.
 
     Parameters
     ----------
     history
         Whether absent clients' last updates are respected.
     guidance
-        What the guidance row combines: updates scaled to one length, or as they are ("gradient"),
-        as in equation 5.
+        The updates that the guidance row combines: scaled to one norm, or plain ("gradient"), as in
+        equation 5.
     server_lr
-        Step size η: the length of the step in lengths of the mean update.
+        Step size η: the norm of the step over the norm of the mean update.
     groups
-        The group of each array that is trained, by the array's name; none: arrays whose names agree
-        up to the last dot, as those of a layer's weight and bias do, are one group.
+        The group of each trained array, by the array's name; none: arrays with the same name up to
+        the last dot, such as a layer's weight and bias, are one group.
 
-    Reductions: with one group, equal losses and no absent clients the direction is that of
-    FedMGDAPlus with `epsilon=1`. Where all groups have the same updates, each steps as they would
-    alone.
+    Reductions: with one group, equal losses and no absent clients, the direction is that of
+    FedMGDAPlus with `epsilon=1`. If all groups have the same updates, each steps as it would as the
+    only one.
 
     Departures: groups are merged as in Algorithm 1, and a layer's weight and bias are one group as
     in Table 2; the authors' code has a group for each array and never merges. The guidance row
-    combines scaled updates as in that code; guidance="gradient" is equation 5. A client whose part
-    of a group is zero, equal losses, and a client alone, with which the code fails, are left out,
-    have no guidance, and are stepped along. Absent clients are respected from round 2 on, which the
-    code does only once more clients were seen than take part in a round. Updates are those of the
-    clients' local work, as in Algorithm 1; the authors' experiments take one full-batch gradient.
+    combines scaled updates as in that code; guidance="gradient" is equation 5. The code fails in
+    three cases: here, a client without an update in a group is left out of it, equal losses give no
+    guidance, and a single client's update is the direction. Absent clients are respected from round
+    2 on; the code waits until more clients were seen than take part in a round. Updates are those
+    of the clients' local work, as in Algorithm 1; the authors' experiments use one full-batch
+    gradient.
 
     Objective: a Pareto-stationary point near equal losses, layer by layer
-    Good for: clients in conflict, in some layers more than in others, of which few take part in a
+    Good for: clients that conflict, more in some layers than in others, few of which take part in a
     round.
     Hurts when: groups are many and small: the shortest combination of each is short, and directions
-    are mostly noise. A client whose loss cannot fall is guided towards all the same.
-    Memory: the last update of every client, unless it is older, in rounds, than there are clients
-    Cost: a Gram matrix by array over the rows of the hulls, and a QP a group
+    are mostly noise. It also guides towards a client with a loss that cannot fall.
+    Memory: the last update of every client, if not older, in rounds, than the number of clients
+    Cost: a Gram matrix by array over the rows of the hulls, and a QP per group
     """
 
     needs = frozenset({"loss-before"})
@@ -125,70 +137,70 @@ class FedLF(FairStrategy):
         """
         grams = cohort.grams
         m = cohort.size
-        groups = [
-            (arrays, grams[arrays].sum(axis=0)) for arrays in layers_of(cohort.arrays, self.groups)
-        ]
-        layers = self._merged(cohort, [(arrays, G) for arrays, G in groups if np.diag(G)[:m].any()])
+        groups = []
+        for arrays in layers_of(cohort.arrays, self.groups):
+            G = grams[arrays].sum(axis=0)
+            if np.diag(G)[:m].any():
+                groups.append((arrays, G))
+        layers = self._merged(cohort, groups)
         C = np.zeros(grams.shape[:2])
-        if not layers or layers[0].is_stationary:  # no other than a single one is left so
+        if not layers or layers[0].is_stationary:  # a stationary layer is only left as a single one
             return C
         for layer in layers:
             C[layer.arrays] = layer.direction
-        mean_length = np.sqrt(cohort.gram[:m, :m].sum().clip(0.0)) / m
-        C *= self.server_lr * mean_length / np.sqrt(sum(layer.squared_length for layer in layers))
+        mean_norm = np.sqrt(cohort.gram[:m, :m].sum().clip(0.0)) / m
+        C *= self.server_lr * mean_norm / np.sqrt(sum(layer.squared_norm for layer in layers))
         return C
 
     def _merged(
         self, cohort: Cohort, groups: Sequence[tuple[NDArray[np.intp], FloatArray]]
     ) -> list[Layer]:
-        found = guidance(cohort.losses)
-        h = np.zeros(cohort.size) if found is None else found.direction
-        layers = [self._layer(*group, h) for group in groups]
+        guide = guidance(cohort.losses)
+        h = np.zeros(cohort.size) if guide is None else guide.direction
+        layers = [self._layer(arrays, G, h) for arrays, G in groups]
         while len(layers) > 1 and any(layer.is_stationary for layer in layers):
             first = min([layer.is_stationary for layer in layers].index(True), len(layers) - 2)
             one, other = layers[first : first + 2]
-            both = np.concatenate([one.arrays, other.arrays]), one.gram + other.gram
-            layers[first : first + 2] = [self._layer(*both, h)]
+            arrays = np.concatenate([one.arrays, other.arrays])
+            layers[first : first + 2] = [self._layer(arrays, one.gram + other.gram, h)]
         return layers
 
     def _layer(self, arrays: NDArray[np.intp], G: FloatArray, h: FloatArray) -> Layer:
         m = len(h)
-        lengths = np.sqrt(np.diag(G))
-        moving = lengths > 0.0
-        inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=moving)
-        mu = lengths[:m][moving[:m]].mean()
+        norms = np.sqrt(np.diag(G))
+        moving = norms > 0.0
+        inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=moving)
+        mu = norms[:m][moving[:m]].mean()
         rows = np.diag(mu * inverse)[moving]
         q = np.zeros(len(G))
-        unit = 1.0 if self.guidance == "scaled" else mu
-        q[:m] = h * (inverse[:m] if self.guidance == "scaled" else 1.0)
-        length = np.sqrt((q @ G @ q).clip(0.0))
-        if length > NO_GUIDANCE * unit:
-            rows = np.vstack([rows, mu / length * q])
+        if self.guidance == "scaled":
+            q[:m] = h * inverse[:m]
+            unit = 1.0
+        else:
+            q[:m] = h
+            unit = mu
+        norm = np.sqrt((q @ G @ q).clip(0.0))
+        if norm > NO_GUIDANCE * unit:
+            rows = np.vstack([rows, mu / norm * q])
         direction = shortest_combination(rows, G)
-        squared_length = float((direction @ G @ direction).clip(0.0))
-        return Layer(
-            arrays, G, direction, squared_length, squared_length <= (NOTHING_COMMON * mu) ** 2
-        )
+        square = float((direction @ G @ direction).clip(0.0))
+        return Layer(arrays, G, direction, square, square <= (NOTHING_COMMON * mu) ** 2)
 
     def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
-        """Return whether a row is of the last ⌊M/m⌋ rounds, of a client whose last update is not of this round."""
-        return kept.key not in names and kept.round >= server_round - len(
-            self.memory.get("seen", {})
-        ) // len(names)
+        """Return whether a row is of the last ⌊M/m⌋ rounds, and of an absent client."""
+        seen = len(self.memory.get("seen", {}))
+        return kept.key not in names and kept.round >= server_round - seen // len(names)
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed
     ) -> Mapping[Kept, FloatArray | None]:
-        """Keep which clients were seen, and the last updates that a later round may need.
-
-        ⌊M/m⌋ ≤ the known clients.
-        """
+        """Keep the names of the clients seen, and the last updates that a later round may need."""
         if not self.history:
             return {}
-        self.memory = {
-            "seen": self.memory.get("seen", {}) | dict.fromkeys(cohort.names, cohort.round)
-        }
-        oldest = cohort.round + 1 - len({*self.memory["seen"], *cohort.online})
+        seen = self.memory.get("seen", {}) | dict.fromkeys(cohort.names, cohort.round)
+        self.memory = {"seen": seen}
+        # ⌊M/m⌋ is at most the number of known clients.
+        oldest = cohort.round + 1 - len({*seen, *cohort.online})
         absent = (
             kept
             for kept in self.progress.kept

@@ -1,4 +1,4 @@
-"""Common descent with guidance towards equal losses, which respects the clients of the last round that are absent."""
+"""Common descent with guidance towards equal losses, which respects absent clients."""
 
 from collections.abc import Collection, Mapping
 from typing import Annotated, Unpack
@@ -16,19 +16,20 @@ from .strategy import FairStrategy
 
 
 class FedMDFG(FairStrategy):
-    r"""FedMDFG: a step that lowers every client's loss, and high losses more than low ones where these are far apart.
+    r"""FedMDFG: a step that lowers every client's loss, and reduces large gaps between losses.
 
-    .. math:: v_k = s \frac{u_k}{\lVert u_k \rVert}, \quad s = \tfrac1m \sum_k \lVert u_k \rVert, \qquad
+    .. math:: v_k = s \frac{u_k}{\lVert u_k \rVert}, \quad
+        s = \tfrac1m \sum_k \lVert u_k \rVert, \qquad
         d_0 = \arg\min \Big\lVert \sum_i \lambda_i q_i \Big\rVert, \qquad
         w \leftarrow w - \eta \, d_0 \frac{\lVert \tfrac1m \sum_k v_k \rVert}{\lVert d_0 \rVert}
 
     with λ in the simplex. The rows q are the scaled updates v_k, those of the last round of clients
-    that are absent now, and with guidance Σ h_k v_k, where h is orthogonal to the losses F and
-    positive for the high ones. There is guidance where the angle between F and equal losses is
-    above `angle`, or where some clients, but not all, have a higher loss than expected: than the
-    mean of their earlier ones, of which none counts for more than was expected of it. The step d
-    satisfies ⟨d, q_i⟩ ≥ ‖d‖ ‖d₀‖ for every row: to first order no loss of a client, present or
-    absent, rises.
+    that are absent now, and with guidance Σ h_k v_k. Here h is orthogonal to the losses F, and
+    positive for the high ones. There is guidance if the angle between F and equal losses is above
+    `angle`, or if some clients, but not all, have a higher loss than expected. The expected loss is
+    the mean of the client's earlier losses, each counted at most as the loss expected then. The
+    step d satisfies ⟨d, q_i⟩ ≥ ‖d‖ ‖d₀‖ for every row: to first order, no loss of a present or
+    absent client rises.
 
     Source: Pan et al., FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance,
     AAAI 2023, appendix A.1–A.3, doi:10.1609/aaai.v37i8.26122; Algorithm 1 was read in the authors'
@@ -37,32 +38,32 @@ class FedMDFG(FairStrategy):
     Parameters
     ----------
     angle
-        Up to this many degrees between the losses and equal ones there is no guidance; the paper
-        has 11.25 and 5.625.
+        Angle in degrees between the losses and equal ones up to which there is no guidance; the
+        paper has 11.25 and 5.625.
     history
-        Whether updates of the last round are respected where their clients are absent.
+        Whether updates of the last round are respected if their clients are absent.
     guidance
-        Which updates h combines: "scaled" ones, as in the authors' code and the published tables,
-        or plain ones, "gradient", as in the proofs.
+        The updates that h combines: scaled ones, as in the authors' code and the published tables,
+        or plain ones ("gradient"), as in the proofs.
     server_lr
         Step size η.
 
     Reductions: without guidance and absent clients, the direction of FedMGDAPlus with `epsilon=1`.
     A single client's update is the step.
 
-    Departures: there is no line search over the step's length, which would take further exchanges
+    Departures: there is no line search over the step's length, which would need further exchanges
     in every round; the test of sufficient decrease in the authors' code has the wrong sign. Updates
-    are those of the clients' local work, where that code takes one full-batch gradient. Losses that
-    are equal give no guidance, where it divides 0 by 0. Only an update of exactly zero is left out,
-    and where ‖d₀‖ ≤ 1e-3 s no step is taken.
+    are those of the clients' local work; that code uses one full-batch gradient. Equal losses give
+    no guidance; the code divides 0 by 0. Only an update of exactly zero is left out, and if ‖d₀‖ ≤
+    1e-3 s, no step is taken.
 
     Objective: a Pareto-stationary point, near equal losses
-    Good for: clients in conflict of which few take part in a round; an update that is inflated
-    changes the length of the step alone.
-    Hurts when: clients are many beside what their data span, as the shortest combination is then
-    near zero. A client whose loss cannot fall, as with noisy labels, is guided towards all the
-    same.
-    Memory: one round of updates, and two numbers a client
+    Good for: conflicting clients, few of which take part in a round; an inflated update only
+    changes the norm of the step.
+    Hurts when: there are many clients compared with the dimensions that their data span, because
+    the shortest combination is then near zero. It also guides towards a client with a loss that
+    cannot fall, such as one with noisy labels.
+    Memory: one round of updates, and two numbers per client
     Cost: a Gram matrix and a QP
     """
 
@@ -89,7 +90,7 @@ class FedMDFG(FairStrategy):
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c over the updates and the kept ones.
 
-        Vectors are rows of coefficients, products go through G.
+        Vectors are rows of coefficients; inner products go through G.
         """
         G = cohort.gram
         live = self._live(cohort)
@@ -99,42 +100,39 @@ class FedMDFG(FairStrategy):
         rows = np.vstack([v[live], self._guidance_row(cohort, v), v[cohort.size :]])
         shortest = shortest_combination(rows, G)
         mean = v[live].mean(axis=0)
-        squared_length = shortest @ G @ shortest
-        if squared_length <= (NOTHING_COMMON * self._mean_length(cohort)) ** 2:
+        squared_norm = shortest @ G @ shortest
+        if squared_norm <= (NOTHING_COMMON * self._mean_norm(cohort)) ** 2:
             return np.zeros(len(G))
-        c: FloatArray = (
-            self.server_lr * np.sqrt((mean @ G @ mean).clip(0.0) / squared_length) * shortest
-        )
+        scale = np.sqrt((mean @ G @ mean).clip(0.0) / squared_norm)
+        c: FloatArray = self.server_lr * scale * shortest
         return c
 
     def _live(self, cohort: Cohort) -> NDArray[np.intp]:
+        """Return the places of the updates that are not zero."""
         return np.flatnonzero(np.diag(cohort.gram)[: cohort.size])
 
-    def _mean_length(self, cohort: Cohort) -> float:
-        """Return s, the mean length of the updates that are not zero."""
+    def _mean_norm(self, cohort: Cohort) -> float:
+        """Return s, the mean norm of the updates that are not zero."""
         return float(np.sqrt(np.diag(cohort.gram)[self._live(cohort)]).mean())
 
     def _scaled(self, cohort: Cohort) -> FloatArray:
-        """Return v of every update and kept row.
-
-        Those are as long as the live ones were in the round of the row.
-        """
-        lengths = np.sqrt(np.diag(cohort.gram))
-        wanted = np.full(len(lengths), self._mean_length(cohort))
+        """Return v of every update and kept row; a kept row gets the s of its round."""
+        norms = np.sqrt(np.diag(cohort.gram))
+        wanted = np.full(len(norms), self._mean_norm(cohort))
         wanted[cohort.size :] = self.memory.get("length", 0.0)
-        return np.diag(np.divide(wanted, lengths, out=np.zeros_like(lengths), where=lengths > 0.0))
+        return np.diag(np.divide(wanted, norms, out=np.zeros_like(norms), where=norms > 0.0))
 
     def _guidance_row(self, cohort: Cohort, v: FloatArray) -> FloatArray:
         """Return the row that guides towards equal losses, shape (1, m + r).
 
-        Shape (0, m + r) where none does.
+        Without guidance, the shape is (0, m + r).
         """
         live = self._live(cohort)
-        found = guidance(cohort.losses[live])
-        if found is None or not (found.angle > self.angle or self._is_forced(cohort)):
+        guide = guidance(cohort.losses[live])
+        if guide is None or not (guide.angle > self.angle or self._is_forced(cohort)):
             return np.zeros((0, len(v)))
         updates = v if self.guidance == "scaled" else np.eye(len(v))
-        return found.direction[None, :] @ updates[live]
+        return guide.direction[None, :] @ updates[live]
 
     def _is_forced(self, cohort: Cohort) -> bool:
         """Return whether the losses of some clients, but not of all, are higher than expected."""
@@ -152,11 +150,12 @@ class FedMDFG(FairStrategy):
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed
     ) -> Mapping[Kept, FloatArray | None]:
-        """Learn what losses to expect.
+        """Update the expected losses, and keep the updates that are not zero.
 
-        Keep the updates of the clients that moved, or the kept ones where none did.
+        If all are zero, the kept rows stay.
         """
-        expected, joined = (dict(self.memory.get(key, {})) for key in ("expected", "joined"))
+        expected = dict(self.memory.get("expected", {}))
+        joined = dict(self.memory.get("joined", {}))
         for name, loss in zip(cohort.names, cohort.losses.tolist(), strict=True):
             mean = expected.get(name, loss)
             rounds = joined.get(name, 0)
@@ -166,6 +165,8 @@ class FedMDFG(FairStrategy):
         live = self._live(cohort)
         if not live.size:
             return dict.fromkeys(self.progress.kept)
-        self.memory["length"] = self._mean_length(cohort)
+        self.memory["length"] = self._mean_norm(cohort)
+        if not self.history:
+            return {}
         rows = np.eye(len(cohort.gram))
-        return {Kept(cohort.names[k], cohort.round): rows[k] for k in live} if self.history else {}
+        return {Kept(cohort.names[k], cohort.round): rows[k] for k in live}

@@ -1,4 +1,4 @@
-"""Multi-objective descent: a step that is good for every participant."""
+"""Multi-objective descent: common descent directions of all participants."""
 
 from typing import Annotated, ClassVar, Unpack
 
@@ -16,12 +16,13 @@ from .strategy import Tries
 class FedMGDA(Stepped):
     r"""FedMGDA: the shortest combination of the updates near the prior.
 
-    .. math:: c = \eta_t \lambda^*, \qquad \lambda^* = \arg\min_\lambda \Big\lVert \sum_k \lambda_k u_k \Big\rVert^2
+    .. math:: c = \eta_t \lambda^*, \qquad
+        \lambda^* = \arg\min_\lambda \Big\lVert \sum_k \lambda_k u_k \Big\rVert^2
         \quad \text{over the simplex with } |\lambda_k - p_k| \le \epsilon
 
-    With epsilon = 1 the step d satisfies ⟨d, u_k⟩ ≥ ‖d‖² for every client: to first order no
-    participant's loss rises. Where several λ are minimal, the one nearest to p is taken: clients
-    with equal updates and priors count the same.
+    With epsilon = 1 the step d satisfies ⟨d, u_k⟩ ≥ ‖d‖² for every client: to first order, no
+    participant's loss rises. If several λ are minimal, the one nearest to p is taken: clients with
+    equal updates and priors count the same.
 
     Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022,
     equation 25, doi:10.48550/arXiv.2006.11489.
@@ -29,7 +30,7 @@ class FedMGDA(Stepped):
     Parameters
     ----------
     epsilon
-        How far a weight may be from its prior.
+        Largest distance of a weight from its prior.
     server_lr
         Step size.
     decay
@@ -39,9 +40,9 @@ class FedMGDA(Stepped):
     Reductions: `epsilon=0` is FedAvg (uniform by default); `epsilon=1` is MGDA.
 
     Objective: a Pareto-stationary point
-    Good for: a step that, to first order, makes no participant worse.
-    Hurts when: clients' updates are noisy; the shortest combination is then near zero. A client
-    that has converged has an update of almost zero, which stops the model for all.
+    Good for: a step that, to first order, raises no participant's loss.
+    Hurts when: clients' updates are noisy, because the shortest combination is then near zero. A
+    client that has converged has an update of almost zero, which stops the model for all clients.
     Memory: none
     Cost: a Gram matrix and a QP
     """
@@ -63,19 +64,19 @@ class FedMGDA(Stepped):
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the shortest combination, times the step size."""
-        return self.step_size(cohort.round, cohort.num_rounds) * min_norm_weights(
-            cohort.gram, cohort.prior, self.epsilon
-        )
+        weights = min_norm_weights(cohort.gram, cohort.prior, self.epsilon)
+        return self.step_size(cohort.round, cohort.num_rounds) * weights
 
 
 class FedMGDAPlus(FedMGDA):
     r"""FedMGDA+: the shortest combination of the normalised updates near the prior.
 
-    .. math:: c_k = \eta_t \frac{\lambda^*_k}{\lVert u_k \rVert}, \qquad \lambda^* = \arg\min_\lambda
+    .. math:: c_k = \eta_t \frac{\lambda^*_k}{\lVert u_k \rVert}, \qquad
+        \lambda^* = \arg\min_\lambda
         \Big\lVert \sum_k \lambda_k \frac{u_k}{\lVert u_k \rVert} \Big\rVert^2
         \quad \text{over the simplex with } |\lambda_k - p_k| \le \epsilon
 
-    A client that multiplies its update by any positive number changes nothing.
+    A client that multiplies its update by a positive number changes nothing.
 
     Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022,
     Algorithm 1, doi:10.48550/arXiv.2006.11489.
@@ -83,9 +84,9 @@ class FedMGDAPlus(FedMGDA):
     Parameters
     ----------
     epsilon
-        How far a weight may be from its prior.
+        Largest distance of a weight from its prior.
     server_lr
-        Step size; the length of the step is at most this.
+        Step size; the norm of the step is at most this.
     decay
         Share of the step size that is left at the end of the run, reached in a step every 100
         rounds; 0: no decay.
@@ -93,9 +94,9 @@ class FedMGDAPlus(FedMGDA):
     Reductions: `epsilon=0` is FedAvgN.
 
     Objective: a Pareto-stationary point
-    Good for: FedMGDA's promise among clients of different scale, or where one inflates its update.
-    Hurts when: updates are noisy or clients many: m unit updates at right angles have a combination
-    of length 1/√m.
+    Good for: FedMGDA's promise with clients of different scale, or if one inflates its update.
+    Hurts when: updates are noisy or clients many: the shortest combination of m orthogonal unit
+    updates has norm 1/√m.
     Memory: none
     Cost: a Gram matrix and a QP
     """
@@ -103,7 +104,10 @@ class FedMGDAPlus(FedMGDA):
     tries: ClassVar[Tries] = ({"server_lr": 0.1}, {"server_lr": 1.0})
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the weights of the shortest combination of unit updates, over the norms, times the step size."""
+        """Return the weights of the shortest combination of unit updates, divided by the norms.
+
+        They are multiplied by the step size.
+        """
         inverse, prior = moving(cohort)
         moved = inverse > 0.0
         weights = np.zeros(cohort.size)
@@ -116,9 +120,10 @@ class FedMGDAPlus(FedMGDA):
 
 
 class MGDAProx(FedMGDAPlus):
-    r"""MGDA-Prox: FedMGDA+ of clients whose loss has a proximal term.
+    r"""MGDA-Prox: FedMGDA+ of clients with a proximal term in their loss.
 
-    .. math:: \min_x F_k(x) + \tfrac{\mu}{2} \lVert x - w \rVert^2 \text{ on the clients, then FedMGDA+}
+    .. math:: \min_x F_k(x) + \tfrac{\mu}{2} \lVert x - w \rVert^2
+        \text{ on the clients, then FedMGDA+}
 
     Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022,
     section 6, doi:10.48550/arXiv.2006.11489.
@@ -128,9 +133,9 @@ class MGDAProx(FedMGDAPlus):
     mu
         Strength of the proximal term; its gradient is mu · (x − w).
     epsilon
-        How far a weight may be from its prior.
+        Largest distance of a weight from its prior.
     server_lr
-        Step size; the length of the step is at most this.
+        Step size; the norm of the step is at most this.
     decay
         Share of the step size that is left at the end of the run, reached in a step every 100
         rounds; 0: no decay.
@@ -138,9 +143,9 @@ class MGDAProx(FedMGDAPlus):
     Reductions: `mu=0` is FedMGDAPlus.
 
     Objective: a Pareto-stationary point
-    Good for: FedMGDA+ with many local steps, where the pull keeps the directions close to the
-    gradients'.
-    Hurts when: FedMGDA+ hurts, or mu is large: clients then hardly leave w, and their further steps
+    Good for: FedMGDA+ with many local steps: the pull keeps updates close to the gradients'
+    directions.
+    Hurts when: FedMGDA+ hurts, or mu is large: clients then hardly leave w, and most of their steps
     are wasted.
     Memory: none
     Cost: a Gram matrix and a QP

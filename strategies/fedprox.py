@@ -1,4 +1,4 @@
-"""The plain average of clients that are held near the global model."""
+"""The plain average of clients that stay near the global model."""
 
 from typing import Unpack
 
@@ -9,7 +9,7 @@ from .fedavg import FedAvg
 
 
 class FedProx(FedAvg):
-    r"""FedProx: FedAvg of clients whose loss has a proximal term.
+    r"""FedProx: FedAvg of clients with a proximal term in their loss.
 
     .. math:: c_k = p_k, \qquad \min_x F_k(x) + \tfrac{\mu}{2} \lVert x - w \rVert^2
 
@@ -23,12 +23,12 @@ class FedProx(FedAvg):
 
     Reductions: `mu=0` is FedAvg.
 
-    Departures: the paper's second half, partial work, is a matter of the clients here.
+    Departures: the paper's second part, partial work, is left to the clients.
 
     Objective: the mean loss
-    Good for: many local steps on unlike data, where the clients' models would drift apart.
-    Hurts when: mu is large, since every round then moves little. It makes training steadier, not
-    fairer.
+    Good for: many local steps on different data, with which the clients' models would drift apart.
+    Hurts when: mu is large, because every round then moves little. It makes training more stable,
+    not fairer.
     Memory: none
     Cost: a weighted sum
     """

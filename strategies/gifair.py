@@ -1,4 +1,4 @@
-"""Fairness by the order of losses."""
+"""Weights by the order of losses."""
 
 from typing import Annotated, Unpack
 
@@ -13,7 +13,8 @@ from .strategy import FairStrategy
 class GiFair(FairStrategy):
     r"""GIFAIR-FL: a client's weight rises with the number of clients whose loss is lower.
 
-    .. math:: c_k = p_k + \lambda r_k, \qquad r_k = \sum_{j \ne k} \operatorname{sign}(F_k - F_j), \qquad
+    .. math:: c_k = p_k + \lambda r_k, \qquad
+        r_k = \sum_{j \ne k} \operatorname{sign}(F_k - F_j), \qquad
         \lambda = \frac{s \min_j p_j}{m - 1}
 
     with s the strength. Weights stay positive and sum to 1.
@@ -29,8 +30,8 @@ class GiFair(FairStrategy):
     Reductions: `strength=0` is FedAvg.
 
     Objective: the mean loss and the gaps between losses
-    Good for: a mild correction by the order of losses alone, which one extreme loss cannot take
-    over.
+    Good for: a mild correction that uses only the order of losses, so that a single extreme loss
+    cannot dominate.
     Hurts when: clients differ much in size: no weight moves by more than the strength times the
     smallest prior.
     Memory: none
@@ -47,7 +48,7 @@ class GiFair(FairStrategy):
         self.strength = strength
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the prior moved by rank."""
+        """Return the prior, moved by rank."""
         F = cohort.losses
         p = cohort.prior
         if cohort.size == 1:

@@ -1,4 +1,4 @@
-"""Which arrays of a model are one layer."""
+"""The layers of a model, as groups of its arrays."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,25 +12,30 @@ from fairbloom.errors import FairbloomError
 def layers_of(names: Sequence[str], groups: Mapping[str, Any] | None) -> list[NDArray[np.intp]]:
     """Return the places of each layer's arrays, the layers in the order of their first array.
 
-    `groups` names each array's layer. Without it, arrays whose names agree up to the last dot, as
-    those of fc.weight and fc.bias do, or that have none, are one layer.
+    `groups` names each array's layer. Without it, arrays with the same name up to the last dot, as
+    fc.weight and fc.bias, are one layer; so are all arrays without a dot in their name.
     """
-    if not groups:
-        layer_of = [name.rpartition(".")[0] for name in names]
+    if groups:
+        check_groups(names, groups)
+        layer_names = [groups[name] for name in names]
     else:
-        unknown, missing = (
-            [n for n in a if n not in b] for a, b in ((groups, names), (names, groups))
-        )
-        if unknown:
+        layer_names = [name.rpartition(".")[0] for name in names]
+    return [
+        np.flatnonzero([other == layer for other in layer_names])
+        for layer in dict.fromkeys(layer_names)
+    ]
+
+
+def check_groups(names: Sequence[str], groups: Mapping[str, Any]) -> None:
+    """Raise FairbloomError unless `groups` has exactly these names."""
+    for name in groups:
+        if name not in names:
             raise FairbloomError(
-                f"groups names {unknown[0]!r}, which is no array that is trained: leave it out;"
+                f"groups names {name!r}, which is no array that is trained: leave it out;"
                 f" there are {', '.join(names)}"
             )
-        if missing:
+    for name in names:
+        if name not in groups:
             raise FairbloomError(
-                f"groups has no group for {missing[0]!r}: name one for each array that is trained"
+                f"groups has no group for {name!r}: name one for each array that is trained"
             )
-        layer_of = [groups[name] for name in names]
-    return [
-        np.flatnonzero([each == layer for each in layer_of]) for layer in dict.fromkeys(layer_of)
-    ]

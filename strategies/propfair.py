@@ -26,15 +26,14 @@ class PropFair(FedAvg):
     baseline
         Loss M that no client should exceed.
     epsilon
-        Utility below which the logarithm is continued by its tangent.
+        Utility below which the tangent continues the logarithm.
 
     Reductions: a large `baseline` is FedAvg with a smaller learning rate.
 
     Objective: −Σ p log(M − F)
-    Good for: a server that must learn nothing but models, with clients that can transform their
-    loss.
-    Hurts when: `baseline` does not fit: far above the losses it only lowers the learning rate,
-    below them the tangent multiplies it by 1/ε.
+    Good for: a server that may learn only models, with clients that can transform their loss.
+    Hurts when: `baseline` does not fit: far above the losses it only lowers the learning rate;
+    below them, the tangent multiplies it by 1/ε.
     Memory: none
     Cost: a weighted sum
     """
@@ -49,10 +48,9 @@ class PropFair(FedAvg):
         self.epsilon = epsilon
 
     def terms(self, server_round: int) -> Terms:
-        """Return the transform with the common terms."""
-        plain = super().terms(server_round)
+        """Return the common terms, with the transform."""
         return replace(
-            plain,
+            super().terms(server_round),
             loss_transform="propfair",
             propfair_baseline=self.baseline,
             propfair_epsilon=self.epsilon,

@@ -12,13 +12,14 @@ from fairbloom.rounds.ranges import NonNegative, Positive
 from .strategy import FairStrategy, Tries
 
 SMALLEST_LOSS = 1e-10
-"""The floor of a loss that is raised to a power."""
+"""Losses are raised to this before a power is taken."""
 
 
 class QFedAvg(FairStrategy):
     r"""q-FedAvg: descends the sum of F_k^(q+1) with a step from an estimated Lipschitz constant.
 
-    .. math:: c_k = \frac{L F_k^q}{\sum_j h_j}, \qquad h_j = q F_j^{q-1} L^2 \lVert u_j \rVert^2 + L F_j^q
+    .. math:: c_k = \frac{L F_k^q}{\sum_j h_j}, \qquad
+        h_j = q F_j^{q-1} L^2 \lVert u_j \rVert^2 + L F_j^q
 
     Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2,
     doi:10.48550/arXiv.1905.10497.
@@ -26,9 +27,9 @@ class QFedAvg(FairStrategy):
     Parameters
     ----------
     q
-        How much high losses count: 0 not at all, large values approach the worst client alone.
+        How much high losses count: 0 not at all; for large values, only the worst client counts.
     lipschitz
-        Estimate L of the gradients' Lipschitz constant; the paper takes 1 / local learning rate.
+        Estimate L of the gradients' Lipschitz constant; the paper uses 1 / local learning rate.
 
     Reductions: `q=0` is FedAvg with uniform weights.
 
@@ -36,8 +37,8 @@ class QFedAvg(FairStrategy):
 
     Objective: Σ F^(q+1)
     Good for: any compromise between the mean (q = 0) and the worst client (large q).
-    Hurts when: a client's loss is high because its labels are noisy: no model lowers it, and it
-    takes over. Steps get short for a large q, because h grows with it.
+    Hurts when: a client's loss is high because its labels are noisy: no model lowers it, and this
+    client dominates. Steps become short for a large q, because h grows with q.
     Memory: none
     Cost: norms and a weighted sum
     """
@@ -63,7 +64,7 @@ class QFedAvg(FairStrategy):
 
 
 class QFedSGD(QFedAvg):
-    r"""q-FedSGD: one full-batch step a client, so that the step is that of the gradients themselves.
+    r"""q-FedSGD: one full-batch step per client, so that the step uses the exact gradients.
 
     .. math:: c_k = \frac{F_k^q / \eta_k}{\sum_j h_j}, \qquad
         h_j = q F_j^{q-1} \lVert \nabla F_j \rVert^2 + L F_j^q, \qquad u_k = \eta_k \nabla F_k(w)
@@ -76,7 +77,7 @@ class QFedSGD(QFedAvg):
     Parameters
     ----------
     q
-        How much high losses count: 0 not at all, large values approach the worst client alone.
+        How much high losses count: 0 not at all; for large values, only the worst client counts.
     lipschitz
         Estimate L of the gradients' Lipschitz constant; the step is at most 1/L of their mean.
 
@@ -102,28 +103,25 @@ class QFedSGD(QFedAvg):
         super().__init__(q=q, lipschitz=lipschitz, **options)
 
     def terms(self, server_round: int) -> Terms:
-        """Return that each client does exactly one full-batch step."""
+        """Return the common terms, with exactly one full-batch step per client."""
         return replace(super().terms(server_round), full_batch_step=True)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c of the gradients u_k / η_k."""
         eta = cohort.metrics["learning-rate"]
         with np.errstate(over="ignore"):
-            squares = np.minimum(
-                (np.sqrt(cohort.squared_norms) / eta) ** 2, np.finfo(np.float64).max
-            )
-            return np.minimum(
-                _weights(cohort.losses, squares, self.q, self.lipschitz) / eta, LARGEST_COEFFICIENT
-            )
+            squares = (np.sqrt(cohort.squared_norms) / eta) ** 2
+            squares = np.minimum(squares, np.finfo(np.float64).max)
+            c = _weights(cohort.losses, squares, self.q, self.lipschitz) / eta
+            return np.minimum(c, LARGEST_COEFFICIENT)
 
 
 def _weights(losses: FloatArray, squared_norms: FloatArray, q: float, L: float) -> FloatArray:
-    """Return F^q / Σ h, h = q F^(q−1) ‖g‖² + L F^q.
-
-    F^q is that of F / max F, which cannot overflow and cancels.
-    """
+    """Return F^q / Σ h, with h = q F^(q−1) ‖g‖² + L F^q."""
     F = np.maximum(losses, SMALLEST_LOSS)
-    Fq = (F / float(F.max())) ** q
-    h = L * Fq + (q * Fq / F * squared_norms if q > 0.0 else 0.0)
+    Fq = (F / float(F.max())) ** q  # the factor cancels, and the power cannot overflow
+    h = L * Fq
+    if q > 0.0:
+        h = h + q * Fq / F * squared_norms
     c: FloatArray = Fq / h.sum()
     return c

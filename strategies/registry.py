@@ -40,28 +40,43 @@ from .vred import SemiVRed, VRed
 METHODS: dict[str, type[FairStrategy]] = {
     method.__name__.lower(): method
     for method in (
-        *(FedAvg, FedProx, FedAvgN, SCAFFOLD, FedDyn),
-        *(
-            QFedAvg,
-            QFedSGD,
-            TERM,
-            AFL,
-            DRFA,
-            DeltaFL,
-            PropFair,
-            GiFair,
-            VRed,
-            SemiVRed,
-            EAGLE,
-            FedFa,
-            AAggFF,
-        ),
-        *(FedMGDA, FedMGDAPlus, MGDAProx, FedFV, AdaFed, FedMDFG, FedLF),
-        *(FairFed, FCFL),
-        *(Ditto, Local),
+        # averages
+        FedAvg,
+        FedProx,
+        FedAvgN,
+        SCAFFOLD,
+        FedDyn,
+        # weights by losses or accuracies
+        QFedAvg,
+        QFedSGD,
+        TERM,
+        AFL,
+        DRFA,
+        DeltaFL,
+        PropFair,
+        GiFair,
+        VRed,
+        SemiVRed,
+        EAGLE,
+        FedFa,
+        AAggFF,
+        # common descent, and conflicts between updates
+        FedMGDA,
+        FedMGDAPlus,
+        MGDAProx,
+        FedFV,
+        AdaFed,
+        FedMDFG,
+        FedLF,
+        # fairness between groups
+        FairFed,
+        FCFL,
+        # personal models
+        Ditto,
+        Local,
     )
 }
-"""Every method by its name on the command line; FromTorchJD adds TorchJD's."""
+"""Every method by its name on the command line; FromTorchJD adds those of TorchJD."""
 
 PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "fedavg": ("FedAvg", "Federated Averaging"),
@@ -79,50 +94,50 @@ PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "fedmgdaplus": ("FedMGDA+",),
     "mgdaprox": ("MGDA-Prox",),
 }
-"""What papers call methods, the usual name first, where that differs from the name of the class."""
+"""The names of methods in papers, the usual one first, if they differ from the class's name."""
 
 
 def _plain(name: str) -> str:
-    """Return a name without what spellings differ in: case, hyphens, underscores and spaces."""
+    """Return a name in lower case, without hyphens, underscores and spaces."""
     return re.sub(r"[-_\s]", "", name).casefold()
 
 
-KNOWN_AS = {_plain(each): name for name in METHODS for each in (name, *PUBLISHED.get(name, ()))}
-"""The methods' names in settings by all that they are called."""
+KNOWN_AS = {_plain(alias): name for name in METHODS for alias in (name, *PUBLISHED.get(name, ()))}
+"""The methods' names in settings, by their plain names in papers and settings."""
 
 
 def canonical(name: str) -> str:
-    """Return a method's name as settings have it: one of ours may be written as its paper has it, `q-FFL` say."""
+    """Return a method's name in settings; our methods may be named as in papers, as q-FFL."""
     return KNOWN_AS.get(_plain(name), name)
 
 
 def published_name(name: str) -> str:
-    """Return what a method's paper calls it, by its name in settings."""
+    """Return a method's name in its paper, by its name in settings."""
     return PUBLISHED.get(name, (METHODS[name].__name__,))[0]
 
 
 def served_model(name: str) -> str:
-    """Return the model that serves the clients: "global", or "personal" under one of our methods that trains no other.
+    """Return the model that clients use: "global", or "personal" if our method trains no other.
 
-    A user-defined method is not imported for that.
+    It is "global" for a user-defined method, which is not imported for this.
     """
     method = METHODS.get(canonical(name))
     return method.serves if method else "global"
 
 
 def name_of(method: str | type[FairStrategy]) -> str:
-    """Return the name that settings have for a method, which is a class or has its name already.
+    """Return a method's name in settings; the method is a class, or already a name.
 
     Raises
     ------
     FairbloomError
-        When it is neither, or other modules cannot import the class.
+        If it is neither, or other modules cannot import the class.
     """
     if isinstance(method, str):
         return method
     if not (isinstance(method, type) and issubclass(method, FairStrategy)):
         raise FairbloomError(
-            f"method = {method!r}: give a name or a class, FedFV in place of FedFV(alpha=0.2) say;"
+            f"method = {method!r}: give a name or a class, such as FedFV and not FedFV(alpha=0.2);"
             " its parameters are settings, as in {'fedfv.alpha': 0.2}"
         )
     if method is FromTorchJD:
@@ -146,15 +161,16 @@ def find_method(name: str) -> type[FairStrategy]:
     Raises
     ------
     FairbloomError
-        When there is no such method, or the import string names something else.
+        If there is no such method, or the import string names something else.
     """
     if canonical(name) in METHODS:
         return METHODS[canonical(name)]
     if name.startswith(TORCHJD):
         return FromTorchJD
     if not is_import_string(name):
-        near = find_nearest(_plain(name), KNOWN_AS, least=0.8)
-        hint = f"did you mean {published_name(KNOWN_AS[near])}? " if near else ""
+        hint = ""
+        if near := find_nearest(_plain(name), KNOWN_AS, least=0.8):
+            hint = f"did you mean {published_name(KNOWN_AS[near])}? "
         raise FairbloomError(
             f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, those of"
             f" TorchJD such as {TORCHJD}upgrad, and your own as my_module:Mine"

@@ -1,4 +1,4 @@
-"""The plain average of clients whose steps are corrected for what is peculiar to their data."""
+"""The plain average of clients that correct their steps by control variates."""
 
 from typing import Unpack
 
@@ -18,11 +18,11 @@ class SCAFFOLD(FedAvg):
     .. math:: w \leftarrow w - \eta_g \sum_k p_k u_k, \qquad
         C \leftarrow C + \sum_k n_k \Big(\frac{u_k}{H_k} - c\Big)
 
-    with g_k a client's gradient, H_k the sum of its steps' learning rates η_s, and η_g the
-    server's. At first zero, c_k is what a client keeps: an estimate of its gradient. c = C / Σ n_k,
-    summed over all clients that the server has known, is the mean of these estimates by weight, and
-    is sent with the model. So clients that take many steps do not drift to optima of their own, and
-    rounds come to rest at the minimum of Σ p_k F_k.
+    with g_k a client's gradient, H_k the sum of its steps' learning rates η_s, and η_g the server's
+    learning rate. A client keeps c_k, an estimate of its gradient that starts at zero. c = C / Σ
+    n_k, over all clients that the server knows, is the weighted mean of these estimates, and is
+    sent with the model. So clients that take many steps do not drift to their own optima, and the
+    rounds converge to the minimum of Σ p_k F_k.
 
     Source: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
     ICML 2020, Algorithm 1, option II, doi:10.48550/arXiv.1910.06378.
@@ -35,16 +35,16 @@ class SCAFFOLD(FedAvg):
     Reductions: the first round with `server_lr=1` is FedAvg's; `server_lr=1` is FedAvg with
     `control_variates=True`.
 
-    Departures: c is the mean over all clients that the server has known, by examples where these
-    weigh the updates, and kept as a sum, so that it stays right while clients join; H takes the
-    place of K η, since learning rates may change and clients may take unequal numbers of steps. A
-    client that took no step keeps its control variate.
+    Departures: c is the mean over all clients that the server knows, weighted by examples if the
+    updates are. It is kept as a sum, so that it stays right while clients join. H replaces K η,
+    because learning rates may change and clients may take different numbers of steps. A client that
+    took no step keeps its control variate.
 
     Objective: the mean loss
-    Good for: many local steps on unlike data, where FedAvg's clients drift apart, with clients that
-    come again.
-    Hurts when: most clients come once or rarely, since their control variates are then old; or when
-    a device loses what it keeps, since all begin anew then.
+    Good for: many local steps on different data, with which FedAvg's clients drift apart, and
+    clients that take part often.
+    Hurts when: most clients take part once or rarely, because their control variates are then old;
+    or a device loses its state, because all clients then begin again.
     Memory: one control variate
     Cost: a weighted sum; a second model to each client
     """
@@ -60,9 +60,9 @@ class SCAFFOLD(FedAvg):
 
     @property
     def fixed_weights(self) -> bool:
-        """Whether its weights are the prior in every round: they are, times a number."""
+        """True: the weights are the prior in every round, times a constant."""
         return True
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the prior times the server's learning rate."""
+        """Return the prior, times the server's learning rate."""
         return self.server_lr * super().weigh(cohort)

@@ -20,8 +20,8 @@ class TERM(FairStrategy):
     Parameters
     ----------
     tilt
-        The tilt t: above 0 high losses count more, up to the worst client alone; below 0 they count
-        less, as outliers.
+        The tilt t: above 0, high losses count more, up to only the worst client; below 0, they
+        count less, as outliers.
 
     Reductions: `tilt=0` is FedAvg. FedEBA at the temperature τ (Wang et al., 2023, equation 3,
     doi:10.48550/arXiv.2301.12407) is `TERM(tilt=1/τ, weighting="uniform")`.
@@ -29,8 +29,8 @@ class TERM(FairStrategy):
     Objective: log Σ p e^(tF) / t
     Good for: tuning by one number, from discounting outliers (t < 0) through the mean (t = 0) to
     the worst client (large t).
-    Hurts when: losses change much over a run: weights go by t F, so the same t is harsh early and
-    mild late.
+    Hurts when: losses change much over a run: weights depend on t F, so the same t is harsh early
+    and mild late.
     Memory: none
     Cost: a weighted sum
     """
@@ -43,15 +43,13 @@ class TERM(FairStrategy):
         self.tilt = tilt
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the tilted prior.
-
-        The largest exponent is taken out first, so that none overflows.
-        """
+        """Return the tilted prior."""
         if self.tilt == 0.0:
             return cohort.prior
         F = cohort.losses
-        with np.errstate(over="ignore"):  # what is far below the largest counts nothing
-            exponents = self.tilt * (F - (F.max() if self.tilt > 0.0 else F.min()))
+        largest = F.max() if self.tilt > 0.0 else F.min()  # of the exponents: it cancels
+        with np.errstate(over="ignore"):  # to −inf, which gives a weight of 0
+            exponents = self.tilt * (F - largest)
         c: FloatArray = cohort.prior * np.exp(exponents)
         c /= c.sum()
         return c

@@ -1,4 +1,4 @@
-"""Every Gram-based aggregator of TorchJD, by its weighting."""
+"""All Gram-based weightings of TorchJD as methods."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -15,14 +15,14 @@ from fairbloom.rounds.options import OptionsWithoutPrior
 from .strategy import FairStrategy
 
 TORCHJD = "torchjd:"
-"""The beginning of a method's name that means a weighting of TorchJD: torchjd:upgrad."""
+"""The prefix of a method's name for a weighting of TorchJD: torchjd:upgrad."""
 
 STARTING_POINTS: dict[str, dict[str, float]] = {
     "cagrad": {"c": 0.4},
     "fairgrad": {"alpha": 1.0},
     "krum": {"n_byzantine": 1},
 }
-"""Arguments of weightings without defaults, where one is chosen by name."""
+"""Values for arguments without a default, if a weighting is chosen by name."""
 
 
 class FromTorchJD(FairStrategy):
@@ -38,15 +38,15 @@ class FromTorchJD(FairStrategy):
     weighting : Gram-based weighting of torchjd.aggregation
         Maps a Gram matrix, a float64 tensor of shape (m, m), to weights of shape (m,).
 
-    Departures: a weighting with a state starts afresh in every round, because its rows are other
-    clients then; random ones draw from (seed, round); the mean takes the place of one that is not
-    defined for so few clients (Krum).
+    Departures: a weighting with a state is reset in every round, because its rows are then other
+    clients; random weightings draw from (seed, round); the mean replaces a weighting that is
+    undefined for the round's number of clients (Krum).
 
     Objective: that of the weighting
-    Good for: the rules of multi-task learning (UPGrad, Aligned-MTL, …) among clients, as their
-    library has them.
-    Hurts when: a weighting was made for a few tasks and solves a program that gets slow with many
-    clients. PCD favours the client whose name comes first, as its primary objective.
+    Good for: the rules of multi-task learning (UPGrad, Aligned-MTL, …) among clients, as
+    implemented in their library.
+    Hurts when: a weighting was made for a few tasks and solves a program that becomes slow with
+    many clients. PCD favours the first client by name, as its primary objective.
     Memory: none
     Cost: a Gram matrix and the weighting
     """
@@ -69,7 +69,7 @@ class FromTorchJD(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return TorchJD's weights."""
-        import torch  # imported late: the other methods do without
+        import torch  # imported late, because no other method needs it
 
         self._reset()
         with seeded(self.seed, cohort.round):
@@ -81,7 +81,7 @@ class FromTorchJD(FairStrategy):
                 )
                 return np.full(cohort.size, 1.0 / cohort.size)
             finally:
-                self._reset()  # nothing of this round is left, as in a run that is continued
+                self._reset()  # so that a resumed run has the same state
         return np.asarray(weights.detach().numpy(), np.float64)
 
     def _reset(self) -> None:
@@ -91,7 +91,7 @@ class FromTorchJD(FairStrategy):
 
 @contextmanager
 def seeded(seed: int, server_round: int) -> Iterator[None]:
-    """Let PyTorch draw from (seed, round) for a while; its own generator is then as it was."""
+    """Make PyTorch draw from (seed, round) within the context, and restore its generator."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -100,13 +100,10 @@ def seeded(seed: int, server_round: int) -> Iterator[None]:
 
 
 def takes_gram(weighting: type) -> bool:
-    """Return whether a class is one of TorchJD's weightings of a Gram matrix.
-
-    TorchJD keeps their base private.
-    """
-    return any(
-        base.__name__ == "_GramianWeighting" for base in weighting.__mro__
-    ) and not inspect.isabstract(weighting)
+    """Return whether a class is one of TorchJD's weightings of a Gram matrix."""
+    # By name, because TorchJD keeps their base private.
+    bases = [base.__name__ for base in weighting.__mro__]
+    return "_GramianWeighting" in bases and not inspect.isabstract(weighting)
 
 
 def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FromTorchJD:
@@ -115,7 +112,7 @@ def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FromTorchJD:
     Raises
     ------
     ValueError
-        When TorchJD is not installed, or has none that is known by that name.
+        If TorchJD is not installed, or has no weighting of that name.
     """
     try:
         from torchjd import aggregation
@@ -129,8 +126,8 @@ def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FromTorchJD:
         if inspect.isclass(value) and not key.startswith("_") and takes_gram(value)
     }
     if name not in classes:
-        there = ", ".join(f"{TORCHJD}{key}" for key in sorted(classes))
-        raise ValueError(f"torchjd:{name} is unknown; there are {there}")
+        known = ", ".join(f"{TORCHJD}{key}" for key in sorted(classes))
+        raise ValueError(f"torchjd:{name} is unknown; there are {known}")
     try:
         return FromTorchJD(classes[name](**STARTING_POINTS.get(name, {})), **options)
     except ImportError as error:

@@ -15,7 +15,7 @@ class VRed(FairStrategy):
 
     .. math:: c_k = p_k \big(1 + 2 \beta (F_k - \bar f)\big), \qquad \bar f = \sum_j p_j F_j
 
-    The weights sum to 1; for a large beta some are negative, and are used as they are:
+    The weights sum to 1; for a large beta some are negative, and are used unchanged:
     `negative-weights` counts them.
 
     Source: Malekmohammadi and Yu, Semi-Variance Reduction for Fair Federated Learning, 2024,
@@ -29,7 +29,7 @@ class VRed(FairStrategy):
     Reductions: `beta=0` is FedAvg.
 
     Objective: the mean loss and β times the variance
-    Good for: making losses alike, with a penalty that is easily interpreted.
+    Good for: making losses equal, with a penalty that is easy to interpret.
     Hurts when: a loss is more than 1/(2β) below the mean: its weight is negative, and the step
     raises that loss.
     Memory: none
@@ -45,7 +45,7 @@ class VRed(FairStrategy):
         self.beta = beta
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the prior moved by what each client's loss is above the mean."""
+        """Return the prior, moved by how far each client's loss is above the mean loss."""
         return cohort.prior * (1.0 + 2.0 * self.beta * self.deviation(cohort))
 
     def deviation(self, cohort: Cohort) -> FloatArray:
@@ -56,9 +56,10 @@ class VRed(FairStrategy):
 class SemiVRed(VRed):
     r"""Semi-VRed: descends the mean loss plus β times the variance of the losses above the mean.
 
-    .. math:: c_k = p_k \big(1 + 2 \beta ((F_k - \bar f)_+ - s)\big), \qquad s = \sum_j p_j (F_j - \bar f)_+
+    .. math:: c_k = p_k \big(1 + 2 \beta ((F_k - \bar f)_+ - s)\big), \qquad
+        s = \sum_j p_j (F_j - \bar f)_+
 
-    Clients below the mean are not pulled up to it. The weights sum to 1; `negative-weights` counts
+    Losses below the mean are not raised to it. The weights sum to 1; `negative-weights` counts
     negative ones.
 
     Source: Malekmohammadi and Yu, Semi-Variance Reduction for Fair Federated Learning, 2024,
@@ -72,9 +73,9 @@ class SemiVRed(VRed):
     Reductions: `beta=0` is FedAvg.
 
     Objective: the mean loss and β times the semi-variance
-    Good for: raising neglected clients without making well-served ones worse only to make losses
-    alike.
-    Hurts when: losses are far apart: for β s above 1/2 the weights of all clients below the mean
+    Good for: helping neglected clients without making well-served ones worse just to make losses
+    equal.
+    Hurts when: losses are far apart: for β s above 1/2, the weights of all clients below the mean
     are negative.
     Memory: none
     Cost: a weighted sum
@@ -83,10 +84,10 @@ class SemiVRed(VRed):
     tries = ({"beta": 0.5},)
 
     def deviation(self, cohort: Cohort) -> FloatArray:
-        """Return (F_k − f̄)_+ less its mean, shape (m,)."""
+        """Return (F_k − f̄)_+ minus its mean, shape (m,)."""
         return above_mean(np.maximum(super().deviation(cohort), 0.0), cohort.prior)
 
 
 def above_mean(values: FloatArray, prior: FloatArray) -> FloatArray:
-    """Return by how much each value is above their mean, which is weighted by the prior, shape (m,)."""
+    """Return how far each value is above the mean, weighted by the prior, shape (m,)."""
     return values - prior @ values
