@@ -187,14 +187,8 @@ class Recipe(Section):
     def runs(self) -> int:
         """The number of runs with the recipe's number of seeds."""
         searched = self.grid_seeds or self.seeds
-        total = 0
-        for row in self.rows:
-            points = len(self.points(row))
-            if points > 1:
-                total += points * searched + self.seeds - searched
-            else:
-                total += self.seeds
-        return total
+        # of each row, all seeds of one point, and the first seeds of the others
+        return sum(self.seeds + searched * (len(self.points(row)) - 1) for row in self.rows)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -47,17 +47,14 @@ class SharedData:
         tests = task.tests_by_seed(settings)
         natural = (settings.get("partition") or next(iter(task.partitions), "")) in task.natural
         # The clients of a seed are parts of a data set, or drawn from the many that it has.
-        drawn = settings.get("clients") and _tested_clients_differ(runs)
+        drawn = (
+            settings.get("clients") and len({frozenset(run.test_examples()) for run in runs}) > 1
+        )
         if tests == "fresh" or (not task.reads and (not natural or drawn)):
             return cls(clients_differ=True)
         if tests == "fixed":
             return cls(same_test_examples=True)
         return cls(test_share=task.test_by_train(settings))
-
-
-def _tested_clients_differ(runs: Sequence[Run]) -> bool:
-    """Return whether the runs were tested on different clients."""
-    return len({frozenset(run.test_examples()) for run in runs}) > 1
 
 
 def caveats_of_run(run: Run) -> list[str]:

@@ -207,11 +207,13 @@ class Run(Shown):
     @cached_property
     def gaps(self) -> "pandas.DataFrame":
         """A row a gap between groups after the last evaluated round, also over all clients."""
-        rows = list[Mapping[str, Any]]()
-        for model in self.models:
-            report = self.by_group(model)
-            if report is not None:
-                rows += [{"model": model, **row} for row in report.gap_rows()]
+        reports = [(model, self.by_group(model)) for model in self.models]
+        rows = [
+            {"model": model, **row}
+            for model, report in reports
+            if report
+            for row in report.gap_rows()
+        ]
         return frame(rows)
 
     def by_group(self, model: str = "", split: str = "test") -> GroupReport | None:

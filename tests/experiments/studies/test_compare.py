@@ -219,8 +219,8 @@ def test_a_folder_of_a_run_or_of_somebody_s_files_is_refused(
 def test_processes_do_not_run_the_script_that_compares(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "print('begun')\nimport fairbloom\ntold = fairbloom.compare(methods='fedavg', seeds=1,"
-        " clients=5, rounds=1, jobs=1, out='cmp')\nprint(output)\n"
+        "print('begun')\nimport fairbloom\nprint(fairbloom.compare(methods='fedavg', seeds=1,"
+        " clients=5, rounds=1, jobs=1, out='cmp'))\n"
     )
     ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
