@@ -1,4 +1,4 @@
-"""Which arrays of a model are updates, which are buffers, and where each is in the flat vector."""
+"""The arrays of a model: updates, buffers and frozen ones, and their places in the flat vector."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNFROZEN = "let its client leave it untrained (requires_grad = False), or out of
 class Layout:
     """Which arrays of a model are averaged as updates, and which as buffers.
 
-    It also knows where each trainable array is in the flat vector.
+    It also has the place of each trainable array in the flat vector.
 
     Parameters
     ----------

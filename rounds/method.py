@@ -229,13 +229,13 @@ class Method:
         for option, value in vars(cls).items():
             if option in Options.__optional_keys__:
                 raise DeclarationError(
-                    f"{cls.__name__}.{option} = {value!r}: this is an option, whose value comes"
-                    " from the constructor: give it there, as in"
+                    f"{cls.__name__}.{option} = {value!r}: this is an option: give its value to"
+                    " the constructor, as in"
                     f" super().__init__({option}={value!r})"
                 )
         if unknown := sorted(cls.requires - REQUIREMENTS):
             raise DeclarationError(
-                f"{cls.__name__}.requires has {unknown[0]!r}, which is none of"
+                f"{cls.__name__}.requires has {unknown[0]!r}: choose among"
                 f" {', '.join(sorted(REQUIREMENTS))}"
             )
         if "__init__" in vars(cls):
@@ -458,8 +458,8 @@ class Method:
             raise ValueError(f"the state is of {state['method']}, not of {type(self).__name__}")
         if self.average_models and state["round"] and "average" not in state:
             raise ValueError(
-                "the state is of a run without average_models, whose earlier models are lost: leave"
-                " it out"
+                "the state is of a run without average_models, and its earlier models are lost:"
+                " leave average_models out"
             )
         average = Average()
         if self.average_models and "average" in state:

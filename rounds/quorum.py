@@ -30,7 +30,7 @@ class Wait:
     def should_continue(self, text: str) -> bool:
         """Return whether there is time left to wait; the wait begins with the first call.
 
-        `text` says what it waits for.
+        `text` names the awaited clients, for the log.
         """
         now = time.monotonic()
         if self._since is None:

@@ -33,7 +33,7 @@ class Roster:
 
     @property
     def pending(self) -> list[str]:
-        """The ids of messages that are not answered, and whose time is not over."""
+        """The ids of messages that are neither answered nor expired."""
         now = time.time()
         self._pending = {
             message_id: reply for message_id, reply in self._pending.items() if now < reply[1]

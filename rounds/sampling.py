@@ -23,8 +23,8 @@ def share(fraction: float, of: int, minimum: int) -> int:
 def sample(names: Sequence[str], wanted: int, seed: int, purpose: str, number: int) -> list[str]:
     """Draw `wanted` names uniformly without replacement, from (seed, purpose, round).
 
-    `names`, and what is returned, are in ascending order. The work grows with `wanted`, not with
-    the number of names, because places are drawn and not names.
+    `names` and the result are in ascending order. The work grows with `wanted`, not with the number
+    of names, because places are drawn and not names.
     """
     if wanted >= len(names):
         return list(names)

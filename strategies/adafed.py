@@ -1,4 +1,4 @@
-"""A common descent direction whose slope follows each client's loss."""
+"""A common descent direction with slopes that follow the clients' losses."""
 
 from typing import Unpack
 

@@ -166,7 +166,7 @@ class FCFL(FairStrategy):
         unknown = [name for name in self.budgets if name not in cohort.online]
         if unknown and not self.memory:
             log.warning(
-                "budgets names %s, which is none of the clients online: correct the name",
+                "budgets names %s, but no client online has this name: correct it",
                 ", ".join(unknown),
             )
         deltas = self._deltas

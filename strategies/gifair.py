@@ -11,7 +11,7 @@ from .strategy import FairStrategy
 
 
 class GiFair(FairStrategy):
-    r"""GIFAIR-FL: a client's weight rises with the number of clients whose loss is lower.
+    r"""GIFAIR-FL: a client's weight rises with the number of clients with a lower loss.
 
     .. math:: c_k = p_k + \lambda r_k, \qquad
         r_k = \sum_{j \ne k} \operatorname{sign}(F_k - F_j), \qquad

@@ -105,7 +105,7 @@ def shortest_combination(rows: FloatArray, gram: FloatArray) -> FloatArray:
 
 
 def steepest_common_weights(gram: FloatArray, gains: FloatArray) -> FloatArray:
-    """Return argmax gainsᵀα over α in the simplex with Gα ≥ 0, shape (m,); zeros where G is zero.
+    """Return argmax gainsᵀα over α in the simplex with Gα ≥ 0, shape (m,); zeros if G is zero.
 
     G has the inner products of vectors g_k: to first order, a step along Σ α_k g_k raises no
     objective. The shortest combination is always feasible. Equal vectors get equal weights;

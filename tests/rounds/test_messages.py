@@ -18,7 +18,7 @@ from tests.federation import (
     record,
     run,
 )
-from tests.strategies.helpers import ARGUMENTS, make, told
+from tests.strategies.helpers import ARGUMENTS, make, work_config
 
 MEASURED = {
     **{
@@ -110,8 +110,8 @@ def test_common_terms_are_sent_where_they_apply(subtests: pytest.Subtests) -> No
         with subtests.test(name=name, method=method):
             options = {"proximal_mu": 0.25, "personal_lambda": 0.5}
             options = {key: value for key, value in options.items() if key not in method.own_terms}
-            with_both = told(make(name, ARGUMENTS[name][0], **options), 1)
-            without = told(make(name, ARGUMENTS[name][0]), 1)
+            with_both = work_config(make(name, ARGUMENTS[name][0], **options), 1)
+            without = work_config(make(name, ARGUMENTS[name][0]), 1)
             common = {"proximal-mu": 0.25} if "proximal_mu" in options else {}
             common |= (
                 {"personal-lambda": 0.5, "personal-epochs": 1}
@@ -138,9 +138,9 @@ def test_evaluation_messages_name_a_personal_model(subtests: pytest.Subtests) ->
 
 
 def test_terms_of_strength_zero_are_sent_only_by_ditto() -> None:
-    assert told(FedProx(mu=0.0), 1) == told(FedAvg(proximal_mu=0.0, personal_lambda=0.0), 1) == {}
-    assert told(MGDAProx(mu=0.0), 1) == {}
-    assert told(Ditto(lam=0.0), 1) == {"personal-lambda": 0.0, "personal-epochs": 1}
+    assert work_config(FedProx(mu=0.0), 1) == work_config(FedAvg(proximal_mu=0.0, personal_lambda=0.0), 1) == {}
+    assert work_config(MGDAProx(mu=0.0), 1) == {}
+    assert work_config(Ditto(lam=0.0), 1) == {"personal-lambda": 0.0, "personal-epochs": 1}
 
 
 def test_the_users_config_and_further_measures_travel_along() -> None:

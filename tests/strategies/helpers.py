@@ -1,4 +1,4 @@
-"""Arguments of each method, cohorts of rows, and the steps that methods make of them."""
+"""Arguments of each method, cohorts of rows, and the steps of methods on them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -79,20 +79,20 @@ CORNERS: dict[str, list[dict[str, Any]]] = {
     "ditto": [{"lam": 0.1}, {"lam": 0.0, "personal_epochs": 3, "weighting": "uniform"}],
     "local": [{}],
 }
-"""Constructor arguments for each method: its defaults where it has them, then other corners."""
+"""Constructor arguments for each method: its defaults if it has them, then other corners."""
 
 
 def needed(name: str) -> dict[str, Any]:
-    """Return a value for each parameter of a method that has no default."""
+    """Return a value for each parameter of a method without a default."""
     return {
-        each.argument: each.example
-        for each in parameters_of(name, METHODS[name])
-        if each.default is None
+        parameter.argument: parameter.example
+        for parameter in parameters_of(name, METHODS[name])
+        if parameter.default is None
     }
 
 
 ARGUMENTS = {name: CORNERS.get(name) or [needed(name)] for name in METHODS}
-"""The same for every method: one that has no corners yet is tried by its declared parameters."""
+"""The same for every method: a method without corners is tried with its declared parameters."""
 
 CASES = [(name, arguments) for name, several in ARGUMENTS.items() for arguments in several]
 
@@ -101,8 +101,8 @@ def make(name: str, arguments: Mapping[str, Any], **options: Any) -> FairStrateg
     return METHODS[name](**arguments, **options)
 
 
-def told(method: Method, server_round: int) -> dict[str, Any]:
-    """What the clients are told of their work beside the round and what to measure."""
+def work_config(method: Method, server_round: int) -> dict[str, Any]:
+    """Return the config of the clients' work, without the round and the metrics to measure."""
     config = method.terms(server_round).to_config()
     return {key: value for key, value in config.items() if key not in ("server-round", "measure")}
 
@@ -137,17 +137,17 @@ def cohort_of(
     online: Sequence[str] = (),
     sent: Mapping[str, float] | None = None,
 ) -> Cohort:
-    """Return the cohort of updates U, and of second ones, shape (m, d), which a method sees by
-    inner products alone.
+    """Return the cohort of updates U, and of second ones, shape (m, d).
 
-    `arrays` says how many of the d numbers each array of the model has; by default there is one.
+    A method sees only their inner products. `arrays` has the number of entries of each array of the
+    model, d in all; by default there is one array.
     """
     U = np.asarray(U, np.float64)
     memory = memory or {}
     m = len(U)
-    n = np.ones(m) if counts is None else np.asarray(list(counts), np.float64)
-    F = 1.0 + np.arange(m) if losses is None else np.asarray(list(losses), np.float64)
-    rows = np.vstack([U, *([] if seconds is None else [seconds]), *memory.values()])
+    n = given(counts, np.ones(m))
+    F = given(losses, 1.0 + np.arange(m))
+    rows = stacked(U, seconds, memory)
     sizes = {"w": U.shape[1]} if arrays is None else arrays
     fragments = np.split(rows, np.cumsum(list(sizes.values()))[:-1], axis=1)[: len(sizes)]
     names = tuple(names or client_names(m))
@@ -157,7 +157,7 @@ def cohort_of(
         names=names,
         counts=n,
         prior=n / n.sum() if weighting == "examples" else np.full(m, 1.0 / m),
-        draws=np.ones(m) if draws is None else np.asarray(list(draws), np.float64),
+        draws=given(draws, np.ones(m)),
         arrays=tuple(sizes),
         online=tuple(online),
         gram_of=lambda: rows @ rows.T,
@@ -167,24 +167,16 @@ def cohort_of(
         squared_norms_of=lambda: np.einsum("kj,kj->k", U, U),
         metrics={
             "loss-before": F,
-            "accuracy-after": accuracies_of(F)
-            if accuracies is None
-            else np.asarray(list(accuracies), np.float64),
-            "learning-rate": rates_of(n) if rates is None else np.asarray(list(rates), np.float64),
-            "accuracy-before": accuracies_of(F)
-            if accuracies is None
-            else np.asarray(list(accuracies), np.float64),
+            "accuracy-after": given(accuracies, accuracies_of(F)),
+            "learning-rate": given(rates, rates_of(n)),
+            "accuracy-before": given(accuracies, accuracies_of(F)),
             **{
-                name: np.asarray(list(each), np.float64)
-                for name, each in (groups or group_counts_of(F, n)).items()
+                name: np.asarray(list(values), np.float64)
+                for name, values in (groups or group_counts_of(F, n)).items()
             },
-            "loss-baseline": baselines_of(F)
-            if baselines is None
-            else np.asarray(list(baselines), np.float64),
-            "disparity": disparities_of(n)
-            if disparities is None
-            else np.asarray(list(disparities), np.float64),
-            "step-sum": rates_of(n) if steps is None else np.asarray(list(steps), np.float64),
+            "loss-baseline": given(baselines, baselines_of(F)),
+            "disparity": given(disparities, disparities_of(n)),
+            "step-sum": given(steps, rates_of(n)),
         },
         memory=tuple(memory),
         declared_roster=dict(zip(names, n.tolist(), strict=True)) if roster is None else roster,
@@ -193,19 +185,28 @@ def cohort_of(
     )
 
 
+def given(values: Iterable[float] | None, default: FloatArray) -> FloatArray:
+    """Return the values of a test, or the default."""
+    return default if values is None else np.asarray(list(values), np.float64)
+
+
+def stacked(
+    U: FloatArray, seconds: FloatArray | None, memory: Mapping[Kept, FloatArray]
+) -> FloatArray:
+    """Return updates, second updates and kept rows as one matrix."""
+    second_rows = [] if seconds is None else [seconds]
+    return np.vstack([U, *second_rows, *memory.values()])
+
+
 def step_of(method: FairStrategy, U: FloatArray, **cohort: Any) -> FloatArray:
-    """Return the step of a method of one array in vectors: of updates, of second ones and of kept
-    rows."""
-    seconds = cohort.get("seconds")
-    rows = np.vstack(
-        [U, *([] if seconds is None else [seconds]), *(cohort.get("memory") or {}).values()]
-    )
+    """Return the step of a method that weighs all arrays the same, shape (d,)."""
+    rows = stacked(U, cohort.get("seconds"), cohort.get("memory") or {})
     return np.asarray(method.weigh(cohort_of(U, **cohort)).ravel() @ rows)
 
 
 @st.composite
 def edgy_updates(draw: st.DrawFn, min_size: int = 1) -> FloatArray:
-    """Rows of which some are zero, equal, opposite or of another scale."""
+    """Draw rows, some of them zero, equal, opposite or of another scale."""
     m = draw(st.integers(min_size, 5))
     d = draw(st.integers(1, 6))
     U = np.random.default_rng(draw(st.integers(0, 2**32 - 1))).normal(size=(m, d))
@@ -218,7 +219,7 @@ def edgy_updates(draw: st.DrawFn, min_size: int = 1) -> FloatArray:
 
 @st.composite
 def generic_updates(draw: st.DrawFn, min_size: int = 1) -> FloatArray:
-    """Rows in general position, more or less alike: no inner product is zero."""
+    """Draw rows in general position, more or less alike: no inner product is zero."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     m = draw(st.integers(min_size, 5))
     d = draw(st.integers(5, 8))
@@ -232,18 +233,20 @@ def losses_and_counts(m: int) -> tuple[FloatArray, FloatArray]:
 
 
 def accuracies_of(losses: FloatArray) -> FloatArray:
-    """An accuracy for each client where a test says none: the higher the loss, the lower it is."""
+    """Return the default accuracy of each client: the higher the loss, the lower the accuracy."""
     return 1.0 / (1.0 + np.maximum(losses, 0.0))
 
 
 def rates_of(counts: FloatArray) -> FloatArray:
-    """A learning rate for each client where a test says none, 0.1 to 0.5."""
+    """Return the default learning rate of each client, 0.1 to 0.5."""
     return 0.1 * (1.0 + counts % 5)
 
 
 def group_counts_of(losses: FloatArray, counts: FloatArray) -> dict[str, FloatArray]:
-    """Return positive examples of two groups, and those that the model finds, where a test says
-    none; 0 for some."""
+    """Return the default counts of positive examples in two groups, and of those that are found.
+
+    Some counts are 0.
+    """
     accuracies = accuracies_of(losses)
     positives = [np.floor(0.2 * counts), np.floor(0.3 * counts)]
     hits = [np.floor(accuracies * positives[0]), np.floor((1.0 - accuracies) * positives[1])]
@@ -253,21 +256,20 @@ def group_counts_of(losses: FloatArray, counts: FloatArray) -> dict[str, FloatAr
 
 
 def baselines_of(losses: FloatArray) -> FloatArray:
-    """What each client reaches alone where a test says nothing: no fixed share of its loss."""
+    """Return the default loss that each client reaches alone: no fixed share of its loss."""
     return 0.1 * np.sqrt(np.abs(losses))
 
 
 def draws_of(counts: FloatArray) -> FloatArray:
-    """How often each client was drawn, where a test of DRFA says nothing: 1 to 3 times."""
+    """Return how often each client was drawn, by default in tests of DRFA: 1 to 3 times."""
     return 1.0 + counts % 3
 
 
 def disparities_of(counts: FloatArray) -> FloatArray:
-    """A disparity for each client where a test says none, from −0.12 to 0.12."""
+    """Return the default disparity of each client, from −0.12 to 0.12."""
     return 0.06 * (counts % 5 - 2.0)
 
 
 def seconds_of(U: FloatArray) -> FloatArray:
-    """Second updates where a test says none: each is half as long as the first one, and points
-    elsewhere."""
+    """Return default second updates: half as long as the first ones, in other directions."""
     return 0.5 * np.roll(U, 1, axis=1)

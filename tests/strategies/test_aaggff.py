@@ -18,7 +18,7 @@ positive = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=6)
 def play(
     strategy: AAggFF, rounds: Sequence[Losses], known: Sequence[int] | None = None
 ) -> list[dict[str, float]]:
-    """Return c by client name in each round, for the losses of whoever takes part; `known` is N in
+    """Return c by client name in each round, for the losses of its participants; `known` is N in
     each."""
     steps = []
     for t, losses in enumerate(rounds, start=1):

@@ -1,4 +1,4 @@
-"""SCAFFOLD, control variates as an option of methods whose weights are fixed, and FedDyn."""
+"""SCAFFOLD, control variates as an option of methods with fixed weights, and FedDyn."""
 
 from typing import Any
 
@@ -51,8 +51,8 @@ RESTING: list[tuple[type[FairStrategy], dict[str, Any]]] = [
 
 
 def test_they_rest_at_the_minimum_where_fedavg_does_not(subtests: pytest.Subtests) -> None:
-    """With clients that take 7 steps and other numbers of them, at rates of their own; FedDyn at
-    that of clients."""
+    """With clients that take different numbers of steps at different rates; FedDyn's mean loss is
+    that over clients."""
     for method, options in RESTING:
         by_examples = method is SCAFFOLD and "weighting" not in options
         best = minimiser_of_means(keeping(4).values(), by_examples=by_examples)
@@ -80,7 +80,7 @@ def test_feddyns_first_full_round_is_twice_fedavgs_step() -> None:
 
 
 def test_a_joiner_leaves_the_resting_point_where_it_is() -> None:
-    """A running mean in place of the sum would bias it for good."""
+    """A running mean instead of the sum would bias it forever."""
     path = descend(SCAFFOLD(**QUIET), keeping(5).values(), 200, joins={"site-4": 40})
     np.testing.assert_allclose(
         path[-1], minimiser_of_means(keeping(5).values(), by_examples=True), atol=1e-8
@@ -110,13 +110,13 @@ def test_the_sum_that_it_keeps_is_that_of_the_papers_steps(
     memory = {Kept(CONTROL, 1): C}
     c = C / sum(weights.values())
     sent = {CONTROL: 1.0 / sum(weights.values())}
-    told: dict[str, Any] = {
+    given: dict[str, Any] = {
         "counts": n,
         "weighting": method.weighting,
         "steps": H,
         "roster": roster,
     }
-    cohort = cohort_of(U, memory=memory, round=2, sent=sent, **told)
+    cohort = cohort_of(U, memory=memory, round=2, sent=sent, **given)
     rows = np.vstack([U, C])
     coefficients = method.weigh(cohort)
     p = n / n.sum() if not uniform else np.full(m, 1.0 / m)

@@ -1,5 +1,5 @@
-"""DRFA: the weighted draw, the second exchange of a round and the ascent of λ, replayed from what
-went out."""
+"""DRFA: the weighted draw, the second exchange of a round and the ascent of λ, replayed from the
+messages."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from tests.federation import (
     unpack,
 )
 
-from .helpers import told
+from .helpers import work_config
 from .reference import nearest_in_simplex
 
 
@@ -87,13 +87,13 @@ def check_definition(arguments: dict[str, Any], fraction: float, *, seed: int) -
             generator(seed, "weighted draw", number).choice([*lam], wanted, p=p / p.sum()).tolist()
         )
         assert one.participants == tuple(sorted(draws))
-        told = [
+        configs = [
             config_of(m)
             for _, m in grid.sent_to(MessageType.TRAIN)
             if config_of(m)["server-round"] == number
         ]
-        (step,) = {config["snapshot-step"] for config in told}
-        assert {config["local-steps"] for config in told} == {K}
+        (step,) = {config["snapshot-step"] for config in configs}
+        assert {config["local-steps"] for config in configs} == {K}
         assert 1 <= step <= K
 
         most = max(draws, key=lambda name: clients[name].examples)
@@ -185,19 +185,19 @@ def test_without_mass_on_free_clients_the_draw_is_uniform() -> None:
 
 def test_the_snapshot_step_is_uniform_over_the_local_steps() -> None:
     steps = Counter(
-        told(DRFA(gamma=1.0, local_steps=4, seed=2), number)["snapshot-step"]
+        work_config(DRFA(gamma=1.0, local_steps=4, seed=2), number)["snapshot-step"]
         for number in range(2000)
     )
     assert set(steps) == {1, 2, 3, 4}
     assert all(abs(times - 500) <= 4 * np.sqrt(2000 * 0.25 * 0.75) for times in steps.values())
-    assert told(DRFA(gamma=1.0, local_steps=1), 3) == {"local-steps": 1, "snapshot-step": 1}
+    assert work_config(DRFA(gamma=1.0, local_steps=1), 3) == {"local-steps": 1, "snapshot-step": 1}
 
 
 # What is refused ----------------------------------------------------------------------------------
 
 
 def failing(fault: Fault) -> dict[str, Answer]:
-    """Six clients of which site-2 answers the second exchange of round 1 otherwise."""
+    """Six clients; site-2 answers the second exchange of round 1 differently."""
     good = quadratics(6)["site-2"]
 
     def answer(message: Message) -> Message | None:

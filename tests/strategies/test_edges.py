@@ -39,7 +39,7 @@ Numbers = Sequence[float] | FloatArray
 def weigh(
     method: FairStrategy, losses: Numbers, counts: Numbers | None = None, **others: Numbers
 ) -> FloatArray:
-    """Return c of clients with these losses, by examples where there are counts of them."""
+    """Return c of clients with these losses, weighted by examples if `counts` are given."""
     weighting = "uniform" if counts is None else "examples"
     return method.weigh(
         cohort_of(np.eye(len(losses)), losses=losses, counts=counts, weighting=weighting, **others)
@@ -79,7 +79,7 @@ def test_qffl_follows_the_formula_at_extremes() -> None:
 def test_fedeba_is_term_with_the_reciprocal_of_its_temperature(
     losses: list[float], temperature: float
 ) -> None:
-    """FedEBA: of all mixtures with the same mean loss, the one whose entropy is largest, with
+    """FedEBA: of all mixtures with the same mean loss, the one with the largest entropy, with
     multiplier 1/τ."""
     F = np.array(losses)
     c = weigh(TERM(tilt=1.0 / temperature, weighting="uniform"), F)
@@ -87,7 +87,7 @@ def test_fedeba_is_term_with_the_reciprocal_of_its_temperature(
     np.testing.assert_allclose(c, grown / grown.sum(), rtol=1e-9)
     constant = np.array([np.ones(len(F)), F])
     entropy = lambda q: -np.sum(q * np.log(q))  # noqa: E731
-    # which keep the sum and the mean loss
+    # moves that keep the sum and the mean loss
     for move in np.linalg.svd(constant)[2][np.linalg.matrix_rank(constant) :]:
         for q in (c + 1e-3 * c.min() * move, c - 1e-3 * c.min() * move):
             assert entropy(q) <= entropy(c) * (1.0 + 1e-12) + 1e-15
@@ -154,9 +154,9 @@ def test_deltafl_meets_ties_of_prior_and_theta_exactly(subtests: pytest.Subtests
             for j in range(1, m + 1):
                 position = next(i for i in range(1, m + 1) if Fraction(i, m) >= 1 - Fraction(j, m))
                 assert tail_of(j / m, np.ones(m)) == [*range(position - 1, m)], (m, j)
-    for beside, tail in ((-1e-7, 2), (1e-7, 3)):  # what is no tie is none
-        with subtests.test(beside=beside, tail=tail):
-            assert len(tail_of(0.5 + beside, np.ones(4))) == tail
+    for change, tail in ((-1e-7, 2), (1e-7, 3)):  # not a tie
+        with subtests.test(change=change, tail=tail):
+            assert len(tail_of(0.5 + change, np.ones(4))) == tail
 
 
 @given(n=st.lists(st.integers(1, 20), min_size=2, max_size=9), data=st.data())
@@ -257,7 +257,7 @@ def test_the_step_size_decays_every_hundred_rounds() -> None:
 
 
 def test_updates_of_fedmgda_by_hand() -> None:
-    """A zero update stops FedMGDA alone."""
+    """A zero update stops FedMGDA, and not FedMGDA+."""
     U = np.array([[1.0, 0.0], [0.0, 2.0]])
     assert FedMGDA().weigh(cohort_of(U)) == pytest.approx([0.8, 0.2], abs=1e-9)
     assert FedMGDA(epsilon=0.1).weigh(cohort_of(U)) == pytest.approx([0.6, 0.4], abs=1e-9)
@@ -330,8 +330,7 @@ ROWS = [(40, 40, 0, 20), (40, 40, 12, 16), (20, 20, 8, 4)]
 def cohort(
     rows: Sequence[tuple[int, int, int, int]], counts: Sequence[float], **changes: Any
 ) -> Cohort:
-    """Return clients with so many examples, positives in both groups and hits in both, and the same
-    accuracy."""
+    """Return clients with these examples, positives and hits in both groups, and one accuracy."""
     groups = dict(zip(COUNTS, zip(*rows, strict=True), strict=True))
     return cohort_of(
         np.eye(len(rows)), counts=counts, accuracies=[0.8] * len(rows), groups=groups, **changes

@@ -1,5 +1,4 @@
-"""FCFL: what it reduces to, both stages in closed form and against the vectors themselves, and what
-it remembers."""
+"""FCFL: its reductions, both stages in closed form and against vectors, and its memory."""
 
 from typing import Any
 
@@ -112,7 +111,7 @@ def test_clients_with_equal_gradients_count_alike_in_stage_2() -> None:
 
 @given(seed=seeds, m=st.integers(1, 5))
 def test_opposite_gradients_have_no_common_direction(seed: int, m: int) -> None:
-    """Then the only step that raises nobody's loss is none."""
+    """Then only a step of zero raises no client's loss."""
     R = np.random.default_rng(seed).normal(size=(m, 6))
     R = np.vstack([R, -R])
     weights = steepest_common_weights(R @ R.T, (R @ R.T).mean(axis=1))
@@ -169,5 +168,5 @@ def test_a_budget_of_nobody_is_warned_of_once(caplog: pytest.LogCaptureFixture) 
     for number in (1, 2):
         remembered(method, cohort_of(**drawn(1, 2), round=number, online=client_names(2)))
     assert [record.getMessage() for record in caplog.records] == [
-        "budgets names cleint-001, which is none of the clients online: correct the name"
+        "budgets names cleint-001, but no client online has this name: correct it"
     ]

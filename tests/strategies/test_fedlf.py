@@ -80,7 +80,7 @@ def test_a_layer_without_a_common_direction_is_merged_by_hand(subtests: pytest.S
         ([[1.0, 1.0, 1.0], [-1.0, 1.0, -1.0]], [[0, 1, 2]]),
         # the first pair has nothing common either
         ([[1.0, 1.0, 1.0], [-1.0, -1.0, 1.0]], [[0, 1, 2]]),
-        # nobody moves in the second: the third is next
+        # no client moves in the second layer: the third is next
         ([[1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]], [[0, 2]]),
     ):
         with subtests.test(U=U, columns=columns):
@@ -104,7 +104,7 @@ def test_a_layer_without_a_common_direction_is_merged_by_hand(subtests: pytest.S
 def test_gram_form_equals_the_papers_vectors(
     U: FloatArray, losses: list[float], guidance: str
 ) -> None:
-    """Unless a layer is so near the bound of what is common that rounding decides."""
+    """Unless a layer is so near the bound of a common direction that rounding decides."""
     F = losses[: len(U)]
     groups = fedlf_groups([seen_of(U, F)], True, guidance, COLUMNS)
     assume(

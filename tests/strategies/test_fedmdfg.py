@@ -139,8 +139,8 @@ def test_what_is_short_beside_the_live_updates_is_no_step() -> None:
 
 @given(seed=st.integers(0, 2**32 - 1), guidance=st.sampled_from(("scaled", "gradient")))
 def test_a_guidance_that_cancels_out_stops_the_step(seed: int, guidance: str) -> None:
-    """Losses of (0, 0, 5) guide along −u_1 − u_2, and these are opposite; what is left may have a
-    negative square."""
+    """Losses of (0, 0, 5) guide along −u_1 − u_2, and these cancel; the rest is rounding, with a
+    square that may be negative."""
     U = np.random.default_rng(seed).normal(size=(3, 9))
     U[1] = -U[0]
     assert step(FedMDFG(guidance=guidance), U, losses=[0.0, 0.0, 5.0]).tolist() == [0.0] * 9

@@ -1,5 +1,5 @@
-"""What holds for every method beside what `fairbloom check` tries: formulas, reductions, weighting
-and options."""
+"""Tests of every method, besides those of `fairbloom check`: formulas, reductions, weighting and
+options."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -68,8 +68,8 @@ def weighting_of(name: str, arguments: dict[str, Any]) -> str:
 def replied(
     name: str, arguments: dict[str, Any], U: FloatArray, counts: FloatArray
 ) -> dict[str, Any]:
-    """Return what a cohort of a method has beside updates and losses; second updates where the
-    method has those."""
+    """Return the parts of a method's cohort besides updates and losses, with second updates if the
+    method has them."""
     draws = draws_of(counts) if name == "drfa" else None
     seconds = seconds_of(U) if METHODS[name].second == ARRAYS_DISPARITY else None
     return {
@@ -81,10 +81,10 @@ def replied(
 
 
 def assert_same_step(
-    step: FloatArray, expected: FloatArray, U: FloatArray, whose: object = ""
+    step: FloatArray, expected: FloatArray, U: FloatArray, case: object = ""
 ) -> None:
     tolerance = 1e-5 * max(np.linalg.norm(expected), 1e-3 * np.linalg.norm(U, axis=1).max())
-    assert np.linalg.norm(step - expected) <= tolerance, whose
+    assert np.linalg.norm(step - expected) <= tolerance, case
 
 
 def test_every_method_has_its_cases_and_its_reference() -> None:

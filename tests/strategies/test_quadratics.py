@@ -113,7 +113,7 @@ Objective = Callable[[FloatArray, FloatArray], float]
 
 
 def apart() -> list[Bowl]:
-    """Clients whose losses differ at every point near the solution, so that objectives of ranks are
+    """Return clients with losses that differ near the solution, so that objectives of ranks are
     smooth there."""
     clients = bowls(4)
     for level, client in enumerate(clients):

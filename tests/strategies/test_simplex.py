@@ -58,7 +58,7 @@ def test_huge_and_tiny_entries() -> None:
 
 
 def degenerate(m: int) -> dict[str, FloatArray]:
-    """Rows whose Gram matrix is singular, or nearly so, in one way each."""
+    """Return rows with a Gram matrix that is singular, or nearly so, each in another way."""
     rng = np.random.default_rng(m)
     u = rng.normal(size=30)
     U = rng.normal(size=(m, 30)) + 0.3
@@ -141,7 +141,7 @@ def most_gain(U: FloatArray, x: FloatArray, p: FloatArray, epsilon: float) -> fl
     """The largest (p − x)ᵀ(q − x) over the minimisers q, by a linear programme; 0 where x is the
     one nearest to p.
 
-    The minimisers are the q in the box with Σq = 1 whose combination of the updates is that of x.
+    The minimisers are the q in the box with Σq = 1 that combine the updates to x's vector.
     """
     lower = np.maximum(p - epsilon, 0.0)
     upper = np.minimum(p + epsilon, 1.0)

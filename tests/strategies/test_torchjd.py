@@ -8,7 +8,7 @@ from fairbloom.rounds.arrays import FloatArray
 from fairbloom.strategies import METHODS, FromTorchJD
 from fairbloom.strategies.torchjd import by_name
 
-from .helpers import cohort_of, generic_updates, told
+from .helpers import cohort_of, generic_updates, work_config
 
 torch = pytest.importorskip("torch")
 aggregation = pytest.importorskip("torchjd.aggregation")
@@ -113,7 +113,7 @@ def test_what_is_no_gram_based_weighting_is_refused(subtests: pytest.Subtests) -
 def test_common_options_are_checked_and_there_is_no_prior() -> None:
     strategy = by_name("upgrad", fraction_train=0.5, seed=3, proximal_mu=0.1)
     assert (strategy.fraction_train, strategy.seed, strategy.needs) == (0.5, 3, frozenset())
-    assert told(strategy, 1) == {"proximal-mu": 0.1}
+    assert work_config(strategy, 1) == {"proximal-mu": 0.1}
     with pytest.raises(ValueError, match="fraction_train = "):
         by_name("upgrad", fraction_train=0.0)
     with pytest.raises(TypeError):
