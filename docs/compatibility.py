@@ -1,6 +1,6 @@
-"""The table of what fits with what, written from what methods need and what options change.
+"""Write the table of methods and compatible options, from their own declarations.
 
-`make settings` writes it.
+`make settings` runs it.
 """
 
 import csv
@@ -30,64 +30,62 @@ HEAD = "<!-- written by docs/compatibility.py -->\n"
 ADAPTIVE_SERVER = Option('server_optimizer="adam"')
 
 OPTIONS = (
-    *(WEIGHTING, MIXED_UPDATES, OTHER_WEIGHTS, SERVER_MOMENTUM, ADAPTIVE_SERVER),
-    *(
-        CONTROL_VARIATES,
-        OTHER_STEPS,
-        WEIGHT_DECAY,
-        Option("proximal_mu"),
-        Option("personal_lambda"),
-    ),
+    WEIGHTING,
+    MIXED_UPDATES,
+    OTHER_WEIGHTS,
+    SERVER_MOMENTUM,
+    ADAPTIVE_SERVER,
+    CONTROL_VARIATES,
+    OTHER_STEPS,
+    WEIGHT_DECAY,
+    Option("proximal_mu"),
+    Option("personal_lambda"),
 )
 """The options in the order of the table's columns."""
 
 
 def table(methods: Mapping[str, tuple[Collection[str], str]]) -> tuple[list[list[str]], list[str]]:
-    """Return the rows of the table, heads first, and the reasons, which its cells number from 1.
+    """Return the rows of the table, heads first, and the reasons that its cells number from 1.
 
-    `methods` has each method's needs, and what it says of its step that no longer holds with a
-    server optimizer.
+    `methods` has each method's needs, and its property that a server optimizer destroys ("": none).
     """
     reasons: dict[str, int] = {}
 
     def cell(needs: Collection[str], lost: str, option: Option) -> str:
         need = find_conflict(needs, option)
-        turned = lost if option in (SERVER_MOMENTUM, ADAPTIVE_SERVER) else ""
-        if need is None and not turned:
+        if need is not None:
+            answer = "no"
+            reason = f"No: it {need.why}."
+        elif lost and option in (SERVER_MOMENTUM, ADAPTIVE_SERVER):
+            answer = "yes"
+            reason = f"Yes, but this no longer holds: {lost}."
+        else:
             return "yes"
-        reason = f"No: it {need.why}." if need else f"Yes, but this no longer holds: {turned}."
-        number = reasons.setdefault(reason, len(reasons) + 1)
-        return f"no ({number})" if need else f"yes ({number})"
+        return f"{answer} ({reasons.setdefault(reason, len(reasons) + 1)})"
 
     rows = [
         [name, *(cell(needs, lost, option) for option in OPTIONS)]
         for name, (needs, lost) in methods.items()
     ]
-    heads = [
-        "method",
-        *(f"`{option.name}`" if " " not in option.name else option.name for option in OPTIONS),
-    ]
-    return [heads, *rows], [*reasons]
+    names = [option.name if " " in option.name else f"`{option.name}`" for option in OPTIONS]
+    return [["method", *names], *rows], [*reasons]
 
 
 def format_table() -> tuple[str, str]:
-    """Return the table as the text of a CSV file, and its reasons as a list in Markdown."""
+    """Return the table as CSV, and its reasons as a Markdown list."""
     methods = [strategy(name) for name in METHODS]
     needs = {
         type(each).__name__: (each.all_needs, each.lost_to_server_optimizers) for each in methods
     }
     rows, reasons = table(needs)
-    csv.writer(text := io.StringIO(), lineterminator="\n").writerows(rows)
-    return text.getvalue(), "".join(
-        f"{number}. {reason}\n" for number, reason in enumerate(reasons, start=1)
-    )
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    lines = [f"{number}. {reason}\n" for number, reason in enumerate(reasons, start=1)]
+    return text.getvalue(), "".join(lines)
 
 
 def update_page(page: str) -> str:
-    """Return the text of the page with its reasons as they are now.
-
-    They are the end of the page.
-    """
+    """Return the text of the page with its end, the reasons, updated."""
     return f"{page.partition(HEAD)[0]}{HEAD}\n{format_table()[1]}"
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, not an installed package
 
-from docs.source_links import source_link as linkcode_resolve  # noqa: F401 (sphinx.ext.linkcode asks it)
+from docs.source_links import source_link as linkcode_resolve  # noqa: F401 (for sphinx.ext.linkcode)
 from fairbloom import __version__
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.rounds.method import Method
@@ -17,18 +17,16 @@ from fairbloom.strategies import FromTorchJD
 project = "Fairbloom"
 release = __version__
 extensions = [
-    *(
-        "myst_parser",
-        "sphinx.ext.autodoc",
-        "sphinx.ext.napoleon",
-        "sphinx.ext.linkcode",
-        "sphinx_copybutton",
-    ),
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.linkcode",
+    "sphinx_copybutton",
     "docs.mathml",
 ]
 exclude_patterns = ["_build"]
-smartquotes_action = "De"  # dashes and dots alone: "" in a docstring is an empty text
-# what stands between backticks in a docstring is code, and a link where it is a name of ours
+smartquotes_action = "De"  # only dashes and dots: "" in a docstring is an empty text
+# `name` in a docstring is code, and a link if it is a name of ours
 default_role = "py:obj"
 
 html_theme = "furo"
@@ -44,7 +42,7 @@ myst_enable_extensions = ["attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 copybutton_exclude = ".linenos, .gp, .go"
-# what is printed is not typed
+# not from outputs
 copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 
 autodoc_member_order = "bysource"
@@ -68,7 +66,7 @@ HELD = "\ue000"
 def hold_colons(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Let what stands before a colon in a property's docstring be words, where napoleon takes it for a type."""
+    """Hide colons in docstrings of properties: napoleon takes the words before them as a type."""
     if what in ("attribute", "data", "property"):
         lines[:] = [line.replace(":", HELD) for line in lines]
 
@@ -76,33 +74,29 @@ def hold_colons(
 def keep_signs(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Put colons back; let |x| be an absolute value, where reStructuredText takes it for a substitution."""
+    """Put colons back, and escape |x|, which reStructuredText takes as a substitution."""
     lines[:] = [line.replace(HELD, ":").replace("|", r"\|") for line in lines]
 
 
 def say_ranges(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Put range and default behind the names of a method's parameters and of the common options, for napoleon."""
-    if (
-        what == "class"
-        and isinstance(obj, type)
-        and issubclass(obj, Method)
-        and obj is not FromTorchJD
-    ):
-        known = (
-            dict(OPTIONS)
-            if obj is Method
-            else {each.argument: each for each in parameters_of("", obj)}
-        )
-        lines[:] = [
-            f"{line} : {each.range}, default {each.default}" if (each := known.get(line)) else line
-            for line in lines
-        ]
+    """Add range and default to a method's parameters and the common options, for napoleon."""
+    if what != "class" or not isinstance(obj, type) or not issubclass(obj, Method):
+        return
+    if obj is FromTorchJD:
+        return
+    if obj is Method:
+        known = dict(OPTIONS)
+    else:
+        known = {each.argument: each for each in parameters_of("", obj)}
+    for place, line in enumerate(lines):
+        if (parameter := known.get(line)) is not None:
+            lines[place] = f"{line} : {parameter.range}, default {parameter.default}"
 
 
 def setup(app: Sphinx) -> None:
-    """Let Sphinx write the pages on the methods when it starts, and read docstrings as they are meant."""
+    """Make Sphinx write the pages on the methods first, and connect the docstrings' hooks."""
     app.connect("builder-inited", write_methods)
     app.connect("autodoc-process-docstring", hold_colons, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", say_ranges, priority=400)

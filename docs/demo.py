@@ -1,4 +1,4 @@
-"""The figure of README: `python -m docs.demo` runs the command of `make demo` and writes it."""
+"""Draw README's figure: `python -m docs.demo` runs the command of `make demo`."""
 
 import os
 import shlex
@@ -20,7 +20,7 @@ COMMAND = (
 
 
 def draw(command: str = COMMAND) -> bytes:
-    """Run a comparison in the current folder, with runs/demo as its folder, and return its figure as SVG."""
+    """Run a comparison into runs/demo of the current folder, and return its figure as SVG."""
     app(shlex.split(command)[1:], standalone_mode=False)
     return follow_dark_mode(Path("runs/demo/clients.svg").read_bytes())
 

@@ -1,4 +1,4 @@
-"""What the docstrings of methods say, for their pages."""
+"""Parse the docstrings of methods, for their pages."""
 
 import inspect
 import re
@@ -19,14 +19,14 @@ LABELS = (
     "Memory",
     "Cost",
 )
-"""The words, followed by a colon, that a paragraph of a method's docstring may begin with."""
+"""The labels, followed by a colon, at the beginning of paragraphs in a method's docstring."""
 
 
 @dataclass(frozen=True)
 class MethodDoc:
-    """A method as its docstring describes it.
+    """A method's docstring in parts.
 
-    `explanation` is all that comes before the source, with formulas in reStructuredText.
+    `explanation` is the text before the source, with formulas in reStructuredText.
     """
 
     name: str
@@ -47,10 +47,7 @@ class MethodDoc:
 
 
 def describe(name: str) -> MethodDoc:
-    """Return what the docstring of a method says.
-
-    "torchjd" stands for all of TorchJD's weightings.
-    """
+    """Return the parts of a method's docstring; "torchjd" is for all of TorchJD's weightings."""
     method = FromTorchJD if name == "torchjd" else find_method(name)
     text = inspect.getdoc(method) or ""
     return MethodDoc(
@@ -66,19 +63,17 @@ def describe(name: str) -> MethodDoc:
 
 
 def _with_server_optimizer(method: type[FairStrategy]) -> str:
-    """Return what does not survive a server optimizer, and which ones the method refuses.
-
-    "" where nothing is said.
-    """
-    lost = method.lost_to_server_optimizers
-    refused = find_conflict(method.requires, SERVER_MOMENTUM)
-    parts = [f"One thing no longer holds: {lost}."] if lost else []
-    parts += [f"It refuses {AVGM}, as it {refused.why}."] if refused else []
+    """Return the effect of server optimizers, and which of them the method refuses, or ""."""
+    parts = []
+    if lost := method.lost_to_server_optimizers:
+        parts.append(f"One thing no longer holds: {lost}.")
+    if conflict := find_conflict(method.requires, SERVER_MOMENTUM):
+        parts.append(f"It refuses {AVGM}, as it {conflict.why}.")
     return " ".join(parts)
 
 
 def _paragraph(text: str, label: str) -> str:
-    """Return what follows a label, up to an empty line or the next label."""
+    """Return the text after a label, up to an empty line or the next label."""
     found = re.search(
         rf"^{label}: (.+?)(?:\n\n|\n(?:{'|'.join(LABELS)}): |\Z)", text, re.MULTILINE | re.DOTALL
     )

@@ -1,4 +1,4 @@
-"""Figures of these pages as SVG files that follow dark mode, wherever a browser shows them."""
+"""Write the figures of these pages as SVG files that follow dark mode in any browser."""
 
 import io
 import re
@@ -12,7 +12,7 @@ from fairbloom.experiments.render.theme import COLOURS
 
 INK = "#1f2328"
 PAPER = "#ffffff"
-"""What lines and letters are drawn with, and what is behind them."""
+"""The colours of lines and letters, and of the background."""
 
 DARK = {
     **dict(COLOURS.values()),
@@ -27,8 +27,7 @@ DARK = {
     "#cccccc": "#555555",
     "#d3d3d3": "#4a4a4a",
 }
-"""The colours that are others on a dark page, in lower case; all that are not here are seen on
-both."""
+"""Replacements of colours on a dark page, in lower case; other colours are visible on both."""
 
 STYLE = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
@@ -36,24 +35,22 @@ STYLE = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Helvetica", "Arial"],
-    "svg.fonttype": "none",  # letters stay letters: a fifth of the size, and they can be searched
+    "svg.fonttype": "none",  # letters stay text: a fifth of the size, and searchable
     "svg.hashsalt": "fairbloom",
 }
 
 
 @contextmanager
 def themed() -> Iterator[None]:
-    """Let figures that are made within have colours that `svg_of` knows."""
+    """Give figures that are made inside the colours that `svg_of` replaces."""
     with rc_context(STYLE):
         yield
 
 
 def svg_of(figure: Figure) -> bytes:
-    """Return a figure as SVG, the same figure as the same bytes.
+    """Return a figure, made within `themed`, as SVG; the same figure gives the same bytes.
 
-    Its colours follow those of the page around it.
-
-    The figure must have been made within `themed`.
+    Its colours follow the page around it.
     """
     drawn = io.BytesIO()
     with themed():
@@ -64,18 +61,18 @@ def svg_of(figure: Figure) -> bytes:
 
 
 def follow_dark_mode(svg: bytes) -> bytes:
-    """Return an SVG of Fairbloom, or of matplotlib within `themed`, smaller, with colours for dark pages too."""
+    """Return an SVG of Fairbloom, or of `themed`, smaller, and with colours for dark pages."""
     text = re.sub(r' d="[^"]*"', _shorten, svg.decode()).replace('fill="white"', 'fill="none"')
     return re.sub("(<svg[^>]*>)", rf"\1<style>{dark_rules()}</style>\n", text, count=1).encode()
 
 
 def _shorten(path: re.Match[str]) -> str:
-    """Return a path with two decimals: nobody sees a hundredth of a point."""
+    """Return a path with two decimals: a hundredth of a point is invisible."""
     return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
 
 
 def dark_rules() -> str:
-    """Return the rules that exchange colours where the page is dark."""
+    """Return the CSS rules that replace colours on dark pages."""
     rules = (
         f'[style*="{kind}: {light}"],[{kind}="{light}"]{{{kind}:{dark}!important}}'
         for light, dark in DARK.items()

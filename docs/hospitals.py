@@ -1,7 +1,8 @@
-"""The table and the picture of the four hospitals, from the runs of `fairbloom reproduce heart-disease`.
+"""Write the table and the picture of the four hospitals, from the recipe heart-disease.
 
-`python -m docs.hospitals` runs what is missing of them, writes the table of the page on
-measurements into docs/data, and the picture of the first page into docs/images.
+`python -m docs.hospitals` runs the missing runs of `fairbloom reproduce heart-disease`, and writes
+the table of the page on measurements into docs/data and the picture of the first page into
+docs/images.
 """
 
 import csv
@@ -36,9 +37,9 @@ FEW = {
     "Pooled training (pooled=true)": "pooled training",
     "Local": "each hospital alone",
 }
-"""The rows of the first page's picture, and what it calls them."""
+"""The rows of the first page's picture, with their labels."""
 
-HOSPITALS = {  # in the order of their names, by which scores are sorted
+HOSPITALS = {  # sorted by name, as scores are
     "Cleveland": ("#0072B2", "o"),
     "Hungary": ("#56B4E9", "s"),
     "Long Beach": ("#E69F00", "D"),
@@ -47,8 +48,14 @@ HOSPITALS = {  # in the order of their names, by which scores are sorted
 """Colour and marker of each hospital."""
 
 HEADINGS = (
-    *("method", "worst hospital, %", "against FedAvg", "better, worse"),
-    *("highest loss", "against FedAvg", "better, worse", "mean, %"),
+    "method",
+    "worst hospital, %",
+    "against FedAvg",
+    "better, worse",
+    "highest loss",
+    "against FedAvg",
+    "better, worse",
+    "mean, %",
 )
 
 
@@ -63,7 +70,7 @@ class Served:
     scores
         Balanced accuracies in percent, shape (splits, hospitals).
     losses
-        Of the same shape; None of personal models, whose losses runs do not keep.
+        Test losses of the same shape; None for personal models, because runs do not record theirs.
     """
 
     name: str
@@ -72,28 +79,30 @@ class Served:
 
     @property
     def worst(self) -> NDArray[np.float64]:
-        """The balanced accuracy of the hospital that is served worst, one a split."""
+        """The balanced accuracy of the worst-served hospital, by split."""
         lowest: NDArray[np.float64] = self.scores.min(axis=1)
         return lowest
 
     @property
     def highest(self) -> NDArray[np.float64] | None:
-        """The loss of the hospital that has the highest, one a split."""
+        """The highest loss of a hospital, by split."""
         return None if self.losses is None else self.losses.max(axis=1)
 
 
 def served(reproduction: Reproduction) -> list[Served]:
     """Return how each row of the recipe serves the hospitals; the first row is FedAvg."""
-    rows = enumerate(reproduction.outcomes)
-    return [_of(each.name, each.row.evaluated, reproduction.runs(index)) for index, each in rows]
+    return [
+        _read_runs(outcome.name, outcome.row.evaluated, reproduction.runs(index))
+        for index, outcome in enumerate(reproduction.outcomes)
+    ]
 
 
-def _of(name: str, evaluated: str, runs: Sequence[Run]) -> Served:
+def _read_runs(name: str, evaluated: str, runs: Sequence[Run]) -> Served:
     finals = [run.final(model=evaluated) for run in runs]
     scores = np.array([[final[hospital] for hospital in sorted(final)] for final in finals])
-    return Served(
-        name, scores, None if evaluated == "personal" else np.array([_losses(run) for run in runs])
-    )
+    if evaluated == "personal":
+        return Served(name, scores, None)
+    return Served(name, scores, np.array([_losses(run) for run in runs]))
 
 
 def _losses(run: Run) -> list[float]:
@@ -108,10 +117,9 @@ def _losses(run: Run) -> list[float]:
 def against(
     values: NDArray[np.float64], base: NDArray[np.float64], *, lower_is_better: bool = False
 ) -> Difference:
-    """Return by how much a method is better than FedAvg, from their values, one a split each.
+    """Return by how much a method is better than FedAvg, from their values by split.
 
-    Its error is that of the splits, which share their patients: `test_share` would make it one of
-    other patients.
+    The error is over splits of the same patients; with a `test_share` it would be over patients.
     """
     return difference_of(base - values if lower_is_better else values - base)
 
@@ -125,27 +133,26 @@ def is_bold(difference: Difference) -> bool:
 
 
 def table(methods: Sequence[Served]) -> list[tuple[str, ...]]:
-    """Return the rows of the table, headings first.
-
-    Bold differences are larger than two standard errors.
-    """
+    """Return the rows of the table, headings first; bold if above two standard errors."""
     return [HEADINGS, *(_cells(each, methods[0]) for each in methods)]
 
 
 def _cells(method: Served, base: Served) -> tuple[str, ...]:
     score = ("–", "–")
     loss = ("–", "–")
+    highest = "–"
     if method is not base:
         score = _cells_against(method.worst, base.worst, 1)
-    if method is not base and method.highest is not None and base.highest is not None:
-        loss = _cells_against(method.highest, base.highest, 3, lower_is_better=True)
-    highest = "–" if method.highest is None else _number(method.highest, 3)
+    if method.highest is not None:
+        highest = _number(method.highest, 3)
+        if method is not base and base.highest is not None:
+            loss = _cells_against(method.highest, base.highest, 3, lower_is_better=True)
     mean = _number(method.scores.mean(axis=1), 1)
     return (method.name, _number(method.worst, 1), *score, highest, *loss, mean)
 
 
 def _number(values: NDArray[np.float64], decimals: int) -> str:
-    found = difference_of(values)  # from nothing
+    found = difference_of(values)  # the difference from 0: mean and standard error
     return f"{found.mean:.{decimals}f} ± {found.error:.{decimals}f}"
 
 
@@ -156,18 +163,20 @@ def _cells_against(
     *,
     lower_is_better: bool = False,
 ) -> tuple[str, str]:
-    """Return the difference to FedAvg, and in how many splits it is for the better and for the worse."""
+    """Return the difference to FedAvg, and in how many splits it is better and worse."""
     found = against(values, base, lower_is_better=lower_is_better)
     mean = 0.0 - found.mean if lower_is_better else found.mean
     text = f"{mean:+.{decimals}f} ± {found.error:.{decimals}f}".replace("-", "−")
-    return f"**{text}**" if is_bold(found) else text, f"{found.better}, {found.worse}"
+    if is_bold(found):
+        text = f"**{text}**"
+    return text, f"{found.better}, {found.worse}"
 
 
 # The picture --------------------------------------------------------------------------------------
 
 
 def picture(methods: Sequence[Served]) -> Figure:
-    """Return each hospital's mean balanced accuracy under the few methods of the first page."""
+    """Return the first page's figure: each hospital's mean balanced accuracy by method."""
     chosen = {
         FEW[method.name]: method.scores.mean(axis=0) for method in methods if method.name in FEW
     }

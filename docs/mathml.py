@@ -1,4 +1,4 @@
-"""Formulas as MathML, made by docutils when the pages are: browsers show it without a script and without a network."""
+"""Write formulas as MathML when the pages are built: browsers need no script and no network."""
 
 import re
 from typing import Any
@@ -18,7 +18,7 @@ def mathml(latex: str, *, block: bool) -> str:
     Raises
     ------
     ExtensionError
-        When docutils does not know a command of it.
+        If docutils does not know one of its commands.
     """
     text = re.sub(
         r"\\([Bb]igg?)\s*(\\[A-Za-z]+|\\?[^\sA-Za-z])",
@@ -35,9 +35,10 @@ def mathml(latex: str, *, block: bool) -> str:
 
 
 def _sided(sized: re.Match[str]) -> str:
-    r"""Return \big( as \bigl( and \big) as \bigr): docutils knows these alone."""
+    r"""Return \big( as \bigl( and \big) as \bigr), the only forms that docutils knows."""
     size, bracket = sized.groups()
-    return rf"\{size}{'l' if bracket in OPENING else 'r'}{bracket}"
+    side = "l" if bracket in OPENING else "r"
+    return rf"\{size}{side}{bracket}"
 
 
 def visit_math(writer: Any, node: nodes.math) -> None:
@@ -47,12 +48,12 @@ def visit_math(writer: Any, node: nodes.math) -> None:
 
 
 def visit_math_block(writer: Any, node: nodes.math_block) -> None:
-    """Write a formula in a line of its own; a wide one is scrolled on a narrow screen."""
+    """Write a formula on its own line; a wide one is scrolled on a narrow screen."""
     writer.body.append(f'<div class="math">{mathml(node.astext(), block=True)}</div>\n')
     raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Let Sphinx write formulas so."""
+    """Register the renderer with Sphinx."""
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

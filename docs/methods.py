@@ -1,4 +1,4 @@
-"""The pages on the methods, written from their docstrings when Sphinx starts."""
+"""Write the pages on the methods from their docstrings, when Sphinx starts."""
 
 import inspect
 import re
@@ -80,10 +80,10 @@ NEEDS = {
     "full-batch-step": ("one full-batch step", "takes exactly one step, over all of its examples"),
     "client-momentum": (
         "momentum",
-        "trains with the momentum that it is told, afresh in every round",
+        "trains with the momentum that the server sends, starting at zero in every round",
     ),
     "loss-transform": ("transformed loss", "transforms the loss of every minibatch"),
-    "local-steps": ("number of steps", "takes as many local steps as it is told"),
+    "local-steps": ("number of steps", "takes the number of local steps that the server sends"),
     "snapshot-step": (
         "snapshot",
         "replies the model after one of these steps too, and tells its loss at their mean",
@@ -94,11 +94,11 @@ NEEDS = {
         "trains a model of its own as well, and keeps it from round to round",
     ),
 }
-"""What a method may ask of a client: a word for the table, and the end of a sentence that begins
-with "a client"."""
+"""The requirements that a method may have of a client: a word for the table, and the end of a
+sentence that begins with "a client"."""
 
 DOI = re.compile(r"\bdoi:(10\.\d{4,9}/[\w.()/-]*\w)")
-"""A paper's, as sources have it."""
+"""The DOI of a paper in a source."""
 
 PAGE = """\
 # {title}
@@ -140,8 +140,9 @@ strategy = {call}
 """
 
 TOY = """\
-Two clients, one whose loss is about three times as steep as the other's, share a model of two numbers. Thin lines are
-of equal loss, crosses are each client's best model; every dot is a round, stars are the last one. This is `{call}`.
+Two clients share a model of two numbers; the loss of one is about three times as steep as the
+other's. Thin lines are of equal loss, crosses are each client's best model; every dot is a round,
+stars are the last one. This is `{call}`.
 
 ```{{image}} {file}
 :alt: Course of the model and losses of two clients under {title}
@@ -151,18 +152,19 @@ of equal loss, crosses are each client's best model; every dot is a round, stars
 """
 
 DRIFT = """\
-Clients take {steps} steps in a round, in which they drift apart: the dashed course is FedAvg's with as many steps, and
-where it ends, at the cross, is not a minimum of the mean loss.
+Clients take {steps} steps in a round, in which they drift apart: the dashed course is FedAvg's with
+as many steps, and its end, at the cross, is not a minimum of the mean loss.
 
 """
 
 INDEX = """\
 # Methods
 
-{count} methods, each a Flower strategy that turns the clients' losses, the inner products of their updates and what it
-remembers into one coefficient per update, or one for each of its arrays. `fairbloom methods` prints them as well. The
-[common options](../api/methods.md) go with all of them, as `proximal_mu` with FedFV, or personal models with TERM by
-`personal_lambda`; a method that cannot have one refuses it by name.
+{count} methods, each a Flower strategy that turns the clients' losses, the inner products of their
+updates and its memory into one coefficient per update, or one for each of its arrays.
+`fairbloom methods` prints them as well. The [common options](../api/methods.md) go with all of
+them, as `proximal_mu` with FedFV, or personal models with TERM by `personal_lambda`; a method that
+cannot have one refuses it by name.
 
 ```{{toctree}}
 :hidden:
@@ -172,20 +174,21 @@ remembers into one coefficient per update, or one for each of its arrays. `fairb
 
 ## At a glance
 
-*Asks of clients* is what a method needs beyond a trained model and its number of examples; *memory* is what the server
-keeps from round to round.
+*Asks of clients* is what a method needs beyond a trained model and its number of examples; *memory*
+is what the server keeps from round to round.
 
 {table}
 
 ## Notation
 
-In round $t$ the server sends out the model $w$; each client $k$ of the $m$ whose reply is used returns a model $w_k$.
+In round $t$ the server sends out the model $w$; each client $k$ returns a model $w_k$. The replies
+of $m$ clients are used.
 
 | symbol | meaning |
 |---|---|
 | $u_k$ | the update $w - w_k$; the server steps to $w - \\sum_k c_k u_k$ |
 | $c_k$ | the coefficients, which the method decides on |
-| $p_k$ | the prior: $n_k / \\sum_j n_j$ with `weighting="examples"`, $1/m$ with `weighting="uniform"` |
+| $p_k$ | the prior: $n_k / \\sum_j n_j$ by `weighting="examples"`, $1/m$ by `weighting="uniform"` |
 | $n_k$ | training examples of client $k$ |
 | $F_k$ | loss of the received model on the whole training set of client $k$ |
 | $G$ | the Gram matrix, $G_{{ij}} = \\langle u_i, u_j \\rangle$ |
@@ -227,7 +230,7 @@ strategy = FromTorchJD(UPGradWeighting())
 def write(folder: Path) -> None:
     """Write a page and a figure for each method, and a page that compares them.
 
-    A file whose content stays the same is left alone, so that Sphinx doesn't read it again.
+    Unchanged files are not written, so that Sphinx doesn't read them again.
     """
     folder.mkdir(exist_ok=True)
     methods = [describe(name) for name in METHODS]
@@ -306,7 +309,7 @@ def assigned(values: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def explanation(method: MethodDoc) -> str:
-    """Return the part of the docstring before the source, with its formulas as MyST writes them."""
+    """Return the part of the docstring before the source, with formulas in MyST."""
     parts = re.split(r"\.\. math::((?:.+\n|\n(?= ))+)", method.explanation + "\n")
     return "".join(
         formula(part) if number % 2 else scripts(part) for number, part in enumerate(parts)
@@ -319,7 +322,7 @@ def formula(text: str) -> str:
 
 
 def facts(method: MethodDoc) -> str:
-    """Return the table of what a reader asks first: objective, use, cost and prior."""
+    """Return the table of facts: objective, use, cost and prior."""
     rows = {
         "Objective": method.objective,
         "Good for": method.good_for,
@@ -335,7 +338,7 @@ def facts(method: MethodDoc) -> str:
 
 
 def source(method: MethodDoc) -> str:
-    """Return the method's source, what it reduces to, and where it departs from the source."""
+    """Return the method's source, its reductions, and its departures from the source."""
     notes = {
         "": method.source,
         "**Reductions**: ": method.reductions,
@@ -345,34 +348,31 @@ def source(method: MethodDoc) -> str:
 
 
 def example(method: MethodDoc) -> dict[Parameter, Value]:
-    """Return the method's parameters with their defaults, or else with the values that they have in the figure.
+    """Return the method's parameters with their defaults, or with the figure's values.
 
-    Words that choose a variant are left out.
+    Names of variants are left out.
     """
-    drawn = toy.ARGUMENTS.get(method.name, {})
-    return {
-        parameter: (
-            drawn.get(parameter.argument, parameter.example)
-            if parameter.default is None
-            else parameter.default
-        )
-        for parameter in method.parameters
-        if not isinstance(parameter.default, str)
-    }
+    in_figure = toy.ARGUMENTS.get(method.name, {})
+    values = {}
+    for parameter in method.parameters:
+        if parameter.default is None:
+            values[parameter] = in_figure.get(parameter.argument, parameter.example)
+        elif not isinstance(parameter.default, str):
+            values[parameter] = parameter.default
+    return values
 
 
 def signature(method: type[FairStrategy]) -> str:
-    """Return how a strategy class is called, for the index and for links to it."""
-    own = [
-        (
-            parameter.name
-            if parameter.default is parameter.empty
-            else f"{parameter.name}={parameter.default!r}"
-        )
-        for parameter in inspect.signature(method).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    ]
-    return f"fairbloom.strategies.{method.__name__}({', '.join([*own, '**options'])})"
+    """Return the signature of a strategy class, for the index and for links to it."""
+    arguments = []
+    for parameter in inspect.signature(method).parameters.values():
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        if parameter.default is parameter.empty:
+            arguments.append(parameter.name)
+        else:
+            arguments.append(f"{parameter.name}={parameter.default!r}")
+    return f"fairbloom.strategies.{method.__name__}({', '.join([*arguments, '**options'])})"
 
 
 def call(title: str, arguments: dict[Parameter, Value]) -> str:
@@ -383,60 +383,46 @@ def call(title: str, arguments: dict[Parameter, Value]) -> str:
 
 def command(method: MethodDoc) -> str:
     """Return the command that runs the method."""
-    words = [f"fairbloom run --method {method.name}"]
-    words += (
-        ["--task adult --set adult.group=sex"] if BETWEEN_GROUPS.intersection(method.needs) else []
-    )
-    words += [
-        f"--set {parameter.key}={format_value(value)}"
-        for parameter, value in example(method).items()
-    ]
-    return (" " if len(words) <= 3 else " \\\n    ").join(words)
+    parts = [f"fairbloom run --method {method.name}"]
+    if BETWEEN_GROUPS.intersection(method.needs):
+        parts.append("--task adult --set adult.group=sex")
+    for parameter, value in example(method).items():
+        parts.append(f"--set {parameter.key}={format_value(value)}")
+    separator = " " if len(parts) <= 3 else " \\\n    "
+    return separator.join(parts)
 
 
 def parameters(method: MethodDoc) -> str:
     """Return the table of the method's parameters, and a sentence on its prior."""
-    prior = f"`weighting` is `{method.weighting}` if nothing else is said."
-    prior = (
-        "It has no prior and refuses a `weighting`." if method.weighting == "no prior" else prior
-    )
-    rows = [
-        (
-            f"`{parameter.key}`",
-            parameter.range,
-            f"`{REQUIRED if parameter.default is None else format_value(parameter.default)}`",
-            parameter.description,
-        )
-        for parameter in method.parameters
-    ]
-    own = (
-        table(("Key in a run", "Range", "Default", "Meaning"), rows)
-        if rows
-        else "It has none of its own."
-    )
+    prior = f"The default of `weighting` is `{method.weighting}`."
+    if method.weighting == "no prior":
+        prior = "It has no prior and refuses a `weighting`."
+    rows = []
+    for parameter in method.parameters:
+        default = REQUIRED if parameter.default is None else format_value(parameter.default)
+        rows.append((f"`{parameter.key}`", parameter.range, f"`{default}`", parameter.description))
+    own = "It has none of its own."
+    if rows:
+        own = table(("Key in a run", "Range", "Default", "Meaning"), rows)
     return f"{own}\n\nThe [common options](../api/methods.md) of all methods come on top. {prior}"
 
 
 def needed(method: MethodDoc) -> list[str]:
-    """Return the keys of what the method asks of clients: metrics, and what is told beside them."""
-    told = toy.strategy(method.name).terms(1).to_config() if method.name in METHODS else {}
-    return [key for key in NEEDS if key in method.needs or key in told]
+    """Return the keys that a client must support: of metrics, and of the terms of a round."""
+    terms = toy.strategy(method.name).terms(1).to_config() if method.name in METHODS else {}
+    return [key for key in NEEDS if key in method.needs or key in terms]
 
 
 def needs(method: MethodDoc) -> str:
-    """Return what the method asks of clients, as a list."""
-    if not needed(method):
+    """Return the method's requirements of clients, as a list."""
+    keys = needed(method)
+    if not keys:
         return (
             "A trained model and `num-examples`, no more: clients written for Flower's own FedAvg"
             " will do."
         )
-    return "\n".join(
-        [
-            "Beyond its model and `num-examples`, a client",
-            "",
-            *(f"- {NEEDS[k][1]}" for k in needed(method)),
-        ]
-    )
+    lines = [f"- {NEEDS[key][1]}" for key in keys]
+    return "\n".join(["Beyond its model and `num-examples`, a client", "", *lines])
 
 
 def compared(method: MethodDoc) -> tuple[str, ...]:
@@ -449,10 +435,10 @@ def figure(name: str, title: str, file: str) -> str:
     """Return the figure with the text around it."""
     arguments = ", ".join(f"{key}={value}" for key, value in toy.ARGUMENTS.get(name, {}).items())
     shown = f"{title}({arguments})" if name in METHODS else name
-    note = DRIFT.format(steps=toy.LOCAL_STEPS * toy.MANY_EPOCHS) if toy.epochs_of(name) > 1 else ""
-    return TOY.format(
-        call=shown, title=title, file=file, note=f"{note}{toy.NOTES.get(name, '')}"
-    ).strip()
+    note = toy.NOTES.get(name, "")
+    if toy.epochs_of(name) > 1:
+        note = DRIFT.format(steps=toy.LOCAL_STEPS * toy.MANY_EPOCHS) + note
+    return TOY.format(call=shown, title=title, file=file, note=note).strip()
 
 
 # Markdown -----------------------------------------------------------------------------------------
@@ -460,16 +446,14 @@ def figure(name: str, title: str, file: str) -> str:
 
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a table in Markdown."""
-    lines = [
-        heads,
-        ("---",) * len(heads),
-        *(tuple(cell.replace("|", r"\|") for cell in row) for row in rows),
-    ]
+    lines = [heads, ("---",) * len(heads)]
+    for row in rows:
+        lines.append(tuple(cell.replace("|", r"\|") for cell in row))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def scripts(text: str) -> str:
-    """Return a docstring's text with F_k and e^(x), outside of code, as sub- and superscript, and DOIs as links."""
+    """Return text with F_k and e^(x), outside code, as sub- and superscript, and DOIs as links."""
     parts = text.split("`")
     found = re.compile(r"(?<=\w)([_^])(?:\(([^)]+)\)|([^\W_])(?![^\W_]))")
     for number in range(0, len(parts), 2):

@@ -1,6 +1,6 @@
-"""The run config's block in pyproject.toml, written from the settings, the methods' signatures and the tasks.
+"""Write the run config's block in pyproject.toml, from settings, methods and tasks.
 
-Flower takes no key of a run config that this block lacks. `make settings` writes it.
+Flower accepts only keys of this block in a run config. `make settings` runs it.
 """
 
 import re
@@ -16,7 +16,7 @@ HEAD = "[tool.flwr.app.config]\n"
 
 
 def block() -> str:
-    """Return the lines of the block: each setting with its default, and in words what it is."""
+    """Return the lines of the block: each setting with its default and its description."""
     known = {**SETTINGS, **parameters()}
     words = {key: f"{each.range}: {each.description.rstrip('.')}" for key, each in known.items()}
     default = {
@@ -26,12 +26,12 @@ def block() -> str:
     return "".join(f"{key} = {value} # {words[key]}\n" for key, value in default.items())
 
 
-def written_into(project: str) -> str:
-    """Return the text of a pyproject.toml with its block written anew; it ends at an empty line."""
+def replace_block(project: str) -> str:
+    """Return the text of a pyproject.toml with its block updated; it ends at an empty line."""
     return re.sub(rf"(?<={re.escape(HEAD)})(.+\n)+", lambda _: block(), project)
 
 
 if __name__ == "__main__":
     before = PROJECT.read_text()
-    if (after := written_into(before)) != before:  # else make would install everything anew
+    if (after := replace_block(before)) != before:  # a new time would make `make` install again
         PROJECT.write_text(after)

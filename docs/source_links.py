@@ -1,4 +1,4 @@
-"""The address of each class and function of the reference in the repository."""
+"""Find the address in the repository of each class and function of the reference."""
 
 import inspect
 import pkgutil
@@ -12,16 +12,17 @@ REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["ur
 
 
 def source_link(domain: str, info: dict[str, str]) -> str | None:
-    """Return where the source of an entry is, for sphinx.ext.linkcode.
-
-    None for a constant, which has none.
-    """
-    named = f"{info['module']}:{info['fullname']}" if info["module"] else info["fullname"]
+    """Return the address of an entry's source, for sphinx.ext.linkcode; None for a constant."""
+    name = info["fullname"]
+    if info["module"]:
+        name = f"{info['module']}:{name}"
     try:
-        found = pkgutil.resolve_name(named)
-        found = inspect.unwrap(found.fget if isinstance(found, property) else found)
-        file = Path(inspect.getfile(found)).resolve().relative_to(ROOT)
-        lines, first = inspect.getsourcelines(found)
+        entry = pkgutil.resolve_name(name)
+        if isinstance(entry, property):
+            entry = entry.fget
+        source = inspect.unwrap(entry)
+        file = Path(inspect.getfile(source)).resolve().relative_to(ROOT)
+        lines, first = inspect.getsourcelines(source)
     except (AttributeError, TypeError, ValueError, OSError):
         return None
     return f"{REPOSITORY}/blob/main/{file.as_posix()}#L{first}-L{first + len(lines) - 1}"

@@ -1,4 +1,4 @@
-"""Two clients with a quadratic loss each, and how every method moves a model of two numbers between them."""
+"""Run every method on two clients with quadratic losses, and draw the course of the model."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -34,12 +34,11 @@ ROUNDS = 60
 LOCAL_STEPS = 5
 LEARNING_RATE = 0.05
 MANY_EPOCHS = 8
-"""With so many passes over their examples in a round, clients drift apart towards their own best
+"""Passes over the examples in a round with which clients drift apart towards their own best
 models."""
 
 STARTS = ((-1.2, 1.5), (0.2, -1.6), (1.7, 1.2))
-"""The models that the runs start from. The figure shows the losses of the run from the first
-one."""
+"""The initial models of the runs. The figure shows the losses of the first run."""
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 4.0},
@@ -65,8 +64,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "adafed": {"gamma": 1.0, "server_lr": 0.3},
     "ditto": {"lam": 1.0},
 }
-"""The arguments of the methods: steps that suit this problem, and parameters whose effect can be
-seen.
+"""The arguments of the methods: step sizes for this problem, and parameters with a visible effect.
 
 A method that has a parameter without a default needs an entry here.
 """
@@ -126,7 +124,7 @@ NOTES = {
     "ditto": "Blue and orange lines, left and right, are the personal models.",
     "local": "Blue and orange lines, left and right, are the clients' own models.",
 }
-"""A sentence on what a method's figure shows, where it is not plain to see."""
+"""A sentence that explains a method's figure, if it is not self-evident."""
 
 BLUE = "#0072b2"
 ORANGE = "#d95f0e"
@@ -139,7 +137,10 @@ CONTOURS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True)
 class Quadratic:
-    """A client whose loss is ½ (w − target)ᵀ curvature (w − target), with so many examples in a first group."""
+    """A client with the loss ½ (w − target)ᵀ curvature (w − target).
+
+    `first_group` of its LOCAL_STEPS examples are in the first group.
+    """
 
     target: FloatArray
     curvature: FloatArray
@@ -147,7 +148,7 @@ class Quadratic:
     first_group: int
 
     def loss(self, w: FloatArray) -> FloatArray:
-        """Return the loss at one point, or at many, shape (…, 2)."""
+        """Return the loss at points of shape (…, 2)."""
         away = w - self.target
         return np.asarray(0.5 * np.einsum("...i,ij,...j", away, self.curvature, away))
 
@@ -155,10 +156,10 @@ class Quadratic:
     def examples(self) -> Examples:
         """The client's examples: a linear regression with the same loss ½ ‖root w − root target‖².
 
-        The root is one of the curvature. A single example would do; there is one for each local
-        step, so that a pass over them is a round's local work. For methods that compare groups,
-        those of the first group have the opposite sign, which leaves their loss as it is and turns
-        what the model predicts for them; all count as positive.
+        The root is a root of the curvature. One example would be enough; there is one for each
+        local step, so that a pass over them is a round's local work. For methods that compare
+        groups, examples of the first group have the opposite sign, which does not change their loss
+        and flips the model's prediction for them; all examples count as positive.
         """
         root = np.linalg.cholesky(self.curvature).T
         second = torch.arange(LOCAL_STEPS) >= self.first_group
@@ -183,16 +184,16 @@ CLIENTS = {
 
 @dataclass(frozen=True)
 class Course:
-    """The course of a run: the global model after each round, shape (rounds + 1, 2), and the clients' personal models.
+    """The course of a run: the models after each round, shape (rounds + 1, 2).
 
-    Only clients that have personal models are in `personally`.
+    `globally` is the global model; `personally` has the personal models of clients with one.
     """
 
     globally: FloatArray
     personally: Mapping[str, FloatArray]
 
     def losses(self, name: str) -> FloatArray:
-        """Return a client's loss after each round: of its personal model if it has one, else of the global one."""
+        """Return a client's loss after each round, of its personal model if it has one."""
         return CLIENTS[name].loss(self.personally.get(name, self.globally))
 
 
@@ -200,14 +201,14 @@ class Course:
 
 
 class Point(nn.Module):
-    """A model of two numbers w, which maps a matrix and an aim to what the product with w is above that aim."""
+    """A model of two numbers w, which maps (root, aim) to root · w − aim."""
 
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
 
     def forward(self, roots: Tensor, aims: Tensor) -> Tensor:
-        """Return the differences, shape (n, 2)."""
+        """Return the outputs, shape (n, 2)."""
         return roots @ self.w - aims
 
 
@@ -217,7 +218,7 @@ def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def closeness(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return how right each answer is, from 0 to 1: classes alone say little here, and FedFa needs an accuracy."""
+    """Return a smooth accuracy of each example, from 0 to 1, because FedFa needs an accuracy."""
     return 1.0 / (1.0 + half_squared_error(outputs, targets))
 
 
@@ -243,7 +244,7 @@ def load(setup: Setup) -> Task:
 
 TASK = TaskInfo(
     "quadratics",
-    summary="Two clients whose losses are quadratic functions of a model of two numbers",
+    summary="Two clients with quadratic losses of a model of two numbers",
     source="made up for the documentation",
     loader=f"{__name__}:load",
 )
@@ -251,10 +252,7 @@ TASK = TaskInfo(
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """Register the task for a while.
-
-    One that ships with Fairbloom has its line in tasks/__init__.py instead.
-    """
+    """Register the task inside the context; tasks of Fairbloom are in tasks/catalogue.toml."""
     TASKS[TASK.name] = TASK
     try:
         yield
@@ -266,7 +264,7 @@ def registered() -> Iterator[None]:
 
 
 def strategy(name: str) -> FairStrategy:
-    """Return a method with the arguments that it has here."""
+    """Return a method with its arguments of this page."""
     if name.startswith("torchjd:"):
         return by_name(name.removeprefix("torchjd:"), fraction_evaluate=0.0)
     declared = parameters_of(name, METHODS[name])
@@ -275,7 +273,7 @@ def strategy(name: str) -> FairStrategy:
 
 
 def epochs_of(name: str) -> int:
-    """Return how many passes a client makes in a round of a method: many where clients keep what stops their drift."""
+    """Return the passes of a client in a round: many if the method keeps states against drift."""
     return MANY_EPOCHS if strategy(name).keeps_states else 1
 
 
@@ -310,7 +308,7 @@ def run(name: str, start: tuple[float, float], epochs: int = 1) -> Course:
 
 
 def pareto_set(points: int = 200) -> FloatArray:
-    """Return the models at which no client can gain but at the other's cost: they minimise mixtures of the losses."""
+    """Return models at which a client gains only at the other's cost: minima of mixed losses."""
     first, second = CLIENTS.values()
     mixtures = [
         np.linalg.solve(
@@ -326,10 +324,7 @@ def pareto_set(points: int = 200) -> FloatArray:
 
 
 def drawn(name: str, title: str) -> bytes:
-    """Return the SVG of a method's course and of the clients' losses.
-
-    All methods have the same axes.
-    """
+    """Return the SVG of a method's course and the clients' losses, on the same axes for all."""
     with (
         themed(),
         rc_context({"font.size": 9.5, "axes.titlesize": 10.5, "axes.titlelocation": "left"}),
@@ -413,9 +408,9 @@ def _legend(name: str, title: str) -> list[Line2D]:
     ]
     handles.append(Line2D([], [], color=GREEN, linewidth=8, alpha=0.5, label="Pareto set"))
     if name != "local":
-        label = (
-            f"{title}, global model" if run(name, STARTS[0], epochs_of(name)).personally else title
-        )
+        label = title
+        if run(name, STARTS[0], epochs_of(name)).personally:
+            label = f"{title}, global model"
         handles.append(
             Line2D([], [], color=INK, linewidth=1.1, marker="*", markersize=9, label=label)
         )

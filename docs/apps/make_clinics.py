@@ -6,16 +6,13 @@ import numpy as np
 
 random = np.random.default_rng(0)
 Path("clinics").mkdir(exist_ok=True)
-for name, patients, women in (
-    ("basel", 220, 0.5),
-    ("lund", 160, 0.4),
-    ("porto", 300, 0.3),
-    ("turku", 120, 0.1),
-):
+clinics = [("basel", 220, 0.5), ("lund", 160, 0.4), ("porto", 300, 0.3), ("turku", 120, 0.1)]
+for name, patients, women in clinics:
     sex = random.random(patients) < women
     age = random.integers(35, 85, patients)
     sick = random.random(patients) < 0.45
-    pressure = random.normal(125 + 0.2 * age + np.where(sick, np.where(sex, 8, 30), 0), 12)
+    raised = np.where(sick, np.where(sex, 8, 30), 0)
+    pressure = random.normal(125 + 0.2 * age + raised, 12)
     rows = zip(
         np.where(sex, "female", "male"),
         age,

@@ -15,8 +15,7 @@ def whole(outputs: int) -> torch.nn.Module:
 
 
 def adapter(outputs: int) -> torch.nn.Module:
-    """The same, of which adapters beside the layers of the attention are trained, and the
-    classifier."""
+    """The same, of which only adapters in the attention layers, and the classifier, are trained."""
     config = LoraConfig(
         task_type=TaskType.SEQ_CLS, r=20, lora_alpha=40, target_modules=["query", "value"]
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from docs.run_config import PROJECT, block, written_into
+from docs.run_config import PROJECT, block, replace_block
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import (
     SETTINGS,
@@ -208,8 +208,8 @@ def test_the_run_config_of_the_flower_app_is_the_default_config() -> None:
 
 def test_the_block_of_the_run_config_is_as_make_settings_writes_it() -> None:
     project = PROJECT.read_text()
-    assert written_into(project) == project
-    assert written_into(project.replace(block(), 'task = "another" # line\n')) == project
+    assert replace_block(project) == project
+    assert replace_block(project.replace(block(), 'task = "another" # line\n')) == project
 
 
 def test_every_setting_is_described_in_one_short_line(subtests: pytest.Subtests) -> None:
