@@ -282,7 +282,8 @@ def merge_equal_rows(vectors: Vectors, grams: FloatArray, *, exact: bool) -> Flo
 def row_squares(block: NDArray[Any]) -> NDArray[Any]:
     """Return the sum of squares of each row."""
     if block.shape[1] < WIDE_COLUMNS:  # a call for each row would take longer than the work
-        return np.vecdot(block, block)
+        squares: NDArray[Any] = np.vecdot(block, block)
+        return squares
     return np.array([np.dot(row, row) for row in block])
 
 

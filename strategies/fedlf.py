@@ -1,47 +1,17 @@
 """A fair descent direction for each layer of the model."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Unpack
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Pairs, Positive, pairs_in
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
-from .guidance import NOTHING_COMMON, guidance
-from .layers import layers_of
-from .simplex import shortest_combination
+from .guidance import guidance
+from .layers import layers_of, solve_layers
 from .strategy import FairStrategy
-
-NO_GUIDANCE = 1e-6
-"""A guidance row below this share of the norm of the rows that it combines is rounding, and is
-skipped."""
-
-
-class Layer(NamedTuple):
-    """A layer: one or several groups of arrays, and their common direction.
-
-    Attributes
-    ----------
-    arrays
-        The places of its arrays.
-    gram
-        The inner products of updates and kept rows within it.
-    direction
-        The shortest vector in the hull of its rows, as coefficients of updates and kept rows.
-    squared_norm
-        The squared norm of the direction.
-    is_stationary
-        Whether it has no common direction.
-    """
-
-    arrays: NDArray[np.intp]
-    gram: FloatArray
-    direction: FloatArray
-    squared_norm: float
-    is_stationary: bool
 
 
 class FedLF(FairStrategy):
@@ -142,7 +112,9 @@ class FedLF(FairStrategy):
             G = grams[arrays].sum(axis=0)
             if np.diag(G)[:m].any():
                 groups.append((arrays, G))
-        layers = self._merged(cohort, groups)
+        guide = guidance(cohort.losses)
+        h = np.zeros(m) if guide is None else guide.direction
+        layers = solve_layers(groups, h, scaled=self.guidance == "scaled")
         C = np.zeros(grams.shape[:2])
         if not layers or layers[0].is_stationary:  # a stationary layer is only left as a single one
             return C
@@ -151,40 +123,6 @@ class FedLF(FairStrategy):
         mean_norm = np.sqrt(cohort.gram[:m, :m].sum().clip(0.0)) / m
         C *= self.server_lr * mean_norm / np.sqrt(sum(layer.squared_norm for layer in layers))
         return C
-
-    def _merged(
-        self, cohort: Cohort, groups: Sequence[tuple[NDArray[np.intp], FloatArray]]
-    ) -> list[Layer]:
-        guide = guidance(cohort.losses)
-        h = np.zeros(cohort.size) if guide is None else guide.direction
-        layers = [self._layer(arrays, G, h) for arrays, G in groups]
-        while len(layers) > 1 and any(layer.is_stationary for layer in layers):
-            first = min([layer.is_stationary for layer in layers].index(True), len(layers) - 2)
-            one, other = layers[first : first + 2]
-            arrays = np.concatenate([one.arrays, other.arrays])
-            layers[first : first + 2] = [self._layer(arrays, one.gram + other.gram, h)]
-        return layers
-
-    def _layer(self, arrays: NDArray[np.intp], G: FloatArray, h: FloatArray) -> Layer:
-        m = len(h)
-        norms = np.sqrt(np.diag(G))
-        moving = norms > 0.0
-        inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=moving)
-        mu = norms[:m][moving[:m]].mean()
-        rows = np.diag(mu * inverse)[moving]
-        q = np.zeros(len(G))
-        if self.guidance == "scaled":
-            q[:m] = h * inverse[:m]
-            unit = 1.0
-        else:
-            q[:m] = h
-            unit = mu
-        norm = np.sqrt((q @ G @ q).clip(0.0))
-        if norm > NO_GUIDANCE * unit:
-            rows = np.vstack([rows, mu / norm * q])
-        direction = shortest_combination(rows, G)
-        square = float((direction @ G @ direction).clip(0.0))
-        return Layer(arrays, G, direction, square, square <= (NOTHING_COMMON * mu) ** 2)
 
     def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
         """Return whether a row is of the last ⌊M/m⌋ rounds, and of an absent client."""
