@@ -37,14 +37,21 @@ OWN_WEIGHTS = "own weights"
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that methods need of a round."""
+    """Something that methods need of a round.
+
+    Attributes
+    ----------
+    why
+        The reason in the table of docs/training.md, after "it".
+    refusal
+        The error's text, with {method}, {option} and {value}.
+    applies_to
+        Whether a Method has this need.
+    """
 
     why: str
-    """The reason in the table of docs/training.md: "it ..."."""
     refusal: str
-    """The error's text, with {method}, {option} and {value}."""
     applies_to: Callable[[Any], bool]
-    """Whether a Method has this need."""
 
 
 NEEDS: Mapping[str, Requirement] = {

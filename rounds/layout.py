@@ -146,19 +146,16 @@ class Layout:
 
     def distance(self, other: Model | None, names: Sequence[str]) -> float:
         """Return the distance of these arrays, as one vector, to another model's, or to zero."""
-        norms = []
-        for name in names:
-            less = None if other is None else other[name].ravel()
-            norms.append(norm(self.arrays[name].ravel(), less))
-        return math.hypot(*norms)
+        if other is None:
+            return math.hypot(*(norm(self.arrays[name].ravel()) for name in names))
+        return math.hypot(*(norm(self.arrays[name].ravel(), other[name].ravel()) for name in names))
 
     def arrays_of(self, flat: NDArray[Any]) -> Model:
         """Return a flat vector as the trainable arrays, in their shapes and dtypes."""
-        arrays = {}
-        for name, place in self.slices:
-            like = self.arrays[name]
-            arrays[name] = flat[place].reshape(like.shape).astype(like.dtype)
-        return arrays
+        return {
+            name: flat[place].reshape(self.arrays[name].shape).astype(self.arrays[name].dtype)
+            for name, place in self.slices
+        }
 
     def mismatch(self, arrays: Model) -> str | None:
         """Return how `arrays` differs from the model in names, shapes or kinds of dtype, or None.
