@@ -117,7 +117,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
-    """Let the run's clients that are online, and have not evaluated the final model, do so: devices keep it.
+    """Send the final model to online clients that have not evaluated it: devices keep it.
 
     What they reply is not recorded. Failures are logged, as the run is over.
     """
@@ -154,7 +154,7 @@ def federate(
     clients_of
         Returns who trains and evaluates for a method.
     on_round
-        Called with each recorded round; what it raises ends the run, which can be continued, and
+        Called with each recorded round. An exception ends the run, which can be continued;
         StopRun finishes it.
     deployed
         Whether the clients are others' machines. Then clients with unusable data are left out
@@ -223,13 +223,12 @@ def _leave_finished(path: Path) -> Path:
     finished = (
         "%s is finished%s; nothing to run: %s extend it, and another folder (out) begins a new run"
     )
-    stopped = read_stop(path)
-    extends = (
-        "more num-rounds, and a larger early-stopping if that was the reason,"
-        if stopped
-        else "more num-rounds"
-    )
-    log.info(finished, path, f", since {stopped}" if stopped else "", extends)
+    reason = ""
+    extends = "more num-rounds"
+    if stopped := read_stop(path):
+        reason = f", since {stopped}"
+        extends = "more num-rounds, and a larger early-stopping if that was the reason,"
+    log.info(finished, path, reason, extends)
     return path
 
 
@@ -266,12 +265,9 @@ def _run_rounds(
 
     with suggest_shorter_steps(settings, rounds):
         started = time.perf_counter()
-        # A run that was lost between its last round and its model has stopped already.
-        left = (
-            ()
-            if recorder.stopped
-            else rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
-        )
+        left = rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
+        if recorder.stopped:  # it was lost between its last round and its model
+            left = iter(())
         for finished in left:
             if deployed:
                 record_known(recorder.path, rounds.known)
@@ -320,7 +316,7 @@ def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Mode
 
 @contextmanager
 def suggest_shorter_steps(settings: Settings, rounds: Rounds) -> Iterator[None]:
-    """Add to the error of a run in which numbers leave their range which settings keep the clients' steps short."""
+    """Add the settings that keep clients' steps short to the error of a diverged run."""
     try:
         yield
     except (NothingLearnedError, BrokenModelError) as error:

@@ -34,7 +34,7 @@ def save_round(
 
 
 def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-    """Return model and state of the newest intact checkpoint, None if there is none.
+    """Return model and state of the newest intact checkpoint, or None.
 
     Raise if all are damaged.
     """
@@ -77,7 +77,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Return what was written about a model, with its checksum `sha256`, without reading its arrays."""
+    """Return a model's metadata, with its checksum `sha256`, without reading its arrays."""
     with _explain_damage():
         return sealed.read_about(path)
 

@@ -1,4 +1,4 @@
-"""Measures of fairness over clients: how a quantity of one split and one model is spread over them."""
+"""Measures of fairness: how a quantity of one split and one model is spread over clients."""
 
 import math
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
 
 
 def percent_improved(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """Return the percentage of clients whose loss did not rise: F_k(w_{t+1}) ≤ F_k(w_t).
+    """Return the percentage of clients with a loss that did not rise: F_k(w_{t+1}) ≤ F_k(w_t).
 
     Source: Hu et al. 2022 (FedMGDA+), section 6.
 

@@ -9,7 +9,7 @@ from .run_folder.csv_rows import ENDINGS
 
 
 def summarize_row(row: Mapping[str, object], score: Score, model: str = "global") -> str:
-    """Return what a log line says of a round's row: the scores of an evaluated round, nothing of another."""
+    """Return the scores of an evaluated round as text, "" for a round without evaluation."""
     mean, worst = (row.get(f"{score.column(model)}_{over}") for over in ("mean", "worst_10"))
     if not isinstance(mean, float) or not isinstance(worst, float):
         return ""
@@ -24,7 +24,7 @@ def summarize_row(row: Mapping[str, object], score: Score, model: str = "global"
 
 
 def name_worst_served(finished: Round, score: Score, model: str = "global") -> str:
-    """Return the five clients with the worst scores after a round, and the one with the best, in words."""
+    """Return the five clients with the worst scores and the one with the best, as text."""
     metric = score.name + ENDINGS[model]
     measured = {
         name: score.shown(m[metric]) for name, m in finished.evaluations.items() if metric in m

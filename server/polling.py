@@ -1,4 +1,4 @@
-"""A grid that looks for replies often, in place of every three seconds, and outlives a SuperLink that falls."""
+"""A grid that polls more often than every three seconds and survives a SuperLink restart."""
 
 import math
 import time
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Absences:
-    """Which nodes were offline while their replies were awaited, and since when they are gone or back.
+    """The nodes that were offline while their replies were awaited, and since when.
 
     A node that is back may still have its reply, or may have lost it in a restart. `patience` is
     the seconds for which its reply is awaited, without end before any node has answered.
@@ -159,7 +159,7 @@ class PollingGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages; return the replies once enough are here, or those that are here `timeout` seconds later.
+        """Send messages; return enough replies, or those that came within `timeout` seconds.
 
         If the clients that answered would be too few for the quorum, one more minute shows whether
         the others are offline.
@@ -206,14 +206,12 @@ class PollingGrid(Grid):
                 extended = True
                 timeout = timeout + GRACE_SECONDS
                 left = GRACE_SECONDS
-                watch.stood = True  # what was sent dies with the deadline
+                watch.stood = True  # messages expire with the deadline
             if pending:
                 pause = min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20))
-                wanted = (
-                    self._min_replies - sum(reply.has_content() for reply in replies)
-                    if training
-                    else 0
-                )
+                wanted = 0
+                if training:
+                    wanted = self._min_replies - sum(reply.has_content() for reply in replies)
                 self._wait(pending, wanted if wanted > 0 else len(pending), pause)
         return replies
 
@@ -237,16 +235,11 @@ class PollingGrid(Grid):
         return {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
 
     def _strike_off(self, pending: dict[str, Message], online: set[int]) -> list[Message]:
-        """Return an error in place of the reply of each client that was revoked.
-
-        Nobody waits for it.
-        """
+        """Return an error instead of the reply of each client that was revoked."""
         away = {message.metadata.dst_node_id for message in pending.values()} - online
-        gone = (
-            self._quorum.forget(away, self._enrolled)
-            if self._quorum is not None and away
-            else set()
-        )
+        gone = set[int]()
+        if self._quorum is not None and away:
+            gone = self._quorum.forget(away, self._enrolled)
         struck = [sent for sent, message in pending.items() if message.metadata.dst_node_id in gone]
         error = Error(ErrorCode.NODE_UNAVAILABLE, "the operator has revoked this client")
         return [Message(error, reply_to=pending.pop(sent)) for sent in struck]
@@ -291,7 +284,7 @@ class PollingGrid(Grid):
 
 
 def _retry(call: Callable[[], T]) -> T:
-    """Call until that succeeds, fails in a way that time does not cure, or has failed for `PATIENCE_SECONDS`."""
+    """Retry a call until it succeeds, fails for good, or has failed for `PATIENCE_SECONDS`."""
     since = math.inf
     while True:
         try:
@@ -319,7 +312,7 @@ def _retry(call: Callable[[], T]) -> T:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether a call may succeed later, such as after a SuperLink's restart or on a disk with space again.
+    """Return whether a call may succeed later, such as after a SuperLink's restart.
 
     Flower does not retry after a broken handshake, a busy database, expired messages, or a part
     that is sent twice. An answer that refuses the request (401, 403, 404) is final.

@@ -1,4 +1,4 @@
-"""How far a deployed run is: which folder it writes to, and what that folder shows the server's status."""
+"""The progress of a deployed run: its folder, and what the server's status reads there."""
 
 import os
 import time

@@ -31,7 +31,7 @@ from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
 
 UNSET = ""
-"""The value, in a run config, of a parameter without a default that nobody has set: Flower wants
+"""The value, in a run config, of a parameter that has no default and is not set: Flower wants
 every key there."""
 
 IN_PYTHON = re.compile(
@@ -42,7 +42,7 @@ them so."""
 
 
 def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:
-    """Return the parameters of all methods and tasks, user-defined ones that are named included, by run-config key."""
+    """Return the parameters of all methods and tasks, user-defined ones too, by key."""
     infos = [*TASKS.values(), *([find_task(task)] if task else [])]
     named = [find_method(name) for name in methods if not name.startswith(TORCHJD)]
     classes = {method.__name__.lower(): method for method in (*METHODS.values(), *named)}
@@ -123,7 +123,7 @@ class Settings(RunSettings):
             raise SettingsError(f"enrolled-sizes = {self.enrolled_sizes!r}: {error}") from error
 
     def check_attack(self) -> None:
-        """Raise SettingsError where a setting of an attack, or of a defence, is unknown or has no effect."""
+        """Raise SettingsError if an attack or defence is unknown or has no effect."""
         if not self.attack:
             for key in ("attackers", "attack-strength", "attack-from"):
                 if (value := getattr(self, SETTINGS[key].argument)) != SETTINGS[key].default:
@@ -171,12 +171,12 @@ class Settings(RunSettings):
             if name not in FURTHER:
                 hint = did_you_mean(name, FURTHER)
                 raise SettingsError(
-                    f"scores = {self.scores!r}: {name!r} is none: {hint}there are"
+                    f"scores = {self.scores!r}: {name!r} is unknown: {hint}there are"
                     f" {', '.join(FURTHER)}"
                 )
 
     def check_training(self) -> None:
-        """Raise FairbloomError where clients cannot train so, or the method needs them to train otherwise."""
+        """Raise FairbloomError if clients cannot train so, or the method forbids it."""
         check_optimizer(self)
         if self.warmup >= max(2, self.num_rounds):
             raise SettingsError(
@@ -280,7 +280,7 @@ class Settings(RunSettings):
             return find_method(self.method)(
                 **common | options | {known[key].argument: value for key, value in given.items()}
             )
-        except ValueError as error:  # how a constructor refuses what it is given
+        except ValueError as error:  # a constructor refused a parameter
             values = ", ".join(f"{key} = {value!r}" for key, value in given.items())
             words = IN_PYTHON.sub(lambda name: key_of(name[0]), str(error))
             raise SettingsError(f"{words} ({values})" if values else words) from error
@@ -289,13 +289,13 @@ class Settings(RunSettings):
     def fraction_train(self) -> float:
         """The share of clients that the method draws: one client where data are pooled.
 
-        All while none is decided.
+        All clients while it is undecided.
         """
         # Shares are rounded up to whole clients, so the smallest fraction is one client.
         return 1e-12 if self.pooled else self.fraction or 1.0
 
     def decide_fraction(self, online: Collection[str], recorded: Mapping[str, Any]) -> Self:
-        """Return the settings with a fraction, where none is set: 1 for at most nine `online` clients.
+        """Return the settings with a fraction: if unset, 1 for at most nine `online` clients.
 
         A run that goes on keeps that of its `recorded` settings.
         """
@@ -354,7 +354,7 @@ def sizes_of(words: str) -> dict[str, int]:
 def check_used(
     given: Mapping[str, Value], methods: Collection[str], task: str, *, deployed: bool = False
 ) -> None:
-    """Raise SettingsError when a given setting belongs to another task, or to none of these methods.
+    """Raise SettingsError if a given setting belongs to another task or method.
 
     Only `deployed` runs wait for clients: where clients come with the data, these alone use
     `clients` too.
@@ -418,8 +418,9 @@ def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set
 
     def reach(settings: Mapping[str, object], key: str) -> float | None:
         value = settings.get(key)
-        never = key == "early-stopping" and value == 0
-        return math.inf if never else value if isinstance(value, int) else None
+        if key == "early-stopping" and value == 0:
+            return math.inf
+        return value if isinstance(value, int) else None
 
     pairs = {key: (reach(there, key), reach(config, key)) for key in may_grow()}
     return {
@@ -437,7 +438,7 @@ def may_grow() -> Collection[str]:
 def default_config() -> dict[str, Value]:
     """Return every run-config key with its default, those of all methods and tasks included.
 
-    "" where there is none.
+    "" if it is missing.
     """
     others = {
         key: UNSET if each.default is None else each.default for key, each in parameters().items()

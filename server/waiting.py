@@ -1,4 +1,4 @@
-"""How a run on deployed clients begins and resumes: whom it waits for, and how many of them are enough."""
+"""How a deployed run begins and resumes: which clients it waits for, and how many."""
 
 import os
 import time
@@ -19,7 +19,7 @@ from fairbloom.rounds.quorum import (
 from fairbloom.rounds.screening import beyond_others
 
 MOST_TIMES = 10
-"""A client with more than so many times the others' median of examples needs a number that the
+"""A client with more than this multiple of the others' median needs a number that the
 operator has stated."""
 
 CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
@@ -116,9 +116,9 @@ def wait_for_clients(
 
 
 def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:
-    """Raise ImplausibleSizeError where a client says it has far more examples than the others, and nobody vouches for.
+    """Raise ImplausibleSizeError for a client that reports far too many examples.
 
-    `sizes` are what clients say when they are asked, `enrolled` those whose number the operator has
+    `sizes` are the clients' own reports, `enrolled` the clients with a number that the operator has
     stated.
     """
     for name, size in sizes.items():
@@ -137,7 +137,7 @@ def drop_revoked(names: Iterable[str]) -> list[str]:
 def is_revoked(file: Path) -> bool:
     """Return whether a client's file says so.
 
-    Nothing is known of one whose file is damaged, or just being replaced.
+    Nothing is known of a client with a damaged file, or one that is being replaced.
     """
     try:
         return bool(tomllib.loads(file.read_text()).get("revoked"))

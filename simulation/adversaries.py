@@ -1,4 +1,4 @@
-"""Hostile clients on this machine: each trains as an honest one does, and then its reply is changed.
+"""Hostile clients on this machine: they train honestly, then their replies are changed.
 
 The server sees the changed reply alone. Nothing here runs on a device: a deployed run refuses the
 setting `attack`.
@@ -81,9 +81,9 @@ SEES_HONEST = ("alie", "ipm")
 
 
 class Adversaries:
-    """The hostile clients of a run, by its settings, the names of all clients, and the server's method.
+    """The hostile clients of a run.
 
-    FairbloomError says that all clients would attack, or that false losses are told to a method
+    Raises FairbloomError if all clients would attack, or if false losses would go to a method
     that reads none.
     """
 
@@ -96,7 +96,7 @@ class Adversaries:
             )
         if self.names.isdisjoint(training):
             raise FairbloomError(
-                f"attackers = {settings.attackers!r}: none is among training-clients: name one"
+                f"attackers = {settings.attackers!r}: no training client among them: name one"
             )
         reads_losses = method.needs & LOSSES or method.second == SNAPSHOT
         if settings.attack == LOSS and not reads_losses:

@@ -1,4 +1,4 @@
-"""The choice of the engine that computes a run's clients: a rule over model and machine, and one timed step.
+"""The choice of a run's engine: a rule over model and machine, and one timed step.
 
 The clock decides between loop and workers alone, which give the same bits: equal settings give
 equal numbers on equal machines. On a graphics card, how many clients are stacked at once also
@@ -104,7 +104,7 @@ def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice
     training = len(split_names(settings.training_clients)) or len(task.clients)
     cohort = 1 if settings.pooled else share(settings.fraction, training, 1)
     global_work(settings, FIRST_ROUND)  # whose rule may be missing
-    # PyTorch lets no forked process train where this one has, if there is a graphics card.
+    # After CUDA is initialised, forked processes cannot train.
     may_fork = can_fork() and not torch.cuda.is_available()
     if settings.engine == "workers":
         if may_fork:
@@ -179,14 +179,14 @@ def block_of(
     cohort: int,
     device: torch.device,
 ) -> int:
-    """Return the most clients that fit at once into BLOCK_BYTES, or into half of what a graphics card has free."""
+    """Return the most clients that fit into BLOCK_BYTES, or into half of a GPU's free memory."""
     outputs = 0
 
     def note(layer: nn.Module, _inputs: object, found: object) -> None:
         nonlocal outputs
         if isinstance(found, torch.Tensor):
             outputs += found.nbytes
-            # whose patches are laid out side by side for several clients at once
+            # several clients' patches are laid out side by side
             if isinstance(layer, _ConvNd):
                 outputs += found.nbytes // layer.out_channels * layer.weight[0].numel()
 

@@ -50,7 +50,7 @@ def ignore(done: int, of: int) -> None:
 
 
 class Reply(NamedTuple):
-    """What a client replies, the models of which an engine has written into the row of the matrices of updates.
+    """A client's reply, with its models already in their rows of the update matrices.
 
     `others` and those of `second` are buffers and integer arrays. `made` is what another process
     has made of what the client keeps, with the round of the version it came from.
@@ -123,7 +123,7 @@ class LocalClients:
         return {name: float(size) for name, size in sizes.items() if not isinstance(size, str)}
 
     def keep(self, since: int) -> None:
-        """Store what is each client's own, before the run's checkpoint is written.
+        """Store the clients' states before the run's checkpoint is written.
 
         It may go back to round `since`.
         """
@@ -158,7 +158,7 @@ class LocalClients:
         return self._locals[name]
 
     def task_and_model(self) -> tuple[Task, Module]:
-        """Return the task and a model on the device, loaded once: a run keeps the data that it began with."""
+        """Return the task and a model on the device, loaded once for the whole run."""
         if self._loaded is None:
             self._loaded = load_task_and_model(self.settings)
         return self._loaded
@@ -187,7 +187,7 @@ class LocalClients:
         sent: Mapping[str, Model],
         matrices: Sequence[NDArray[Any]] = (),
     ) -> TrainReplies:
-        """Return an object for the replies of a round's training, whose bytes are those that messages would have.
+        """Return an object for a round's training replies, with the bytes of Flower's messages.
 
         Models are written into the rows of the `matrices`, by default of new ones.
         """
@@ -213,7 +213,7 @@ class LocalClients:
         )
 
     def matrices(self, layout: Layout, rows: int) -> list[NDArray[Any]]:
-        """Return a matrix for the models of so many replies, and another one for their second models if there are."""
+        """Return a matrix for the models of the replies, and one for second models if any."""
         second = self.method.second
         layouts = [layout, *([layout_of_second(layout, second)] if second else [])]
         budget = self.settings.memory
@@ -290,7 +290,7 @@ class LocalClients:
     def evaluated(
         self, reports: Mapping[str, Metrics], refused: Refusals, names: Sequence[str], model: Model
     ) -> Replies:
-        """Return what clients that got the model measured, in the order of names, as far as it can be used.
+        """Return the usable evaluations of the clients that got the model, in the order of names.
 
         The others are refused.
         """
@@ -311,14 +311,14 @@ class LocalClients:
 
 
 class DebuggedClients(LocalClients):
-    """The same, where the first error of a client ends the run with its traceback, and a debugger works."""
+    """The same, but a client's first error ends the run with its traceback."""
 
     def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
         return compute(*args, **kwargs)
 
 
 def check_tolerance(method: Method, clients: int) -> None:
-    """Raise FairbloomError when a defence is to tolerate half of a round's clients or more, and one at the least."""
+    """Raise FairbloomError if a defence must tolerate half of a round's clients or more."""
     per_round = share(
         method.fraction_train, len(method.training_clients) or clients, method.min_train_nodes
     )
@@ -331,18 +331,18 @@ def check_tolerance(method: Method, clients: int) -> None:
 
 
 def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
-    """Raise FairbloomError when a setting names one that is none of the clients."""
+    """Raise FairbloomError if a setting names an unknown client."""
     there = set(clients)
     for name in named:
         if name not in there:
             raise FairbloomError(
-                f"{key} names {name!r}, which is none of the clients:"
+                f"{key} names {name!r}, which is not a client:"
                 f" {did_you_mean(name, clients)}there are {join_names(clients)}"
             )
 
 
 def call_client(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
-    """Return what one client computes, or why it cannot: its failure is one refused reply, unless the GPU is lost."""
+    """Return a client's result or its error, which refuses its reply; a lost GPU is raised."""
     try:
         return compute(*args, **kwargs)
     except Exception as error:
@@ -367,7 +367,7 @@ def usable_of(
     weight: str,
     refused: Refusals,
 ) -> Reports:
-    """Return what is usable of what each client reports.
+    """Return the usable metrics of each client.
 
     A client with a report that is not is refused.
     """

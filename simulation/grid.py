@@ -18,10 +18,10 @@ SERVER = 1
 
 
 class InProcessGrid(Grid):
-    """Hands each message to the ClientApp, in this process, with a context per client that persists.
+    """Hands each message to the ClientApp in this process, with a persistent context per client.
 
     Node i + 2 is the client of partition i. A client that raises answers with an error, as a
-    deployed one does, and what it had changed in its context is dropped.
+    deployed one does, and its changes to its context are dropped.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where the updates of a round lie: in memory, or in a temporary file where they are more than a budget."""
+"""Storage for a round's updates: in memory or, above a budget, in a temporary file."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def empty_matrix(
     ):
         return np.empty((rows, columns), dtype)
     with tempfile.TemporaryFile() as file:
-        try:  # a full disk is told here, and not when the file is written
+        try:  # a full disk is found here, not when the file is written
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             else:

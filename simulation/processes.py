@@ -1,4 +1,4 @@
-"""Forked processes that answer through a pipe: they end when this process does, however it ends, and say nothing."""
+"""Forked processes that answer through a pipe and end silently when this process ends."""
 
 import contextlib
 import gc
@@ -48,7 +48,7 @@ def shared_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 class Forked:
-    """A process that is forked from this one as it is now, runs `serve` with its end of a pipe, and ends with it.
+    """A fork of this process that runs `serve` with its end of a pipe.
 
     `others` were forked earlier: their pipes are closed in this one, so that they see their
     parent's end.
@@ -73,7 +73,7 @@ class Forked:
         try:
             _, status = os.waitpid(self.pid, 0)
         except ChildProcessError:  # this process leaves it to the system to wait for its children
-            return "nobody knows how"
+            return "in an unknown way"
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGKILL:
             return "SIGKILL, as when memory runs short"
@@ -81,7 +81,7 @@ class Forked:
 
 
 def _fork() -> int:
-    # where threads run: none is needed
+    # it warns if threads run: the fork needs none of them
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         try:
             return os.fork()
@@ -99,7 +99,7 @@ def _live(
     parent: int,
     mask: Iterable[int],
 ) -> NoReturn:
-    """Serve until the pipe ends, and leave without what the parent has registered for its own end."""
+    """Serve until the pipe ends, and exit without the parent's exit handlers."""
     status = 1
     try:
         for each in inherited:

@@ -39,7 +39,7 @@ def simulate(
     Parameters
     ----------
     on_round
-        Called with each round once it is recorded; what it raises ends the run.
+        Called with each round once it is recorded; an exception ends the run.
     processors
         How many processor cores the run may use; None: those that this process may.
     on_trained

@@ -1,4 +1,4 @@
-"""A first step before the first round: an error in a user's model, loss or task is found there, once, by its cause."""
+"""A trial step before the first round reports an error in a user's code once, by its cause."""
 
 import copy
 import time

@@ -42,11 +42,11 @@ Work = Literal["train", "evaluate"]
 """What clients do."""
 
 Starts = Mapping[str, tuple[int, Model]]
-"""What a client goes on from of what it keeps between rounds, as arrays by name, with the round
+"""The state that a client resumes from, as arrays by name, with the round
 that made it."""
 
 MOST_LOSSES = 2
-"""A client during which so many workers have ended is refused."""
+"""A client that has ended this many workers is refused."""
 
 
 class Call(NamedTuple):
@@ -58,7 +58,7 @@ class Call(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A client to compute: its row in the matrices, its terms, and what it goes on from."""
+    """A client to compute: its row in the matrices, its terms, and its stored state."""
 
     name: str
     row: int
@@ -148,13 +148,13 @@ class Workers:
                     found[job.name] = f"computing it has ended {MOST_LOSSES} workers ({how})"
                 else:
                     waiting.append(job)
-        except BaseException:  # Ctrl-C too: what is still on its way answers no later call
+        except BaseException:  # Ctrl-C too: pending answers must not reach a later call
             self.end()
             raise
         return found
 
     def _send(self, worker: int, call: Call, job: Job, *, first: bool) -> None:
-        """Give a worker a client, with what the clients of the call have in common if it is its first of them."""
+        """Give a worker a client, with the call's common part before its first client."""
         if worker not in self.processes:
             self.processes[worker] = Forked(self._serve, self.processes.values())
         starts: Starts = {
@@ -214,7 +214,7 @@ class Workers:
 
 
 class WorkerClients(LocalClients):
-    """All clients of a run, several at a time in forked processes, each as it would be computed by itself."""
+    """All clients of a run, several at a time in forked processes, each with its own bits."""
 
     def __init__(self, method: Method, settings: Mapping[str, Any], workers: int) -> None:
         super().__init__(method, settings)
@@ -326,7 +326,7 @@ class WorkerClients(LocalClients):
         return refuse_failed({name: answers[name] for name in prepared}, refused)
 
     def _workers_for(self, model: Model, rows: int, names: Collection[str] = ()) -> Workers:
-        """Return workers that share enough memory, forked when this process had the data of these clients already."""
+        """Return workers with enough shared memory, forked after the clients' data was loaded."""
         settings, seen = self._seen
         if settings is not self.settings or not seen.issuperset(names):
             self.close()

@@ -1,1 +1,1 @@
-"""The run folder: which files it has, what is in each, and how they are written and read."""
+"""The run folder: its files, their content, and how they are written and read."""

@@ -1,4 +1,4 @@
-"""Whether a run may begin in a folder or go on there: same settings, format, data and own code, whole model."""
+"""Check that a run may begin or continue in a folder: settings, format, data, code, model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,7 +80,7 @@ def check_folder(path: Path, config: Config, code: Mapping[str, str] | None = No
 
 
 def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
-    """Raise RunFolderError when the run in a folder was begun with other data than those with these checksums."""
+    """Raise RunFolderError if the run in a folder began with data of other checksums."""
     there = DATA.read(path) if digests else {}
     if there and there != digests:
         raise RunFolderError(
@@ -91,7 +91,7 @@ def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
 
 
 def digest_code(config: Config) -> dict[str, str]:
-    """Return a checksum of each module of a user's own behind settings: of the method, task, model, rules, scores."""
+    """Return a checksum of each user-defined module that settings name."""
     return digest_own_code(
         each for value in config.values() if isinstance(value, str) for each in split_names(value)
     )

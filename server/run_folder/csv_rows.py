@@ -1,4 +1,4 @@
-"""The rows of a run folder's tables: which columns rounds.csv and clients.csv have, and what a round writes there."""
+"""The rows that a round adds to rounds.csv and clients.csv, and their columns."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ REFUSED = re.compile(
 """The name at the beginning of a refused reply, in quotation marks where it has spaces."""
 
 ABSENT = ("refused", "missing", "offline")
-"""The columns of rounds.csv that name clients whose replies a round did without."""
+"""The columns of rounds.csv that name clients without a used reply."""
 
 WORDS = (
     "client",
@@ -119,7 +119,7 @@ class ClientTable:
     def _metrics(
         self, measured: Sequence[Report], trained: Sequence[Report]
     ) -> list[tuple[str, list[float | None]]]:
-        """Return the columns that clients report, with their cells, from what they measure and from their training."""
+        """Return the columns that clients report, with cells from evaluation and training."""
 
         def column(metric: str, reports: Sequence[Report] = measured) -> list[float | None]:
             return [report.get(metric) for report in reports]
@@ -174,7 +174,7 @@ def round_columns(
 
 
 def mean_column(score: Score, *, validated: bool) -> str:
-    """Return the column of rounds.csv with the mean score, on validation examples or on test examples."""
+    """Return the column of rounds.csv with the mean score on validation or test examples."""
     return f"{score.column(split='validation' if validated else 'test')}_mean"
 
 
@@ -217,7 +217,7 @@ def format_round(
 
 
 def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:
-    """Return a round whose clients' reports have these losses as `loss-before`, where they report no other."""
+    """Return a round with these losses as `loss-before` of clients that report none."""
     reports = {
         name: {names.LOSS_BEFORE: losses[name], **report} if name in losses else report
         for name, report in finished.train_metrics.items()
@@ -226,7 +226,7 @@ def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:
 
 
 def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
-    """Return the measures of the score under each kind of model, of how many clients, and its mean on validation."""
+    """Return the score's measures for each kind of model, and its validation mean."""
     measures: dict[str, object] = {"clients_scored": 0} if finished.evaluations else {}
     for model in ("global", "personal"):
         if values := scores_by_client(finished, score, score.name + ENDINGS[model]):
@@ -245,7 +245,7 @@ def _honest(finished: Round, reports: Mapping[str, Report]) -> Iterator[tuple[st
 
 
 def scores_by_client(finished: Round, score: Score, metric: str) -> dict[str, float]:
-    """Return a metric of the honest clients that reported it, in the unit of the tables, by client name."""
+    """Return a metric of the honest clients by name, in the unit of the tables."""
     reported = {
         name: each[metric]
         for name, each in _honest(finished, finished.evaluations)
@@ -261,11 +261,11 @@ def parse_names(cell: str) -> list[str]:
 
 
 def parse_refusals(cell: str) -> list[tuple[str, str]]:
-    """Return the clients and reasons of a cell of the column `refused`, as `format_round` writes it."""
+    """Parse a cell of the column `refused`, which `format_round` writes."""
     return [(parse_names(each["name"])[0], each["reason"]) for each in REFUSED.finditer(cell)]
 
 
 def parse_absent(row: Mapping[str, str], kind: str) -> list[str]:
-    """Return the clients that a row of rounds.csv names as refused, missing or offline, which `kind` says."""
+    """Return the clients that a row of rounds.csv names as `kind`: refused, missing, offline."""
     cell = row.get(kind, "")
     return [name for name, _ in parse_refusals(cell)] if kind == "refused" else parse_names(cell)

@@ -1,4 +1,4 @@
-"""Errors of a run folder: what a disk refuses, or a file does not hold, is said in one line with its remedy."""
+"""Errors of a run folder, each in one line with its remedy."""
 
 import csv
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ class RunFolderError(FairbloomError):
 
 @contextmanager
 def said_in_app(choice: str, *, at_once: bool) -> Iterator[None]:
-    """Let errors say by which `choice` an app names another folder, in place of the command line's --out.
+    """Make errors name the app's `choice` of another folder instead of --out.
 
     With `at_once` they are logged, too: Flower's simulation shows those of a ServerApp late, in a
     traceback of its own.
@@ -33,7 +33,7 @@ def said_in_app(choice: str, *, at_once: bool) -> Iterator[None]:
 
 @contextmanager
 def explain_write_errors(what: str, folder: Path) -> Iterator[None]:
-    """Turn an OSError of writing `what` into a folder into a RunFolderError that says what to do."""
+    """Turn an OSError of writing `what` into a RunFolderError with a remedy."""
     try:
         yield
     except OSError as error:
@@ -46,7 +46,7 @@ def explain_write_errors(what: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def explain_read_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Turn whatever is wrong with the content of a file into a RunFolderError that ends with the remedy."""
+    """Turn any error about a file's content into a RunFolderError with the remedy."""
     try:
         yield
     except (
@@ -63,7 +63,7 @@ def explain_read_errors(path: Path, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def explain_other_state(folder: Path) -> Iterator[None]:
-    """Turn whatever a whole checkpoint with another content than this run's leads to into a RunFolderError."""
+    """Turn errors from an intact checkpoint of another run into a RunFolderError."""
     try:
         yield
     except RunFolderError:
@@ -94,7 +94,7 @@ def explain_access_errors(folder: Path) -> Iterator[None]:
 
 
 def check_place(folder: Path) -> None:
-    """Raise RunFolderError where no folder can be, because its name is too long or a part of its path is a file."""
+    """Raise RunFolderError if a path is too long for a folder or leads through a file."""
     with explain_access_errors(folder):
         nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir():

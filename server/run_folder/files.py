@@ -76,7 +76,7 @@ class File(Entry, Generic[T]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableFile(Entry):
-    """A table to which a `TableWriter` adds rows; it is none without the columns `needed`."""
+    """A table to which a `TableWriter` adds rows; the columns `needed` are required."""
 
     needed: tuple[str, ...]
 
@@ -94,7 +94,7 @@ class ModelFile(Entry):
         return load_model(self.path_in(folder))[0]
 
     def read_about(self, folder: Path) -> dict[str, Any]:
-        """Return what was written about the arrays, with their checksum `sha256`, without reading them.
+        """Return the metadata of the arrays, with their checksum `sha256`, without reading them.
 
         Raise RunFolderError where the file has none.
         """
@@ -278,14 +278,16 @@ def is_finished(folder: Path) -> bool:
 
 
 def state_of(folder: Path) -> str:
-    """Return what the run in a folder is doing: finished, running or interrupted."""
-    # looked at first: one that ends in between is finished, and not interrupted
+    """Return the state of the run in a folder: finished, running or interrupted."""
+    # Looked at first: a run that ends in between is finished, not interrupted.
     running = is_running(folder)
-    return "finished" if is_finished(folder) else "running" if running else "interrupted"
+    if is_finished(folder):
+        return "finished"
+    return "running" if running else "interrupted"
 
 
 def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
-    """Return the model after the last finished round, None where there is none yet.
+    """Return the model after the last finished round, or None.
 
     Raise if it is damaged.
     """

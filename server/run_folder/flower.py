@@ -1,4 +1,4 @@
-"""The run folder for a user's ServerApp: any fair strategy records its rounds there, and continues from them."""
+"""The run folder of a user's ServerApp: a fair strategy records and continues its rounds."""
 
 import inspect
 import time
@@ -116,7 +116,7 @@ class RunFolder:
         Raises
         ------
         FairbloomError
-            When the strategy is none of ours, its `start` is a loop of its own, the folder belongs
+            When the strategy is no FairStrategy, its `start` has its own loop, the folder belongs
             to a run with another strategy, other options or other code of the strategy, or clients
             that evaluate do not reply the scores or the loss.
         """
@@ -206,16 +206,15 @@ class RoundWriter:
         self._recorder = recorder
         self._scores = scores
         self._on_round = on_round
-        self._unseen = (
-            [*(score.name for score in scores), *([loss] if loss else [])]
-            if not recorder.saved
-            else []
-        )
+        self._unseen: list[str] = []
+        if not recorder.saved:
+            self._unseen += [score.name for score in scores]
+            self._unseen += [loss] if loss else []
         self._central: dict[int, MetricRecord] = {}
         self._started = time.perf_counter()
 
     def __call__(self, finished: Round) -> None:
-        """Write the round; raise FairbloomError when clients evaluated and none replied the scores, or the loss."""
+        """Write the round; raise FairbloomError if no evaluation has the scores or the loss."""
         reported = sorted(
             {metric for metrics in finished.evaluations.values() for metric in metrics}
         )
@@ -274,7 +273,7 @@ class RoundWriter:
 def find_fair_strategy(strategy: Strategy) -> FairStrategy:
     """Return the strategy of ours that this one is or wraps.
 
-    Raise FairbloomError where there is none.
+    Raise FairbloomError if it is missing.
     """
     innermost = layers(strategy)[-1] if isinstance(strategy, Strategy) else strategy
     if not isinstance(innermost, FairStrategy):
@@ -299,7 +298,7 @@ HIGHER_IS_BETTER = (
     "precision",
     "recall",
 )
-"""How the names of scores end whose better direction is known."""
+"""Endings of names of scores with a known better direction."""
 
 
 def score_called(name: str, loss: str) -> Score:
@@ -324,13 +323,13 @@ def score_called(name: str, loss: str) -> Score:
 def scores_in(given: Sequence[str | Score], loss: str = "") -> tuple[Score, ...]:
     """Return scores, those given by their names as such.
 
-    Raise FairbloomError where there is none, or one twice.
+    Raise FairbloomError if it is missing or has duplicates.
     """
     scores = tuple(each if isinstance(each, Score) else score_called(each, loss) for each in given)
     columns = [score.column() for score in scores]
     if twice := [name for name in columns if columns.count(name) > 1]:
         raise FairbloomError(
-            f"score names two metrics whose column is {twice[0]}: rename one of them in your client"
+            f"score names two metrics of the column {twice[0]}: rename one of them in your client"
         )
     if not scores:
         raise FairbloomError(
@@ -340,7 +339,7 @@ def scores_in(given: Sequence[str | Score], loss: str = "") -> tuple[Score, ...]
 
 
 def collect_options(strategy: Strategy) -> dict[str, Value]:
-    """Return what identifies a strategy's run: class, parameters, common options, and wrappers, the outermost first."""
+    """Return a strategy's identity: class, parameters, options, and wrappers from outside in."""
     *wrappers, inner = layers(strategy)
     # The parameters of its constructor, of its bases' ones without object's, and the common
     # options.
@@ -356,20 +355,17 @@ def collect_options(strategy: Strategy) -> dict[str, Value]:
         if name in own and name not in FREE
     }
     named = {name.replace("_", "-"): value for name, value in plain.items()}
-    around = [
-        f"{type(each).__name__}({', '.join(f'{name}={value!r}' for name, value in plain_values(each).items())})"
-        for each in wrappers
-    ]
+    around = []
+    for wrapper in wrappers:
+        values = [f"{name}={value!r}" for name, value in plain_values(wrapper).items()]
+        around.append(f"{type(wrapper).__name__}({', '.join(values)})")
     clients = inner.training_clients if isinstance(inner, FairStrategy) else ()
     optimizer = inner.server_optimizer if isinstance(inner, FairStrategy) else None
+    options = optimizer.options() if optimizer else {}
     return {
         "method": type(inner).__name__,
         **named,
         "training-clients": ",".join(clients),
-        **(
-            {name.replace("_", "-"): value for name, value in optimizer.options().items()}
-            if optimizer
-            else {}
-        ),
+        **{name.replace("_", "-"): value for name, value in options.items()},
         **({"wrapped-in": ", ".join(around)} if around else {}),
     }

@@ -1,4 +1,4 @@
-"""What clients report of groups of their test and validation examples, checked and as rows of groups.csv."""
+"""Reports about groups of test and validation examples, checked, as rows of groups.csv."""
 
 import json
 import math
@@ -28,7 +28,7 @@ Cells = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Grouped:
-    """How examples are grouped, and what is measured in each group."""
+    """The groupings of examples, and the scores of each group."""
 
     groupings: Mapping[str, tuple[str, ...]]
     scores: tuple[GroupScore, ...]
@@ -77,14 +77,12 @@ class Grouped:
                 if value is not None and score.percent and not 0.0 <= value <= 1.0:
                     return f"its {score.name} of {group} is {value!r}, which must lie in [0, 1]"
         total = sum(cells[COUNT] for cells in there.values())
-        return (
-            f"its groups have {total:g} examples together, and it was tested on {most:g}"
-            if total > most
-            else ""
-        )
+        if total > most:
+            return f"its groups have {total:g} examples together, and it was tested on {most:g}"
+        return ""
 
     def format_cells(self, cells: Cells) -> list[Any]:
-        """Return count and scores of a group as the table has them, None for what the client does not report."""
+        """Return count and scores of a group in table units, None for those not reported."""
         shown: dict[str, Any] = {COUNT: cells[COUNT]}
         for score in self.scores:
             *over, column = score.columns

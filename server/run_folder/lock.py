@@ -24,7 +24,7 @@ def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
     RunFolderError if another process holds it.
 
-    With `wait`, wait up to a minute for a process that holds it, such as one whose run was taken
+    With `wait`, wait up to a minute for a process that holds it, such as one with a run taken
     over.
     """
 
@@ -45,5 +45,5 @@ def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a process writes to a folder, as far as can be told without disturbing it."""
+    """Return whether a process seems to write to a folder, without disturbing it."""
     return is_held(folder / LOCK)

@@ -1,4 +1,4 @@
-"""The table of all that a user's app reports: per client, as its strategy aggregates that, and its own evaluation."""
+"""The table of an app's metrics: per client, aggregated, and of its own evaluation."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -20,7 +20,7 @@ MetricRow = tuple[int, str, str, str, object]
 
 
 def format_metrics(finished: Round) -> list[MetricRow]:
-    """Return the rows of a round: means, or what takes their place, before the clients in the order of names.
+    """Return the rows of a round: aggregates first, then the clients by name.
 
     The phases are what clients report of training and of evaluation, and what `evaluate_fn`
     returns.
@@ -49,7 +49,7 @@ def format_phase(
 def _bounded(client: str, metrics: Mapping[str, float]) -> Mapping[str, float]:
     """Return what a client reports as far as the table takes it.
 
-    A warning says what is left out.
+    A warning names the metrics that are left out.
     """
     if len(metrics) <= MOST_METRICS and all(map(_is_name, metrics)):
         return metrics

@@ -54,7 +54,7 @@ together."""
 
 
 class RunRecorder:
-    """What a run leaves on disk, and what it continues from.
+    """The files that a run writes and continues from.
 
     Rows are appended at each round. A checkpoint, which is written whole, has the size of each
     table: what follows is dropped when the run continues. So a run that ends at any moment repeats
@@ -72,7 +72,7 @@ class RunRecorder:
         A deployed client's rows may change.
     keep
         Called before a checkpoint is written, with the round of the oldest checkpoint to which the
-        run may go back, 0 if there is none: lets the clients store what they keep for themselves.
+        run may go back, or 0: makes the clients store their states.
     validated
         Whether the best model is the one with the best mean score on validation examples, not on
         test examples.
@@ -101,7 +101,7 @@ class RunRecorder:
     ) -> None:
         self.path = path
         self.saved = 0
-        """The round of the last checkpoint, 0 where there is none."""
+        """The round of the last checkpoint, or 0."""
         self.stopped = ""
         """Why the run ends before its last round, "" where it does not."""
         self._losses: Mapping[str, float] = {}
@@ -144,7 +144,7 @@ class RunRecorder:
         self._open(config, {**digest_code(config), **code})
 
     def _open(self, config: Mapping[str, Any], code: Mapping[str, str]) -> None:
-        """Make the folder what it is to be before the first round: of a new run, a continued or an extended one."""
+        """Prepare the folder for the first round of a new, continued or extended run."""
         check_folder(self.path, config, code)
         if not is_run_folder(self.path):
             with explain_write_errors("the run folder", self.path):
@@ -207,7 +207,7 @@ class RunRecorder:
         if self._stopping is not None and "stopping" in state:
             self._stopping.load_state_dict(state["stopping"])
             self.stopped = self._stopping.reason
-        with explain_write_errors(f"what is there up to round {self.saved}", self.path):
+        with explain_write_errors(f"the run up to round {self.saved}", self.path):
             if arrays is None:
                 rows = ROUNDS.read(self.path)
                 seconds = sum(float(row.get("seconds") or 0.0) for row in rows[:-1])
@@ -225,7 +225,7 @@ class RunRecorder:
         return arrays, state["strategy"]
 
     def knows_losses(self, clients: Iterable[str]) -> bool:
-        """Return whether these clients need not measure the losses of the model that the next round begins with."""
+        """Return whether the losses of the next round's first model are known for these clients."""
         return self._in_process and self._losses.keys() >= set(clients)
 
     def record(self, finished: Round, seconds: float) -> Row:
@@ -300,7 +300,7 @@ class RunRecorder:
         self._seconds = 0.0
 
     def finish(self, arrays: Arrays) -> None:
-        """Write the last checkpoint, and the final model with the reason of an early end: the run is finished."""
+        """Finish the run: write the last checkpoint and the final model."""
         stopped = self.stopped
         self.begin()
         self._save()
@@ -315,7 +315,7 @@ class RunRecorder:
         last = self._mean
         if score.better(best, last) > abs(best) / 2.0:  # the end is worse by more than half
             log.warning(
-                "the mean %s is %s at the end; it was %s after round %d, whose model is in %s:"
+                "the mean %s is %s at the end; it was %s after round %d (its model is in %s):"
                 " lower the learning rate",
                 *(
                     score.name,

@@ -14,10 +14,10 @@ from .csv_rows import ENDINGS, scores_by_client
 
 @dataclass
 class EarlyStopping:
-    """Watches the clients' mean validation score, under the model that serves them ("global" or "personal").
+    """Watches the mean validation score of the served model ("global" or "personal").
 
-    `patience` rounds without a better score end the run; `last` is the last round whose score is
-    known.
+    `patience` rounds without a better score end the run; `last` is the last round with a known
+    score.
     """
 
     patience: int
@@ -33,7 +33,7 @@ class EarlyStopping:
         return cls(patience, score, serves) if patience else None
 
     def observe(self, finished: Round) -> None:
-        """Look at a round; raise SettingsError if no client has had a validation score within `patience` rounds."""
+        """Look at a round; raise SettingsError after `patience` rounds without any score."""
         metric = self.score.name + ENDINGS["validation"] + ENDINGS[self.serves]
         if values := scores_by_client(finished, self.score, metric):
             mean = summarize(values)["mean"]
@@ -62,7 +62,7 @@ class EarlyStopping:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best score so far, its round, and the last round whose score is known."""
+        """Return the best score so far, its round, and the last round with a known score."""
         return {"best": self.best, "round": self.best_round, "last": self.last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

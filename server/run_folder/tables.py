@@ -1,4 +1,4 @@
-"""Tables as CSV files: read whole or as far as they are written, cut back, and added to round by round."""
+"""Tables as CSV files: read, cut back, and extended round by round."""
 
 import csv
 import io
@@ -92,7 +92,7 @@ class _Sink(NamedTuple):
 
 
 def escape_formula(cell: object) -> object:
-    """Return a cell that no spreadsheet computes: a text that looks like a formula begins with an apostrophe then."""
+    """Return a cell that no spreadsheet computes: formulas get an apostrophe in front."""
     if not isinstance(cell, str) or not FORMULA.match(cell):
         return cell
     try:
@@ -133,7 +133,7 @@ class TableWriter:
         self.size = size
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
-        """Append rows, given by their cells: all of them or, where the disk does not take them, none."""
+        """Append rows, given by their cells: all of them or, if the disk is full, none."""
         self.add_lines(_format_rows(rows))
 
     def add_lines(self, lines: str) -> None:
@@ -152,7 +152,7 @@ class TableWriter:
 
 @contextmanager
 def _csv_reader(content: bytes, *, strict: bool = False) -> Iterator["csv.DictReader[str]"]:
-    """Yield a reader of cells of any length: the reasons of many refused clients may exceed the limit.
+    """Yield a reader of cells of any length: reasons of refusals may exceed csv's limit.
 
     The limit is the whole process's, in which clients may read their files, so it is restored.
     """

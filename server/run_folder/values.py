@@ -1,4 +1,4 @@
-"""The values of a run folder's files, and what is known of a run when it begins."""
+"""The values of a run folder's files, and the facts known at a run's start."""
 
 import tomllib
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ class RecordedSettings:
 
 @dataclass(frozen=True)
 class Known:
-    """The deployed clients that a run knows, by name and in order: those that it began with, and all up to now."""
+    """The deployed clients that a run knows by name: those at its start, and all so far."""
 
     began: tuple[str, ...] = ()
     known: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Measures of many clients at once: one pass over the examples of several, divided among them afterwards."""
+"""Evaluate many clients in one pass over their joined examples."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
 def measure_clients(
     model: nn.Module, task: Task, parts: Sequence[Examples], smallest_group: int = 0
 ) -> list[Measures]:
-    """Return what `fairbloom.client.training.measure` does of each client's examples, the model being the same for all.
+    """Return `fairbloom.client.training.measure` of each client's examples, for one model.
 
     The model must not draw as it evaluates.
     """
@@ -84,7 +84,7 @@ def join(*parts: Examples) -> Examples:
 def score_clients(
     task: Task, outputs: Tensor, targets: Tensor, counts: Sequence[int]
 ) -> list[Measures]:
-    """Return mean loss and scores of clients, `counts` examples each, which lie one client after the other."""
+    """Return mean loss and scores of consecutive clients with `counts` examples each."""
     columns = {LOSS: _means(losses_of(task, outputs, targets), counts)}
     for score, of in task.scores.items():
         if of in ONE_BY_ONE:
@@ -118,7 +118,7 @@ def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
 
 
 def split_into_passes(parts: Sequence[Examples]) -> Iterator[tuple[list[Examples], list[int]]]:
-    """Yield clients, as many as have EVALUATION_BATCH examples together, with the examples that each has.
+    """Yield groups of clients with about EVALUATION_BATCH examples, and their counts.
 
     One that has more comes alone.
     """

@@ -27,7 +27,7 @@ the most."""
 
 
 class StackedClient(NamedTuple):
-    """A client in a round: its place in the order of names, and how many epochs, examples and steps it has."""
+    """A client in a round: its place by name, and its epochs, examples and steps."""
 
     local: LocalClient
     place: int
@@ -125,7 +125,7 @@ def minibatches(
     work: LocalWork,
     batch_order: Callable[[StackedClient], np.random.Generator],
 ) -> Iterator[Step]:
-    """Yield the steps of a block, with the clients that take them: fewer and fewer of the first ones."""
+    """Yield the steps of a block, each with the first clients, which still train."""
     parts = examples_of(block)
     joined = join_tensors(parts)
     starts = find_starts(parts)
@@ -165,7 +165,7 @@ def find_starts(parts: Sequence[Examples]) -> Tensor:
 
 
 def pad_step(joined: Examples, starts: Tensor, chosen: Sequence[Tensor]) -> Step:
-    """Return the step of k clients, whose examples begin at `starts`, and which take the `chosen` of theirs."""
+    """Return the step of k clients: examples begin at `starts`, each takes its `chosen`."""
     sizes = [len(each) for each in chosen]
     if min(sizes) == max(sizes):
         return Step(*take_rows(joined, torch.stack([*chosen]) + starts), counts=None)

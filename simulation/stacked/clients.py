@@ -141,11 +141,11 @@ class StackedModels:
         }
 
     def model(self, row: int) -> StateDict:
-        """Return the model of a row; what is not trained is as it was received."""
+        """Return the model of a row; arrays that are not trained stay as received."""
         return self._received | self.trained(row)
 
     def work_done(self, row: int, work: LocalWork, steps: int) -> WorkDone:
-        """Return the work of these steps, which has made the model of a row what it is now."""
+        """Return the finished work behind the model of a row."""
 
         def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
             trained = self.trained(row)
@@ -403,9 +403,7 @@ class _RoundTraining:
         """Train one client, as it would by itself."""
         name = member.local.name
         trained = self.trained
-        update = train_client(
-            member.local, self.received, self.terms.of_client(name), self.sent
-        )
+        update = train_client(member.local, self.received, self.terms.of_client(name), self.sent)
         self.replies[name] = store_reply(trained.updates, trained.second, member.place, update)
 
 
@@ -507,7 +505,8 @@ class _Block(ClientRound):
         if training.trained.second is not None:
             for rule in self._rules:
                 if rule.replies:
-                    (rule.second_model() or self._rows).write(training.trained.second.matrix, places)
+                    second = rule.second_model() or self._rows
+                    second.write(training.trained.second.matrix, places)
         layout = training.layout
         others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
         keeps_states = bool(terms.state_rounds) or terms.state_round is not None
@@ -538,7 +537,7 @@ class _Block(ClientRound):
                     member.local.keep_personal(terms.server_round, rows.model(row))
 
     def _note(self, which: Measurement, found: Sequence[Measures]) -> None:
-        """Add what was measured on the training examples to the scores of the clients, as these report it."""
+        """Add the training metrics that clients report to their scores."""
         clients = [member.local for member in self._block]
         for noted, reported in zip(
             self._scores, report_all(clients, which, found, self._terms), strict=True
@@ -587,7 +586,7 @@ def train_together(
 def minimised_loss(
     task: Task, step: Step, work: LocalWork, outputs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of each example of a step, shape (k, b), and the sum of what its clients minimise."""
+    """Return the loss of each example of a step, shape (k, b), and the summed objective."""
     losses = losses_of(task, outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(step.shape)
     return losses, work.transform(step.means(losses)).sum()
 
@@ -596,7 +595,7 @@ def minimised_loss(
 def measure_trained(
     program: Program, task: Task, rows: StackedModels, parts: Sequence[Examples]
 ) -> list[Measures]:
-    """Return what is measured of each client's own model on its examples."""
+    """Return the metrics of each client's own model on its examples."""
     found: list[Measures] = []
     for some, counts in split_into_passes(parts):
         step = full_batch(some)

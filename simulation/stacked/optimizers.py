@@ -9,7 +9,7 @@ from fairbloom.client.work import LocalWork
 
 
 class RowOptimizer:
-    """One optimizer that moves each number by its own gradients, over the arrays of k clients, shape (k, *shape).
+    """One elementwise optimizer over the arrays of k clients, shape (k, *shape).
 
     Clients that are done drop out at the end, and the optimizer's state with them.
     """

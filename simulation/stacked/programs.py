@@ -68,7 +68,7 @@ class StepArrays(NamedTuple):
 
 
 TakeStep = Callable[[StepArrays, Inputs, Summed], Tensor]
-"""(what the step changes and is pulled to, inputs of shape (k, b, …), what is minimised) → the
+"""(arrays that the step changes and pulls to, inputs of shape (k, b, …), objective) → the
 losses, shape (k, b)."""
 
 
@@ -79,7 +79,7 @@ class Program(Protocol):
     """
 
     def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
-        """Return the outputs, shape (k, b, …), for b examples of each of k clients, shape (k, b, …)."""
+        """Return the outputs, shape (k, b, …), for b examples of each of k clients."""
 
     def step_of(self, work: LocalWork, *, shifted: bool) -> TakeStep:
         """Return what takes a step in place, as `fairbloom.client.work.descend` does.
@@ -89,7 +89,7 @@ class Program(Protocol):
 
 
 class Mapped:
-    """Any model whose operations PyTorch can carry over to many sets of parameters.
+    """Any model with operations that PyTorch can map over many sets of parameters.
 
     All others are as it holds them.
     """
@@ -249,7 +249,7 @@ def _move(
 
 
 def _linear(layer: nn.Linear, left: Iterator[Tensor], inputs: Tensor) -> Tensor:
-    """Return the outputs of a linear layer of many clients, whose arrays are the next of those that are left."""
+    """Return the outputs of many clients' linear layer, with the next arrays in `left`."""
     weight = next(left).transpose(1, 2)
     return (
         torch.bmm(inputs, weight)
@@ -259,7 +259,7 @@ def _linear(layer: nn.Linear, left: Iterator[Tensor], inputs: Tensor) -> Tensor:
 
 
 def _other(layer: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the outputs of an activation, or of a layer that flattens each example of each client."""
+    """Return the outputs of an activation or a flattening layer of many clients."""
     outputs: Tensor = inputs.flatten(2) if isinstance(layer, nn.Flatten) else layer(inputs)
     return outputs
 
@@ -302,7 +302,7 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
 
 
 def in_tensors(parts: Sequence[AnyExamples]) -> list[Examples]:
-    """Return examples whose tensors several clients can have side by side.
+    """Return examples with tensors that can be stacked over clients.
 
     Raise UnstackableError for others.
     """
@@ -313,7 +313,7 @@ def in_tensors(parts: Sequence[AnyExamples]) -> list[Examples]:
 
 
 def _check_parameters(model: nn.Module) -> None:
-    """Raise UnstackableError when a model has parts that several clients cannot have side by side."""
+    """Raise UnstackableError if a model has parts that cannot be stacked over clients."""
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise UnstackableError("its BatchNorm keeps statistics of each client")
     if any(isinstance(module, nn.LSTM) for module in model.modules()):
@@ -339,7 +339,7 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _chain_layers(model: nn.Module) -> list[nn.Module] | None:
-    """Return the layers of a chain of linear layers and activations, None where a model is something else."""
+    """Return the layers of a chain of linear layers and activations, None for other models."""
     if type(model) is nn.Sequential:
         parts = [_chain_layers(child) for child in model]
         return None if None in parts else [layer for part in parts for layer in part or ()]
@@ -353,7 +353,7 @@ def _chain_layers(model: nn.Module) -> list[nn.Module] | None:
 
 
 def _check_same(program: Program, model: nn.Module, task: Task, examples: Examples) -> None:
-    """Raise UnstackableError when two clients' losses or gradients are others at once than one by one."""
+    """Raise UnstackableError if stacking changes two clients' losses or gradients."""
     count = min(3, len(examples))
     inputs, targets = examples[slice(0, count)]
     _check_same_in_evaluation(model, task, inputs)
@@ -388,7 +388,7 @@ def _check_same(program: Program, model: nn.Module, task: Task, examples: Exampl
 
 @torch.no_grad()
 def _check_each_by_itself(model: nn.Module, task: Task, inputs: Inputs, targets: Tensor) -> None:
-    """Raise UnstackableError when an example's output or loss depends on the others of its batch."""
+    """Raise UnstackableError if an output or loss depends on the rest of the batch."""
     outputs = []
     losses = []
     for count in (len(targets), max(1, len(targets) - 1)):  # an odd and an even number
@@ -398,12 +398,12 @@ def _check_each_by_itself(model: nn.Module, task: Task, inputs: Inputs, targets:
     few = len(outputs[1])
     same = torch.allclose(outputs[0][:few], outputs[1], rtol=1e-3, atol=1e-5)
     if not (same and torch.allclose(losses[0][:few], losses[1], rtol=1e-3, atol=1e-5)):
-        raise UnstackableError("what it makes of an example depends on the others of its batch")
+        raise UnstackableError("its output for an example depends on the others of its batch")
 
 
 @torch.no_grad()
 def _check_same_in_evaluation(model: nn.Module, task: Task, inputs: Inputs) -> None:
-    """Raise UnstackableError when a model draws, or does something else in training than in evaluation."""
+    """Raise UnstackableError if a model draws, or differs between training and evaluation."""
     outputs = []
     for training, seed in ((False, 0), (False, 1), (True, 0)):
         model.train(training)

@@ -199,7 +199,7 @@ def test_extra_scores_come_after_those_of_the_task(folder: Folder) -> None:
 
 def test_scores_that_do_not_fit_the_target_are_refused(folder: Folder) -> None:
     with pytest.raises(
-        FairbloomError, match=r"scores = 'f1,brierr': 'brierr' is none: did you mean brier\?"
+        FairbloomError, match=r"scores = 'f1,brierr': 'brierr' is unknown: did you mean brier\?"
     ):
         Settings.of({"task": "heart-disease", "scores": "f1,brierr"})
     with pytest.raises(
