@@ -1,1 +1,1 @@
-"""Tests of a method or a client-side rule: what every one of them must keep to, and what is wrong where it does not."""
+"""Tests that every method or client-side rule must pass, with reports of the failures."""

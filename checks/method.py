@@ -1,4 +1,4 @@
-"""What a method must keep to: each property has a function that checks it and says what it found."""
+"""The properties of methods: a function checks each and returns its finding."""
 
 import difflib
 import math
@@ -32,14 +32,14 @@ from .subject import (
 )
 
 SIZES = (1, 2, 3, 10, 50)
-"""With so many clients the shape of the coefficients is tried."""
+"""The numbers of clients with which the shape of coefficients is tried."""
 
 TOLERANCE = 1e-3
 """Coefficients and steps that differ by less than this share are the same: some methods solve a
 program for them."""
 
 LEARNING_ROUNDS = 3
-"""A method has so many rounds to learn something."""
+"""The number of rounds in which a method must learn something."""
 
 
 def check_method(
@@ -57,7 +57,7 @@ def check_method(
     Raises
     ------
     CheckFailedError
-        When a property fails; the message says what is wrong with each.
+        When a property fails; the message has the fault of each.
     """
     subject = MethodUnderTest(method, arguments or {})
     given = ", ".join(f"{name}={value!r}" for name, value in subject.arguments.items())
@@ -69,7 +69,7 @@ def check_method(
 
 
 def check_parameters(subject: MethodUnderTest) -> str:
-    """The method takes its parameters and the common options, and refuses what it cannot work with."""
+    """The method takes its parameters and the common options, and refuses invalid ones."""
     declared: tuple[Parameter, ...] = ()
     factory = subject.factory
     if isinstance(factory, type):
@@ -103,7 +103,7 @@ def check_parameters(subject: MethodUnderTest) -> str:
 
 
 def _check_impossible(subject: MethodUnderTest, parameter: Parameter) -> None:
-    """Raise Failure where a number takes a value that no run can work with, or is not refused by name."""
+    """Raise Failure if a parameter takes an unusable number, or refuses it without its name."""
     name = parameter.argument
     kind = parameter.kind
     if kind not in (float, int):
@@ -118,10 +118,10 @@ def _check_impossible(subject: MethodUnderTest, parameter: Parameter) -> None:
                 isinstance(error, ValueError) and name in str(error)
             ):
                 continue
-            told = (
+            fault = (
                 f"{name} = {value!r} raised {error!r}: refuse it by a ValueError that names {name}."
             )
-            raise Failure(told) from error
+            raise Failure(fault) from error
         if value != maybe:
             raise Failure(
                 f"{name} = {value!r} is taken, and a run with it would fail later or learn nothing:"
@@ -177,7 +177,7 @@ def check_needs(subject: MethodUnderTest) -> str:
 
 
 def check_finite(subject: MethodUnderTest) -> str:
-    """Weigh returns one finite number for each row, and the step is finite, whatever a run may come to."""
+    """Weigh returns one finite number for each row, and the step is finite, in all cases."""
     for m in SIZES:
         replies = ordinary_replies(m)
         method = subject.create()
@@ -242,7 +242,7 @@ def check_permutation(subject: MethodUnderTest) -> str:
 
 
 def check_memory(subject: MethodUnderTest) -> str:
-    """Weigh changes nothing; what is remembered can be written down, and does not grow for ever."""
+    """Weigh changes nothing; memory can be written to a file and stays bounded."""
     _check_weigh_changes_nothing(subject, subject.create(), number=1)
     method = subject.create()
     sizes = dict[int, tuple[int, int]]()

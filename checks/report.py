@@ -110,8 +110,8 @@ def check_properties(
 ) -> CheckReport:
     """Return the outcome of every property; raise CheckFailedError if one failed.
 
-    The function of a property returns what it found, or raises Failure, Remark or NotApplicable.
-    After a failure no other is checked, since most would fail by the same fault.
+    The function of a property returns its finding, or raises Failure, Remark or NotApplicable.
+    After a failure no other is checked, because most would fail by the same fault.
     """
     results = dict[str, PropertyResult]()
     failed = ""

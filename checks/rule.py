@@ -1,4 +1,4 @@
-"""What a client-side rule must keep to: each property has a function that checks it and says what it found."""
+"""The properties of client-side rules: a function checks each and returns its finding."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ ROUND = Terms(server_round=1)
 """A round in which the rule is tried."""
 
 GROWTH = (10, 20)
-"""What is kept after so many rounds is compared."""
+"""The numbers of rounds after which kept state is compared."""
 
 STEPS = {
     "5 ordinary steps": (5, 1.0),
@@ -68,7 +68,7 @@ class RuleUnderTest(Subject):
     def run_client(
         self, kept: Arrays, seed: int, steps: str = "5 ordinary steps"
     ) -> tuple[Arrays, dict[str, Tensor]]:
-        """Return what a client replies and keeps after a round, which it begins with what it has kept."""
+        """Return a client's reply and its new state after a round that begins with a state."""
         count, scale = STEPS[steps]
         generator = torch.Generator().manual_seed(seed)
         received = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
@@ -104,7 +104,7 @@ def check_rule(name: str) -> CheckReport:
     Raises
     ------
     CheckFailedError
-        When a property fails; the message says what is wrong with each.
+        When a property fails; the message has the fault of each.
     FairbloomError
         When the import string names no rule.
     """
@@ -116,7 +116,7 @@ def check_rule(name: str) -> CheckReport:
 
 
 def check_arrays(subject: RuleUnderTest) -> str:
-    """What is corrected, replied and kept are tensors as they must be, in every round that may come."""
+    """Corrections, replies and states are proper tensors in every kind of round."""
     for steps in STEPS:
         _, kept = subject.run_client({}, 1, steps)
         subject.run_client(kept, 2, steps)
@@ -171,7 +171,7 @@ def check_kept(subject: RuleUnderTest) -> str:
 
 
 def check_resume(subject: RuleUnderTest) -> str:
-    """A run that is killed and continued, with what its clients kept in files, ends as one that is not."""
+    """A run that is killed and continued from its files ends like one that is not."""
 
     def create() -> FairStrategy:
         return FedAvg(client_rule=subject.name, fraction_train=0.5, fraction_evaluate=0.0)

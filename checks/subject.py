@@ -1,4 +1,4 @@
-"""What is under test: it is asked in made-up cohorts and in real rounds, and its errors are explained."""
+"""The subject of a test, called with made-up cohorts and real rounds; errors are explained."""
 
 import inspect
 import math
@@ -84,7 +84,7 @@ class Subject:
 
     @contextmanager
     def explain_errors(self, given: str) -> Iterator[None]:
-        """Turn what is raised inside into Failure, which names a line of the code under test.
+        """Turn exceptions into Failure, which names a line of the code under test.
 
         `given` begins it.
         """
@@ -111,7 +111,7 @@ class Subject:
     def run_rounds(
         self, method: FairStrategy, rounds: int, model: Model | None = None, **work: Value
     ) -> list[Round]:
-        """Return the next rounds of a method with six real clients, which learn digits in this process.
+        """Return the next rounds of a method with six real clients that learn digits.
 
         They take one step in a round unless `work`, settings by their names in Python, says
         something else. What they keep between rounds is stored in `state_dir`, if it is given.
@@ -139,7 +139,7 @@ class Subject:
         return finished
 
     def check_resumed(self, create: Callable[[], FairStrategy], remedy: str) -> str:
-        """Raise Failure, which ends with a remedy, where a run that is stopped after two of four rounds differs."""
+        """Raise Failure with a remedy if a run stopped after two of four rounds ends otherwise."""
         rounds = self.run_rounds(create(), 4)
         with (
             TemporaryDirectory() as folder,
@@ -186,7 +186,7 @@ def real_clients(method: Method, **work: Value) -> LocalClients:
 
 
 def even_digits(setup: Setup) -> Task:
-    """Return the task of telling even digits from odd ones, in two groups: by the half of the image with more ink."""
+    """Return the task of even and odd digits, grouped by the image half with more ink."""
     digits = TASKS["digits"].load(setup.model_copy(update={"model": "logistic"}), {})
 
     def model() -> nn.Module:

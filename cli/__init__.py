@@ -1,1 +1,1 @@
-"""Commands of `fairbloom`: functions whose parameters are options, and whose docstrings are the help."""
+"""Commands of `fairbloom`: a function's parameters are options, its docstring is the help."""

@@ -65,7 +65,7 @@ def init(
     ],
     port: Annotated[int, typer.Option(help="Port that devices connect to.")] = 9092,
 ) -> None:
-    """Create the folder of a new federation: certificate authority, server certificate and settings."""
+    """Create the folder of a federation: certificate authority, server certificate, settings."""
     made = Federation.init(folder, host, port)
     print(f"{folder}: devices reach the server at {made.server}")
     print(f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}")

@@ -12,7 +12,7 @@ DEFAULT = "run"
 
 
 class WithDefault(TyperGroup):
-    """A group with a default command, taken where the first word names none: fairbloom client client.toml."""
+    """A group with a default command for an unknown first word: fairbloom client client.toml."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default command's name before its arguments."""
@@ -51,9 +51,9 @@ def run(
         typer.Option(metavar="VALUE", help="A path or import string that a run may use."),
     ] = None,
 ) -> None:
-    """Run a client: it keeps model and data in memory during a run, and reconnects if the connection fails.
+    """Run a client: it keeps model and data in memory during a run, and reconnects by itself.
 
-    An owner.toml beside CLIENT.TOML has the settings of the device's owner, and wins over it key by
+    An owner.toml next to CLIENT.TOML has the settings of the device's owner, and wins key by
     key; options win over both.
     """
     from fairbloom.deploy.device.client import ClientSettings
@@ -89,7 +89,7 @@ def keys(
     print(
         f"{folder / 'key'} is this device's private key and stays here. Send the lines above, which"
         f" are no secret and lie in {folder / f'{name}.request'}, to the federation's operator, by"
-        " a way on which nobody can change them; unpack the bundle that comes back next to the"
+        " a way that prevents changes; unpack the bundle that comes back next to the"
         f" key, so that {folder / 'client.toml'} is there",
         file=sys.stderr,
     )
@@ -121,7 +121,7 @@ def accept(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Accept it without a question.")] = False,
 ) -> None:
-    """Show a schema, such as that of a run that this device has refused, and accept it: runs may have it."""
+    """Show a schema, such as that of a refused run, and accept it for runs to come."""
     from fairbloom.client.guard.accepted_schemas import accept_schema, describe_change, read_refused
     from fairbloom.tasks.schema import read_schema
 
@@ -140,7 +140,7 @@ def log(
         bool, typer.Option("--json", help="Print every entry, with all numbers, as JSON.")
     ] = False,
 ) -> None:
-    """Show what this device was asked and what it sent, run by run."""
+    """Show the requests to this device and its replies, run by run."""
     import json
 
     from fairbloom.client.guard.audit_log import describe_entries, read_entries

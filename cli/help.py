@@ -8,7 +8,7 @@ from typer.models import ArgumentInfo
 
 
 def restore_help(command: click.Command) -> None:
-    """Give the arguments of a command, and of those in it, the help that click 8.5 takes from those of typer 0.20.
+    """Restore the help of arguments, which click 8.5 loses from commands of typer 0.20.
 
     Flower needs a typer before 0.21, and any click 8.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fairbloom.experiments.recipe import Recipe
 
 REQUIRED = "required"
-"""What is said in place of a default where there is none."""
+"""The text for a parameter without a default."""
 
 GROUPS: Mapping[str, str] = {
     "task": "Task and data",
@@ -115,7 +115,7 @@ def settings(names: Sequence[str] = (), *, as_json: bool = False) -> None:
 
 
 def describe_method(name: str) -> dict[str, Any]:
-    """Return what a list says of a method: name, summary, parameters and source, as its docstring has them."""
+    """Return a method's entry in a list: name, summary, parameters and source."""
     method = find_method(name)
     text = inspect.getdoc(method) or ""
     own = () if issubclass(method, FromTorchJD) else parameters_of(method.__name__.lower(), method)
@@ -131,7 +131,7 @@ def describe_method(name: str) -> dict[str, Any]:
 
 
 def describe_task(task: TaskInfo) -> dict[str, Any]:
-    """Return what a list says of a task: name, summary, models, partitions, parameters and source."""
+    """Return a task's entry in a list: name, summary, models, partitions and parameters."""
     folder = {
         "key": "data-dir",
         "range": "folder",

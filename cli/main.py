@@ -12,7 +12,7 @@ from fairbloom.command import import_command, run_command
 
 
 class Place(NamedTuple):
-    """A command's function or app as module:name, what `fairbloom --help` says of it, and an example."""
+    """A command's function or app as module:name, its line in `fairbloom --help`, an example."""
 
     name: str
     summary: str
@@ -185,7 +185,7 @@ def common(
         ),
     ] = False,
 ) -> None:
-    """Fair federated learning on Flower: train with a method, compare methods, and see how each client is served."""
+    """Fair federated learning on Flower: train, compare methods, see how each client is served."""
 
 
 def main() -> None:

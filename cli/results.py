@@ -127,7 +127,7 @@ def export(
     run
         The run folder.
     client
-        The client whose personal model, or whose means and deviations, are used.
+        The client with the personal model, or the means and deviations, to use.
     model
         The model after the last round, the one with the best mean score, or the client's personal
         one.

@@ -46,7 +46,7 @@ SAID = {
     "settings": "Set any setting; fairbloom settings lists them. May be repeated",
     "as_json": "Print JSON instead of a table",
 }
-"""The help of options that several commands have: a setting means what it does everywhere."""
+"""The help of options that several commands share."""
 
 MORE = {
     "method": " Its parameters may follow in parentheses: 'fedfv(alpha=0.2)'.",
@@ -59,7 +59,7 @@ MORE = {
 
 
 class SettingsCommand(TyperCommand):
-    """A command with --set: where a setting is given as an option, misspelt or not, the error says how to set it."""
+    """A command with --set: for a setting given as an option, the error shows how to set it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line."""
@@ -89,7 +89,7 @@ class SettingsCommand(TyperCommand):
 
 
 class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
-    """The value of an option that stands for a setting, whose own words say what it may be."""
+    """The value of an option for a setting; the setting's description has its range."""
 
     def __init__(self, key: str) -> None:
         self._setting = SETTINGS[key]
@@ -106,7 +106,7 @@ class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click
 def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
     """Return the settings of KEY=VALUE assignments.
 
-    Raise FairbloomError for one that is none, or has two values.
+    Raise FairbloomError for an unknown setting, or one with two values.
     """
     config: dict[str, Value] = {}
     for assignment in assignments:
@@ -120,10 +120,12 @@ def command(
     like: Callable[..., Any] | None = None,
     **arguments: str,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Return a decorator that makes the command of a function, carried out by what is decorated: by default itself.
+    """Return a decorator that makes a command of a function.
+
+    The decorated function carries it out, by default the function itself.
 
     The function's parameters are options, and its docstring is the help; `like` is another one
-    whose docstring describes parameters, and what is described nowhere is as in `fairbloom.run`.
+    with a docstring that describes parameters; others are described in `fairbloom.run`.
     What carries it out is given all values by their names; its own parameters are options as well,
     after the function's. `arguments` are the parameters that stand without a name, with what the
     help calls their values; [NAME] may be left out.
@@ -172,7 +174,7 @@ def command(
 
 
 def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> inspect.Parameter:
-    """Return a parameter as typer reads it: an argument that stands without a name, or an option."""
+    """Return a parameter as typer reads it: a positional argument or an option."""
     name = parameter.name
     kind = parameter.annotation
     kinds = get_args(parameter.annotation)

@@ -34,7 +34,7 @@ def run(*, debug: bool = False, **values: Any) -> None:
 
 
 def shown(function: Callable[..., Any], **about: Any) -> Callable[..., None]:
-    """Return the command that calls a function and shows what it returns."""
+    """Return the command that calls a function and shows its result."""
 
     def carry_out(*, as_json: bool = False, **values: Any) -> None:
         show_result(function(**values), as_json)

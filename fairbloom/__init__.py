@@ -73,14 +73,14 @@ else:
     }
 
     def __getattr__(name: str) -> Any:
-        """Return what is exported, from where it lies."""
+        """Import an exported name from its module."""
         # looking it up takes most of the time in which Ctrl-C prints a traceback
         if name == "__version__":
             from importlib.metadata import PackageNotFoundError, version
 
             try:
                 return version("fairbloom")
-            except PackageNotFoundError:  # a checkout on the path that nobody installed
+            except PackageNotFoundError:  # a checkout on the path, not installed
                 return "0+unknown"
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The program `fairbloom`: Ctrl-C while it imports what it needs ends it without a traceback."""
+"""The program `fairbloom`: Ctrl-C during its imports ends it without a traceback."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""What all commands of `fairbloom` have in common: how errors, Ctrl-C and Flower's log lines reach the user."""
+"""The common part of all commands: errors, Ctrl-C and Flower's log lines."""
 
 import logging
 import os
@@ -18,12 +18,12 @@ from fairbloom.logs import colour_on_terminals_alone, escape_unprintable
 
 
 class Terminal(Console):
-    """A console that shows what would steer a terminal as text: names of clients and groups are others' words."""
+    """A console that prints control characters as text: names come from others."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """Yield the parts of what is printed, with its style, but without control characters in its text."""
+        """Yield the printed segments with control characters replaced."""
         for part in super().render(renderable, options):
             yield (
                 part
@@ -58,7 +58,7 @@ class Interrupted(BaseException):
 
 
 def interrupt(signal_number: int, frame: object) -> None:
-    """Raise Interrupted; Ctrl-C once more ends the process at once, wherever the first one has brought it."""
+    """Raise Interrupted; a second Ctrl-C ends the process at once."""
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     raise Interrupted
 

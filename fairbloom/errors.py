@@ -20,7 +20,7 @@ class FairbloomError(ValueError):
 
 
 def is_expected(error: BaseException) -> bool:
-    """Return whether an error is a FairbloomError, of this Fairbloom or of another one that a run has brought."""
+    """Return whether an error is a FairbloomError, also of a copy that a run has brought."""
     return any(
         (each.__module__, each.__name__) == (__name__, FairbloomError.__name__)
         for each in type(error).__mro__
@@ -28,7 +28,7 @@ def is_expected(error: BaseException) -> bool:
 
 
 class ReportableError(FairbloomError):
-    """An error on a client whose words were written for the server to read, too.
+    """An error on a client with a text that the server may read.
 
     `reportable` quotes nothing of the client's files. Other errors of deployed clients stay in the
     clients' logs.
@@ -40,7 +40,7 @@ class ReportableError(FairbloomError):
 
 
 def reportable(error: BaseException) -> str:
-    """Return what a server may know of a client's error: a text written for it, else the error's kind and place."""
+    """Return a client's error for the server: its text if reportable, else kind and place."""
     # asked of any class: a bundle may bring another copy of this module
     words = getattr(error, "reportable", None)
     if isinstance(words, str):
@@ -58,11 +58,11 @@ INSTALLED = tuple(
         for name in ("stdlib", "platstdlib", "purelib", "platlib")
     }
 )
-"""The folders of Python itself and of what is installed."""
+"""The folders of Python itself and of installed packages."""
 
 
 def place_of(error: BaseException) -> str:
-    """Return file and line of the innermost call in a user's own code, "" where no such code has a part in an error."""
+    """Return file and line of the innermost call in a user's code, "" if none took part."""
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         place = _own_place(str(frame.f_globals.get("__name__", "")), frame.f_code, line) or place
@@ -99,7 +99,7 @@ def innermost_place(error: BaseException) -> str:
 
 
 def failure_reason(error: Exception) -> str:
-    """Return why something failed, in a line: what it says, and of what nobody has foreseen its kind and place too."""
+    """Return an error in one line: its text, for unforeseen ones also kind and place."""
     place = place_of(error)
     if is_expected(error) or (isinstance(error, ValueError) and not place):
         return str(error)
@@ -111,7 +111,7 @@ MAX_LISTED = 20
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Return names with commas, the first MAX_LISTED and the number of others; "others" for none."""
+    """Return the first MAX_LISTED names and the number of others; "others" for no name."""
     names = list(names)
     if not names:
         return "others"
@@ -125,7 +125,7 @@ def describe_online(online: int, of: int) -> str:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return a question for the choice nearest to a name, "did you mean fedfv? ", or "" where none is near.
+    """Return a question for the nearest choice, "did you mean fedfv? ", or "".
 
     It says where the two differ in upper and lower case alone, which is easily overlooked.
     """

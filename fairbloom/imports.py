@@ -25,9 +25,9 @@ _TRUSTED: ContextVar[bool] = ContextVar("trusted", default=True)
 
 @contextmanager
 def only_trusted_imports(trust: bool) -> Iterator[None]:
-    """Let import strings name nothing that this process has not imported already, inside, unless there is trust.
+    """Inside, allow import strings only of modules already imported, unless trusted.
 
-    A run folder may come from others, and importing what it names runs their code.
+    A run folder may come from others, and importing its modules runs their code.
     """
     token = _TRUSTED.set(trust)
     try:
@@ -77,7 +77,7 @@ def imported(what: str, name: str) -> Any:
 
 
 def check_seen(key: str, name: str, by: str) -> None:
-    """Raise FairbloomError when an import string names what a notebook or script defines, which `by` cannot see."""
+    """Raise FairbloomError if an import string names a notebook's object, hidden from `by`."""
     module, _, attribute = name.partition(":")
     if module == "__main__":
         raise FairbloomError(

@@ -48,7 +48,7 @@ def colour_on_terminals_alone(*, never: bool = False) -> None:
 
 @contextmanager
 def follow_stderr() -> Iterator[None]:
-    """Let Flower's handlers write for a while to what `sys.stderr` is now: progress bars make room for lines there."""
+    """Make Flower's handlers write to the current `sys.stderr`, where progress bars make room."""
     before = [(handler, handler.setStream(sys.stderr)) for handler in _flowers_handlers()]
     try:
         yield
@@ -69,7 +69,7 @@ def _flowers_handlers() -> list[Any]:
 
 @contextmanager
 def log_from(level: int) -> Iterator[None]:
-    """Keep what is below a level out of the log, Flower's and ours, for a while."""
+    """Drop log lines below a level, Flower's and ours, for a while."""
     log = logging.getLogger("flwr")
     before = log.level
     log.setLevel(max(level, before))

@@ -1,4 +1,4 @@
-"""The source of a user's own code: by its digests a run knows whether it would go on with another method or task."""
+"""Digests of a user's code, by which a run notices a changed method or task."""
 
 import ast
 import inspect
@@ -43,7 +43,7 @@ def digest_own_code(names: Iterable[str]) -> dict[str, str]:
 
 
 def _find_files(module: str) -> dict[str, Path]:
-    """Return the files of a module, of the packages around it, and of what they import from its folder."""
+    """Return the files of a module, its packages, and their imports from its folder."""
     top = module.partition(".")[0]
     if top == __package__ or top in sys.stdlib_module_names:
         return {}
@@ -95,12 +95,12 @@ def _is_installed_from_file(package: str) -> bool:
 
 
 def _find_imports(module: str, file: Path) -> Iterator[str]:
-    """Yield the names that a module imports, which may be modules, with the packages around these and around it."""
+    """Yield the names that a module imports, and the packages around them and itself."""
     package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
     names = [module]
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # importing it says what is wrong
+    except (SyntaxError, ValueError):  # importing it reports the error
         tree = ast.Module([], [])
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""The page of each result, registered with `page_of`: importing this package makes results show themselves."""
+"""The page of each result, registered with `page_of` when this package is imported."""
 
 from . import comparison, evaluation, reproduction, run, search
 

@@ -38,7 +38,7 @@ class Digits:
         return f"{round(value, self.decimals) + 0.0:{sign}.{self.decimals}f}"
 
     def cell(self, value: float | None) -> Cell:
-        """Return a cell of a number, a dash where there is none."""
+        """Return a cell of a number, a dash for None."""
         return NONE if value is None or value != value else Cell(self.number(value), float(value))
 
     def difference(self, found: Difference) -> Cell:
@@ -65,7 +65,7 @@ def tone_of(difference: Difference) -> Tone:
 
 
 def mark_significant(cell: Cell, difference: Difference) -> Cell:
-    """Return a cell, marked and coloured where a significant difference is for the better or the worse."""
+    """Return a cell, marked and coloured for a significant gain or loss."""
     return (
         replace(cell, text=f"{CLEAR} {cell.text}", tone=tone_of(difference))
         if difference.significant

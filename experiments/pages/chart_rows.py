@@ -1,4 +1,4 @@
-"""The numbers behind a report's charts: what runs recorded, over seeds, thinned to what a chart can show."""
+"""The rows behind a report's charts: records of runs over seeds, thinned."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ MAP_ROUNDS = 40
 NAMED = 40
 WORST_SHOWN = 20
 BEST_SHOWN = 10
-"""Up to so many clients are shown one by one; of more, the worst served and the best served."""
+"""Up to this many clients are shown one by one; of more, the worst and best served."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A method as charts have it: its runs, one a seed, and which of their models is looked at, global or personal.
+    """A method in charts: its runs, one per seed, and the model shown, global or personal.
 
     `same_runs_as` is the label of the line that has the same runs and stands for their global
     models.
@@ -49,7 +49,7 @@ class Line:
 
     @cached_property
     def shares(self) -> "list[pandas.DataFrame]":
-        """Run by run, in percent of each `round`'s weights, the `value` of each client that took part."""
+        """Each participant's `value` in percent of a `round`'s weights, run by run."""
         found = []
         for run in self.runs:
             written = COEFFICIENTS.exists_in(run.folder)
@@ -78,7 +78,7 @@ class Scene:
 
     The first line is the baseline, and personal models are lines of their own. `shown` are the
     clients that are shown one by one, from the worst served to the best by the baseline.
-    `first_only` says that what is shown client by client is of the first seed alone, because each
+    `first_only`: single clients are shown for the first seed only, because each
     seed deals the data again.
     """
 
@@ -89,7 +89,7 @@ class Scene:
     clients: int
 
     def join(self, tables: "Sequence[pandas.DataFrame]") -> "pandas.DataFrame":
-        """Return the rows of all runs, or of the first, that have a value, for the clients that are shown."""
+        """Return the rows with a value of the shown clients, of all runs or the first."""
         import pandas
 
         table = pandas.concat(tables[:1] if self.first_only else tables)
@@ -116,7 +116,7 @@ class Scene:
 
     @property
     def caption(self) -> str:
-        """In words which clients a chart of single clients shows, in which order, and with which seeds."""
+        """Text: which clients a chart shows, in which order, and with which seeds."""
         under = f" under {self.lines[0].label}" if len(self.lines) > 1 else ""
         part = len(self.shown) < self.clients
         which = f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}." if part else ""
@@ -153,7 +153,7 @@ def shown_of(clients: Sequence[str]) -> list[str]:
 
 
 def hidden_in_words(clients: int) -> str:
-    """Return in words which of so many clients are shown, and which file has the others.
+    """Return as text which of the clients are shown, and which file has the others.
 
     "" where all are shown.
     """
@@ -168,7 +168,7 @@ def hidden_in_words(clients: int) -> str:
 
 
 def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
-    """Return a measure of each line over the rounds, thinned: the mean over the runs, the lowest and the highest.
+    """Return a measure of each line over thinned rounds: mean, lowest and highest of the runs.
 
     Rounds that not all runs of a line have are left out, and so are lines without any.
     """
@@ -198,14 +198,14 @@ def mean_and_range(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def score_map(scene: Scene, line: Line) -> list[Row]:
-    """Return the score of each client that is shown after thinned rounds, the mean over the runs."""
+    """Return each shown client's score after thinned rounds, the mean over the runs."""
     table = scene.join(line.scores)
     kept = thin(sorted(int(number) for number in table["round"].unique()), MAP_ROUNDS)
     return _mapped(scene, table[table["round"].isin(kept)])
 
 
 def weight_map(scene: Scene, line: Line) -> list[Row]:
-    """Return how much each client that is shown weighed in the steps, in percent of a round's weights.
+    """Return each shown client's weight in the steps, in percent of a round's weights.
 
     Rounds are put together where they are many: a value is the mean over the rounds in which the
     client took part.

@@ -1,4 +1,4 @@
-"""Charts of reports as Vega-Lite specifications: pure functions from rows of numbers to a specification.
+"""Charts of reports: pure functions from rows of numbers to Vega-Lite specifications.
 
 Names of clients and methods are only ever values of data or of a scale's domain, never a part of an
 expression.
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 def series_of(labels: Sequence[str], baseline: str, dashed: Iterable[str]) -> list[Series]:
-    """Return how each label looks: the baseline is grey, the others have a colour and a shape each."""
+    """Return each label's look: the baseline is grey, others have a colour and a shape."""
     others = [label for label in labels if label != baseline]
     count = sum(name.startswith("series-") for name in COLOURS) - 1
     return [
@@ -33,7 +33,7 @@ def series_of(labels: Sequence[str], baseline: str, dashed: Iterable[str]) -> li
 
 
 def thin(rounds: Sequence[int], most: int) -> list[int]:
-    """Return at most so many of the rounds, in even steps, with the first and the last."""
+    """Return at most `most` rounds in even steps, with the first and the last."""
     if len(rounds) <= most:
         return list(rounds)
     places = {round(i * (len(rounds) - 1) / (most - 1)) for i in range(most)}
@@ -41,12 +41,12 @@ def thin(rounds: Sequence[int], most: int) -> list[int]:
 
 
 def short(value: float) -> float | None:
-    """Return a number with five digits, which no chart shows more of; None of what is no number."""
+    """Return a number rounded to five digits, None if it is not finite."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def with_error(value: float, away: float = 0.0) -> dict[str, float | None]:
-    """Return what a row has of a number: itself, and the ends of a line that reaches so far to both sides."""
+    """Return a number and the ends of its interval, as fields of a row."""
     return {"value": short(value), "low": short(value - away), "high": short(value + away)}
 
 
@@ -172,7 +172,7 @@ def mean_against_worst(
     *,
     lower: bool = False,
 ) -> Spec:
-    """Return the methods by their mean (x) and by their worst-served clients (y), with the Pareto front as a line.
+    """Return the methods by mean (x) and worst-served clients (y), with their Pareto front.
 
     The rows have `method`, `mean`, `worst`, and the bounds `mean_low`, `mean_high`, `worst_low` and
     `worst_high`. Where lower is better, the axes are turned, so that better stays to the right and
@@ -250,8 +250,7 @@ NAMES: Spec = {"domain": False, "ticks": False, "labelPadding": 8}
 """An axis of names."""
 
 END: Spec = {"axis": {"titleAnchor": "end"}}
-"""An axis beside names: its title ends where the chart does, so that it has room on a narrow
-page."""
+"""An axis next to names: its title ends with the chart, so that it has room on a narrow page."""
 
 # Parts of charts ----------------------------------------------------------------------------------
 

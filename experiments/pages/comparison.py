@@ -37,7 +37,7 @@ COMPARED = (WORST, MEAN, "std")
 """The measures of which differences are shown."""
 
 POINTS_SHOWN = 16
-"""Up to so many clients are points of a chart; of more, the scores are lines."""
+"""Up to this many clients are points of a chart; scores of more are lines."""
 
 
 @page_of.register
@@ -103,7 +103,7 @@ def brief_sections(comparison: Comparison) -> list[Section]:
 
 
 def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Section]:
-    """Return what the report of a comparison has beside its brief sections: of its lines, if there are any."""
+    """Return the sections that only the report of a comparison has."""
     if not lines:
         return present([_differences_section(comparison)])
     order = shown_of(worst_first(by_name(comparison, comparison.baseline), comparison.score))
@@ -141,12 +141,12 @@ def lines_of(comparison: Comparison) -> list[Line]:
 
 
 def _first_only(comparison: Comparison) -> bool:
-    """Return whether clients are shown by the first seed alone, because with another one a name means other data."""
+    """Return whether clients are shown for the first seed only: others split the data again."""
     return comparison.shared.clients_differ and len(comparison.seeds) > 1
 
 
 def by_name(comparison: Comparison, method: str) -> dict[str, float]:
-    """Return the score of each client: the mean over the seeds, or that of the first where seeds deal the data."""
+    """Return each client's score: the mean over seeds, or the first if seeds split the data."""
     by_seed = (
         comparison.values[method][:1] if _first_only(comparison) else comparison.values[method]
     )
@@ -169,7 +169,7 @@ def _series(comparison: Comparison) -> list[Series]:
 
 
 def _methods_section(comparison: Comparison) -> Section:
-    """Return the methods by mean and worst, which of them no other one beats in both, and all measures."""
+    """Return the methods by mean and worst, their Pareto front, and all measures."""
     worst = measure_title("worst_10", comparison.client_count)
     means = {
         method: {key: comparison.spread(method, key)[0] for key in SHOWN}
@@ -211,7 +211,7 @@ def _methods_section(comparison: Comparison) -> Section:
 
 
 def method_table(comparison: Comparison) -> Table:
-    """Return the table with a row per method: measures over clients, and the differences to the baseline."""
+    """Return a row per method: measures over clients, and differences to the baseline."""
     seeds = len(comparison.seeds)
     titles = [measure_title(key, comparison.client_count) for key in SHOWN]
     means = {
@@ -253,7 +253,7 @@ def method_table(comparison: Comparison) -> Table:
 
 
 def sorted_charts(comparison: Comparison) -> Charts:
-    """Return a chart with a line for each method over its clients in order, or one a method where they are many."""
+    """Return a chart with a line for each method over its ordered clients, or one per method."""
     finals = {label: comparison.values[label] for label in _labels(comparison)}
     return ordered_charts(finals, _series(comparison), comparison.score)
 
@@ -292,7 +292,7 @@ def client_table(comparison: Comparison) -> Table:
 
 
 def gap_tables(comparison: Comparison) -> list[Table]:
-    """Return the gaps between groups over all clients, and how much narrower they are than the baseline's."""
+    """Return the gaps between groups over all clients, compared with the baseline's."""
     if not comparison.by_group or not (gaps := gaps_table(comparison.by_group)).rows:
         return []
     found = {gap: comparison.differences(gap) for gap in comparison.gaps_compared}

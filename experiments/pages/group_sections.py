@@ -1,4 +1,4 @@
-"""Groups of examples: how well each is served over all clients and inside each, and the gaps between them."""
+"""Groups of examples: their scores over all clients and inside each, and their gaps."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ Reports = Mapping[str, Sequence[GroupReport]]
 
 
 def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section | None:
-    """Return the scores of each group over all clients, more tables, and the scores inside each client."""
+    """Return each group's scores over all clients and inside each client."""
     reports = {line.label: reports[line.label] for line in scene.lines if reports.get(line.label)}
     if not reports:
         return None
@@ -66,7 +66,7 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
 def _group_charts(
     scene: Scene, reports: Reports, grouping: str, scores: Sequence[GroupScore], name: str
 ) -> Charts:
-    """Return a chart for each score, whose names begin with `name`, with a point for each group and method."""
+    """Return a chart, named `name` + score, of each score by group and method."""
     drawn = []
     for score in scores:
         rows: list[charts.Row] = [

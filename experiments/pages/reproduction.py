@@ -1,4 +1,4 @@
-"""The page of a reproduction: what was measured beside what was printed."""
+"""The page of a reproduction: measured numbers next to the printed ones."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The page of one run, finished or not: how the model serves the clients, and which of them it serves worst."""
+"""The page of one run, finished or not: how well the model serves each client."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -109,7 +109,7 @@ def page_of_run(run: Run) -> Page:
 
 
 def _words(run: Run, final: Values) -> tuple[str, list[str]]:
-    """Return how the model serves the clients, and what is missing for it to be known."""
+    """Return how the model serves the clients, and the reasons for missing scores."""
     unfinished = (
         []
         if run.finished
@@ -164,7 +164,7 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
 
 
 def _measures_table(run: Run) -> Table:
-    """Return the measures over clients of all scores, each with the number of clients that it is over."""
+    """Return the measures of all scores, each with its number of clients."""
     keys = (*SHOWN, "gap")
     cells = []
     found = scores_of(run)

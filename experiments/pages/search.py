@@ -1,4 +1,4 @@
-"""The page of a search: the best arm of each method, as promised and as tested, and all arms that were tried."""
+"""The page of a search: each method's best arm, as promised and tested, and all arms."""
 
 from functools import partial
 
@@ -47,7 +47,7 @@ def page_of_search(search: Search) -> Page:
 
 
 def chosen_table(search: Search) -> Table:
-    """Return the best arm of each method, the best first: its measure, and what it gains over the baseline."""
+    """Return each method's best arm, the best first, with its gain over the baseline."""
     digits = _digits(search)
     title = _title(search)
     cells = []

@@ -77,7 +77,7 @@ def named_charts(
 
 
 def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Charts:
-    """Return a chart with a line for each method over its clients in order, or one a method where they are many."""
+    """Return a chart with a line for each method over its ordered clients, or one per method."""
     rows: list[charts.Row] = []
     for method, by_seed in finals.items():
         ranks = sorted_scores(by_seed, score).T.tolist()
@@ -110,7 +110,7 @@ def lines_charts(
     draw: Callable[..., Spec],
     panel: str = "",
 ) -> Charts:
-    """Return one chart of all lines, or one of each line with the baseline's where they are many."""
+    """Return one chart of all lines, or one of each line and the baseline if many."""
     if len(series) <= TOGETHER:
         return Charts([Chart(name, title, f"{title}. {said}", draw(rows, series, axis))], series)
     base, *others = series
@@ -182,7 +182,7 @@ def rounds_section(scene: Scene) -> Section | None:
         )
     if not drawn:
         return None
-    if not drawn[0].narrow:  # beside each other, with one legend
+    if not drawn[0].narrow:  # side by side, with one legend
         drawn = [Charts([chart for each in drawn for chart in each.charts], drawn[0].legend)]
     intro = f"The {scene.score.words} on the clients' test examples after each evaluated round."
     intro += (
@@ -203,7 +203,7 @@ def rounds_section_of_run(run: Run) -> Section | None:
 
 
 def rounds_charts_of_run(run: Run) -> Charts:
-    """Return the best-served clients, the mean and the worst served of one run over the rounds, in one chart."""
+    """Return one chart of the best served, the mean and the worst served over the rounds."""
     rows: list[charts.Row] = []
     names = {
         measure_title(measure, len(run.final())): measure
@@ -258,7 +258,7 @@ def map_section(scene: Scene) -> Section | None:
 
 
 def weights_section(scene: Scene) -> Section | None:
-    """Return how much each client weighed in the steps over the rounds, a map a line, and on average, a table."""
+    """Return maps of each client's weight in the steps over the rounds, and a table of means."""
     found = {line.label: rows for line in scene.trained if (rows := weight_map(scene, line))}
     if not found:
         return None
@@ -303,7 +303,7 @@ def weights_section(scene: Scene) -> Section | None:
 def _bounds(
     found: Mapping[str, Sequence[charts.Row]], low: float, high: float
 ) -> tuple[float, float]:
-    """Return two quantiles of the values of all maps, apart from each other, as the ends of their colours."""
+    """Return two distinct quantiles of all maps' values, the ends of their colour scale."""
     values = [row["value"] for rows in found.values() for row in rows]
     ends = [float(f"{end:.3g}") for end in np.quantile(values, [low, high])]
     return (ends[0], ends[1]) if ends[0] < ends[1] else (ends[0] - 1.0, ends[0] + 1.0)
@@ -313,7 +313,7 @@ def _bounds(
 
 
 def examples_section(scene: Scene) -> Section | None:
-    """Return how many examples the clients that are shown have: of each part, where the run folder has the split."""
+    """Return the shown clients' numbers of examples, by part if the folder has the split."""
     run = scene.lines[0].runs[0]
     split = SPLIT.read(run.folder)
     counts: dict[str, Mapping[str, int]] = {"test": run.test_examples()}
@@ -538,7 +538,7 @@ def _in_units(value: float, units: Mapping[str, float]) -> str:
 
 
 def files_of(folder: Path, what: str, *more: tuple[str, str]) -> list[tuple[str, str]]:
-    """Return where the files of a result lie: what its folder has, more files, and the report if there is one."""
+    """Return the section with a result's files and its report, if any."""
     report = folder / REPORT
     return [(what, str(folder)), *more, *([("report", str(report))] if report.exists() else [])]
 

@@ -48,7 +48,7 @@ def draw_svg(spec: Spec) -> bytes:
 
 
 def write_charts(charts: Charts, path: Path) -> list[Path]:
-    """Write charts beside each other as `path`.png and .svg; return these files."""
+    """Write charts side by side as `path`.png and .svg; return these files."""
     spec = spec_of(charts)
     files = {
         path.with_name(f"{path.name}{end}"): draw
@@ -61,7 +61,7 @@ def write_charts(charts: Charts, path: Path) -> list[Path]:
 
 
 def spec_of(charts: Charts) -> VegaLite:
-    """Return charts as one specification that stands alone, for a paper: light colours, a legend, a width.
+    """Return charts as one self-contained specification for a paper: light, with a legend.
 
     More than one chart stand in rows of three, with their titles.
     """
@@ -72,7 +72,7 @@ def spec_of(charts: Charts) -> VegaLite:
         "concat": {"columns": 3, "spacing": 24},
     }
     config["legend"] = {**CONFIG["legend"], "symbolLimit": 0, "labelLimit": 300}
-    # By channel how each label looks, over all charts: beside each other they share their legends.
+    # Each label's look by channel, over all charts: side by side they share their legends.
     looks = dict[str, dict[str, Any]]()
     parts = []
     for layer in (layer for chart in charts.charts for layer in chart.spec["layer"]):

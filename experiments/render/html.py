@@ -53,7 +53,7 @@ def render(page: Page) -> str:
 
 
 def policy(scripts: Sequence[str]) -> str:
-    """Return a Content-Security-Policy that allows no address and no script but these, by their digests.
+    """Return a Content-Security-Policy that allows only these scripts, by their digests.
 
     What a client's name says is never run.
     """
@@ -73,7 +73,7 @@ def as_script_data(value: Mapping[str, Any]) -> Markup:
 
 
 def render_fragment(page: Page) -> str:
-    """Return what a notebook shows of a page: what it shows in brief, and its figure."""
+    """Return a page for a notebook: its brief part and its figure."""
     picture = base64.b64encode(draw_png(spec_of(page.figure()))).decode() if page.figure else ""
     return _fill("fragment.html", page=page, picture=picture)
 

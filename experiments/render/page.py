@@ -1,4 +1,4 @@
-"""A page as a value: sections of tables, charts and notes, which renderers make text, HTML and figures of."""
+"""A page as a value: sections of tables, charts and notes for the renderers."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from fairbloom.errors import FairbloomError
 from .theme import Series, Spec
 
 Tone = Literal["", "better", "worse", "quiet"]
-"""How a cell is coloured; what it means is said in words as well."""
+"""The colour of a cell; text repeats its meaning."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: what is read, and the number behind it."""
+    """A cell of a table: its text, and the number behind it."""
 
     text: str
     value: float | int | None = None
@@ -29,7 +29,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; a folded one is closed in a report until it is asked for, and a terminal has its first and last rows."""
+    """A table; a folded one is closed in a report, and a terminal shows its ends."""
 
     name: str
     caption: str
@@ -50,7 +50,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: its specification, and what it shows in words for those who do not see it."""
+    """A chart: its specification, and a description for those who do not see it."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts beside each other that have one legend.
+    """Charts side by side with one legend.
 
     Narrow ones stand three in a row where there is room.
     """
@@ -96,7 +96,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What is shown of a result: what it is, and what it shows, the most important sentence first."""
+    """The page of a result: title, sentences with the most important first, sections."""
 
     title: str
     headline: str
@@ -104,7 +104,7 @@ class Page:
     facts: Sequence[tuple[str, str]]
     # in brief, which a terminal and a notebook have as well as a report
     sections: Sequence[Section]
-    # what a report has beside them, which takes longer to make
+    # only the report has these, which take longer to make
     details: Callable[[], Sequence[Section]] = tuple
     # where files lie, by what they are; a report does not say it
     files: Sequence[tuple[str, str]] = ()

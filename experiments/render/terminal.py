@@ -1,4 +1,4 @@
-"""Prints pages in a terminal: tables whole at any width, and names of others as text, never as markup."""
+"""Prints pages in a terminal: whole tables at any width; names are never markup."""
 
 import os
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ console = Output(highlight=False)
 
 
 def show_page(page: Page) -> None:
-    """Print what a page shows in brief: its sentences, the tables and notes of its sections, and where files lie."""
+    """Print a page's sentences, tables and notes, and the places of its files."""
     if page.title:
         console.print(Text(page.title, style="bold"))
     if page.facts:
@@ -109,7 +109,7 @@ def tables_within(table: Table, width: int) -> list[rich_table.Table]:
 
 
 def _cut(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Return which columns stand in each of some tables: the first one in all, and as many others as there is room."""
+    """Split the columns over tables: each has the first column, and others as they fit."""
     parts = [[0]]
     for column in range(1, len(widths)):
         if len(parts[-1]) > 1 and sum(widths[i] + GAP for i in parts[-1]) + widths[column] > width:
