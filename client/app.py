@@ -26,7 +26,7 @@ from fairbloom.protocol.version import check_protocol
 from fairbloom.tasks import find_task, forget_tasks, load_task
 from fairbloom.tasks.schema import with_files
 
-from .guard.audit_log import recording
+from .guard.audit_log import log_exchange
 from .guard.limits import DEFAULT_MIN_ROWS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ PLACES = marked(Mark.DEVICE)
 run's settings."""
 
 
-app = ClientApp(mods=[recording])
+app = ClientApp(mods=[log_exchange])
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def is_deployed(context: Context) -> bool:
 
 
 def load_states(context: Context) -> dict[str, dict[int, StateDict]]:
-    """Return the states that a client stores in its context, by name and the round that made each."""
+    """Return the states in a client's context, by name and the round that made each version."""
     states: dict[str, dict[int, StateDict]] = {}
     for record, arrays in context.state.array_records.items():
         kind, _, rest = record.partition(":")
@@ -230,7 +230,7 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
 
 
 def _min_rows(context: Context) -> int | None:
-    """Return the owner's limit on rows behind a number that leaves the device; None if none does."""
+    """Return the fewest rows behind a number that leaves the device; None in one process."""
     if not is_deployed(context):
         return None
     return int(context.node_config.get(wire.MIN_ROWS, DEFAULT_MIN_ROWS))

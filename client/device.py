@@ -1,4 +1,4 @@
-"""The choice of the device that a client computes on, and what devices differ in."""
+"""The choice of the device that a client computes on, and the differences between devices."""
 
 import os
 from functools import cache
@@ -10,17 +10,14 @@ from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.logs import log
 
 LOST = ("device-side assert", "illegal memory access", "unspecified launch failure")
-"""What CUDA says of errors after which a process cannot compute on its GPU any more."""
+"""Words of CUDA errors after which a process cannot use its GPU any more."""
 
 
-@cache  # a GPU that was busy once is not taken by later clients of the process
+@cache  # all clients of a process use the same device, even if a busy GPU becomes free
 def choose_device(name: str) -> torch.device:
-    """Return the device `name`.
+    """Return the device `name`; for "auto" the first usable one of CUDA, MPS and the CPU.
 
-    For "auto" the best that can be used here: CUDA, then MPS, then the CPU.
-
-    On CUDA, PyTorch is then asked for full precision and for operations that give the same bits
-    again.
+    On CUDA, this switches PyTorch to full precision and deterministic operations.
     """
     if name != "auto":
         try:
@@ -36,7 +33,7 @@ def choose_device(name: str) -> torch.device:
                 return _begin(best)
             except RuntimeError as error:
                 log.warning(
-                    "device = auto goes on without %s, which cannot be used: %s",
+                    "device = auto continues without %s, which cannot be used: %s",
                     best,
                     _first_line(error),
                 )
@@ -59,7 +56,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def check_device(error: Exception) -> None:
-    """Raise FairbloomError where an error says that this process has lost its GPU: no client is to blame then."""
+    """Raise FairbloomError if an error means that this process has lost its GPU.
+
+    It is then not the fault of a client, and the run cannot continue.
+    """
     if any(words in str(error) for words in LOST):
         raise FairbloomError(
             f"the GPU has stopped ({_first_line(error)}), and this process cannot use it any more."
@@ -69,5 +69,7 @@ def check_device(error: Exception) -> None:
 
 
 def in_double(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64, which MPS lacks: there on the CPU."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+    """Return a tensor in float64; it moves from MPS, which has no float64, to the CPU."""
+    if tensor.device.type == "mps":
+        tensor = tensor.cpu()
+    return tensor.double()

@@ -1,4 +1,4 @@
-"""Frozen parameters of a client's model, which messages leave out if the client has the same ones."""
+"""Frozen parameters of a client's model: messages leave them out if the client has them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

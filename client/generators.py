@@ -1,4 +1,4 @@
-"""The global random generators of Python, NumPy and PyTorch, from which users' code draws."""
+"""The global random generators of Python, NumPy and PyTorch, which users' code uses."""
 
 import random
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ import torch
 
 
 def seed_all(number: int | None) -> None:
-    """Seed the global generators, those of CUDA devices too; None: with what nobody knows.
+    """Seed the global generators, including those of CUDA devices; None: from the system's entropy.
 
-    PyTorch's begin each process in one and the same state.
+    Without a seed, PyTorch's generators start every process in the same state.
     """
     random.seed(number)
     np.random.seed(None if number is None else number % 2**32)
@@ -23,7 +23,7 @@ def seed_all(number: int | None) -> None:
 
 @contextmanager
 def all_seeded(number: int | None) -> Iterator[None]:
-    """Seed the global generators, and give them at the end the state that they have now."""
+    """Seed the global generators in this block, and restore their states at the end."""
     python = random.getstate()
     numpy = np.random.get_state()
     try:

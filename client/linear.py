@@ -1,4 +1,4 @@
-"""The step of a linear classifier, written out: autograd takes most of a small step's time."""
+"""A gradient step of a linear classifier without autograd, which is slow for small models."""
 
 import inspect
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from fairbloom.tasks.inputs import Inputs, tensors_of
 from .work import LocalWork, step_fields
 
 SUPPORTED = frozenset({"learning_rate", "momentum", "weight_decay", "pull"})
-"""The fields of local work that it knows for a step; with others, autograd takes it."""
+"""The fields of local work that this step supports."""
 
 Step = Callable[[Inputs, Tensor], None]
-"""(inputs, targets) of a batch: takes a step of SGD on their mean loss, in place."""
+"""Takes a step of SGD in place, on the mean loss of a batch of inputs and targets."""
 
 
 def linear_step(
@@ -28,14 +28,12 @@ def linear_step(
     velocity: list[Tensor],
     targets: Tensor | None = None,
 ) -> Step | None:
-    """Return a step of multinomial logistic regression.
-
-    None for any other model, loss, work or targets.
+    """Return a step of multinomial logistic regression; None for any other model, loss or work.
 
     The numbers are those of autograd and `fairbloom.client.work.descend`, up to rounding. The pull
-    goes to `received`, weight and bias; `velocity` has theirs, and is changed in place. `targets`,
-    where they are known, are those of all examples: probabilities of classes, and the places that
-    PyTorch's cross-entropy leaves out, are not covered.
+    goes to `received`, the weight and bias. `velocity` has their velocities, and is changed in
+    place. `targets` has the targets of all examples, if known; the step supports neither class
+    probabilities nor the targets that PyTorch's cross-entropy ignores.
     """
     if not step_fields(work) <= SUPPORTED:
         return None

@@ -175,7 +175,7 @@ def report_all(
 
 
 def count_batches(client: LocalClient) -> float:
-    """Return n / b, the batches in an epoch of a client's training, with a fraction for the last."""
+    """Return n / b, the number of batches in an epoch; the last batch counts as a fraction."""
     count = len(client.splits.train)
     return count / min(client.settings.batch_size or count, count)
 
@@ -198,12 +198,13 @@ def find_client_key(settings: RunSettings, task: Task, partition: object, name: 
     if isinstance(partition, int) and 0 <= partition < len(task.clients):
         return task.clients[partition]
     if info.reads:
+        names = ", ".join(task.clients)
         remedy = (
             "none with this client's name: set `name` in client.toml, or keep only this client's"
             " data there"
         )
         raise ReportableError(
-            f"data-dir = {settings.data_dir!r} holds the data of {', '.join(task.clients)}, {remedy}",
+            f"data-dir = {settings.data_dir!r} holds the data of {names}, {remedy}",
             f"data-dir holds the data of {len(task.clients)} clients, {remedy}",
         )
     raise ReportableError(

@@ -1,4 +1,4 @@
-"""What a client measures, in one table: each metric, by its name on the wire, of which model and on which examples."""
+"""The metrics of clients: their names on the wire, and the model and examples of each."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -19,20 +19,20 @@ RECEIVED = "received"
 TRAINED = "trained"
 PERSONAL = "personal"
 ALONE = "alone"
-"""The models of a client: as it came, after local work, the client's personal one, and the best
-that it met when it trained alone."""
+"""The models of a client: the received one, the trained one, its personal one, and its baseline,
+the best that it reaches without the others."""
 
 TRAIN = "train"
 VALIDATION = "validation"
 TEST = "test"
-"""The examples of a client, as `Splits` calls them."""
+"""The examples of a client: fields of `Splits`."""
 
 
 class Measurement(NamedTuple):
     """The task's loss and scores of one model on some of a client's examples.
 
-    In `pattern`, the name on the wire, {} stands for loss or a score. `requested` says that clients
-    measure it only where the terms ask for it.
+    In `pattern`, the name on the wire, {} is replaced by loss or the name of a score. If it is
+    `requested`, clients measure it only if the terms ask for it.
     """
 
     pattern: str
@@ -42,15 +42,15 @@ class Measurement(NamedTuple):
 
     @property
     def by_group(self) -> bool:
-        """Whether its scores are measured in each group of the examples as well, where the task has groups."""
+        """Whether its scores are also measured in each group of the examples, if there are any."""
         return self.examples != TRAIN
 
     def requests(self, measure: tuple[str, ...]) -> Mapping[str, str]:
-        """Return those of these names that are of this measurement, and the loss or score that each is about."""
+        """Return the names that belong to this measurement, each with its loss or score."""
         return _find_scores(self.pattern, measure)
 
     def is_asked(self, terms: Terms) -> bool:
-        """Return whether clients that have such examples measure it on these terms."""
+        """Return whether clients with such examples measure it on these terms."""
         if self.requested:
             return bool(self.requests(terms.measure))
         return self.model != PERSONAL or terms.has_personal_models
@@ -60,20 +60,20 @@ class Measurement(NamedTuple):
         return self.is_asked(terms) and (self.requested or bool(self.of(splits)))
 
     def of(self, splits: Splits) -> AnyExamples:
-        """Return the examples that it is measured on, where it applies."""
+        """Return the examples that it is measured on."""
         examples: AnyExamples = getattr(splits, self.examples)
         return examples
 
     def names(self, scores: Iterable[str], measure: tuple[str, ...] = ()) -> dict[str, str]:
-        """Return what a client reports of its loss and these scores: by the name on the wire, which of them it is."""
+        """Return the names on the wire of these scores, each with its score."""
         if not self.requested:
             return {self.pattern.format(score): score for score in scores}
         asked = self.requests(measure)
-        there = frozenset(scores)
-        return {name: score for name, score in asked.items() if score in there}
+        measured = frozenset(scores)
+        return {name: score for name, score in asked.items() if score in measured}
 
 
-@lru_cache(maxsize=64)  # each client of each round asks
+@lru_cache(maxsize=64)  # called once per client and round
 def _find_scores(pattern: str, measure: tuple[str, ...]) -> Mapping[str, str]:
     before, after = pattern.split("{}")
     names = [name for name in measure if name.startswith(before) and name.endswith(after)]
@@ -86,7 +86,7 @@ OF_BASELINE = Measurement(f"{{}}-{wire.BASELINE}", ALONE, TRAIN)
 ON_TESTS = Measurement("{}", RECEIVED, TEST, requested=False)
 ON_TRAINING = Measurement(f"{wire.TRAIN}-{{}}", RECEIVED, TRAIN)
 OF_TRAINING = (BEFORE, AFTER, OF_BASELINE)
-"""What is measured where a client trains."""
+"""The measurements of a client that trains."""
 
 OF_EVALUATION = (
     ON_TESTS,
@@ -95,22 +95,25 @@ OF_EVALUATION = (
     Measurement(f"{{}}-{wire.PERSONAL}", PERSONAL, TEST, requested=False),
     Measurement(f"{{}}-{wire.VALIDATION}-{wire.PERSONAL}", PERSONAL, VALIDATION, requested=False),
 )
-"""What is measured where it evaluates, in the order of a reply."""
+"""The measurements of a client that evaluates, in the order of a reply."""
 
 
 BY_GROUP = name_in_group("{}", "{}", "{}")
-"""What a client's counts and scores by group are called, of whatever measurement is `by_group`."""
+"""The pattern of counts and scores by group, for every measurement that is `by_group`."""
 
 
 class WorkDone(NamedTuple):
-    """Finished local work: its learning rate, the parameters before and after it in pairs, and the sum of its rates."""
+    """Functions that return numbers of finished local work.
+
+    `changes` returns pairs of each parameter before and after the work.
+    """
 
     learning_rate: Callable[[], float]
     changes: Callable[[], Iterable[tuple[Tensor, Tensor]]]
     rate_sum: Callable[[], float]
 
     def update_norm(self) -> float:
-        """Return ‖w_k − w‖, the norm of all that the work has changed."""
+        """Return ‖w_k − w‖, the norm of the update."""
         moves = [new.detach() - old.to(new.device) for old, new in self.changes()]
         norms = [torch.linalg.vector_norm(in_double(move)) for move in moves]
         return float(torch.linalg.vector_norm(torch.stack(norms)))
@@ -121,11 +124,10 @@ WORK_METRICS: Mapping[str, Callable[[WorkDone], float]] = {
     wire.UPDATE_NORM: WorkDone.update_norm,
     wire.STEP_SUM: lambda done: done.rate_sum(),
 }
-"""What is reported of local work itself, where the terms ask for it."""
+"""The metrics of local work itself, reported if the terms ask for them."""
 
 GROUP_COUNTS = (*wire.POSITIVES, *wire.HITS)
-"""The counts among `BETWEEN_GROUPS`, which clients report where the terms ask for them; the others
-need `disparity`."""
+"""The counts in `BETWEEN_GROUPS`; its other metrics also need `disparity` in the terms."""
 
 ALL_METRICS = frozenset(
     {
@@ -135,17 +137,17 @@ ALL_METRICS = frozenset(
         BY_GROUP,
     }
 )
-"""All that clients measure: patterns of measurements, and names."""
+"""All metrics of clients: patterns of measurements, and names."""
 
 
 def requested_metrics(
     measure: Iterable[str], scores: Mapping[str, float], done: WorkDone
 ) -> dict[str, float]:
-    """Return what the terms ask for of local work, in this order; unknown names are left out."""
-    found = {}
+    """Return the metrics that the terms ask for, in their order; unknown names are left out."""
+    metrics = {}
     for name in measure:
         if name in scores:
-            found[name] = scores[name]
+            metrics[name] = scores[name]
         elif name in WORK_METRICS:
-            found[name] = WORK_METRICS[name](done)
-    return found
+            metrics[name] = WORK_METRICS[name](done)
+    return metrics

@@ -1,4 +1,4 @@
-"""The work of a round: what a run's settings and the server's terms make of it, for all clients and for one."""
+"""The work of a round by a run's settings and the server's terms, for all clients and for one."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from .work import LocalWork, batch_order, run_work
 
 
 def global_work(settings: RunSettings, terms: Terms, rules: Rules | None = None) -> LocalWork:
-    """Return the work on the global model that settings, terms and the terms' rules add up to, as for any client."""
+    """Return the work on the global model by settings, terms and rules, the same for any client."""
     chosen = rules_of(settings, terms) if rules is None else rules
     work = run_work(settings, terms.server_round)
     for rule in chosen:
@@ -23,7 +23,7 @@ def global_work(settings: RunSettings, terms: Terms, rules: Rules | None = None)
 
 
 def personal_works(settings: RunSettings, terms: Terms, rules: Rules) -> list[LocalWork]:
-    """Return the work on models of the clients' own, as for any client."""
+    """Return the work on models of the clients' own, the same for all clients."""
     training = [rule for rule in rules if "after" in rule.hooks()]
     return [rule.after(run_work(settings, terms.server_round)) for rule in training]
 
@@ -31,22 +31,23 @@ def personal_works(settings: RunSettings, terms: Terms, rules: Rules) -> list[Lo
 def work_of_client(
     work: LocalWork, settings: RunSettings, terms: Terms, client: str, *, personal: bool = False
 ) -> LocalWork:
-    """Return the work as one client does it: in its own order, and for fewer epochs where it is a straggler."""
+    """Return the work of one client, in its own order, with fewer epochs for a straggler."""
     number = terms.server_round
+    purpose = "personal dropout" if personal else "dropout"
     return replace(
         work,
         epochs=work.epochs if work.in_full else epochs_in_time(settings, number, client),
         random=batch_order(settings, number, client, personal=personal),
-        draws=seed_of(settings.seed, "personal dropout" if personal else "dropout", number, client),
+        draws=seed_of(settings.seed, purpose, number, client),
     )
 
 
 class StragglerError(ReportableError):
-    """A client that is too slow for this round, where such clients are dropped."""
+    """A client is too slow for this round, and such clients are dropped."""
 
 
 def epochs_in_time(settings: RunSettings, number: int, client: str) -> int:
-    """Return the epochs that this client gets done in round `number`: fewer for a straggler.
+    """Return the number of epochs that this client completes in round `number`.
 
     Source: Li et al., MLSys 2020 (FedProx), section 5.2: systems heterogeneity.
     """

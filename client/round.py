@@ -1,4 +1,4 @@
-"""The order of a client's round, the same for one client, many at once, and a user's own functions."""
+"""The order of a client's round, the same for one client and for many at once."""
 
 from abc import ABC, abstractmethod
 
@@ -6,13 +6,10 @@ from .metrics import AFTER, BEFORE, Measurement
 
 
 class ClientRound(ABC):
-    """A round of training of one client, or of several at once.
-
-    The parts are called in the order of `run` alone.
-    """
+    """A round of training of one client, or of several at once; `run` defines its order."""
 
     def run(self) -> None:
-        """Do the round."""
+        """Call the parts of the round in their order."""
         self.before()
         self.measure(BEFORE)
         self.report()
@@ -25,19 +22,19 @@ class ClientRound(ABC):
 
     @abstractmethod
     def before(self) -> None:
-        """Do what rules do before everything else, with the received model."""
+        """Call the rules that work before everything else, with the received model."""
 
     @abstractmethod
     def measure(self, measurement: Measurement) -> None:
-        """Measure the model as it is now, where that is asked for."""
+        """Measure the current model, if the terms ask for it."""
 
     @abstractmethod
     def report(self) -> None:
-        """Do what rules do with the received model: report something of it, make a second one of it."""
+        """Call the rules that report on the received model, or make a second one from it."""
 
     @abstractmethod
     def start(self) -> None:
-        """Let rules begin to correct steps."""
+        """Start the rules that correct steps."""
 
     @abstractmethod
     def take_steps(self) -> None:
@@ -45,11 +42,11 @@ class ClientRound(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Let rules change the trained model, and keep what they go on from in the next round."""
+        """Finish these rules: they may change the trained model, and store state."""
 
     @abstractmethod
     def reply(self) -> None:
-        """Set down the trained model and what is asked for of the work on it."""
+        """Make the reply: the trained model, and the metrics that the terms ask for."""
 
     @abstractmethod
     def after(self) -> None:

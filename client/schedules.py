@@ -6,22 +6,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """A course of the learning rate, as a factor of its full height.
+    """The learning rate of each round, as a factor of the full learning rate.
 
-    After the warm-up it stays (constant) or falls towards zero (linear, cosine). The first `warmup`
-    rounds have 1/(warmup + 1), 2/(warmup + 1), … of the full rate.
+    The first `warmup` rounds have 1/(warmup + 1), 2/(warmup + 1), … of the full rate. Afterwards it
+    is constant, or falls towards zero (linear, cosine).
     """
 
     shape: str = "constant"
     warmup: int = 0
 
     def factor(self, done: int, count: int) -> float:
-        """Return the factor of a round before which `done` of `count` are over.
+        """Return the factor of the round after `done` of `count` rounds; it is above 0.
 
-        Above 0 for all of them.
-
-        After the warm-up of W it is (1 + cos π x) / 2 or 1 − x, with x = (done − W) / (count − W):
-        the full rate at first, and zero just after the last.
+        After the warm-up of W rounds it is (1 + cos π x) / 2 or 1 − x, with
+        x = (done − W) / (count − W): the full rate at first, and zero just after the last round.
         """
         done = min(done, count - 1)
         if done < self.warmup:

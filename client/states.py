@@ -1,10 +1,9 @@
-"""What a client keeps between rounds: in memory, and on disk where it has a folder.
+"""The states that a client stores between rounds: in memory, and on disk if it has a folder.
 
-Each thing that it keeps has a name and is made of tensors, its personal model for example. Every
-version of it is called by the round that made it and is stored with a checksum; up to two earlier
-ones are kept. So the rounds since the server's last two checkpoints start from the same versions as
-the first time when they are run again, because the server went down and had to go back to the
-checkpoint before its last.
+A state has a name and consists of tensors, for example the personal model. Each version of it
+belongs to the round that made it, and is stored with a checksum; up to two earlier versions are
+kept. If the server goes down and resumes from the checkpoint before its last, the repeated rounds
+therefore start from the same versions as the first time.
 """
 
 import hashlib
@@ -30,31 +29,29 @@ StateDict = dict[str, Tensor]
 
 PERSONAL = "personal"
 RULE = "rule"
-"""The names of a client's personal model, and of the state of its rule of local work, among what it
-keeps. Versions of the first lie in the client's folder itself; those of all else lie in a folder of
-its name there."""
+"""The names of a client's personal model, and of the state of its rule of local work. Versions of
+the personal model are in the client's folder itself, those of each other state in a subfolder with
+its name."""
 
 BASELINE = "baseline"
-"""The name of what a client keeps of its training alone: the loss and scores of the best model that
-it met."""
+"""The name of the loss and scores of the best model that a client reached without the others."""
 
 FOLDER = re.compile(r"(?![.%])[^/\\\x00-\x1f\x7f]+")
-"""A client's name that is the name of its folder as well; any other has a folder that is called
-after its checksum."""
+"""A client's name that is also the name of its folder; for any other name, it is a checksum."""
 
 
 class Version(NamedTuple):
-    """One version of what a client keeps: the round that made it, and its tensors by name."""
+    """One version of a state: the round that made it, and its tensors by name."""
 
     made: int
     state: StateDict
 
 
 class ClientStates:
-    """All that one client keeps in one run: of each thing, by its name, the versions by the round that made each.
+    """All states of one client in one run, by name and the round that made each version.
 
-    `in_memory` has the versions in memory. They are stored in `folder`, if there is one: each when
-    it is made if `stored_at_once`, else by `store` with every checkpoint.
+    `in_memory` has the versions in memory. They are also stored in `folder`, if there is one: at
+    once if `stored_at_once`, else by `store` with every checkpoint.
     """
 
     def __init__(
@@ -73,10 +70,7 @@ class ClientStates:
         self._origins = dict[str, int | None]()
 
     def find(self, name: str, before: int) -> Version | None:
-        """Return the last version of a round before this one, and its round.
-
-        None where there is none.
-        """
+        """Return the last version of a round before this one, or None."""
         versions = self.in_memory.get(name, {})
         if earlier := [made for made in versions if made < before]:
             return Version(max(earlier), versions[max(earlier)])
@@ -86,20 +80,19 @@ class ClientStates:
         return None
 
     def at(self, name: str, made: int) -> StateDict | None:
-        """Return the version that this round made, None where it is not here."""
+        """Return the version that this round made, or None."""
         versions = self.in_memory.get(name, {})
-        if (
-            made not in versions
-            and made in self._files(name)
-            and (state := self._read(name, made)) is not None
-        ):
-            versions = self.in_memory[name] = dict(sorted({**versions, made: state}.items()))
-        return versions.get(made)
+        if made in versions or made not in self._files(name):
+            return versions.get(made)
+        state = self._read(name, made)
+        if state is not None:
+            self.in_memory[name] = dict(sorted({**versions, made: state}.items()))
+        return state
 
     def of_rule(self, terms: Terms) -> Version:
-        """Return the state of the terms' `state_round`, or the last one, for the client's rule.
+        """Return the state of the client's rule by the terms' `state_round`, or the last one.
 
-        Without one, an empty state.
+        If there is no such state, return an empty one of round 0.
         """
         number = terms.state_round
         if number is None:
@@ -108,12 +101,12 @@ class ClientStates:
         return Version(0, {}) if state is None else Version(number, state)
 
     def keep(self, name: str, number: int, state: StateDict, origin: int | None = None) -> None:
-        """Keep the version of round `number` in memory, and on disk where each is stored at once.
+        """Store the version of round `number` in memory, and on disk if `stored_at_once`.
 
-        `origin` is the round of the version that it was made from, 0 where the client began again;
-        None: the last one. With an origin, that version stays in memory as well, and those between
-        the two are deleted: the replies of their rounds were not used, or the server has gone back
-        to an earlier round.
+        `origin` is the round of the version that it was made from, 0 if there was none; None: the
+        last one. With an origin, that version stays in memory, too, and the versions between the
+        two are deleted: the replies of their rounds were not used, or the server has resumed from
+        an earlier round.
         """
         versions = self.in_memory.get(name, {})
         before = {made: each for made, each in versions.items() if made == origin}
@@ -131,16 +124,15 @@ class ClientStates:
                 self.store(since=number - 1)
 
     def made_in(self, number: int) -> dict[str, tuple[int | None, StateDict]]:
-        """Return what `keep` has kept in round `number`: by name, the origin of each and its tensors."""
-        there = {
-            name: versions[number]
+        """Return the versions of round `number`: by name, the origin and the tensors."""
+        return {
+            name: (self._origins.get(name), versions[number])
             for name, versions in self.in_memory.items()
             if number in versions
         }
-        return {name: (self._origins.get(name), state) for name, state in there.items()}
 
     def store(self, since: int) -> None:
-        """Write what is not on disk, and remove the versions that no round after `since` goes on from."""
+        """Write the versions that are not on disk; remove those of no use after round `since`."""
         for name, unstored in self._unstored.items():
             if self._folder is None or not unstored:
                 continue
@@ -151,12 +143,9 @@ class ClientStates:
             for made in sorted(unstored):
                 save_version(folder / f"{made}.safetensors", versions[made])
             unstored.clear()
+            recent = range(since, max(versions) + 1)
             for made, path in self._files(name).items():
-                if (
-                    made not in range(since, max(versions) + 1)
-                    and made != earlier
-                    and made not in versions
-                ):
+                if made not in recent and made != earlier and made not in versions:
                     path.unlink(missing_ok=True)
             for draft in folder.glob(".*.draft"):  # of a process that was killed
                 draft.unlink(missing_ok=True)
@@ -170,21 +159,19 @@ class ClientStates:
         return {int(path.stem): path for path in paths}
 
     def _read(self, name: str, made: int) -> StateDict | None:
-        """Return a version that is on disk, None where it is not as it was written: that file is set aside."""
+        """Return a version on disk, None if its file is damaged; set the file aside then."""
         path = self._files(name)[made]
         with explain_disk_errors("read from"):
             state = load_version(path)
             if state is None:
                 damaged = path.replace(path.with_suffix(".damaged"))
-                log.warning(
-                    "%s does not hold what was written: the client goes on without it", damaged
-                )
+                log.warning("%s is damaged: the client continues without it", damaged)
         return state
 
 
 @contextmanager
 def explain_disk_errors(what: str) -> Iterator[None]:
-    """Turn a disk error of what a client keeps into words that the server may read.
+    """Turn a disk error of stored states into a message that the server may read.
 
     `what` is "written to" or "read from".
     """
@@ -199,37 +186,27 @@ def explain_disk_errors(what: str) -> Iterator[None]:
 
 
 def list_versions(folder: Path) -> list[Path]:
-    """Return the files of versions in a folder, each called by the round that made it.
-
-    Others are no versions.
-    """
+    """Return the files of versions in a folder, which are named by the round that made each."""
     return [path for path in folder.glob("[0-9]*.safetensors") if path.stem.isdecimal()]
 
 
 def load_last(folder: Path) -> Version | None:
-    """Return the newest personal model in a client's folder that is whole, and its round.
-
-    None where there is none.
-    """
+    """Return the newest undamaged personal model in a client's folder, or None."""
     for path in sorted(list_versions(folder), key=lambda path: -int(path.stem)):
         if (model := load_version(path)) is not None:
             return Version(int(path.stem), model)
-        log.warning(
-            "%s does not hold what was written: an earlier personal model is taken, if there"
-            " is one",
-            path,
-        )
+        log.warning("%s is damaged: an earlier personal model is taken, if there is one", path)
     return None
 
 
 def save_version(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write tensors whole, with a checksum of them."""
+    """Write tensors and their checksum, atomically."""
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     write_private(path, save(tensors, metadata={"sha256": _checksum(tensors)}))
 
 
 def load_version(path: Path) -> StateDict | None:
-    """Return the tensors that `save_version` wrote, None where the file is not as it was written."""
+    """Return the tensors that `save_version` wrote, None if the file is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
@@ -240,7 +217,7 @@ def load_version(path: Path) -> StateDict | None:
         KeyError,
         TypeError,
         AttributeError,
-    ):  # all that flipped bits lead to
+    ):  # flipped bits of a file raise any of these
         return None
     return tensors if written == _checksum(tensors) else None
 
@@ -250,18 +227,15 @@ def _checksum(tensors: StateDict) -> str:
 
 
 def folder_name(client: str) -> str:
-    """Return what the folder of a client is called: its name, or where that might be a path, a checksum of it."""
-    written = client.encode(errors="surrogatepass")  # the name of a file may be no UTF-8
+    """Return the name of a client's folder: the client's, or a checksum if that might be a path."""
+    written = client.encode(errors="surrogatepass")  # a file's name need not be UTF-8
     if FOLDER.fullmatch(client) and len(written) <= 200:  # bytes, of the 255 that file systems take
         return client
     return f"%{hashlib.sha256(written).hexdigest()[:32]}"
 
 
 def state_folder(settings: RunSettings | Mapping[str, Any]) -> Path | None:
-    """Return where clients keep their states in runs with these settings, each in a folder of its own.
-
-    None: nowhere.
-    """
+    """Return the folder of all clients' states with these settings; None: in memory only."""
     config = settings.run_config() if isinstance(settings, RunSettings) else settings
     state_dir = config.get("state-dir", "")
     if not state_dir:
@@ -270,6 +244,6 @@ def state_folder(settings: RunSettings | Mapping[str, Any]) -> Path | None:
 
 
 def folder_of(settings: RunSettings | Mapping[str, Any], client: str) -> Path | None:
-    """Return where a client keeps its personal models in runs with these settings, None where it keeps none."""
+    """Return the folder of a client's states in runs with these settings; None: in memory only."""
     folder = state_folder(settings)
     return None if folder is None else folder / folder_name(client)

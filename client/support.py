@@ -1,7 +1,6 @@
-"""What an engine honours: hooks of rules, fields of local work, and metrics.
+"""Which hooks of rules, fields of local work and metrics an engine supports.
 
-Each engine declares what it supports. Anything else falls back to another engine, or is refused by
-name.
+Each engine declares its support. Anything else falls back to another engine, or is refused by name.
 """
 
 from collections.abc import Iterable
@@ -18,9 +17,10 @@ from .work import LocalWork, set_fields
 
 @dataclass(frozen=True)
 class Support:
-    """What is honoured: hooks of rules, fields of `LocalWork`, and metrics, by name or pattern of measurements.
+    """The supported hooks of rules, fields of `LocalWork`, and metrics.
 
-    `rules` names the rules themselves where hooks do not say which are followed.
+    Metrics are names, or patterns of measurements. `rules` has the supported rules, if the hooks do
+    not decide it.
     """
 
     hooks: frozenset[str]
@@ -30,22 +30,20 @@ class Support:
 
     @property
     def wire_keys(self) -> list[str]:
-        """What a client says on the wire that it honours: of the keys that must be said, those of its rules."""
+        """The keys of `WORK` that a client declares on the wire: those of its rules."""
         followed = {key for rule in RULES if self.follows(rule) for key in rule.wire_keys()}
         return [key for key in WORK if key in followed]
 
     def follows(self, rule: type[Rule]) -> bool:
-        """Return whether a rule is followed: all its hooks are called."""
+        """Return whether a rule is supported: all its hooks are called."""
         return rule.hooks() <= self.hooks and (self.rules is None or rule in self.rules)
 
     def find_unsupported(
         self, terms: Terms, rules: Iterable[Rule], *works: LocalWork, by_group: bool = False
     ) -> str:
-        """Return the first thing that is asked for and is not honoured, as name = value.
+        """Return the first term that is not supported, as name = value; "" if all are.
 
-        "" where all is.
-
-        `rules` are those of the terms. `by_group` says whether clients measure scores by group.
+        `rules` are the rules of the terms. `by_group`: whether clients measure scores by group.
         """
         unsupported = [str(rule) for rule in rules if not self.follows(type(rule))]
         settings = [(name, value) for work in works for name, value in set_fields(work).items()]
@@ -59,7 +57,8 @@ class Support:
             f"measure = {name}" for name, row in rows.items() if row and row not in self.metrics
         ]
         always = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if not each.requested]
-        always += [BY_GROUP] if by_group else []
+        if by_group:
+            always.append(BY_GROUP)
         unsupported += [
             f"the measurement {pattern}" for pattern in always if pattern not in self.metrics
         ]
@@ -67,7 +66,7 @@ class Support:
 
 
 def metric_row(name: str) -> str:
-    """Return the row of the table of a metric that terms ask for, "" where no client measures it on request."""
+    """Return the name or pattern of a metric on request, "" if clients know no such metric."""
     if name in {*WORK_METRICS, *BETWEEN_GROUPS}:
         return name
     rows = [

@@ -59,8 +59,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 CorrectStep = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
-"""Maps the gradients of a step, and its number from 1, to the corrected gradients; both lists are in
-the model's order."""
+"""Maps the gradients of a step, and its number from 1, to the corrected gradients, in the model's
+order."""
 
 AfterStep = Callable[[int, Copy, bool], None]
 """Called after each step with its number from 1, a function that copies the model, and whether it
@@ -150,7 +150,7 @@ def train(
 def fetch_batches(
     examples: AnyExamples, order: Iterator[Tensor]
 ) -> Iterator[tuple[Inputs, Tensor]]:
-    """Yield inputs and targets of each batch of indices; several small batches are gathered at once."""
+    """Yield inputs and targets of each batch of indices; small batches are gathered together."""
     if isinstance(examples, CollatedExamples):
         yield from (examples[batch] for batch in order)
         return
@@ -239,7 +239,7 @@ def outputs_of(model: nn.Module, inputs: Inputs, output: str = "") -> Tensor:
 
 
 def losses_of(model: nn.Module, task: Task, inputs: Inputs, targets: Tensor) -> Tensor:
-    """Return the loss of each example, shape (n,): the task's, or the one that the model returns."""
+    """Return the loss of each example, shape (n,): the task's, or the model's own."""
     returned = _forward(model, inputs)
     if is_of_model(task.loss):
         return _own_losses(model, returned, len(targets))
@@ -263,9 +263,9 @@ def _own_losses(model: nn.Module, returned: object, count: int) -> Tensor:
     losses = returned.get(LOSS) if isinstance(returned, Mapping) else None
     if not isinstance(losses, Tensor):
         raise ReportableError(
-            f"the task takes the loss of the model, {type(model).__name__}, and there is none among"
-            " what it returns: it must return tensors by name, loss among them, and may need the"
-            " targets among its inputs"
+            f"the task takes the loss of the model, {type(model).__name__}, but the model returns"
+            " none: it must return tensors by name, with one called loss, and may need the targets"
+            " among its inputs"
         )
     if losses.shape != (count,):
         raise ReportableError(
@@ -345,8 +345,8 @@ def predict(model: nn.Module, task: Task, examples: AnyExamples) -> "Outputs":
 class Outputs(NamedTuple):
     """A model's losses and outputs on a set of examples.
 
-    `batches` has pairs of outputs and targets: one pair, or several if their shapes differ. `losses`
-    has the loss of each example.
+    `batches` has pairs of outputs and targets: one pair, or several if their shapes differ.
+    `losses` has the loss of each example.
     """
 
     batches: Sequence[tuple[Tensor, Tensor]]

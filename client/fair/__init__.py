@@ -1,3 +1,3 @@
-"""A user's own ClientApp, which answers what methods ask by the user's training and test functions."""
+"""A user's own ClientApp, which answers methods by the user's training and test functions."""
 
 from .decorator import fair as fair

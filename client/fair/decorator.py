@@ -1,4 +1,4 @@
-"""`fair`: a user's own ClientApp answers what methods ask by the user's functions."""
+"""`fair`: a user's own ClientApp, which answers methods by the user's functions."""
 
 import copy
 import functools
@@ -31,9 +31,9 @@ _SESSION: ContextVar[Session | None] = ContextVar("session", default=None)
 
 
 class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
-    """A ClientApp that answers what methods ask for, by a user's own functions.
+    """A ClientApp that answers the requests of methods by a user's own functions.
 
-    The client app writes this in place of `app = ClientApp()`, and its handlers call `train_fn` as before::
+    Write this instead of `app = ClientApp()`; the handlers call `train_fn` as before::
 
         app = fair(train_fn, test_fn)
         train_fn = app.train_fn  # trains on the terms of the message that is being answered
@@ -42,18 +42,18 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
     FairFed, FCFL, SCAFFOLD and FedDyn need a task of your own (model, loss and data) instead, and
     are refused by name.
 
-    The handlers call it once for a message. They load model and data, and write the reply, as for
-    Flower's FedAvg.
+    The handlers call `train_fn` once per message. They load model and data, and write the reply, as
+    for Flower's FedAvg.
 
     Parameters
     ----------
     train
-        Trains a model in place with an optimizer of torch.optim. The model is its argument that is
-        a module with trained parameters; of several, the one whose arrays are the received ones.
+        Trains a model in place with an optimizer of torch.optim. The model is the argument that is
+        a module with trained parameters; of several, the one with the received arrays.
     test
         Measures a model and returns (mean loss, accuracy), (mean loss, dict with accuracy) or a
-        dict with both. It is called with batches of the training data too. Parameters beside model
-        and loader take the value that `train` has by the same name.
+        dict with both. It is also called with batches of the training data. Its parameters other
+        than model and loader take the value that `train` has by the same name.
     training_data
         Returns a DataLoader of the training data from a message's context, for methods that measure
         them. None: the dataset of the only DataLoader that `train` is called with.
@@ -63,7 +63,7 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
     seeded
         Whether a client's random numbers are drawn from the seeds of run and strategy, so that runs
         can be repeated. The server knows these seeds: noise that protects data needs False, for
-        seeds that nobody knows.
+        seeds from the system's entropy.
     """
 
     def __init__(
@@ -80,8 +80,7 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         self._training_data = training_data
         self._train_mods = mods
         self._seeded = seeded
-        # Not a function of this scope: Ray would pickle it with all it refers to, and a ContextVar
-        # cannot be pickled.
+        # Not a closure: Ray would pickle it with its scope, and a ContextVar cannot be pickled.
         self.train_fn: Callable[P, R] = functools.update_wrapper(
             functools.partial(_train_on_terms, train), train
         )
@@ -100,7 +99,7 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
     def _answer_train(
         self, message: Message, context: Context, handler: ClientAppCallable
     ) -> Message:
-        """Let a handler answer by `train_fn` on the message's terms, and complete its reply."""
+        """Call a handler, in which `train_fn` works on the message's terms; complete its reply."""
         if (terms := terms_of(message)) is None:
             return handler(message, context)
         client = name_of(context)
@@ -135,13 +134,17 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
                 f" once for a message, and called it {session.calls} times: write train_fn ="
                 " app.train_fn below app = fair(...)"
             )
-        self._checked |= {client} if session.is_checked else set()
+        if session.is_checked:
+            self._checked.add(client)
         for record in reply.content.metric_records.values():
             record.update(session.metrics)
         return reply
 
     def _answer(self, message: Message, context: Context, handler: ClientAppCallable) -> Message:
-        """Let a handler draw as this client alone does and in every round: it may split its data at random."""
+        """Call a handler with the client's seed, the same in every round.
+
+        The handler may split its data at random, and must get the same split each time.
+        """
         if terms_of(message) is None:
             return handler(message, context)
         with all_seeded(_seed(context, "handler") if self._seeded else None):
@@ -149,7 +152,7 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
 
 
 def _train_on_terms(train: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a training function on the terms of the message that is being answered, if there is one."""
+    """Call a training function on the terms of the current message, if there is one."""
     session = _SESSION.get()
     outcome: R = train(*args, **kwargs) if session is None else session(args, kwargs)
     return outcome
@@ -161,7 +164,7 @@ def _seed(context: Context, purpose: str, *where: int) -> int:
 
 
 def name_of(context: Context) -> str:
-    """Return what the server calls a client, and the same in every run where there is a name or a partition."""
+    """Return the server's name of a client; with a name or partition, it is the same in all runs."""
     node = context.node_config
     if "name" in node or "partition-id" not in node:
         return str(node.get("name", context.node_id))
@@ -170,20 +173,21 @@ def name_of(context: Context) -> str:
 
 
 def introduce(message: Message, context: Context) -> Message:
-    """Reply this client's name, and which terms it honours."""
+    """Reply this client's name, and the terms that it supports."""
     about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: SUPPORTED.wire_keys})
     return Message(RecordDict({wire.CLIENT: about}), reply_to=message)
 
 
 def terms_of(message: Message) -> Terms | None:
-    """Return the terms of a message, None where it has no round's number: it is of another strategy."""
+    """Return the terms of a message, None if it has no round, and so comes from another strategy."""
     configs = message.content.config_records
     config: Mapping[str, Any] = configs.get(wire.CONFIG) or next(iter(configs.values()), {})
     check_protocol(config)
-    terms = Terms.of(config) if "server-round" in config else None
-    if terms is not None and (
-        lacking := SUPPORTED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
-    ):
-        remedy = advice_on([lacking], "install its newest version of Fairbloom")
-        raise ReportableError(f"{lacking}: this client does not know it: {remedy}")
+    if "server-round" not in config:
+        return None
+    terms = Terms.of(config)
+    unsupported = SUPPORTED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
+    if unsupported:
+        remedy = advice_on([unsupported], "install its newest version of Fairbloom")
+        raise ReportableError(f"{unsupported}: this client does not know it: {remedy}")
     return terms

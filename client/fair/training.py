@@ -1,4 +1,4 @@
-"""A user's own training and test functions on the terms of a server. It knows no Flower."""
+"""A user's own training and test functions on the terms of a server. It does not know Flower."""
 
 import inspect
 import math
@@ -48,17 +48,25 @@ SUPPORTED = Support(
     ),
     rules=frozenset({ProximalTerm, ClientMomentum}),
 )
-"""What a user's functions can do; their local work is the user's own."""
+"""The rules and metrics that a user's functions support; their local work is the user's own."""
 
 
 @dataclass
 class Session:
-    """The work for one message: what its terms make of a call of the training function.
+    """The work for one message: a call of the training function on its terms.
 
-    `received` has the shapes of the received arrays by their names. `load` makes a loader of the
-    training data; None: they are those of the call's only loader. The training draws from `seed`;
-    None: from one that nobody knows. `is_checked` says whether the test function is known to return
-    a mean. `metrics` are named as on the wire.
+    Attributes
+    ----------
+    received
+        The shapes of the received arrays, by name.
+    load
+        Makes a loader of the training data; None: use the call's only loader.
+    seed
+        The seed of the training's random numbers; None: from the system's entropy.
+    is_checked
+        Whether the test function is known to return a mean.
+    metrics
+        The metrics to reply, by their names on the wire.
     """
 
     train: Function
@@ -80,7 +88,7 @@ class Session:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the training function on the terms.
 
-        ReportableError names what the functions cannot do.
+        Raise ReportableError, with the name of the term, if the functions do not support a term.
         """
         self.calls += 1
         arguments = name_arguments(self.train, args, kwargs) if self.asked else {}
@@ -108,7 +116,7 @@ class Session:
     def _measure(
         self, measurement: Measurement, model: nn.Module, arguments: Mapping[str, Any]
     ) -> None:
-        """Measure the model as it is now on all training examples, batch by batch, where that is asked for."""
+        """Measure the current model on all training examples, if the terms ask for it."""
         asked = measurement.requests(self.terms.measure)
         if not asked:
             return
@@ -129,32 +137,32 @@ class Session:
         model.eval()
         with torch.no_grad():
             if not self.is_checked:
-                # 5: its error tells the server a mean over these
+                # At least 5 examples: the error sends their mean loss to the server.
                 check_mean(scores_of, examples[: max(size, 5)])
                 self.is_checked = True
-            found = [
+            measured = [
                 (len(batch), scores_of(batch))
                 for batch in BatchSampler(examples, size, drop_last=False)
             ]
         for module, training in modes:
             module.training = training
         for name, score in asked.items():
-            self.metrics[name] = math.fsum(count * scores[score] for count, scores in found) / len(
-                examples
-            )
+            total = math.fsum(count * scores[score] for count, scores in measured)
+            self.metrics[name] = total / len(examples)
 
 
 class ModelSteps:
-    """The steps that optimizers take on a model.
+    """The steps that optimizers take on a model, with the proximal term and momentum of rules.
 
-    The proximal term and the momentum of rules are added to each.
+    Optimizers of other parameters are not changed. With `seeded`, the server knows the seed of the
+    training's random numbers, so an optimizer that adds noise is refused.
 
-    Steps of optimizers that have none of its trained parameters are left alone. With `seeded`, the
-    server knows the seed of what the training draws, so an optimizer that adds noise is refused.
-
-    `anchor` has the model's trained parameters, each with a copy of what it was at first, to which
-    it is pulled; `rates` the learning rates of each step, several where groups of parameters have
-    their own.
+    Attributes
+    ----------
+    anchor
+        The model's trained parameters, each with a copy of its first values, to which it is pulled.
+    rates
+        The learning rates of each step; several, if groups of parameters have their own.
     """
 
     def __init__(self, model: nn.Module, rules: Sequence[Rule], *, seeded: bool) -> None:
@@ -171,7 +179,7 @@ class ModelSteps:
         self._known = set[Optimizer]()
 
     def single_rates(self) -> list[float]:
-        """Return the learning rate of each step; raise ReportableError where one has several."""
+        """Return the learning rate of each step; raise ReportableError if a step has several."""
         if several := [rates for rates in self.rates if len(rates) > 1]:
             raise ReportableError(
                 f"the optimizer has several learning rates, {several[0]}, and one is measured"
@@ -179,7 +187,11 @@ class ModelSteps:
         return [rate for (rate,) in self.rates]
 
     def begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Add to a step that begins; return its arguments where its closure was called here."""
+        """Prepare a step; return its new arguments, or None to leave them unchanged.
+
+        The proximal term needs the gradients, so a closure is called here, and replaced by its
+        loss.
+        """
         if self._seeded and optimizer not in self._known:
             refuse_noise(optimizer)
         self._known.add(optimizer)
@@ -192,12 +204,14 @@ class ModelSteps:
         if not mine:
             return None
         self.rates.append(sorted({float(group["lr"]) for group in optimizer.param_groups}))
-        for group in optimizer.param_groups if self._momentum is not None else ():
-            if "momentum" not in group:
-                raise ReportableError(
-                    f"{self._by}: {type(optimizer).__name__} has no momentum; torch.optim.SGD has"
-                )
-            group["momentum"] = self._momentum
+        if self._momentum is not None:
+            for group in optimizer.param_groups:
+                if "momentum" not in group:
+                    name = type(optimizer).__name__
+                    raise ReportableError(
+                        f"{self._by}: {name} has no momentum; torch.optim.SGD has"
+                    )
+                group["momentum"] = self._momentum
         if not self._pull:
             return None
         if isinstance(optimizer, LBFGS):
@@ -207,7 +221,7 @@ class ModelSteps:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        # by which a fused optimizer divides gradients itself
+        # A fused optimizer divides gradients by it, so the proximal term is multiplied by it.
         scale = getattr(optimizer, "grad_scale", None)
         for parameter in mine:
             if parameter.grad is not None:
@@ -217,7 +231,10 @@ class ModelSteps:
 
 
 def refuse_noise(optimizer: Optimizer) -> None:
-    """Raise ReportableError where an optimizer adds noise, or another that calls its step: hooks do not see Opacus'."""
+    """Raise ReportableError if an optimizer, or another one that calls its step, adds noise.
+
+    Opacus wraps an optimizer, and hooks of PyTorch see only the inner one.
+    """
     callers = (
         frame.f_locals.get("self")
         for frame, _ in islice(traceback.walk_stack(inspect.currentframe()), 10)
@@ -234,10 +251,7 @@ def refuse_noise(optimizer: Optimizer) -> None:
 def name_arguments(
     function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of a call by the names of their parameters, with defaults.
-
-    Others by their places.
-    """
+    """Return the arguments of a call, with defaults, by parameter names and by positions."""
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     by_place = {f"argument {place}": each for place, each in enumerate(bound.args, start=1)}
@@ -245,10 +259,7 @@ def name_arguments(
 
 
 def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, ...]]) -> nn.Module:
-    """Return the one module with trained parameters among arguments.
-
-    Of several, the one that fits what came.
-    """
+    """Return the only module with trained parameters; of several, the one with `received` shapes."""
     modules = {each: name for name, each in arguments.items() if isinstance(each, nn.Module)}
     trained = {
         each: name
@@ -259,49 +270,43 @@ def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, .
         each: {name: (*array.shape,) for name, array in each.state_dict().items()}
         for each in trained
     }
-    found = [each for each in trained if len(trained) == 1 or shapes[each] == received]
-    if len(found) != 1:
-        given = (
-            f"the models {', '.join(trained.values())}"
-            if trained
-            else "no torch.nn.Module with trained parameters"
+    matching = [each for each in trained if len(trained) == 1 or shapes[each] == received]
+    if len(matching) != 1:
+        given = "no torch.nn.Module with trained parameters"
+        if trained:
+            given = f"the models {', '.join(trained.values())}"
+        raise ReportableError(
+            f"the training function was called with {given}: give it the one that is trained, and"
+            " freeze others (requires_grad_(False)) or leave them out"
         )
-        remedy = (
-            "give it the one that is trained, and freeze others (requires_grad_(False)) or leave"
-            " them out"
-        )
-        raise ReportableError(f"the training function was called with {given}: {remedy}")
-    return found[0]
+    return matching[0]
 
 
 def find_loader(
     arguments: Mapping[str, Any], load: Callable[[], Any] | None, term: str
 ) -> DataLoader[Any]:
-    """Return a loader with the training data: what `load` returns, or the only one among arguments."""
+    """Return the loader of the training data: from `load`, or the only loader among arguments."""
     offered = arguments if load is None else {"training_data": load()}
     given = {each: name for name, each in offered.items() if isinstance(each, DataLoader)}
-    one = next(iter(given)) if len(given) == 1 else None
-    if (
-        one is None
-        or one.batch_sampler is None
-        or not isinstance(one.dataset, Sized)
-        or not len(one.dataset)
-    ):
-        raise ReportableError(
-            f"{term} needs one DataLoader that makes batches of a dataset with a length above 0,"
-            f" and there is {', '.join(given.values()) or 'none'}: give fair(...,"
-            " training_data=load), where load(context) returns it"
-        )
-    return one
+    if len(given) == 1:
+        (loader,) = given
+        has_length = isinstance(loader.dataset, Sized) and len(loader.dataset) > 0
+        if loader.batch_sampler is not None and has_length:
+            return loader
+    raise ReportableError(
+        f"{term} needs one DataLoader that makes batches of a dataset with a length above 0,"
+        f" and there is {', '.join(given.values()) or 'none'}: give fair(...,"
+        " training_data=load), where load(context) returns it"
+    )
 
 
 def arguments_of(
     test: Function, model: nn.Module, loader: Any, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what a test function is called with: model, loader, and values of the training function by their names.
+    """Return the arguments of a test function: model, loader, and values of the training function.
 
-    The model takes the parameter that has its name in the training function, or else the first; the
-    loader the next one, of those without such a value if there are any.
+    The model is the parameter with its name in the training function, or else the first one; the
+    loader is the next one, preferably a parameter that the training function does not have.
     """
     values = {
         name: each
@@ -328,8 +333,9 @@ def arguments_of(
 
 
 def check_mean(scores_of: Callable[[Sequence[int]], Mapping[str, float]], batch: range) -> None:
-    """Raise ReportableError where a batch and the same batch doubled have different losses."""
-    once, twice = (scores_of(each)[LOSS] for each in (batch, [*batch, *batch]))
+    """Raise ReportableError if a batch and the same batch doubled have different losses."""
+    once = scores_of(batch)[LOSS]
+    twice = scores_of([*batch, *batch])[LOSS]
     if math.isfinite(once) and math.isfinite(twice) and not math.isclose(once, twice, rel_tol=1e-3):
         raise ReportableError(
             f"the test function must return the mean loss over examples: it returned {once:.6g} for"
@@ -339,7 +345,7 @@ def check_mean(scores_of: Callable[[Sequence[int]], Mapping[str, float]], batch:
 
 
 def read_scores(returned: Any, needed: set[str]) -> dict[str, float]:
-    """Return loss and accuracy among what a test function returned, as far as they are needed."""
+    """Return the needed ones of loss and accuracy from the result of a test function."""
     match returned:
         case (loss, Mapping() as others):
             returned = {LOSS: loss, **others}

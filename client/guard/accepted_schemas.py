@@ -1,6 +1,6 @@
-"""The schemas that a device's owner has accepted: by them alone its tables are read.
+"""The schemas that a device's owner has accepted: only by them its tables are read.
 
-`accepted` in the state folder has the digest of each accepted schema, a line each; `refused.toml`
+In the state folder, `accepted` has a line with the digest of each accepted schema; `refused.toml`
 is the schema that was refused last, which `fairbloom client accept` takes.
 """
 
@@ -20,10 +20,10 @@ LATEST = "accepted.toml"
 
 
 def check_accepted(text: str, state_dir: Path | None, allowed: str) -> None:
-    """Raise SettingRefusedError where a run's schema is one that the owner has not accepted, and keep it.
+    """Raise SettingRefusedError and store the schema of a run if its owner has not accepted it.
 
-    `allowed` is `schema` of the owner's limits, of which "any" takes whatever schema a run brings;
-    `state_dir` is None where the device keeps nothing.
+    `allowed` is `schema` of the owner's limits; "any" accepts every schema. `state_dir` is None if
+    the device stores nothing.
     """
     if not text or allowed == "any":
         return
@@ -44,7 +44,7 @@ def check_accepted(text: str, state_dir: Path | None, allowed: str) -> None:
 
 
 def digest_of(text: str) -> str:
-    """Return what stands for a schema."""
+    """Return the digest of a schema."""
     return sha256(text.encode()).hexdigest()
 
 
@@ -55,7 +55,7 @@ def read_accepted(folder: Path) -> list[str]:
 
 
 def read_refused(state_dir: Path) -> str:
-    """Return the schema that was refused last; raise FairbloomError where there is none."""
+    """Return the schema that was refused last; raise FairbloomError if there is no such schema."""
     path = state_dir / FOLDER / REFUSED
     if not path.exists():
         raise FairbloomError(
@@ -65,13 +65,13 @@ def read_refused(state_dir: Path) -> str:
 
 
 def describe_change(state_dir: Path, text: str) -> str:
-    """Return a schema, or how it differs from the one that was accepted last."""
+    """Return a schema, or its difference from the schema that was accepted last."""
     lines = text.splitlines()
     latest = state_dir / FOLDER / LATEST
     if latest.exists():
         before = latest.read_text(encoding="utf-8").splitlines()
         lines = list(unified_diff(before, lines, "accepted", "new", lineterm=""))
-    # A stranger has written them: what a terminal would act on is replaced.
+    # The text comes from the server: control characters, which a terminal obeys, are replaced.
     shown = (
         "".join(each if each.isprintable() or each == "\t" else "\ufffd" for each in line)
         for line in lines

@@ -1,7 +1,7 @@
 """The settings that a device takes from a run: a short list, without paths or code.
 
-A deployed client takes these settings of a run and drops the rest, which concern the server alone.
-In process and under `flwr run` a client sees all of them.
+A deployed client takes these settings of a run and drops all others, which concern only the server.
+In one process and under `flwr run`, a client sees all settings.
 """
 
 import re
@@ -25,21 +25,21 @@ from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.schema import shorten_value
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
-"""A plain word is neither a path nor an import string: it has no colon, no separator and no dot at
-either end."""
+"""A plain word: neither a path nor an import string, without colons, separators, or a dot at either
+end."""
 
 HARMLESS = re.compile(r"(?!\.)[^/\\:~\x00-\x1f\x7f]{1,500}(?<!\.)")
-"""A task's own setting may have several words, names of columns say, but is neither a path nor an
-import string."""
+"""A value of a task's own setting: several words, for example names of columns, but neither a path
+nor an import string."""
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 FINGERPRINT = "fingerprint"
-"""The key by which a deployed client knows its run; the value stands for all settings, dropped ones
-included."""
+"""The key of the digest of all settings, including dropped ones: a deployed client identifies its run
+by it."""
 
 SCHEMA = "schema"
-"""The setting whose value is the text of a schema."""
+"""The setting with the text of a schema."""
 
 
 class SettingRefusedError(FairbloomError):
@@ -47,10 +47,9 @@ class SettingRefusedError(FairbloomError):
 
 
 def work_settings(config: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Return all settings that a client's work depends on, by their keys: the parameters of the run's task too.
+    """Return the settings that a client's work depends on, including the task's, by their keys.
 
-    A task that is named by an import string is imported for it; one that is not known here has no
-    parameters.
+    A task with an import string is imported; an unknown task has no parameters.
     """
     task = config.get("task")
     known = isinstance(task, str) and (task in TASKS or is_import_string(task))
@@ -61,14 +60,14 @@ def work_settings(config: Mapping[str, Any]) -> dict[str, Parameter]:
 
 
 def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:
-    """Return what a device takes of a run's settings, and the run's fingerprint.
+    """Return the settings that a device takes from a run, and the run's fingerprint.
 
-    `allow` has the values, such as import strings, that the device's owner allows. Any other value
-    that is impossible, or no plain word, raises SettingRefusedError.
+    `allow` has the values, such as import strings, that the device's owner allows. Raise
+    SettingRefusedError for any other value that is impossible or not a plain word.
     """
     try:
         config = expand_own_settings(config)
-        # before anything is imported by it
+        # checked first, because the next line may import the task
         _check_safe(SETTINGS["task"], config.get("task"), allow)
         known = work_settings(config)
     except SettingRefusedError:
@@ -80,14 +79,15 @@ def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) ->
         try:
             known[key].checked(value)
         except SettingsError as error:
-            words = f"the run sets {key} = {shorten_value(value)}: allowed is {known[key].range}"
-            raise SettingRefusedError(words) from error
+            raise SettingRefusedError(
+                f"the run sets {key} = {shorten_value(value)}: allowed is {known[key].range}"
+            ) from error
         _check_safe(known[key], value, allow)
     return chosen | {FINGERPRINT: fingerprint(config)}
 
 
 def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return those of a run's settings that a device takes only where its owner allows their values."""
+    """Return the settings of a run that a device takes only if its owner allows their values."""
     config = expand_own_settings(config)
     known = work_settings(config)
     return {
@@ -103,10 +103,9 @@ def _check_safe(parameter: Parameter, value: object, allow: Collection[str]) -> 
 
 
 def _why_unsafe(parameter: Parameter, value: object) -> str:
-    """Return what a device says against a value by which something could be opened or imported, "" where it takes it.
+    """Return the reason to refuse a value that could open or import something, "" for a safe one.
 
-    A parameter's own check is enough where its words are known. A method is never imported on a
-    device.
+    Values with a fixed set of words are safe. So is a method, which a device never imports.
     """
     key = parameter.key
     if not isinstance(value, str) or isinstance(parameter.allowed, Choices) or key == "method":
@@ -117,8 +116,12 @@ def _why_unsafe(parameter: Parameter, value: object) -> str:
         return "" if "\n" in value else ": a device takes its text, and no place"
     if key == "device":
         return "" if DEVICE.fullmatch(value) else ": auto, cpu, cuda, cuda:1 or mps would do"
-    words = [word.strip(" ") for word in value.split(",")] if key in marked(Mark.NAMES) else [value]
-    if all((HARMLESS if "." in key else PLAIN).fullmatch(word) for word in words):
+    words = [value]
+    if key in marked(Mark.NAMES):
+        words = [word.strip(" ") for word in value.split(",")]
+    is_task_setting = "." in key
+    safe = HARMLESS if is_task_setting else PLAIN
+    if all(safe.fullmatch(word) for word in words):
         return ""
     return (
         ", and this client allows no path and no import string there: the device's owner may allow"
@@ -127,10 +130,7 @@ def _why_unsafe(parameter: Parameter, value: object) -> str:
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """Return eight letters that stand for all settings that make a run what it is.
-
-    A client keeps its state by them.
-    """
+    """Return the digest of all settings that define a run; a client stores its states by it."""
     others = {
         *marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE),
         OWN_SETTINGS,

@@ -1,4 +1,4 @@
-"""The log of a device: what it was asked and what it sent, a line of JSON a message in its state folder."""
+"""The audit log of a device: a line of JSON in its state folder for each message and its reply."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ RECORD = "log.jsonl"
 EARLIER = "log.1.jsonl"
 
 MAX_BYTES = 4 * 2**20
-"""The size at which a log is set aside as the earlier one, which goes then."""
+"""The size at which a log is renamed to the earlier one, which is replaced."""
 
 NOTED: ContextVar[dict[str, Any] | None] = ContextVar("NOTED", default=None)
-"""What is noted with the answer to a message, besides what it sends; None where this is not
-recorded."""
+"""Further notes on the reply that is being made; None if replies are not logged."""
 
 
 def hold_back(words: str) -> None:
@@ -38,14 +37,9 @@ def hold_back(words: str) -> None:
 
 
 def note(folder: Path, entry: Mapping[str, Any]) -> None:
-    """Add a line to a device's log, whole.
-
-    Where the disk does not take it, the client's own log says so.
-    """
-    line = (
-        json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}, default=str)
-        + "\n"
-    )
+    """Append a line to a device's log, atomically; a disk error is only logged."""
+    entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
+    line = json.dumps(entry, default=str) + "\n"
     path = folder / RECORD
     try:
         if path.exists() and path.stat().st_size > MAX_BYTES:
@@ -61,10 +55,10 @@ def note(folder: Path, entry: Mapping[str, Any]) -> None:
         log.warning("%s cannot be written: %s", path, error.strerror)
 
 
-def recording(message: Message, context: Context, answer: ClientAppCallable) -> Message:
-    """Note what a deployed client is asked and what it sends, where it has a state-dir, which `fairbloom client` makes.
+def log_exchange(message: Message, context: Context, answer: ClientAppCallable) -> Message:
+    """Log a message and its reply, if the client has a state-dir; a mod of Flower's.
 
-    A mod of Flower's.
+    `fairbloom client` makes the state-dir.
     """
     folder = Path(str(context.node_config.get("state-dir", "")))
     if not context.node_config.get("state-dir") or not folder.is_dir():
@@ -89,7 +83,7 @@ def recording(message: Message, context: Context, answer: ClientAppCallable) -> 
 
 
 def plain_values(content: RecordDict) -> dict[str, Any]:
-    """Return the records of a reply in plain values; of arrays their types and shapes."""
+    """Return the records of a reply as plain values; arrays as their types and shapes."""
     arrays = {
         name: {
             key: f"{array.dtype}, {'×'.join(map(str, array.shape))}"
@@ -101,29 +95,26 @@ def plain_values(content: RecordDict) -> dict[str, Any]:
 
 
 def read_entries(folder: Path) -> list[dict[str, Any]]:
-    """Return the entries of a device's log, the oldest first.
-
-    A line that was cut off by a full disk is left out.
-    """
+    """Return the entries of a device's log, the oldest first, without lines that a disk damaged."""
     paths = [path for path in (folder / EARLIER, folder / RECORD) if path.exists()]
     if not paths:
         raise FairbloomError(
             f"{folder} has no log of what was asked and sent: name the client's state-dir, or its"
             " client.toml; the log begins with the first message of a run"
         )
-    found = []
+    entries = []
     for line in "".join(path.read_text(errors="replace") for path in paths).splitlines():
         try:
-            found.append(json.loads(line))
+            entries.append(json.loads(line))
         except ValueError:
             log.warning("a line of %s is damaged, and is left out", folder / RECORD)
-    return found
+    return entries
 
 
 def describe_entries(entries: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield what was asked and sent, run by run.
+    """Yield lines on the messages and replies, run by run.
 
-    Messages in a row that differ in numbers alone are one line.
+    Messages in a row that differ only in numbers are one line.
     """
     for run, of_run in groupby(entries, key=lambda each: each.get("run")):
         lines = list(of_run)
@@ -133,7 +124,7 @@ def describe_entries(entries: list[dict[str, Any]]) -> Iterator[str]:
         yield f"run {run}, task {task}, {lines[0]['time']} to {lines[-1]['time']}"
         for words, same in groupby(lines, key=_describe):
             count = len(list(same))
-            yield f"  {words}{f' ({count} times)' if count > 1 else ''}"
+            yield f"  {words} ({count} times)" if count > 1 else f"  {words}"
 
 
 def _describe(entry: Mapping[str, Any]) -> str:

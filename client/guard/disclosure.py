@@ -1,4 +1,4 @@
-"""The gate of a device: which of the numbers that a run asks for leave it, by how many rows are behind each."""
+"""The gate of a device: it decides which numbers leave it, by the rows behind each number."""
 
 from collections.abc import Mapping
 
@@ -15,11 +15,11 @@ from .audit_log import hold_back
 CLASS_SCORES = frozenset(
     {"balanced-accuracy", "auc", "f1", "sensitivity", "specificity", LARGER_CLASS}
 )
-"""Numbers from which the classes' own scores, or counts, can be worked out."""
+"""Scores from which scores, or counts, of single classes can be computed."""
 
 
 class Gate:
-    """Decides which numbers may leave the device: those with at least `min_rows` rows behind them."""
+    """Decides which numbers may leave the device: those of at least `min_rows` rows."""
 
     def __init__(self, min_rows: int, task: Task, splits: Splits) -> None:
         self.min_rows = min_rows
@@ -27,16 +27,15 @@ class Gate:
         self._splits = splits
 
     def check_training(self) -> None:
-        """Raise DataError where a model would leave that is trained on too few rows."""
+        """Raise DataError if a model would leave that is trained on too few rows."""
         self._check("few-to-train", len(self._splits.train))
 
     def pass_scores(
         self, measurement: Measurement, scores: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return those of the loss and the scores of a part, by their names, that may leave.
+        """Return the scores that may leave, by their names.
 
-        Where those of training may not leave, it raises DataError: methods need these numbers as
-        they are.
+        Raise DataError if scores of training may not leave: methods need all of them.
         """
         part = measurement.examples
         examples: AnyExamples = getattr(self._splits, part)
@@ -44,14 +43,15 @@ class Gate:
             self._check("few-to-measure", len(examples))
         if len(examples) < self.min_rows:
             hold_back(
-                f"loss and scores of its {part} examples, because there are fewer than {self.min_rows}"
+                f"loss and scores of its {part} examples, because there are fewer than"
+                f" {self.min_rows}"
             )
             return {}
         of_classes = {name for name in scores if name.partition("-at-")[0] in CLASS_SCORES}
         if not of_classes:
             return dict(scores)
         targets = examples.all_targets.cpu()
-        why = "their targets are no classes"
+        why = "their targets are not classes"
         if targets.dim() == 1 and not targets.is_floating_point():
             counts = torch.bincount(
                 targets, minlength=self._task.classes or len(self._task.class_names) or 2

@@ -1,9 +1,9 @@
-"""What a client keeps for predictions: how its data become inputs, and on a device the model that it evaluated last.
+"""The files that a client stores for predictions: its preprocessing and, on a device, a model.
 
-The model lies in the state folder, in the files of a run folder. It is the global model of a round,
-with the settings that the device took of the run, the schema, and the device's preprocessing,
-readable by the owner alone: `fairbloom predict` reads it. What the device keeps between rounds lies
-beside it (`fairbloom.client.states`).
+It is the global model that the device evaluated last. It is in the state folder, in the format of a
+run folder, with the settings that the device took from the run, the schema, and the device's
+preprocessing. Only the owner can read it, for example by `fairbloom predict`. The states of
+`fairbloom.client.states` are in the same state folder.
 """
 
 import shutil
@@ -32,17 +32,16 @@ MODEL = "model.safetensors"
 KEPT = "model"
 BEFORE = "model.before"
 DRAFT = "model.draft"
-"""Folders in a state folder: the model, the one before while it is replaced, and the next one while
-it is written."""
+"""Folders in a state folder: the model, the previous model while it is replaced, and the next model
+while it is written."""
 
 
 def find_model(folder: Path) -> Path:
-    """Return the folder of the model that a state folder keeps.
-
-    Any other folder is returned as it is.
-    """
-    there = (folder / name for name in (KEPT, BEFORE))
-    return next((each for each in there if (each / CONFIG).exists()), folder)
+    """Return the folder of the model in a state folder; return any other folder unchanged."""
+    for name in (KEPT, BEFORE):
+        if (folder / name / CONFIG).exists():
+            return folder / name
+    return folder
 
 
 def keep_model(
@@ -54,14 +53,14 @@ def keep_model(
     number: int,
     serves: str,
 ) -> None:
-    """Keep the model that a client has evaluated in a round, in place of the last one.
+    """Store the model that a client has evaluated in a round, instead of the last one.
 
-    A crash leaves a whole one.
-
-    `config` are the run's settings on this device, `client` is the client's key; `serves` is
-    "personal" where the run trains no global model, else "global".
+    A crash leaves one of the two complete. `config` has the run's settings on this device, `client`
+    is the client's key. `serves` is "personal" if the run trains no global model, else "global".
     """
-    draft, kept, before = (state_dir / name for name in (DRAFT, KEPT, BEFORE))
+    draft = state_dir / DRAFT
+    kept = state_dir / KEPT
+    before = state_dir / BEFORE
     shutil.rmtree(draft, ignore_errors=True)
     make_folder(draft)
     # Whoever predicts would import a method of the user's, and need not have it.
@@ -87,10 +86,7 @@ def keep_model(
 
 
 def keep_preprocessing(folder: Path | None, task: Task, client: str) -> None:
-    """Write a client's preprocessing into its folder, if it has one.
-
-    A disk that does not take it is logged.
-    """
+    """Write a client's preprocessing into its folder, if it has one; only log a disk error."""
     if folder is None or task.preprocessing is None:
         return
     path = folder / PREPROCESSING
@@ -106,6 +102,6 @@ def keep_preprocessing(folder: Path | None, task: Task, client: str) -> None:
         )
 
 
-@lru_cache(maxsize=1)  # a deployed client asks with every message
+@lru_cache(maxsize=1)  # called with every message to a deployed client
 def _encode(preprocessing: Callable[[str], Preprocessing], client: str) -> bytes:
     return preprocessing(client).encode()

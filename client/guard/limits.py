@@ -94,7 +94,10 @@ class Limits:
         allowed = self.settings if self.tasks is None else {"task": self.tasks, **self.settings}
         for key, value in allowed.items():
             values = value if isinstance(value, list) else [value]
-            if key in known and (given := config.get(key, known[key].default)) not in values:
+            if key not in known:
+                continue
+            given = config.get(key, known[key].default)
+            if given not in values:
                 raise SettingRefusedError(
                     f"the run sets {key} = {shorten_value(given)}, and this device allows"
                     f" {', '.join(map(repr, values)) or 'none'}: change the run; the device's owner"

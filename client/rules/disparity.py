@@ -227,7 +227,7 @@ def _logits_of(
 
 
 def logits_of(outputs: Tensor, positive: int) -> Tensor:
-    """Return the logit of the positive class, shape (n,): z₁ − z₀ of two outputs, or the only one."""
+    """Return the logit of the positive class, shape (n,): z₁ − z₀, or the only output."""
     if outputs.dim() == 2 and outputs.shape[1] == 2:
         return outputs[:, positive] - outputs[:, 1 - positive]
     if outputs.numel() != len(outputs):

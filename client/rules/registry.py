@@ -50,7 +50,7 @@ Rules = tuple[Rule, ...]
 
 
 def rules_of(settings: RunSettings, terms: Terms) -> Rules:
-    """Return the rules of a client's round that the server's terms and the run's settings ask for."""
+    """Return the rules of a client's round, by the server's terms and the run's settings."""
     check_rule(settings, terms)
     kinds = kinds_of(terms, settings.client_rule)
     rules = tuple(

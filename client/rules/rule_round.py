@@ -30,7 +30,7 @@ class RuleRound:
 
     @property
     def shift(self) -> Arrays:
-        """The offset of each step's gradient, empty if the rule corrects gradients in another way."""
+        """The offset of each step's gradient, empty if the rule has no constant offset."""
         return self._rule.shift(self._state) if isinstance(self._rule, GradientOffset) else {}
 
     def correct(self, gradients: Sequence[Tensor], step: int) -> list[Tensor]:

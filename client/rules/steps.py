@@ -1,4 +1,4 @@
-"""Rules that replace the run's steps: another momentum, a full batch, a number of steps, or none."""
+"""Rules that replace the run's steps: by another momentum, a full batch, or another number."""
 
 from dataclasses import replace
 

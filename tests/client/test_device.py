@@ -79,7 +79,7 @@ def test_auto_goes_on_without_a_gpu_that_is_busy(
         assert [choose_device("auto") for _ in range(3)] == [torch.device("cpu")] * 3
     assert tried == ["cuda"]  # once in a process, so that all clients compute on one device
     assert [each.getMessage() for each in caplog.records] == [
-        "device = auto goes on without cuda, which cannot be used: CUDA out of memory. Tried to"
+        "device = auto continues without cuda, which cannot be used: CUDA out of memory. Tried to"
         " allocate 2 MiB."
     ]
     with pytest.raises(
