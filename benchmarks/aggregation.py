@@ -21,8 +21,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.app.error import Error
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg, Strategy
 
 from fairbloom.client.app import app
 from fairbloom.protocol.names import ARRAYS_DISPARITY, CLIENT, HONOURS, STATE_ROUND

@@ -31,15 +31,15 @@ from .subject import (
     unknown_metrics,
 )
 
+# The numbers of clients with which the shape of coefficients is tried.
 SIZES = (1, 2, 3, 10, 50)
-"""The numbers of clients with which the shape of coefficients is tried."""
 
+# Coefficients and steps that differ by less than this share are the same: some methods solve a
+# program for them.
 TOLERANCE = 1e-3
-"""Coefficients and steps that differ by less than this share are the same: some methods solve a
-program for them."""
 
+# The number of rounds in which a method must learn something.
 LEARNING_ROUNDS = 3
-"""The number of rounds in which a method must learn something."""
 
 
 def check_method(
@@ -433,6 +433,7 @@ def _is_same(one: FloatArray, other: FloatArray) -> bool:
     )
 
 
+# The check of every property by the property's name, in the order in which a report has them.
 PROPERTIES: Mapping[str, Callable[[MethodUnderTest], str]] = {
     "parameters": check_parameters,
     "needs": check_needs,
@@ -443,4 +444,3 @@ PROPERTIES: Mapping[str, Callable[[MethodUnderTest], str]] = {
     "resume": check_resume,
     "learns": check_learns,
 }
-"""The check of every property by the property's name, in the order in which a report has them."""

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from fairbloom.client.metrics import OF_TRAINING
 from fairbloom.protocol import names as wire
 from fairbloom.rounds.arrays import FloatArray
+from fairbloom.text import plural
 
+# Metrics that have the values of another one here.
 SAME = {each.pattern.format(wire.ACCURACY): wire.ACCURACY for each in OF_TRAINING} | {
     wire.DISPARITY_HARD: wire.DISPARITY
 }
-"""Metrics that have the values of another one here."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> Replies:
     metrics[wire.LOSS_BASELINE] = rng.uniform(0.1, 1.0, m)
     names = tuple(f"client-{k:04}" for k in range(m))
     return Replies(
-        f"{m} ordinary clients" if m > 1 else "a single client",
+        plural(m, "a single client", f"{m} ordinary clients"),
         names,
         updates,
         seconds,

@@ -24,17 +24,18 @@ from fairbloom.strategies import FairStrategy, FedAvg
 from .report import CheckReport, Failure, Remark, bits, check_properties
 from .subject import Subject
 
+# The trainable parameters of a made-up model.
 SHAPES = {"first.weight": (3, 4), "first.bias": (3,), "scale": ()}
-"""The trainable parameters of a made-up model."""
 
 LEARNING_RATE = 0.1
 
+# A round in which the rule is tried.
 ROUND = Terms(server_round=1)
-"""A round in which the rule is tried."""
 
+# The numbers of rounds after which kept state is compared.
 GROWTH = (10, 20)
-"""The numbers of rounds after which kept state is compared."""
 
+# The number of a client's steps in a round and the size of the gradients, by what errors call them.
 STEPS = {
     "5 ordinary steps": (5, 1.0),
     "a single step": (1, 1.0),
@@ -43,8 +44,6 @@ STEPS = {
     "gradients around 1e-12": (5, 1e-12),
     "gradients around 1e+12": (5, 1e12),
 }
-"""The number of a client's steps in a round and the size of the gradients, by what errors call
-them."""
 
 
 @dataclass(frozen=True)
@@ -179,11 +178,11 @@ def check_resume(subject: RuleUnderTest) -> str:
     return subject.check_resumed(create, "A client has what finish returned, and nothing else.")
 
 
+# The check of every property of a client-side rule by the property's name, in the order in which a
+# report has them.
 RULE_PROPERTIES: Mapping[str, Callable[[RuleUnderTest], str]] = {
     "arrays": check_arrays,
     "determinism": check_determinism,
     "kept": check_kept,
     "resume": check_resume,
 }
-"""The check of every property of a client-side rule by the property's name, in the order in which a
-report has them."""

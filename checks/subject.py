@@ -38,32 +38,32 @@ from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import TASKS, Examples, Setup, Task
 from fairbloom.tasks.datasets.digits import SIDE
 from fairbloom.tasks.task import AnyExamples
+from fairbloom.text import text_if
 
 from .replies import Replies, ordinary_replies
 from .report import Failure, NotApplicable, bits
 
+# T, the rounds of the run that a method under test believes to be in.
 ROUNDS = 50
-"""T, the rounds of the run that a method under test believes to be in."""
 
+# The clients, of six, that take part in rounds that follow each other.
 TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
-"""The clients, of six, that take part in rounds that follow each other."""
 
+# What Fairbloom's own clients report of their training, of every task of classes, where a method
+# asks for it.
 MEASURED = (
     *(each.pattern.format(score) for each in OF_TRAINING for score in (wire.LOSS, wire.ACCURACY)),
     *(*WORK_METRICS, *sorted(wire.BETWEEN_GROUPS), wire.NUM_EXAMPLES),
 )
-"""What Fairbloom's own clients report of their training, of every task of classes, where a method
-asks for it."""
 
+# What is compared of the rounds of a run that was continued with those of one that was not stopped.
 SAME_TO_THE_BIT = ("participants", "coefficients", "arrays")
-"""What is compared of the rounds of a run that was continued with those of one that was not
-stopped."""
 
+# A client that the server knows, and that takes part in no made-up round.
 ABSENT = "client-absent"
-"""A client that the server knows, and that takes part in no made-up round."""
 
+# The arrays of the model in made-up cohorts.
 ARRAYS = ("first.weight", "first.bias", "second.weight")
-"""The arrays of the model in made-up cohorts."""
 
 
 class Subject:
@@ -330,7 +330,7 @@ class MethodUnderTest(Subject):
             replies = ordinary_replies(6).select(TAKING_PART[number % len(TAKING_PART)])
             seen = self.show(method, replies, number)
             cohort = seen.cohort
-            kept = f" and {len(cohort.memory)} kept rows" if cohort.memory else ""
+            kept = text_if(cohort.memory, f" and {len(cohort.memory)} kept rows")
             description = f"{cohort.size} ordinary clients{kept} in round {number}"
             coefficients = self.weigh(method, cohort, description)
             yield cohort

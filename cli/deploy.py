@@ -23,8 +23,8 @@ app = typer.Typer(
 )
 
 
+# Exit status of a command that Ctrl-C has ended.
 INTERRUPTED = 130
-"""Exit status of a command that Ctrl-C has ended."""
 
 HERE: Any = Path("federation")  # the callback opens it
 _option = partial(
@@ -123,8 +123,7 @@ def enroll(
     Without it, the key is made here and the folder contains it: use this only for trials. A client
     that is enrolled already gets the new key; the one before never connects again.
     """
-    from fairbloom.deploy.fleet.enrolment import describe_clients_beyond
-    from fairbloom.deploy.fleet.enrolment import enroll as enroll_one
+    from fairbloom.deploy.fleet.enrolment import describe_clients_beyond, enroll as enroll_one
     from fairbloom.deploy.operator.submit import say
 
     for option, given in (("--partition-id", partition_id), ("--request", request)):

@@ -28,9 +28,10 @@ from .settings_command import command
 if TYPE_CHECKING:
     from fairbloom.experiments.recipe import Recipe
 
+# The text for a parameter without a default.
 REQUIRED = "required"
-"""The text for a parameter without a default."""
 
+# The headings above the settings of all runs, by the first setting of each.
 GROUPS: Mapping[str, str] = {
     "task": "Task and data",
     "method": "Method",
@@ -42,7 +43,6 @@ GROUPS: Mapping[str, str] = {
     "engine": "Computing",
     "own-settings": "Files",
 }
-"""The headings above the settings of all runs, by the first setting of each."""
 
 
 # Methods, tasks and settings ----------------------------------------------------------------------

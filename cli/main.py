@@ -21,6 +21,7 @@ class Place(NamedTuple):
 
 OURS = "fairbloom.cli"
 
+# The commands in the order in which they are listed.
 COMMANDS = {
     "run": Place(
         f"{OURS}.studies:run",
@@ -109,7 +110,6 @@ COMMANDS = {
         "fairbloom new my-app",
     ),
 }
-"""The commands in the order in which they are listed."""
 
 
 class LateCommand(click.Command):

@@ -20,8 +20,8 @@ from fairbloom.protocol.settings import SETTINGS, Value, key_of, parse_assignmen
 from fairbloom.server.settings import default_config
 from fairbloom.system.processors import processors_here
 
+# Parameters of API functions that no command has.
 IN_PYTHON = ("progress", "on_round")
-"""Parameters of API functions that no command has."""
 
 METAVARS = {
     "settings": "KEY=VALUE",
@@ -33,9 +33,10 @@ METAVARS = {
 METAVARS |= {"schema": "FILE", "rows": "TEXT"}
 """What the help calls the values of options, where their type says too little."""
 
+# The defaults of options that are other than the function's.
 DEFAULTS = {"jobs": processors_here(), "settings": list[str]()}
-"""The defaults of options that are other than the function's."""
 
+# The help of options that several commands share.
 SAID = {
     **{
         name: SETTINGS[next(iter(as_settings({name: None})))].description
@@ -46,8 +47,8 @@ SAID = {
     "settings": "Set any setting; fairbloom settings lists them. May be repeated",
     "as_json": "Print JSON instead of a table",
 }
-"""The help of options that several commands share."""
 
+# What the help adds to a setting's description.
 MORE = {
     "method": " Its parameters may follow in parentheses: 'fedfv(alpha=0.2)'.",
     "engine": (
@@ -55,7 +56,6 @@ MORE = {
         " processes. All give the same numbers, up to rounding."
     ),
 }
-"""What the help adds to a setting's description."""
 
 
 class SettingsCommand(TyperCommand):

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from .local import LocalClient
     from .states import StateDict
 
+# Prefix of the records in Flower's context that hold a client's stored states. The state's name and
+# the round that made it follow: kept:personal:3.
 KEPT = "kept"
-"""Prefix of the records in Flower's context that hold a client's stored states. The state's name
-and the round that made it follow: kept:personal:3."""
 
+# Settings that are paths on this device. The owner sets them in the node config, which overrides a
+# run's settings.
 PLACES = marked(Mark.DEVICE)
-"""Settings that are paths on this device. The owner sets them in the node config, which overrides a
-run's settings."""
 
 
 app = ClientApp(mods=[log_exchange])

@@ -9,8 +9,8 @@ from torch import Tensor
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.logs import log
 
+# Words of CUDA errors after which a process cannot use its GPU any more.
 LOST = ("device-side assert", "illegal memory access", "unspecified launch failure")
-"""Words of CUDA errors after which a process cannot use its GPU any more."""
 
 
 @cache  # all clients of a process use the same device, even if a busy GPU becomes free

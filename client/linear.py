@@ -13,11 +13,11 @@ from fairbloom.tasks.inputs import Inputs, tensors_of
 
 from .work import LocalWork, step_fields
 
+# The fields of local work that this step supports.
 SUPPORTED = frozenset({"learning_rate", "momentum", "weight_decay", "pull"})
-"""The fields of local work that this step supports."""
 
+# Takes a step of SGD in place, on the mean loss of a batch of inputs and targets.
 Step = Callable[[Inputs, Tensor], None]
-"""Takes a step of SGD in place, on the mean loss of a batch of inputs and targets."""
 
 
 def linear_step(

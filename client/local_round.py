@@ -27,12 +27,12 @@ from .support import Support
 from .training import train
 from .work import Copy, LocalWork, StepsTaken
 
+# Everything: each engine that computes clients one by one supports it.
 SUPPORTED = Support(
     hooks=frozenset(HOOKS) | {"shift"},
     work=frozenset(each.name for each in fields(LocalWork)),
     metrics=ALL_METRICS,
 )
-"""Everything: each engine that computes clients one by one supports it."""
 
 
 @dataclass(frozen=True)

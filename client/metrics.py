@@ -15,17 +15,17 @@ from fairbloom.tasks.task import AnyExamples
 
 from .device import in_double
 
+# The models of a client: the received one, the trained one, its personal one, and its baseline, the
+# best that it reaches without the others.
 RECEIVED = "received"
 TRAINED = "trained"
 PERSONAL = "personal"
 ALONE = "alone"
-"""The models of a client: the received one, the trained one, its personal one, and its baseline,
-the best that it reaches without the others."""
 
+# The examples of a client: fields of `Splits`.
 TRAIN = "train"
 VALIDATION = "validation"
 TEST = "test"
-"""The examples of a client: fields of `Splits`."""
 
 
 class Measurement(NamedTuple):
@@ -80,14 +80,15 @@ def _find_scores(pattern: str, measure: tuple[str, ...]) -> Mapping[str, str]:
     return {name: name.removeprefix(before).removesuffix(after) for name in names}
 
 
+# The measurements of a client that trains.
 BEFORE = Measurement(f"{{}}-{wire.BEFORE}", RECEIVED, TRAIN)
 AFTER = Measurement(f"{{}}-{wire.AFTER}", TRAINED, TRAIN)
 OF_BASELINE = Measurement(f"{{}}-{wire.BASELINE}", ALONE, TRAIN)
 ON_TESTS = Measurement("{}", RECEIVED, TEST, requested=False)
 ON_TRAINING = Measurement(f"{wire.TRAIN}-{{}}", RECEIVED, TRAIN)
 OF_TRAINING = (BEFORE, AFTER, OF_BASELINE)
-"""The measurements of a client that trains."""
 
+# The measurements of a client that evaluates, in the order of a reply.
 OF_EVALUATION = (
     ON_TESTS,
     ON_TRAINING,
@@ -95,11 +96,10 @@ OF_EVALUATION = (
     Measurement(f"{{}}-{wire.PERSONAL}", PERSONAL, TEST, requested=False),
     Measurement(f"{{}}-{wire.VALIDATION}-{wire.PERSONAL}", PERSONAL, VALIDATION, requested=False),
 )
-"""The measurements of a client that evaluates, in the order of a reply."""
 
 
+# The pattern of counts and scores by group, for every measurement that is `by_group`.
 BY_GROUP = name_in_group("{}", "{}", "{}")
-"""The pattern of counts and scores by group, for every measurement that is `by_group`."""
 
 
 class WorkDone(NamedTuple):
@@ -119,16 +119,17 @@ class WorkDone(NamedTuple):
         return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
+# The metrics of local work itself, reported if the terms ask for them.
 WORK_METRICS: Mapping[str, Callable[[WorkDone], float]] = {
     wire.LEARNING_RATE: lambda done: done.learning_rate(),
     wire.UPDATE_NORM: WorkDone.update_norm,
     wire.STEP_SUM: lambda done: done.rate_sum(),
 }
-"""The metrics of local work itself, reported if the terms ask for them."""
 
+# The counts in `BETWEEN_GROUPS`; its other metrics also need `disparity` in the terms.
 GROUP_COUNTS = (*wire.POSITIVES, *wire.HITS)
-"""The counts in `BETWEEN_GROUPS`; its other metrics also need `disparity` in the terms."""
 
+# All metrics of clients: patterns of measurements, and names.
 ALL_METRICS = frozenset(
     {
         *(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)),
@@ -137,7 +138,6 @@ ALL_METRICS = frozenset(
         BY_GROUP,
     }
 )
-"""All metrics of clients: patterns of measurements, and names."""
 
 
 def requested_metrics(

@@ -27,17 +27,17 @@ from .guard.accepted_settings import FINGERPRINT, fingerprint
 
 StateDict = dict[str, Tensor]
 
+# The names of a client's personal model, and of the state of its rule of local work. Versions of
+# the personal model are in the client's folder itself, those of each other state in a subfolder
+# with its name.
 PERSONAL = "personal"
 RULE = "rule"
-"""The names of a client's personal model, and of the state of its rule of local work. Versions of
-the personal model are in the client's folder itself, those of each other state in a subfolder with
-its name."""
 
+# The name of the loss and scores of the best model that a client reached without the others.
 BASELINE = "baseline"
-"""The name of the loss and scores of the best model that a client reached without the others."""
 
+# A client's name that is also the name of its folder; for any other name, it is a checksum.
 FOLDER = re.compile(r"(?![.%])[^/\\\x00-\x1f\x7f]+")
-"""A client's name that is also the name of its folder; for any other name, it is a checksum."""
 
 
 class Version(NamedTuple):

@@ -35,8 +35,8 @@ from .work import Copy, LocalWork, StepsTaken, descend
 
 StateDict = dict[str, Tensor]
 
+# Examples per forward pass in evaluation. It bounds memory; the result does not depend on it.
 EVALUATION_BATCH = 4096
-"""Examples per forward pass in evaluation. It bounds memory; the result does not depend on it."""
 
 
 @contextmanager
@@ -58,13 +58,13 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             each.set_state(state)
 
 
+# Maps the gradients of a step, and its number from 1, to the corrected gradients, in the model's
+# order.
 CorrectStep = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
-"""Maps the gradients of a step, and its number from 1, to the corrected gradients, in the model's
-order."""
 
+# Called after each step with its number from 1, a function that copies the model, and whether it
+# was the last step.
 AfterStep = Callable[[int, Copy, bool], None]
-"""Called after each step with its number from 1, a function that copies the model, and whether it
-was the last step."""
 
 
 def train(

@@ -17,11 +17,11 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
 from fairbloom.tasks.optimizers import SGD, make_optimizer, optimizer_in
 
+# Maps the mean loss of a minibatch to the loss that is minimised, elementwise for several.
 Transform = Callable[[Tensor], Tensor]
-"""Maps the mean loss of a minibatch to the loss that is minimised, elementwise for several."""
 
+# Returns a copy of a model in the middle of its steps, or of the models of several clients.
 Copy = Callable[[], Any]
-"""Returns a copy of a model in the middle of its steps, or of the models of several clients."""
 
 
 def unchanged(loss: Tensor) -> Tensor:
@@ -93,10 +93,10 @@ class LocalWork:
         )
 
 
+# The fields that choose which steps are taken, and when. All others change the step itself.
 NON_STEP_FIELDS = frozenset(
     {"epochs", "batch_size", "in_full", "idle", "steps", "time_budget", "random", "draws"}
 )
-"""The fields that choose which steps are taken, and when. All others change the step itself."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ def batch_order(
     return generator(settings.seed, purpose, number, client)
 
 
+# Maps the gradients of a step to the corrected gradients, both in the model's order.
 Correct = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""Maps the gradients of a step to the corrected gradients, both in the model's order."""
 
 
 def descend(

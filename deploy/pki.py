@@ -19,25 +19,24 @@ from fairbloom.system.files import write_private, write_public
 
 from .errors import DeployError
 
+# How long certificates hold; 398 days is the longest that strict TLS clients accept of a server.
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 398
-"""How long certificates hold; 398 days is the longest that strict TLS clients accept of a
-server."""
 
+# Names that the server's certificate always has, for checks on the server itself.
 LOCAL = ("localhost", "127.0.0.1", "::1")
-"""Names that the server's certificate always has, for checks on the server itself."""
 
+# How far in the past a certificate's time begins, for devices with slow clocks.
 SKEW = timedelta(hours=1)
-"""How far in the past a certificate's time begins, for devices with slow clocks."""
 
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
+# Names that a client may have.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-"""Names that a client may have."""
 
+# What a message says of a name that a client may not have.
 NAME_RULE = "use up to 63 letters, digits, dots, dashes and underscores"
-"""What a message says of a name that a client may not have."""
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:

@@ -19,12 +19,12 @@ from fairbloom.protocol.settings import parse_assignments
 from fairbloom.server.progress import find_announced
 from fairbloom.server.settings import Settings
 
+# Pause between two looks at who is online; how long nobody else may have come; and how long all
+# this may take.
 FEDERATION = Path("/federation")
 LOOK_SECONDS = 0.5
 SETTLED_SECONDS = 3.0
 LONGEST_SECONDS = 120.0
-"""Pause between two looks at who is online; how long nobody else may have come; and how long all
-this may take."""
 
 
 def wait_for_clients() -> tuple[Federation, int]:

@@ -20,13 +20,11 @@ from .results.comparison import Comparison, read_comparison
 from .results.evaluation import Evaluation
 from .results.measures import find_measure
 from .results.reproduction import Reproduction
-from .results.run import Run
-from .results.run import load as load_run
+from .results.run import Run, load as load_run
 from .results.search import Search, read_search
 from .studies.compare import compare_arms
 from .studies.on_ray import Pool, place_of
-from .studies.progress import RunBar, study_progress
-from .studies.progress import progress as progress_bar
+from .studies.progress import RunBar, progress as progress_bar, study_progress
 from .studies.reproduce import load_reproduction, reproduce
 from .studies.search import arms_of, parse_grid, search_arms
 from .study import Study, find_study
@@ -45,8 +43,8 @@ __all__ = [
     "search",
 ]
 
+# The methods that are compared by default.
 METHODS = "fedavg,qfedavg,fedmgdaplus,fedfv"
-"""The methods that are compared by default."""
 
 
 @expand_options

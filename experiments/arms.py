@@ -14,16 +14,16 @@ from fairbloom.server.settings import parameters
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method, name_of
 from fairbloom.strategies.torchjd import TORCHJD
 
+# The settings of every method that may differ between arms.
 COMMON = {key: setting for key, setting in SETTINGS.items() if Mark.VARIANT in setting.marks}
-"""The settings of every method that may differ between arms."""
 
+# The most characters of a run folder's name before its seed; file systems take 255.
 LONGEST_NAME = 100
-"""The most characters of a run folder's name before its seed; file systems take 255."""
 
 
+# A part between commas: a method with its parameters, or a parameter with its value.
 QUOTED = r"\"[^\"]*\"|'[^']*'"
 PART = rf"(?:[^,()\"']|{QUOTED}|\((?:[^()\"']|{QUOTED})*\))*"
-"""A part between commas: a method with its parameters, or a parameter with its value."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def complete(arm: Arm) -> dict[str, Value | None]:
     return {key: each.default for key, each in _options(arm.method).items()} | dict(arm.settings)
 
 
+# A method by its name, perhaps with parameters, or by its class.
 Named = str | type[FairStrategy]
-"""A method by its name, perhaps with parameters, or by its class."""
 
 
 def parse_arms(

@@ -18,8 +18,8 @@ from fairbloom.strategies import METHODS, canonical, find_method
 from .arms import find_key, label_of, method_parameters, owner_of, short_key
 from .results.measures import find_measure
 
+# The folder of the recipes of published tables.
 FOLDER = Path(__file__).parent / "recipes"
-"""The folder of the recipes of published tables."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ def _flatten(settings: object) -> object:
     return flat
 
 
+# Settings of a run by their keys.
 Config = Annotated[dict[str, Value], BeforeValidator(_flatten)]
-"""Settings of a run by their keys."""
 
+# Values of settings, tried in every combination.
 Axes = Annotated[dict[str, Annotated[list[Value], Field(min_length=1)]], BeforeValidator(_flatten)]
-"""Values of settings, tried in every combination."""
 
+# Printed numbers, in the order of the recipe's measures.
 Numbers = list[str]
-"""Printed numbers, in the order of the recipe's measures."""
 
 
 class Section(BaseModel):

@@ -22,20 +22,20 @@ from fairbloom.system.values import decode_as
 
 from .arms import Arm, owner_of
 
+# The file that marks the folder of a study.
 STUDY = "study.json"
-"""The file that marks the folder of a study."""
 
 Kind = Literal["compare", "search", "reproduce"]
 
+# The noun for a study of each kind, in sentences.
 NOUNS: Mapping[str, str] = {
     "compare": "comparison",
     "search": "search",
     "reproduce": "reproduction",
 }
-"""The noun for a study of each kind, in sentences."""
 
+# The settings of runs by their folders within the study's folder.
 Runs = Mapping[str, Settings]
-"""The settings of runs by their folders within the study's folder."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ With pytest, for example::
 """
 
 from fairbloom.checks.method import check_method as check_method
-from fairbloom.checks.report import CheckFailedError as CheckFailedError
-from fairbloom.checks.report import CheckReport as CheckReport
-from fairbloom.checks.report import PropertyResult as PropertyResult
-from fairbloom.checks.report import Status as Status
+from fairbloom.checks.report import (
+    CheckFailedError as CheckFailedError,
+    CheckReport as CheckReport,
+    PropertyResult as PropertyResult,
+    Status as Status,
+)
 from fairbloom.checks.rule import check_rule as check_rule

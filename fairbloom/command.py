@@ -45,9 +45,9 @@ TrustOption = Annotated[
     ),
 ]
 
+# Exit codes: the user can correct what was wrong, and Ctrl-C ended the command.
 CORRECTABLE = 2
 INTERRUPTED = 130
-"""Exit codes: the user can correct what was wrong, and Ctrl-C ended the command."""
 
 
 class Interrupted(BaseException):

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import PurePath
 from types import CodeType
 
+from fairbloom.text import plural, text_if
+
 
 class FairbloomError(ValueError):
     """Something that a user can correct: the message names the thing, its value and the remedy.
@@ -47,18 +49,18 @@ def reportable(error: BaseException) -> str:
         return words
     place = place_of(error) or innermost_place(error)
     return (
-        f"{type(error).__name__}{f' in {place}' if place else ''}: what it says stays in this"
+        f"{type(error).__name__}{text_if(place, f' in {place}')}: what it says stays in this"
         " client's own log"
     )
 
 
+# The folders of Python itself and of installed packages.
 INSTALLED = tuple(
     {
         f"{sysconfig.get_path(name)}{os.sep}"
         for name in ("stdlib", "platstdlib", "purelib", "platlib")
     }
 )
-"""The folders of Python itself and of installed packages."""
 
 
 def place_of(error: BaseException) -> str:
@@ -106,8 +108,8 @@ def failure_reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({place or innermost_place(error)})"
 
 
+# How many names a message lists; it counts the others.
 MAX_LISTED = 20
-"""How many names a message lists; it counts the others."""
 
 
 def join_names(names: Iterable[str]) -> str:
@@ -121,7 +123,7 @@ def join_names(names: Iterable[str]) -> str:
 
 def describe_online(online: int, of: int) -> str:
     """Return as text how many clients are online, and of how many."""
-    return f"{online} of {of} clients {'is' if online == 1 else 'are'} online"
+    return f"{online} of {of} clients {plural(online, 'is', 'are')} online"
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
@@ -132,7 +134,7 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     nearest = find_nearest(name, choices)
     if nearest is None:
         return ""
-    by_case = " (upper and lower case matter)" if nearest.casefold() == name.casefold() else ""
+    by_case = text_if(nearest.casefold() == name.casefold(), " (upper and lower case matter)")
     return f"did you mean {nearest}{by_case}? "
 
 

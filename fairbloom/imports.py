@@ -19,8 +19,8 @@ def is_import_string(name: str) -> bool:
     return IMPORT_STRING.fullmatch(name) is not None
 
 
+# Whether modules may be imported that this process has not imported already.
 _TRUSTED: ContextVar[bool] = ContextVar("trusted", default=True)
-"""Whether modules may be imported that this process has not imported already."""
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+# Where Fairbloom logs: below Flower's logger, so that both are seen, set and silenced together.
 log = logging.getLogger("flwr").getChild("fairbloom")
-"""Where Fairbloom logs: below Flower's logger, so that both are seen, set and silenced together."""
 
 
 def escape_unprintable(words: str, *, but: str = "") -> str:

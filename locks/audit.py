@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+# A local version such as torch's +cpu is in no database; the public one is.
 PIN = re.compile(r"^([a-z0-9._-]+)==([^ +;\\]+)", re.MULTILINE)
-"""A local version such as torch's +cpu is in no database; the public one is."""
 
 
 def pinned(locks: list[Path]) -> dict[str, list[str]]:

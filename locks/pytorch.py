@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+# The registry's build, with CUDA on Linux, and the CPU build.
 LOCKS = ("torch.lock", "torch-cpu.lock")
-"""The registry's build, with CUDA on Linux, and the CPU build."""
 
 
 def wanted(requirement: str) -> str:

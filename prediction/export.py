@@ -21,15 +21,16 @@ from fairbloom.server.run_folder.files import EXPORTS
 from fairbloom.system.files import write_whole
 from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
+from fairbloom.text import text_if
 
 from .output_rows import table_of_frame, values_of
 from .predictor import Predictor
 
+# The number of rows on which an export is checked.
 ROWS = 256
-"""The number of rows on which an export is checked."""
 
+# Largest difference of a probability, or of a quantity in units of its deviation in training.
 TOLERANCE = 1e-4
-"""Largest difference of a probability, or of a quantity in units of its deviation in training."""
 
 
 def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
@@ -131,7 +132,7 @@ def _explained() -> Iterator[None]:
             cause = earlier
             place = place_of(earlier) or place
         first_line = str(cause).strip().partition("\n")[0].rstrip(".")
-        at_place = f" ({place})" if place else ""
+        at_place = text_if(place, f" ({place})")
         raise FairbloomError(
             f"this model cannot be exported: {type(cause).__name__}: {first_line}{at_place}. Change"
             " the module, or use it in PyTorch: run.model()"

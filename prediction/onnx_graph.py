@@ -21,18 +21,18 @@ from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Preproce
 from fairbloom.tasks.schema import Schema
 from fairbloom.tasks.tables.cells import MAX_NUMBER
 
+# The graph's input if raw data are not a table: an array in the model's shape.
 INPUTS = "inputs"
-"""The graph's input if raw data are not a table: an array in the model's shape."""
 
+# Versions of ONNX's operators, of its operators for machine learning, and of the file. They are
+# from 2024, so that older runtimes read the file.
 OPSET = 20
 ML_OPSET = 3
 IR_VERSION = 10
-"""Versions of ONNX's operators, of its operators for machine learning, and of the file. They are
-from 2024, so that older runtimes read the file."""
 
+# Codes of a text that is not a known category, and of a missing value.
 NO_CATEGORY = -1
 NO_VALUE = -2
-"""Codes of a text that is not a known category, and of a missing value."""
 
 
 def surround(

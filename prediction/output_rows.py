@@ -11,6 +11,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.tasks.preprocessing import Preprocessing
 from fairbloom.tasks.tables.encode import is_missing, read_columns
 from fairbloom.tasks.tables.read import CellError, Table
+from fairbloom.text import plural
 
 if TYPE_CHECKING:
     import pandas
@@ -71,7 +72,7 @@ def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, nou
     if len(ordered) > len(lines):
         lines.append(f"and {len(ordered) - len(lines):,} more")
     count = len({place for place, _ in ordered})
-    them = "it" if count == 1 else "them"
+    them = plural(count, "it", "them")
     first = (
         f"{source}: {count:,} of {of:,} {noun} cannot be read: correct {them}, or leave {them} out:"
     )

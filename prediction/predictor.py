@@ -44,6 +44,7 @@ from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.preprocessing import TABLE, Preprocessing
 from fairbloom.tasks.schema import Schema, parse_schema
 from fairbloom.tasks.tables.targets import join_names
+from fairbloom.text import plural, text_if
 
 from .new_data import NewData, data_of_table, read_new_data
 from .output_rows import table_of_frame
@@ -51,9 +52,8 @@ from .output_rows import table_of_frame
 if TYPE_CHECKING:
     import pandas
 
+# The models of a run: the final one, the one with the best mean score, and a client's personal one.
 LAST, BEST_MODEL, PERSONAL_MODEL = MODELS = ("last", "best", "personal")
-"""The models of a run: the final one, the one with the best mean score, and a client's personal
-one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ class Predictor:
         if given != known:
             names = {*given, *known}
             differing = sorted(name for name in names if given.get(name) != known.get(name))
-            verb = "is" if len(differing) == 1 else "are"
+            verb = plural(len(differing), "is", "are")
             raise FairbloomError(
                 f"schema: {join_names(differing)} {verb} not as in the run: inputs and their"
                 " categories must be those of the run's schema"
@@ -227,7 +227,7 @@ def load_predictor(
         if not preprocessing and task.preprocessing:
             preprocessing = task.preprocessing("")
     per_client = preprocessing is not None and preprocessing.per_client
-    need = "each client has a personal model" if model == PERSONAL_MODEL else ""
+    need = text_if(model == PERSONAL_MODEL, "each client has a personal model")
     if per_client:
         need = (
             "each client has its own means and deviations, unless the schema states center and"

@@ -12,19 +12,19 @@ from .names import (
 )
 from .terms import CLIENT_MOMENTUM, PROXIMAL, RULES
 
+# This line replaces `app = ClientApp()`; `train_fn = app.train_fn` follows it.
 HELPER = "app = fair(train_fn, test_fn)"
-"""This line replaces `app = ClientApp()`; `train_fn = app.train_fn` follows it."""
 
+# The remedy if a client does not answer a term.
 ADVICE = (
     f"write {HELPER} in the client app, or answer it there without PyTorch as docs/flower.md shows"
 )
-"""The remedy if a client does not answer a term."""
 
+# The remedy if a training function cannot answer a term.
 OF_A_TASK = (
     "take Fairbloom's own client with a task of yours (docs/your-data.md), which has all methods,"
     " or answer it in the client app as docs/flower.md shows"
 )
-"""The remedy if a training function cannot answer a term."""
 
 _BEYOND_FUNCTIONS = frozenset(
     {*BETWEEN_GROUPS, ARRAYS_DISPARITY, LOSS_BASELINE, STATE_ROUND, SNAPSHOT, TRAIN_LOSS}

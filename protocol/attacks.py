@@ -9,10 +9,12 @@ from .parameters import SettingsError
 from .settings import RunSettings, split_names
 from .streams import generator
 
+# The attacks on data, see fairbloom.tasks.label_flip, and on the reported training loss.
 LABEL_FLIP = "label-flip"
 LOSS = "loss"
-"""The attacks on data, see fairbloom.tasks.label_flip, and on the reported training loss."""
 
+# The default attack-strength of each attack, None if it has no strength. docs/data/attacks.csv
+# describes the attacks.
 ATTACKS: Mapping[str, float | None] = {
     "sign-flip": 1.0,
     "scale": 10.0,
@@ -22,8 +24,6 @@ ATTACKS: Mapping[str, float | None] = {
     "alie": 1.5,
     "ipm": 2.0,
 }
-"""The default attack-strength of each attack, None if it has no strength. docs/data/attacks.csv
-describes the attacks."""
 
 
 def attackers_of(settings: RunSettings, clients: Sequence[str]) -> tuple[str, ...]:

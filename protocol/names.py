@@ -3,28 +3,28 @@
 This module imports nothing: the client loop of a device uses it, and has to stay small.
 """
 
+# These records of a message hold the model, what a client reports, and the terms of its work.
 ARRAYS = "arrays"
 METRICS = "metrics"
 CONFIG = "config"
-"""These records of a message hold the model, what a client reports, and the terms of its work."""
 
+# This record holds the model that a client had in the middle of its local steps.
 SNAPSHOT = "snapshot"
-"""This record holds the model that a client had in the middle of its local steps."""
 
+# This record holds the received model after one step down the disparity between two groups of a
+# client's examples.
 ARRAYS_DISPARITY = "arrays-disparity"
-"""This record holds the received model after one step down the disparity between two groups of a
-client's examples."""
 
+# In a message to a client that uses control variates, this record holds the server's control
+# variate of each trainable array.
 CONTROL = "control"
-"""In a message to a client that uses control variates, this record holds the server's control
-variate of each trainable array."""
 
+# The record in which a client introduces itself, and the key of its name there.
 CLIENT = "client"
 NAME = "name"
-"""The record in which a client introduces itself, and the key of its name there."""
 
+# Maximum number of characters of a client's name.
 LONGEST_NAME = 100
-"""Maximum number of characters of a client's name."""
 
 
 def is_usable_name(name: str) -> bool:
@@ -32,98 +32,96 @@ def is_usable_name(name: str) -> bool:
     return 1 <= len(name) <= LONGEST_NAME and name.isprintable()
 
 
+# Key, next to a client's name, of the terms of local work that it supports: some of `terms.WORK`.
 HONOURS = "honours"
-"""Key, next to a client's name, of the terms of local work that it supports: some of
-`terms.WORK`."""
 
+# Key in a client's settings: whether its reports leave the machine. No run can set it.
 DEPLOYED = "deployed"
-"""Key in a client's settings: whether its reports leave the machine. No run can set it."""
 
+# Key of a device's node config: the fewest rows behind a number that leaves the device, which its
+# owner sets (limits rows, in owner.toml).
 MIN_ROWS = "limit-rows"
-"""Key of a device's node config: the fewest rows behind a number that leaves the device, which its
-owner sets (limits rows, in owner.toml)."""
 
+# Key of a device's node config: the tables `files` of a schema, as JSON, which declare how the
+# device's files are written.
 FILES = "files"
-"""Key of a device's node config: the tables `files` of a schema, as JSON, which declare how the
-device's files are written."""
 
+# The digest of a model's frozen parameters. A QUERY with this key in its config asks a client for
+# the digest of its own model, which it replies in the record `client`. In the terms of local work,
+# this key means that `arrays` has no frozen parameters: the client has them, or they are in the
+# record of this name. A client with other frozen parameters replies only its own digest.
 FROZEN = "frozen"
-"""The digest of a model's frozen parameters. A QUERY with this key in its config asks a client for
-the digest of its own model, which it replies in the record `client`. In the terms of local work,
-this key means that `arrays` has no frozen parameters: the client has them, or they are in the
-record of this name. A client with other frozen parameters replies only its own digest."""
 
+# This metric counts the examples of a client's training set, and in an evaluation those of its test
+# set.
 NUM_EXAMPLES = "num-examples"
-"""This metric counts the examples of a client's training set, and in an evaluation those of its
-test set."""
 
+# The share of a client's test examples that belong to the larger one of two classes.
 LARGER_CLASS = "larger-class"
-"""The share of a client's test examples that belong to the larger one of two classes."""
 
+# These are measured with the received model on the client's whole training set.
 LOSS_BEFORE = "loss-before"
 ACCURACY_BEFORE = "accuracy-before"
-"""These are measured with the received model on the client's whole training set."""
 
+# These are measured with the trained model on the client's whole training set.
 LOSS_AFTER = "loss-after"
 ACCURACY_AFTER = "accuracy-after"
-"""These are measured with the trained model on the client's whole training set."""
 
+# Suffixes of the name of a number that is measured on training examples before local work, and
+# after it.
 BEFORE = "before"
 AFTER = "after"
-"""Suffixes of the name of a number that is measured on training examples before local work, and
-after it."""
 
+# How differently the received model treats two groups of a client's training examples: the mean
+# smoothed decision in the second group minus the mean in the first, and the same for the decisions
+# themselves.
 DISPARITY = "disparity"
 DISPARITY_HARD = "disparity-hard"
-"""How differently the received model treats two groups of a client's training examples: the mean
-smoothed decision in the second group minus the mean in the first, and the same for the decisions
-themselves."""
 
+# The number of positive training examples of each of two groups, and of those that the received
+# model finds.
 POSITIVES = ("positives-0", "positives-1")
 HITS = ("hits-0", "hits-1")
-"""The number of positive training examples of each of two groups, and of those that the received
-model finds."""
 
+# All metrics of two groups of a client's training examples.
 BETWEEN_GROUPS = frozenset({DISPARITY, DISPARITY_HARD, *POSITIVES, *HITS})
-"""All metrics of two groups of a client's training examples."""
 
+# Suffix of the name of a number that a client's baseline has on its training examples, and the
+# baseline's loss. The baseline is the best model that the client reaches without the others; it
+# trains it once in a run.
 BASELINE = "baseline"
 LOSS_BASELINE = "loss-baseline"
-"""Suffix of the name of a number that a client's baseline has on its training examples, and the
-baseline's loss. The baseline is the best model that the client reaches without the others; it
-trains it once in a run."""
 
+# The client trained with this learning rate.
 LEARNING_RATE = "learning-rate"
-"""The client trained with this learning rate."""
 
+# The sum of the learning rates of all local steps of a client, 0 without steps.
 STEP_SUM = "step-sum"
-"""The sum of the learning rates of all local steps of a client, 0 without steps."""
 
+# In the terms of a client's work: the round of its last reply that was used, 0 if none was. The
+# client resumes from the state that it stored then. The metric of this name is the round of the
+# state that it did resume from.
 STATE_ROUND = "state-round"
-"""In the terms of a client's work: the round of its last reply that was used, 0 if none was. The
-client resumes from the state that it stored then. The metric of this name is the round of the state
-that it did resume from."""
 
+# The Euclidean norm ‖w_k − w‖ of a client's update, over all trainable parameters.
 UPDATE_NORM = "update-norm"
-"""The Euclidean norm ‖w_k − w‖ of a client's update, over all trainable parameters."""
 
+# These are measured with the received model on the client's test set.
 LOSS = "loss"
 ACCURACY = "accuracy"
-"""These are measured with the received model on the client's test set."""
 
+# Suffix of the name of a number that is measured with the client's personal model, as in
+# accuracy-personal.
 PERSONAL = "personal"
-"""Suffix of the name of a number that is measured with the client's personal model, as in
-accuracy-personal."""
 
+# Suffix of the name of a number that is measured on validation examples, as in loss-validation.
 VALIDATION = "validation"
-"""Suffix of the name of a number that is measured on validation examples, as in loss-validation."""
 
+# Prefix of the name of a number that an evaluation measures on training examples, as in train-loss.
 TRAIN = "train"
-"""Prefix of the name of a number that an evaluation measures on training examples, as in
-train-loss."""
 
+# An evaluation with this in its terms measures the received model on the training set, too.
 TRAIN_LOSS = "train-loss"
-"""An evaluation with this in its terms measures the received model on the training set, too."""
 
+# Key in the config of every message of our server: the number of its protocol, see version.py.
 PROTOCOL = "fairbloom-protocol"
-"""Key in the config of every message of our server: the number of its protocol, see version.py."""

@@ -18,8 +18,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from fairbloom.errors import FairbloomError, did_you_mean
 
+# The types of a parameter; Flower's run configs have no others.
 Value = bool | int | float | str
-"""The types of a parameter; Flower's run configs have no others."""
 
 
 class SettingsError(FairbloomError):

@@ -4,6 +4,7 @@ See `fairbloom.client.rules`.
 """
 
 from fairbloom.errors import ReportableError
+from fairbloom.text import text_if
 
 from .settings import RunSettings
 from .terms import OWN_RULE, STATEFUL, Terms
@@ -35,7 +36,7 @@ def check_rule(settings: RunSettings, terms: Terms) -> str:
             f"{names[0]} and {names[1]} ask for a rule of local work each, and there can be one:"
             " leave out one of them"
         )
-    momentum = f"client-momentum = {terms.client_momentum}" if terms.client_momentum else ""
+    momentum = text_if(terms.client_momentum, f"client-momentum = {terms.client_momentum}")
     if beyond := settings.beyond_corrected_sgd or momentum:
         raise ReportableError(f"{names[0]} corrects the steps of plain SGD: leave out {beyond}")
     return names[0]

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from fairbloom.text import text_if
+
 
 @dataclass(frozen=True)
 class Score:
@@ -32,8 +34,8 @@ class Score:
     @property
     def title(self) -> str:
         """Its name in tables and figures: "accuracy, %", or "loss, lower is better"."""
-        unit = ", %" if self.percent else ""
-        hint = "" if self.higher_is_better else ", lower is better"
+        unit = text_if(self.percent, ", %")
+        hint = text_if(not self.higher_is_better, ", lower is better")
         return f"{self.words}{unit}{hint}"
 
     @property

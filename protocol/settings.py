@@ -17,12 +17,18 @@ from pydantic import (
 )
 
 from . import options
-from .parameters import Choices, Parameter, Partitions, Range, annotated
-from .parameters import Mark as Mark
-from .parameters import SettingsError as SettingsError
-from .parameters import Value as Value
-from .parameters import key_of as key_of
-from .parameters import parsed as parsed
+from .parameters import (
+    Choices,
+    Mark as Mark,
+    Parameter,
+    Partitions,
+    Range,
+    SettingsError as SettingsError,
+    Value as Value,
+    annotated,
+    key_of as key_of,
+    parsed as parsed,
+)
 
 
 def _of_methods(declared: object, description: str) -> Any:
@@ -547,10 +553,10 @@ def marked(*marks: Mark) -> Mapping[str, type]:
     return {key: each.kind for key, each in SETTINGS.items() if each.marks.intersection(marks)}
 
 
+# Every setting of a run by its key.
 SETTINGS: Mapping[str, Parameter] = {
     parameter.key: parameter
     for name, hint in get_type_hints(RunSettings, include_extras=True).items()
     if (field := RunSettings.model_fields.get(name))
     and (parameter := annotated(name, hint, field.default, field.description or ""))
 }
-"""Every setting of a run by its key."""

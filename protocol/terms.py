@@ -12,10 +12,10 @@ from .names import FROZEN, PROTOCOL
 
 Value = bool | int | float | str | list[str]
 
+# The disparities between two groups that a client can reduce: over all examples, and over the
+# positive ones.
 DEMOGRAPHIC_PARITY = "demographic-parity"
 EQUAL_OPPORTUNITY = "equal-opportunity"
-"""The disparities between two groups that a client can reduce: over all examples, and over the
-positive ones."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ CONTROL_VARIATES = Request(("control_variates",))
 DYNAMIC = Request(("dynamic_alpha",))
 OWN_RULE = Request(("client_rule",))
 
+# The requests for all rules, in the order in which they are sent.
 RULES: tuple[Request, ...] = (
     PROXIMAL,
     PERSONAL_MODEL,
@@ -76,11 +77,10 @@ RULES: tuple[Request, ...] = (
     DYNAMIC,
     OWN_RULE,
 )
-"""The requests for all rules, in the order in which they are sent."""
 
+# The rules that correct each step by a state which the client stores between rounds; a client
+# follows at most one of them.
 STATEFUL: tuple[Request, ...] = (CONTROL_VARIATES, DYNAMIC, OWN_RULE)
-"""The rules that correct each step by a state which the client stores between rounds; a client
-follows at most one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,5 +227,5 @@ _DEFAULTS: Mapping[str, Any] = {
     each.name: each.default for each in fields(Terms) if each.name in _NAMES
 }
 
+# The keys that change a client's local work; a client declares which of them it supports.
 WORK = tuple(key for rule in RULES if rule.must_be_honoured for key in rule.keys)
-"""The keys that change a client's local work; a client declares which of them it supports."""

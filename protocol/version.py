@@ -8,22 +8,20 @@ from fairbloom.errors import ReportableError
 
 from .names import PROTOCOL as KEY
 
+# The protocol of this version's server and clients; both must have the same one.
+#
+# Raise it by 1 if a server and a client, one of them of the version before, would misunderstand
+# each other: a record, a name or a unit on the wire gets another meaning or is no longer sent, a
+# setting or a term that a client must not ignore is added, or a client draws other random numbers
+# or splits data in another way. Do not raise it for an addition that the other side can ignore, or
+# for a new version of Flower. The key of the number, in the config of every message of our
+# ServerApp, never changes, so that a client of any version can read it.
 PROTOCOL = 2
-"""The protocol of this version's server and clients; both must have the same one.
 
-Raise it by 1 if a server and a client, one of them of the version before, would misunderstand each
-other: a record, a name or a unit on the wire gets another meaning or is no longer sent, a setting
-or a term that a client must not ignore is added, or a client draws other random numbers or splits
-data in another way. Do not raise it for an addition that the other side can ignore, or for a new
-version of Flower. The key of the number, in the config of every message of our ServerApp, never
-changes, so that a client of any version can read it.
-"""
-
+# The format of a run folder, and of the files that a device stores of a run.
+#
+# Raise it by 1 if earlier folders can no longer be continued.
 RUN_FOLDER_FORMAT = 3
-"""The format of a run folder, and of the files that a device stores of a run.
-
-Raise it by 1 if earlier folders can no longer be continued.
-"""
 
 
 class MisfitError(ReportableError):

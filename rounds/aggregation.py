@@ -7,6 +7,7 @@ import numpy as np
 
 from fairbloom.logs import log
 from fairbloom.protocol.names import SNAPSHOT, TRAIN_LOSS
+from fairbloom.text import text_if
 
 from .arrays import FloatArray, Model, norm
 from .clients import Metrics, Replies, TrainReplies
@@ -19,8 +20,8 @@ from .screening import NormBounds, check_step, out_of_proportion
 from .server_optimizer import Moments
 from .vectors import Vectors, combine, weighted_sum
 
+# Metrics beyond this are absurd: their squares may be beyond the range of numbers.
 LARGEST_METRIC = 1e150
-"""Metrics beyond this are absurd: their squares may be beyond the range of numbers."""
 
 
 class NoStepError(Exception):
@@ -225,7 +226,7 @@ def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
         wrong = ", ".join(
             name for name, good in zip(cohort.names, finite, strict=False) if not good
         )
-        of = f" (of {wrong})" if wrong else ""
+        of = text_if(wrong, f" (of {wrong})")
         raise MethodError(
             f"{name} returned coefficients that are not finite{of}: correct the method"
         )

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
+# A model's arrays by name: parameters, and buffers such as BatchNorm's statistics.
 Model = Mapping[str, NDArray[Any]]
-"""A model's arrays by name: parameters, and buffers such as BatchNorm's statistics."""
 
+# Columns that are processed at once: m rows of them fit into the processor's cache.
 CHUNK_COLUMNS = 16384
-"""Columns that are processed at once: m rows of them fit into the processor's cache."""
 
+# A float64 sum of squares in this range has lost nothing to overflow or underflow.
 EXACT_SQUARES = (1e-200, 1e300)
-"""A float64 sum of squares in this range has lost nothing to overflow or underflow."""
 
 
 def column_chunks(size: int) -> Iterator[slice]:

@@ -19,15 +19,15 @@ from .refusals import Refusals
 from .updates import Updates
 from .vectors import Vectors
 
+# A round's metrics, by name.
 Metrics = dict[str, Any]
-"""A round's metrics, by name."""
 
+# The metrics of each client, by client name in ascending order: finite numbers by their name on the
+# wire.
 Reports = dict[str, dict[str, float]]
-"""The metrics of each client, by client name in ascending order: finite numbers by their name on
-the wire."""
 
+# Only the model is sent, and no vectors.
 NOTHING: Mapping[str, Model] = MappingProxyType({})
-"""Only the model is sent, and no vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)

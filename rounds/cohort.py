@@ -9,12 +9,12 @@ from fairbloom.protocol.names import LOSS_BEFORE
 
 from .arrays import FloatArray
 
+# Methods clip larger coefficients, which follow from losses or learning rates near 0: no model can
+# take such a step.
 LARGEST_COEFFICIENT = 1e150
-"""Methods clip larger coefficients, which follow from losses or learning rates near 0: no model can
-take such a step."""
 
+# Losses at the probe's model, by client name.
 Probed = Mapping[str, float]
-"""Losses at the probe's model, by client name."""
 
 
 @dataclass(frozen=True)

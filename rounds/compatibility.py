@@ -9,30 +9,30 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# Inputs of `weigh`: the inner products of all rows, those within each array, those in float64 for
+# any number of rows, and all training clients that the server has known. No option changes these.
 GRAM = "gram"
 GRAM_BY_ARRAY = "gram by array"
 EXACT_GRAM = "exact gram"
 ROSTER = "roster"
-"""Inputs of `weigh`: the inner products of all rows, those within each array, those in float64 for
-any number of rows, and all training clients that the server has known. No option changes these."""
 
+# Needs that concern the steps of clients and server, and the updates: see `NEEDS`.
 PLAIN_SGD = "plain sgd"
 ONE_MOMENTUM = "one momentum"
 WHOLE_UPDATES = "whole updates"
-"""Needs that concern the steps of clients and server, and the updates: see `NEEDS`."""
 
+# The values that `requires` may contain.
 REQUIREMENTS = frozenset(
     {GRAM, GRAM_BY_ARRAY, EXACT_GRAM, ROSTER, PLAIN_SGD, ONE_MOMENTUM, WHOLE_UPDATES}
 )
-"""The values that `requires` may contain."""
 
+# Needs that follow from a method's attributes: see `Method.all_needs`.
 PRIOR_FREE = "no prior"
 VARYING_WEIGHTS = "varying weights"
 CORRECTED_SGD = "corrected sgd"
 PLAIN_LOSS = "plain loss"
 CLIENT_MOMENTUM = "client momentum"
 OWN_WEIGHTS = "own weights"
-"""Needs that follow from a method's attributes: see `Method.all_needs`."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Requirement:
     applies_to: Callable[[Any], bool]
 
 
+# The needs that an option can change, by name.
 NEEDS: Mapping[str, Requirement] = {
     PRIOR_FREE: Requirement(
         "has no prior",
@@ -109,7 +110,6 @@ NEEDS: Mapping[str, Requirement] = {
         lambda method: not method.weighs_by_prior,
     ),
 }
-"""The needs that an option can change, by name."""
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,7 @@ def _squared_distances_to(weights: FloatArray, gram: FloatArray) -> FloatArray:
     return np.asarray(np.diagonal(gram) - 2.0 * products + weights @ products)
 
 
+# The defences that need only the Gram matrix and the tolerance.
 MIXERS: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
     "clip": clip,
     "nnm": nearest_neighbours,
@@ -187,7 +188,6 @@ WEIGHERS: Mapping[str, Callable[[FloatArray, int], FloatArray]] = {
     "krum": krum,
     "geometric-median": geometric_median,
 }
-"""The defences that need only the Gram matrix and the tolerance."""
 
 
 def trimmed_mean(vectors: Vectors, tolerance: int) -> tuple[FloatArray, FloatArray]:

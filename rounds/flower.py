@@ -49,26 +49,26 @@ from .screening import usable_evaluation, usable_metrics
 FLOWER = logging.getLogger("flwr")
 log = FLOWER.getChild("fairbloom")
 
+# Seconds between two queries of the nodes online while too few clients are.
 WAIT_SECONDS = 0.5
-"""Seconds between two queries of the nodes online while too few clients are."""
 
+# How long a user's own ServerApp waits for clients that are online and owe no reply, if none has
+# answered.
 PATIENCE_SECONDS = 3600.0
-"""How long a user's own ServerApp waits for clients that are online and owe no reply, if none has
-answered."""
 
+# The consequence of an app that answers no QUERY, and the remedy.
 UNNAMED = (
     "clients are named by their node ids, so a seed does not determine which are drawn; for names,"
     f" {ADVICE}"
 )
-"""The consequence of an app that answers no QUERY, and the remedy."""
 
+# A warning: how many nodes, one of them, and its reason.
 FAILED_QUERY = (
     "%d nodes fail when they are asked for their name. They are named by their node ids, so a seed"
     " does not determine which are drawn. Node %d reports: %s. Mods of ClientApp(mods=[...]) run on"
     " QUERY too, and many refuse a message without arrays: give them to @app.train(mods=[...]), or"
     " to fair(..., mods=[...])"
 )
-"""A warning: how many nodes, one of them, and its reason."""
 
 
 class FlowerClients:

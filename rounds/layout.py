@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from .arrays import Model, norm
 
+# The kinds of arrays that a model may have.
 DTYPES = "float, integer and bool"
-"""The kinds of arrays that a model may have."""
 
+# How the names of BatchNorm's statistics end in PyTorch.
 STATISTICS = ("running_mean", "running_var")
-"""How the names of BatchNorm's statistics end in PyTorch."""
 
+# The remedy when a client replies other values of a frozen array.
 UNFROZEN = "let its client leave it untrained (requires_grad = False), or out of the reply"
-"""The remedy when a client replies other values of a frozen array."""
 
 
 class Layout:

@@ -11,6 +11,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
+from fairbloom.text import text_if
 
 from .aggregation import NoStepError, Step, aggregate, build_cohort, check_row
 from .arrays import Model
@@ -196,7 +197,7 @@ class Rounds:
             log.warning(
                 "round %d is skipped, and the model stays as it is%s",
                 number,
-                "" if is_logged else f": {skip_reason}",
+                text_if(not is_logged, f": {skip_reason}"),
             )
         self._count_step(number, skip_reason)
         asked = len(current.draws) if current.is_answered else 0

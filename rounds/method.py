@@ -12,19 +12,19 @@ from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
 from . import compatibility
-from .arrays import FloatArray as FloatArray
-from .arrays import Model
+from .arrays import FloatArray as FloatArray, Model
 from .average import Average
-from .cohort import LARGEST_COEFFICIENT as LARGEST_COEFFICIENT
-from .cohort import Cohort as Cohort
-from .cohort import Kept as Kept
-from .cohort import MethodError as MethodError
-from .cohort import Probed as Probed
+from .cohort import (
+    LARGEST_COEFFICIENT as LARGEST_COEFFICIENT,
+    Cohort as Cohort,
+    Kept as Kept,
+    MethodError as MethodError,
+    Probed as Probed,
+)
 from .compatibility import REQUIREMENTS
 from .defences import NONE, WEIGHING, Defence
 from .layout import Layout
-from .options import OPTIONS, checking
-from .options import Options as Options
+from .options import OPTIONS, Options as Options, checking
 from .progress import SERVER_OPTIMIZER, NormHistory, Progress
 from .ranges import names_in, one_of, pairs_in, whole
 from .sampling import sample
@@ -32,8 +32,8 @@ from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
 from .vectors import Vectors
 
+# The number of negative coefficients: a metric of methods that declare it in `reports`.
 NEGATIVE_WEIGHTS = "negative-weights"
-"""The number of negative coefficients: a metric of methods that declare it in `reports`."""
 
 
 class DeclarationError(FairbloomError, TypeError):

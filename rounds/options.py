@@ -10,8 +10,8 @@ from fairbloom.protocol import options as of_runs
 from fairbloom.protocol.names import ARRAYS, CONFIG, NUM_EXAMPLES
 from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of
 
+# (Flower's RecordDicts of the used replies, the name of their weight) → a MetricRecord.
 Aggregate = Callable[[list[Any], str], Any]
-"""(Flower's RecordDicts of the used replies, the name of their weight) → a MetricRecord."""
 
 
 class OptionsWithoutPrior(TypedDict, total=False):
@@ -61,12 +61,12 @@ class Options(OptionsWithoutPrior, total=False):
     weighting: str | None
 
 
+# The common options that are numbers, strings or flags, by their names in Python.
 OPTIONS: Mapping[str, Parameter] = {
     name: option
     for name, annotation in get_type_hints(OptionsWithoutPrior, include_extras=True).items()
     if (option := annotated(name, annotation, None))
 }
-"""The common options that are numbers, strings or flags, by their names in Python."""
 
 
 def checking(construct: Callable[..., None]) -> Callable[..., None]:

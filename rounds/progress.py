@@ -13,11 +13,11 @@ from .server_optimizer import Moments
 from .states import States
 from .vectors import Vectors
 
+# A round is compared with this many earlier rounds, by number; skipped rounds have no norms.
 ROUNDS_BACK = 5
-"""A round is compared with this many earlier rounds, by number; skipped rounds have no norms."""
 
+# The key of the server optimizer and its moments in a state.
 SERVER_OPTIMIZER = "server-optimizer"
-"""The key of the server optimizer and its moments in a state."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from fairbloom.errors import FairbloomError, describe_online, join_names
 from fairbloom.logs import log
+from fairbloom.text import text_if
 
+# A wait for clients is logged after NOTICE_SECONDS, and again every AGAIN_SECONDS.
 NOTICE_SECONDS = 10.0
 AGAIN_SECONDS = 300.0
-"""A wait for clients is logged after NOTICE_SECONDS, and again every AGAIN_SECONDS."""
 
 
 class QuorumError(FairbloomError):
@@ -136,7 +137,7 @@ class Quorum:
         if count >= fewest:
             self._wait.end()
             return True
-        remedy = f", and {self._setting} = {count} would go on without them" if count else ""
+        remedy = text_if(count, f", and {self._setting} = {count} would go on without them")
         text = f"{text}; awaited: {join_names(sorted(absent))}"
         if not self._wait.should_continue(text + remedy):
             raise QuorumError(

@@ -8,12 +8,16 @@ that cannot be annotated.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairbloom.protocol.parameters import Choices as Choices
-from fairbloom.protocol.parameters import NonNegative as NonNegative
-from fairbloom.protocol.parameters import Pairs as Pairs
-from fairbloom.protocol.parameters import Parameter, parsed, split_pairs
-from fairbloom.protocol.parameters import Positive as Positive
-from fairbloom.protocol.parameters import Range as Range
+from fairbloom.protocol.parameters import (
+    Choices as Choices,
+    NonNegative as NonNegative,
+    Pairs as Pairs,
+    Parameter,
+    Positive as Positive,
+    Range as Range,
+    parsed,
+    split_pairs,
+)
 
 
 def within(interval: str, **named: object) -> float:

@@ -29,12 +29,12 @@ from .refusals import one_line
 from .screening import LARGEST_COUNT
 from .updates import Updates
 
+# Flower's error codes for a message, or a reply, that has exceeded its deadline.
 EXPIRED = (3, 4)
-"""Flower's error codes for a message, or a reply, that has exceeded its deadline."""
 
+# An app without a query function answers with an error that has one of these texts; the second is
+# of a NumPyClient.
 NO_QUERY = ("No query function registered", "Invalid message type: query")
-"""An app without a query function answers with an error that has one of these texts; the second is
-of a NumPyClient."""
 
 
 def read_frozen_digest(content: RecordDict) -> str:

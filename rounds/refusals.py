@@ -8,12 +8,11 @@ from fairbloom.protocol.advice import advice_on
 
 from .updates import NotFiniteError
 
+# The longest reason that is stored: a client's error may be a whole traceback, or a flood.
 MAX_REASON_CHARACTERS = 2000
-"""The longest reason that is stored: a client's error may be a whole traceback, or a flood."""
 
+# The folders of an absolute path, which reasons leave out: they show where a site keeps its files.
 FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
-"""The folders of an absolute path, which reasons leave out: they show where a site keeps its
-files."""
 
 
 class NotFiniteMetricError(NotFiniteError):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from fairbloom.logs import log
 
+# The longest pause, in seconds, before a node that never answers gets a message again, unless
+# messages live longer.
 LONGEST_PAUSE = 86400.0
-"""The longest pause, in seconds, before a node that never answers gets a message again, unless
-messages live longer."""
 
 
 class Roster:

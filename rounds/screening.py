@@ -44,27 +44,27 @@ from .refusals import lacking_metric
 
 LARGEST = sys.float_info.max
 
+# The largest count of examples that is accepted: float64 holds every integer up to here.
 LARGEST_COUNT = 2**53
-"""The largest count of examples that is accepted: float64 holds every integer up to here."""
 
+# The metrics of a client's test and validation splits that are shares of the examples.
 ACCURACIES = tuple(
     f"{ACCURACY}{of}" for of in ("", f"-{PERSONAL}", f"-{VALIDATION}", f"-{VALIDATION}-{PERSONAL}")
 )
-"""The metrics of a client's test and validation splits that are shares of the examples."""
 
 LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, LOSS_BASELINE, TRAIN_LOSS})
 
 GROUP_COUNTS = frozenset({*POSITIVES, *HITS})
 
+# The smallest sum of learning rates above 0 that is accepted: updates are divided by it, and could
+# leave the range of numbers.
 SMALLEST_STEP_SUM = 1e-12
-"""The smallest sum of learning rates above 0 that is accepted: updates are divided by it, and could
-leave the range of numbers."""
 
+# The least loss that others are compared with: a client may well be far from a median near 0.
 USUAL_LOSS = 1.0
-"""The least loss that others are compared with: a client may well be far from a median near 0."""
 
+# The largest factor by which a client's update may be longer because it has more examples.
 LARGEST_ALLOWANCE = 1000.0
-"""The largest factor by which a client's update may be longer because it has more examples."""
 
 
 class BrokenModelError(FairbloomError):

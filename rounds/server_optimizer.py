@@ -22,12 +22,12 @@ from fairbloom.protocol.options import Beta1, Beta2, Tau, default_of
 from .arrays import FloatArray, column_chunks
 from .ranges import within
 
+# With "none" the server takes the method's step unchanged.
 NONE = "none"
 AVGM = "avgm"
 ADAGRAD = "adagrad"
 ADAM = "adam"
 YOGI = "yogi"
-"""With "none" the server takes the method's step unchanged."""
 
 LR = "server_optimizer_lr"
 BETA1 = "server_optimizer_beta1"
@@ -36,6 +36,7 @@ TAU = "server_optimizer_tau"
 
 DEFAULTS = {BETA1: default_of(Beta1), BETA2: default_of(Beta2), TAU: default_of(Tau)}
 
+# The options that each optimizer does not read.
 WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
     NONE: frozenset({LR, BETA1, BETA2, TAU}),
     AVGM: frozenset({BETA2, TAU}),
@@ -43,11 +44,10 @@ WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
     ADAM: frozenset(),
     YOGI: frozenset(),
 }
-"""The options that each optimizer does not read."""
 
+# A property of methods that seek a common descent direction; a server optimizer breaks it, because
+# it turns the step.
 COMMON_DESCENT = "to first order, its step raises no participant's loss"
-"""A property of methods that seek a common descent direction; a server optimizer breaks it, because
-it turns the step."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from fairbloom.protocol.names import STATE_ROUND
 from .clients import TrainReplies
 from .refusals import lacking_metric
 
+# A client that has lost its state this many times is refused from then on.
 MAX_STATE_LOSSES = 2
-"""A client that has lost its state this many times is refused from then on."""
 
 REMEDY = (
     "give it a folder that stays (state-dir in its client.toml) and begin a new run, or leave the"

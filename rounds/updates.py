@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.text import text_if
+
 from .arrays import FloatArray, Model
 from .layout import Layout
 from .vectors import (
@@ -18,18 +20,18 @@ from .vectors import (
     subtract_sum,
 )
 
+# Numbers of whole rows that are checked and subtracted before the next ones are read.
 CACHED_NUMBERS = 262144
-"""Numbers of whole rows that are checked and subtracted before the next ones are read."""
 
+# Entries of float64 updates beyond this have no finite square, so the reply is refused.
 MAX_ENTRY = 1e150
-"""Entries of float64 updates beyond this have no finite square, so the reply is refused."""
 
+# Square sums of updates in this range need no closer look.
 SAFE_SQUARES = (1e-20, 1e20)
-"""Square sums of updates in this range need no closer look."""
 
+# If the largest entry of a row is outside 2^±40, the round's numbers are multiplied in float64: no
+# product then overflows.
 SAFE_EXPONENT = 40
-"""If the largest entry of a row is outside 2^±40, the round's numbers are multiplied in float64: no
-product then overflows."""
 
 
 class NotFiniteError(ValueError):
@@ -51,7 +53,7 @@ class Updates:
 
     def __init__(self, layout: Layout, matrix: NDArray[Any] | None = None, of: str = "") -> None:
         self.layout = layout
-        self._of = f" of the {of}" if of else ""
+        self._of = text_if(of, f" of the {of}")
         self._rows: NDArray[Any] | Borrowed = Borrowed(layout) if matrix is None else matrix
         self._buffer_names = (*layout.buffers, *layout.integers)
         self._buffers: list[Model] = []

@@ -20,25 +20,25 @@ from .layout import Layout
 
 T = TypeVar("T")
 
+# Chunks that a thread processes before it asks for more: asking takes as long as a chunk of a few
+# updates.
 CHUNKS_PER_TASK = 16
-"""Chunks that a thread processes before it asks for more: asking takes as long as a chunk of a few
-updates."""
 
+# From this many columns on, the squares of each row are summed in a call of its own.
 WIDE_COLUMNS = 4096
-"""From this many columns on, the squares of each row are summed in a call of its own."""
 
+# Up to this many numbers (rows · columns) are multiplied in float64. Beyond, they are multiplied in
+# the model's dtype within a chunk, and summed over chunks in float64: an error of 1.5e-7 in a
+# cosine, in a fraction of the time.
 EXACT_NUMBERS = 2_000_000
-"""Up to this many numbers (rows · columns) are multiplied in float64. Beyond, they are multiplied
-in the model's dtype within a chunk, and summed over chunks in float64: an error of 1.5e-7 in a
-cosine, in a fraction of the time."""
 
+# Two vectors count as equal up to this squared distance, relative to the smaller of their squared
+# norms: it is the rounding of products in float64, and in the model's dtype.
 ALIKE_SHARE = 1e-13, 1e-6
-"""Two vectors count as equal up to this squared distance, relative to the smaller of their squared
-norms: it is the rounding of products in float64, and in the model's dtype."""
 
+# A vector, or a part of one, with a smaller squared norm counts as zero: below the normal numbers,
+# precision is lost.
 SMALLEST_SQUARE = 1e-300
-"""A vector, or a part of one, with a smaller squared norm counts as zero: below the normal numbers,
-precision is lost."""
 
 
 @dataclass(frozen=True)

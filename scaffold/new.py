@@ -11,12 +11,12 @@ import typer
 
 from fairbloom.errors import FairbloomError
 
+# The app as it is written, under the name my-app.
 TEMPLATE = Path(__file__).parent / "template"
-"""The app as it is written, under the name my-app."""
 
+# Flower takes no longer name.
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 LONGEST_NAME = 32
-"""Flower takes no longer name."""
 
 
 def new(

@@ -39,6 +39,7 @@ from fairbloom.tasks.models import (
 )
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import decide_score, has_two_classes
+from fairbloom.text import text_if
 
 from .log_lines import name_worst_served, summarize_row
 from .polling import PollingGrid
@@ -322,7 +323,7 @@ def suggest_shorter_steps(settings: Settings, rounds: Rounds) -> Iterator[None]:
     except (NothingLearnedError, BrokenModelError) as error:
         if isinstance(error, NothingLearnedError) and not rounds.diverged:
             raise
-        clip = "" if settings.gradient_clip else " and, if that is not enough, gradient-clip = 1"
+        clip = text_if(not settings.gradient_clip, " and, if that is not enough, gradient-clip = 1")
         raise type(error)(
             f"{error}. As a rule, numbers that are not finite come from steps that are too long:"
             f" begin a new run with a learning-rate below {settings.learning_rate:g}{clip}"

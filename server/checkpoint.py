@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from fairbloom.logs import log
 from fairbloom.system import sealed
-from fairbloom.system.sealed import Arrays as Arrays
-from fairbloom.system.sealed import save_model as save_model
+from fairbloom.system.sealed import Arrays as Arrays, save_model as save_model
 
 from .run_folder.errors import RunFolderError
 
+# How many checkpoints a run continues from: the last one, and the one before it in case the last is
+# damaged.
 KEPT = 2
-"""How many checkpoints a run continues from: the last one, and the one before it in case the last
-is damaged."""
 
 
 def save_round(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
+from fairbloom.text import text_if
 
 from .run_folder.csv_rows import ENDINGS
 
@@ -16,7 +17,7 @@ def summarize_row(row: Mapping[str, object], score: Score, model: str = "global"
     scored = row.get("clients_scored")
     clients = row.get("clients")
     partial = isinstance(scored, int) and isinstance(clients, int) and scored < clients
-    over = f" over {scored} of {clients} clients" if partial else ""
+    over = text_if(partial, f" over {scored} of {clients} clients")
     return (
         f": test {score.name} {score.written(mean)}{over}, of the worst 10 % of clients"
         f" {score.written(worst)}"

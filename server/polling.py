@@ -21,19 +21,19 @@ from fairbloom.flower import (
 from fairbloom.logs import log
 from fairbloom.rounds.quorum import Quorum
 
+# Shortest and longest pause between two looks for replies; in between, a twentieth of the time
+# taken so far.
 SHORTEST_SECONDS = 0.05
 LONGEST_SECONDS = 1.0
-"""Shortest and longest pause between two looks for replies; in between, a twentieth of the time
-taken so far."""
 
+# How long a node may be offline before its reply is given up: a network that is away for a minute
+# costs no reply. A node that returns gets this long again, or as long as the slowest other node
+# took, whichever is longer.
 GRACE_SECONDS = 60.0
-"""How long a node may be offline before its reply is given up: a network that is away for a minute
-costs no reply. A node that returns gets this long again, or as long as the slowest other node took,
-whichever is longer."""
 
+# How long a call may fail before the run gives up: long enough to clear a disk, or to restart a
+# SuperLink.
 PATIENCE_SECONDS = 600.0
-"""How long a call may fail before the run gives up: long enough to clear a disk, or to restart a
-SuperLink."""
 
 
 T = TypeVar("T")

@@ -13,11 +13,11 @@ from .run_folder.csv_rows import parse_refusals
 from .run_folder.errors import RunFolderError
 from .run_folder.files import CONFIG, ROUNDS, state_of
 
+# Environment variable by which the server names the folder of a deployed run's order and log.
 RUN_FOLDER = "FAIRBLOOM_RUN"
-"""Environment variable by which the server names the folder of a deployed run's order and log."""
 
+# File in that folder with the path of the run folder.
 ANNOUNCED = "folder"
-"""File in that folder with the path of the run folder."""
 
 
 def announce(folder: Path) -> None:

@@ -30,15 +30,15 @@ from fairbloom.strategies.torchjd import TORCHJD, by_name
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
 
+# The value, in a run config, of a parameter that has no default and is not set: Flower wants every
+# key there.
 UNSET = ""
-"""The value, in a run config, of a parameter that has no default and is not set: Flower wants
-every key there."""
 
+# The names in Python of those options of methods that are settings of runs: a method's errors call
+# them so.
 IN_PYTHON = re.compile(
     rf"\b({'|'.join(name for name in Options.__optional_keys__ if key_of(name) in SETTINGS)})\b"
 )
-"""The names in Python of those options of methods that are settings of runs: a method's errors call
-them so."""
 
 
 def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:

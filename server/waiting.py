@@ -18,13 +18,13 @@ from fairbloom.rounds.quorum import (
 )
 from fairbloom.rounds.screening import beyond_others
 
+# A client with more than this multiple of the others' median needs a number that the operator has
+# stated.
 MOST_TIMES = 10
-"""A client with more than this multiple of the others' median needs a number that the
-operator has stated."""
 
+# Environment variable by which `fairbloom server` names the folder with a file for each client ever
+# enrolled.
 CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
-"""Environment variable by which `fairbloom server` names the folder with a file for each client
-ever enrolled."""
 
 
 class ImplausibleSizeError(FairbloomError):

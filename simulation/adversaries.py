@@ -63,6 +63,10 @@ def _alie(sight: Sight) -> Vector:
     return mean + sight.strength * deviation
 
 
+# What becomes of a hostile client's update.
+#
+# Sources: alie is of Baruch, Baruch and Goldberg, A Little Is Enough, NeurIPS 2019; ipm of Xie,
+# Koyejo and Gupta, Fall of Empires, UAI 2019.
 UPDATES: Mapping[str, Callable[[Sight], Vector]] = {
     "sign-flip": lambda sight: -sight.strength * sight.own,
     "scale": lambda sight: sight.strength * sight.own,
@@ -70,14 +74,9 @@ UPDATES: Mapping[str, Callable[[Sight], Vector]] = {
     "alie": _alie,
     "ipm": lambda sight: -sight.strength * np.asarray(sight.honest.mean(axis=0)),
 }
-"""What becomes of a hostile client's update.
 
-Sources: alie is of Baruch, Baruch and Goldberg, A Little Is Enough, NeurIPS 2019; ipm of Xie,
-Koyejo and Gupta, Fall of Empires, UAI 2019.
-"""
-
+# The attacks that need an honest update in the round; those of users may.
 SEES_HONEST = ("alie", "ipm")
-"""The attacks that need an honest update in the round; those of users may."""
 
 
 class Adversaries:

@@ -35,12 +35,12 @@ from .stacked.programs import UnstackableError, make_program
 from .trial import TrialStep, try_first_step
 from .workers import WorkerClients
 
+# From this length of a round on, several processes are faster than one by more than they take to be
+# started.
 WORKERS_SECONDS = 0.5
-"""From this length of a round on, several processes are faster than one by more than they take to
-be started."""
 
+# Memory that stacked clients may take on the processor, without the round's updates.
 BLOCK_BYTES = 2**26
-"""Memory that stacked clients may take on the processor, without the round's updates."""
 
 FIRST_ROUND = Terms(server_round=1)
 

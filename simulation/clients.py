@@ -41,8 +41,8 @@ from .adversaries import Adversaries
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Called in the midst of a round with how many of its clients have trained, and how many are to.
 OnTrained = Callable[[int, int], None]
-"""Called in the midst of a round with how many of its clients have trained, and how many are to."""
 
 
 def ignore(done: int, of: int) -> None:

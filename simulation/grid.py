@@ -13,8 +13,8 @@ from fairbloom.client.device import check_device
 from fairbloom.errors import failure_reason
 from fairbloom.flower import ErrorCode, Run, address, identify, set_message_id
 
+# The node id that Flower gives the server.
 SERVER = 1
-"""The node id that Flower gives the server."""
 
 
 class InProcessGrid(Grid):

@@ -15,6 +15,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Splits, Task
 from fairbloom.tasks.task import AnyExamples
+from fairbloom.text import text_if
 
 
 class TrialStep(NamedTuple):
@@ -43,7 +44,7 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Trial
         except Exception as error:
             reasons[name] = failure_reason(error)
     (name, reason), *others = reasons.items()
-    too = f", and those of {len(others)} others" if others else ""
+    too = text_if(others, f", and those of {len(others)} others")
     raise FairbloomError(
         f"{reason} (a trial step of client {name} failed before the first round{too}; fairbloom run"
         " --debug shows the whole traceback)"

@@ -38,15 +38,14 @@ from fairbloom.tasks.models import arrays_of
 from .clients import LocalClients, Reply, call_client, refuse_failed, store_reply
 from .processes import Forked, can_fork, shared_array
 
+# What clients do.
 Work = Literal["train", "evaluate"]
-"""What clients do."""
 
+# The state that a client resumes from, as arrays by name, with the round that made it.
 Starts = Mapping[str, tuple[int, Model]]
-"""The state that a client resumes from, as arrays by name, with the round
-that made it."""
 
+# A client that has ended this many workers is refused.
 MOST_LOSSES = 2
-"""A client that has ended this many workers is refused."""
 
 
 class Call(NamedTuple):

@@ -12,6 +12,7 @@ from fairbloom.rounds.ranges import Choices
 from .decisions import leader_memory, leader_weights, newton_memory, newton_weights
 from .strategy import FairStrategy
 
+# The distribution functions ρ, of the losses over their mean: they rise from 0 to 1.
 CDFS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
     "weibull": lambda x: 1.0 - np.exp(-(x**2)),
     "exponential": lambda x: 1.0 - np.exp(-x),
@@ -20,7 +21,6 @@ CDFS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
     "gumbel": lambda x: np.exp(-np.exp(1.0 - x)),
     "logistic": lambda x: 1.0 / (1.0 + np.exp(1.0 - x)),
 }
-"""The distribution functions ρ, of the losses over their mean: they rise from 0 to 1."""
 
 
 class AAggFF(FairStrategy):

@@ -10,8 +10,8 @@ from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .strategy import FairStrategy
 
+# An update that is a combination of earlier ones, up to this share of its norm, is skipped.
 NO_NEW_DIRECTION = 1e-6
-"""An update that is a combination of earlier ones, up to this share of its norm, is skipped."""
 
 
 class AdaFed(FairStrategy):

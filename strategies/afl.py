@@ -11,8 +11,8 @@ from fairbloom.rounds.ranges import NonNegative
 from .simplex import project
 from .strategy import FairStrategy
 
+# Larger gains are clipped to this, because the projection computes differences.
 LARGEST_GAIN = 1e300
-"""Larger gains are clipped to this, because the projection computes differences."""
 
 
 class AFL(FairStrategy):

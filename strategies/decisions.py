@@ -11,8 +11,8 @@ from fairbloom.rounds.method import Cohort, FloatArray
 
 from .simplex import min_norm_weights
 
+# A weight of a decision below this is the solver's rounding.
 NOTHING = 1e-9
-"""A weight of a decision below this is the solver's rounding."""
 
 # Few clients: an online Newton step ---------------------------------------------------------------
 

@@ -11,11 +11,11 @@ from fairbloom.rounds.ranges import NonNegative
 from .strategy import FairStrategy
 from .vred import above_mean
 
+# A client stops training alone when its loss has fallen by less than TOLERANCE of itself over
+# PATIENCE epochs, or after EPOCHS.
 PATIENCE = 5
 TOLERANCE = 1e-4
 EPOCHS = 200
-"""A client stops training alone when its loss has fallen by less than TOLERANCE of itself over
-PATIENCE epochs, or after EPOCHS."""
 
 
 class EAGLE(FairStrategy):

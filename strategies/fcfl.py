@@ -15,11 +15,11 @@ from fairbloom.rounds.ranges import Choices, NonNegative, Pairs, Positive, Range
 from .simplex import steepest_common_weights
 from .strategy import FairStrategy
 
+# The names of δ_l and δ_g in the memory.
 TEMPERATURES = ("delta-loss", "delta-disparity")
-"""The names of δ_l and δ_g in the memory."""
 
+# An entry of a softmax that is this many temperatures below the largest is 0.
 FAR_BELOW = -800.0
-"""An entry of a softmax that is this many temperatures below the largest is 0."""
 
 
 class FCFL(FairStrategy):

@@ -12,8 +12,8 @@ from fairbloom.rounds.ranges import NonNegative, Range
 
 from .strategy import FairStrategy
 
+# Accuracies are raised to this before their logarithm is taken.
 SMALLEST_ACCURACY = 1e-6
-"""Accuracies are raised to this before their logarithm is taken."""
 
 
 class FedFa(FairStrategy):

@@ -12,9 +12,9 @@ from fairbloom.rounds.ranges import Choices, Range
 
 from .strategy import FairStrategy
 
+# If the squared norm of the projected average is below this share of the mean squared norm, it is
+# rounding: no step is taken.
 NOTHING_COMMON = 1e-6
-"""If the squared norm of the projected average is below this share of the mean squared norm, it is
-rounding: no step is taken."""
 
 
 class FedFV(FairStrategy):

@@ -6,12 +6,12 @@ import numpy as np
 
 from fairbloom.rounds.method import FloatArray
 
+# Losses count as equal up to this sine of the angle between them and equal losses.
 EQUAL_LOSSES = 1e-6
-"""Losses count as equal up to this sine of the angle between them and equal losses."""
 
+# A shortest combination of rows of equal norm, up to this share of the norm, is no common
+# direction.
 NOTHING_COMMON = 1e-3
-"""A shortest combination of rows of equal norm, up to this share of the norm, is no common
-direction."""
 
 
 class Guidance(NamedTuple):

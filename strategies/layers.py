@@ -12,9 +12,9 @@ from fairbloom.rounds.method import FloatArray
 from .guidance import NOTHING_COMMON
 from .simplex import shortest_combination
 
+# A guidance row below this share of the norm of the rows that it combines is rounding, and is
+# skipped.
 NO_GUIDANCE = 1e-6
-"""A guidance row below this share of the norm of the rows that it combines is rounding, and is
-skipped."""
 
 
 def layers_of(names: Sequence[str], groups: Mapping[str, Any] | None) -> list[NDArray[np.intp]]:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+# In a checkpoint, bytes are a mapping with this key.
 BYTES = "bytes"
-"""In a checkpoint, bytes are a mapping with this key."""
 
 
 class ChangingConfig:

@@ -11,8 +11,8 @@ from fairbloom.rounds.ranges import NonNegative, Positive
 
 from .strategy import FairStrategy, Tries
 
+# Losses are raised to this before a power is taken.
 SMALLEST_LOSS = 1e-10
-"""Losses are raised to this before a power is taken."""
 
 
 class QFedAvg(FairStrategy):

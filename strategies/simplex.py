@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fairbloom.rounds.method import FloatArray
 
+# With its default tolerances, the solver leaves errors of 5e-5 in the weights.
 SOLVER = {
     "show_progress": False,
     "abstol": 1e-13,
@@ -17,21 +18,20 @@ SOLVER = {
     "feastol": 1e-13,
     "maxiters": 200,
 }
-"""With its default tolerances, the solver leaves errors of 5e-5 in the weights."""
 
+# The solver's errors if rounding makes a number negative before its square root is taken.
 SOLVER_ERRORS = (ArithmeticError, ValueError)
-"""The solver's errors if rounding makes a number negative before its square root is taken."""
 
+# Largest relative excess of the objective over its minimum, bounded by the duality gap, that is
+# accepted without refinement.
 MAX_RELATIVE_GAP = 1e-11
-"""Largest relative excess of the objective over its minimum, bounded by the duality gap, that is
-accepted without refinement."""
 
+# Bound on the operations of exact refinement, in steps of m³ each; at least ten steps.
 POLISHING_WORK = 2e8
-"""Bound on the operations of exact refinement, in steps of m³ each; at least ten steps."""
 
+# An update counts as in the span of others up to this squared distance from it, relative to the
+# update's squared norm.
 DEPENDENT = 1e-13
-"""An update counts as in the span of others up to this squared distance from it, relative to the
-update's squared norm."""
 
 
 def project(vector: FloatArray) -> FloatArray:

@@ -29,8 +29,8 @@ from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import check_model
 from fairbloom.strategies.message_configs import ChangingConfig
 
+# Values of parameters to try, by their names in Python.
 Tries = Sequence[Mapping[str, Value]]
-"""Values of parameters to try, by their names in Python."""
 
 
 class FairStrategy(Method, Strategy):
@@ -403,10 +403,10 @@ def plain_values(strategy: Strategy) -> dict[str, bool | int | float | str]:
     }
 
 
+# The keys of a config by which the strategy itself instructs clients.
 OUR_KEYS = frozenset({"server-round", "state-round", "seed", FROZEN, PROTOCOL}).union(
     *(rule.keys for rule in RULES)
 )
-"""The keys of a config by which the strategy itself instructs clients."""
 
 
 def check_keys(configs: Mapping[str, ConfigRecord | None]) -> None:
@@ -448,6 +448,7 @@ def evaluate_centrally(
 
 AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
 
+# The options that Flower's strategies have too.
 FLOWER_OPTIONS = (
     "fraction_train",
     "fraction_evaluate",
@@ -458,7 +459,6 @@ FLOWER_OPTIONS = (
     "arrayrecord_key",
     "configrecord_key",
 )
-"""The options that Flower's strategies have too."""
 
 
 def _log_options(title: str, options: Mapping[str, Any]) -> None:

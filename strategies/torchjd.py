@@ -14,15 +14,15 @@ from fairbloom.rounds.options import OptionsWithoutPrior
 
 from .strategy import FairStrategy
 
+# The prefix of a method's name for a weighting of TorchJD: torchjd:upgrad.
 TORCHJD = "torchjd:"
-"""The prefix of a method's name for a weighting of TorchJD: torchjd:upgrad."""
 
+# Values for arguments without a default, if a weighting is chosen by name.
 STARTING_POINTS: dict[str, dict[str, float]] = {
     "cagrad": {"c": 0.4},
     "fairgrad": {"alpha": 1.0},
     "krum": {"n_byzantine": 1},
 }
-"""Values for arguments without a default, if a weighting is chosen by name."""
 
 
 class FromTorchJD(FairStrategy):

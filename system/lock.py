@@ -15,8 +15,8 @@ from types import TracebackType
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 
+# The pause between two attempts to get a lock that another process holds.
 LOOK_SECONDS = 0.5
-"""The pause between two attempts to get a lock that another process holds."""
 
 
 class LockedError(FairbloomError):
@@ -143,9 +143,9 @@ def _lies_at(path: Path, descriptor: int) -> bool:
         return False
 
 
+# The locks of this process, which a process that is forked from it must not hold on to when this
+# one ends.
 _held_here: set[int] = set()
-"""The locks of this process, which a process that is forked from it must not hold on to when this
-one ends."""
 
 
 def _release_after_fork() -> None:

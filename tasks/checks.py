@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairbloom.errors import FairbloomError, ReportableError, place_of_function
 from fairbloom.protocol.names import LONGEST_NAME, is_usable_name
+from fairbloom.text import text_if
 
 from .collated import CollatedExamples
 from .inputs import names_of, tensors_of
@@ -92,7 +93,7 @@ def guard_loss(name: str, loss: Loss) -> Loss:
         losses = loss(outputs, targets)
         if losses.shape != targets.shape[:1]:
             file_and_line = place_of_function(loss)
-            place = f" ({file_and_line})" if file_and_line else ""
+            place = text_if(file_and_line, f" ({file_and_line})")
             raise FairbloomError(
                 f"task = {name!r}: its loss{place} must return one number"
                 f" for each of {len(targets)} examples, got shape {tuple(losses.shape)}: outputs"

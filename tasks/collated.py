@@ -15,8 +15,8 @@ from fairbloom.errors import ReportableError
 
 from .inputs import Inputs, map_inputs, tensors_of
 
+# Examples that are loaded at once if the run sets no number.
 BATCH = 256
-"""Examples that are loaded at once if the run sets no number."""
 
 CPU = torch.device("cpu")
 

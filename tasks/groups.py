@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import split_names
 
+# The group of examples without a value, or with a value of no group that the clients agreed on.
 OTHER = "other"
-"""The group of examples without a value, or with a value of no group that the clients agreed on."""
 
+# Groupings of a run.
 MAX_GROUPINGS = 10
-"""Groupings of a run."""
 
 
+# The remedy in errors about a task without groups.
 NAMING = (
     'by groups in the schema, as groups = ["sex"], by adult.group or heart-disease.group; or give a'
     " task groupings"
 )
-"""The remedy in errors about a task without groups."""
 
 COMPARED = re.compile(r"(?P<column>[^<>=]*)(?P<sign>>=|<=|<|>|=+)(?P<number>.*)")
 OPPOSITE: Mapping[str, str] = {">=": "<", ">": "<=", "<=": ">", "<": ">="}

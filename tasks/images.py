@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import split_names
+from fairbloom.text import plural
 
 from . import models
 from .partition import MIN_EXAMPLES, split, splits_of
@@ -200,7 +201,7 @@ def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.flo
     from PIL import Image
 
     channels, height, width = shape
-    mode = "L" if channels == 1 else "RGB"
+    mode = plural(channels, "L", "RGB")
     most = np.float32(255)
     if image.mode.startswith(("I", "F")):  # grey with more than eight bits
         numbers = np.asarray(image, np.float32)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+# One tensor, for model(x); tensors by name, for model(**x); or a tuple, for model(*x). Their first
+# dimension is the examples.
 Inputs: TypeAlias = "Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]"
-"""One tensor, for model(x); tensors by name, for model(**x); or a tuple, for model(*x). Their first
-dimension is the examples."""
 
 
 def tensors_of(inputs: Inputs) -> tuple[Tensor, ...]:

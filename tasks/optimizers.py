@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+# The optimizers by name, with their classes in torch.optim. They work elementwise, so that one
+# optimizer can train the stacked models of several clients.
 SGD = "sgd"
 OF_PYTORCH = {SGD: "SGD", "adam": "Adam", "adamw": "AdamW"}
-"""The optimizers by name, with their classes in torch.optim. They work elementwise, so that one
-optimizer can train the stacked models of several clients."""
 
 
 def optimizer_in(settings: RunSettings) -> str:

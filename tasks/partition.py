@@ -18,8 +18,8 @@ from .task_info import import_partition
 Indices = NDArray[np.intp]
 Labels = NDArray[np.int64]
 
+# Examples that a client needs: four fifths for training, at least one for testing.
 MIN_EXAMPLES = 5
-"""Examples that a client needs: four fifths for training, at least one for testing."""
 
 
 class Dealt(NamedTuple):
@@ -218,6 +218,7 @@ def _find_fault(arrays: Sequence[NDArray[Any]], clients: int, examples: int) -> 
     return ""
 
 
+# Functions by the partition's name; each splits all sets alike.
 PARTITIONS = {
     "shards": shards,
     "classes": classes,
@@ -225,7 +226,6 @@ PARTITIONS = {
     "sizes": sizes,
     "iid": iid,
 }
-"""Functions by the partition's name; each splits all sets alike."""
 
 
 def number_clients(clients: int) -> tuple[str, ...]:

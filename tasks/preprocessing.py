@@ -22,20 +22,20 @@ from .schema import Field, Schema, parse_schema
 if TYPE_CHECKING:
     from torch import Tensor
 
+# The version of the file's format; other versions are refused.
 FORMAT = 2
-"""The version of the file's format; other versions are refused."""
 
+# The file of a client's preprocessing in its folder, or of the shared one in a run folder.
 PREPROCESSING = "preprocessing.json"
-"""The file of a client's preprocessing in its folder, or of the shared one in a run folder."""
 
+# The kinds of input columns.
 NUMBER = "number"
 CATEGORY = "category"
-"""The kinds of input columns."""
 
+# The forms of raw data.
 TABLE = "table"
 ARRAYS = "arrays"
 IMAGES = "images"
-"""The forms of raw data."""
 
 
 @dataclass(frozen=True)

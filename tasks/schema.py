@@ -27,32 +27,32 @@ from fairbloom.errors import ReportableError, did_you_mean
 
 from .groups import OTHER, GroupBy, parse_groups
 
+# The decimal mark of numbers.
 Decimal = Literal[".", ","]
-"""The decimal mark of numbers."""
 
+# The treatment of a row with a missing value.
 Missing = Literal["error", "drop", "fill"]
-"""The treatment of a row with a missing value."""
 
+# The default markers of a missing value, in any case of letters.
 MISSING_VALUES = ("", "?", "NA", "NaN", "+NaN", "-NaN", "null", "N/A")
-"""The default markers of a missing value, in any case of letters."""
 
+# Longest name of a column, category or class, in characters.
 MAX_TEXT = 200
-"""Longest name of a column, category or class, in characters."""
 
+# Categories of a column.
 MAX_CATEGORIES = 1_000
-"""Categories of a column."""
 
+# Columns of a schema.
 MAX_COLUMNS = 10_000
-"""Columns of a schema."""
 
+# Characters of a schema's text.
 MAX_BYTES = 2**20
-"""Characters of a schema's text."""
 
+# The file of a schema in a run folder, and its name in errors if it came as text.
 SCHEMA = "schema.toml"
-"""The file of a schema in a run folder, and its name in errors if it came as text."""
 
+# The key under `files` for all files that have no table of their own.
 EVERY_FILE = "*"
-"""The key under `files` for all files that have no table of their own."""
 
 
 class SchemaError(ReportableError):
@@ -75,10 +75,10 @@ def fold(name: str) -> str:
     return normalise(name).casefold()
 
 
+# A text, or a number that means it: 1 is "1".
 Name = Annotated[
     str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
 ]
-"""A text, or a number that means it: 1 is "1"."""
 
 Category = Annotated[Name, Len(1, MAX_TEXT)]
 

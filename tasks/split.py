@@ -13,8 +13,8 @@ from fairbloom.errors import FairbloomError
 if TYPE_CHECKING:
     from .task import Task
 
+# The uses of a client's examples, in the order of their numbers in the file.
 PARTS = ("train", "test", "validation")
-"""The uses of a client's examples, in the order of their numbers in the file."""
 
 
 @dataclass(frozen=True, eq=False)

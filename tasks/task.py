@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 
+# Clients with examples kept in memory; the least recently used are dropped.
 MAX_CACHED_CLIENTS = 1024
-"""Clients with examples kept in memory; the least recently used are dropped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +131,8 @@ def _select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
     return tensor.index_select(0, rows)  # 1.5 times as fast as tensor[rows]
 
 
+# Examples in tensors, or from a Dataset.
 AnyExamples: TypeAlias = "Examples | CollatedExamples"
-"""Examples in tensors, or from a Dataset."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,8 @@ class Splits:
         return Splits(change(self.train), change(self.test), validation)
 
 
+# A description of data: tables by the subject of their rows; each row maps column names to cells.
 Described = Mapping[str, Sequence[Mapping[str, str | int]]]
-"""A description of data: tables by the subject of their rows; each row maps column names to
-cells."""
 
 
 def classes_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,8 @@ from fairbloom.protocol.settings import RunSettings, Setup, Value
 from .schema import read_schema
 from .task import Splits, Task
 
+# How lists name the user's own partition, which every task that splits its examples accepts.
 OWN_PARTITION = "yours as my_module:deal"
-"""How lists name the user's own partition, which every task that splits its examples accepts."""
 
 
 class DataFile(NamedTuple):

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from fairbloom.cli.settings_command import settings_of
 from fairbloom.deploy.device.client import ClientSettings

@@ -26,8 +26,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Decorator = Callable[[ClientAppCallable], ClientAppCallable]
 
+# The message that is being answered; `train_fn` finds its terms here.
 _SESSION: ContextVar[Session | None] = ContextVar("session", default=None)
-"""The message that is being answered; `train_fn` finds its terms here."""
 
 
 class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function

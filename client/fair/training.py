@@ -37,6 +37,7 @@ from ..support import Support
 
 Function = Callable[..., Any]
 
+# The rules and metrics that a user's functions support; their local work is the user's own.
 SUPPORTED = Support(
     hooks=frozenset({"pull", "replace_steps"}),
     work=frozenset({"pull", "momentum"}),
@@ -48,7 +49,6 @@ SUPPORTED = Support(
     ),
     rules=frozenset({ProximalTerm, ClientMomentum}),
 )
-"""The rules and metrics that a user's functions support; their local work is the user's own."""
 
 
 @dataclass

@@ -24,22 +24,22 @@ from fairbloom.protocol.settings import (
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.schema import shorten_value
 
+# A plain word: neither a path nor an import string, without colons, separators, or a dot at either
+# end.
 PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
-"""A plain word: neither a path nor an import string, without colons, separators, or a dot at either
-end."""
 
+# A value of a task's own setting: several words, for example names of columns, but neither a path
+# nor an import string.
 HARMLESS = re.compile(r"(?!\.)[^/\\:~\x00-\x1f\x7f]{1,500}(?<!\.)")
-"""A value of a task's own setting: several words, for example names of columns, but neither a path
-nor an import string."""
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
+# The key of the digest of all settings, including dropped ones: a deployed client identifies its
+# run by it.
 FINGERPRINT = "fingerprint"
-"""The key of the digest of all settings, including dropped ones: a deployed client identifies its run
-by it."""
 
+# The setting with the text of a schema.
 SCHEMA = "schema"
-"""The setting with the text of a schema."""
 
 
 class SettingRefusedError(FairbloomError):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fairbloom.errors import FairbloomError, reportable
 from fairbloom.logs import log
 from fairbloom.protocol.names import CONFIG, FROZEN
+from fairbloom.text import plural
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 RECORD = "log.jsonl"
 EARLIER = "log.1.jsonl"
 
+# The size at which a log is renamed to the earlier one, which is replaced.
 MAX_BYTES = 4 * 2**20
-"""The size at which a log is renamed to the earlier one, which is replaced."""
 
+# Further notes on the reply that is being made; None if replies are not logged.
 NOTED: ContextVar[dict[str, Any] | None] = ContextVar("NOTED", default=None)
-"""Further notes on the reply that is being made; None if replies are not logged."""
 
 
 def hold_back(words: str) -> None:
@@ -124,7 +125,7 @@ def describe_entries(entries: list[dict[str, Any]]) -> Iterator[str]:
         yield f"run {run}, task {task}, {lines[0]['time']} to {lines[-1]['time']}"
         for words, same in groupby(lines, key=_describe):
             count = len(list(same))
-            yield f"  {words} ({count} times)" if count > 1 else f"  {words}"
+            yield plural(count, f"  {words}", f"  {words} ({count} times)")
 
 
 def _describe(entry: Mapping[str, Any]) -> str:

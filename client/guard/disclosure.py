@@ -12,10 +12,10 @@ from fairbloom.tasks.task import AnyExamples
 from ..metrics import OF_TRAINING, Measurement
 from .audit_log import hold_back
 
+# Scores from which scores, or counts, of single classes can be computed.
 CLASS_SCORES = frozenset(
     {"balanced-accuracy", "auc", "f1", "sensitivity", "specificity", LARGER_CLASS}
 )
-"""Scores from which scores, or counts, of single classes can be computed."""
 
 
 class Gate:

@@ -29,11 +29,11 @@ from ..states import folder_of
 CONFIG = "config.toml"
 MODEL = "model.safetensors"
 
+# Folders in a state folder: the model, the previous model while it is replaced, and the next model
+# while it is written.
 KEPT = "model"
 BEFORE = "model.before"
 DRAFT = "model.draft"
-"""Folders in a state folder: the model, the previous model while it is replaced, and the next model
-while it is written."""
 
 
 def find_model(folder: Path) -> Path:

@@ -16,14 +16,15 @@ from fairbloom.tasks.schema import shorten_value
 
 from .accepted_settings import SettingRefusedError, work_settings
 
+# Fewest rows behind a number that leaves a device, unless the owner sets another limit.
 DEFAULT_MIN_ROWS = 5
-"""Fewest rows behind a number that leaves a device, unless the owner sets another limit."""
 
 
 class LimitsError(FairbloomError):
     """Impossible limits; the message names the key, its value and the remedy."""
 
 
+# The field of each key of the table.
 KEYS = {
     "rows": "min_rows",
     "tasks": "tasks",
@@ -31,7 +32,6 @@ KEYS = {
     "settings": "settings",
     "round-seconds": "round_seconds",
 }
-"""The field of each key of the table."""
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))

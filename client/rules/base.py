@@ -13,11 +13,11 @@ from ..local import LocalClient
 from ..states import RULE, ClientStates, StateDict, Version
 from ..work import Copy, LocalWork, StepsTaken
 
+# Tensors by name. Trainable parameters have their names, shapes and dtypes on the wire.
 Arrays = Mapping[str, Tensor]
-"""Tensors by name. Trainable parameters have their names, shapes and dtypes on the wire."""
 
+# Numbers that a client reports, by their names on the wire.
 Scores = Mapping[str, float]
-"""Numbers that a client reports, by their names on the wire."""
 
 
 class Rule:
@@ -145,6 +145,7 @@ class Rule:
         return work
 
 
+# The hooks of a rule.
 HOOKS = (
     "replace_steps",
     "pull",
@@ -158,7 +159,6 @@ HOOKS = (
     "finish",
     "after",
 )
-"""The hooks of a rule."""
 
 
 class Corrector(Rule):

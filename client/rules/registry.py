@@ -23,6 +23,7 @@ from .proximal import ProximalTerm
 from .snapshot import SnapshotRule
 from .steps import ClientMomentum, FullBatchStep, LocalOnly, StepCount
 
+# All rules, in the order in which a hook that several have is called.
 RULES: tuple[type[Rule], ...] = (
     ProximalTerm,
     PersonalModel,
@@ -39,7 +40,6 @@ RULES: tuple[type[Rule], ...] = (
     DynamicRegularizer,
     OwnRule,
 )
-"""All rules, in the order in which a hook that several have is called."""
 
 _BY_PARAMETERS: Mapping[Request | None, type[Rule]] = {
     rule.reads: rule for rule in RULES if rule.reads

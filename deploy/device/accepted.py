@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from fairbloom.client.guard.limits import Limits
 
+# Name of the distribution that has Fairbloom's app.
 OURS = "fairbloom"
-"""Name of the distribution that has Fairbloom's app."""
 
 
 class RunRefusedError(Exception):

@@ -19,20 +19,20 @@ from fairbloom.protocol.names import FILES, MIN_ROWS
 from ..errors import DeployError
 from ..processes import split_address
 
+# Import string of the ClientApp that a client answers with, unless its settings name another.
 APP = "fairbloom.client.app:app"
-"""Import string of the ClientApp that a client answers with, unless its settings name another."""
 
+# Settings that a client cannot do without, all of them in the bundle's client.toml.
 NEEDED = ("server", "ca", "key", "certificate", "state-dir")
-"""Settings that a client cannot do without, all of them in the bundle's client.toml."""
 
 PATHS = ("ca", "key", "certificate", "data-dir", "state-dir")
 
+# The file of the device's owner beside client.toml, which no bundle brings: it is read last, key by
+# key.
 OWNERS_FILE = "owner.toml"
-"""The file of the device's owner beside client.toml, which no bundle brings: it is read last, key
-by key."""
 
+# Keys of Flower's node config that are settings of client.toml.
 NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir", FILES)
-"""Keys of Flower's node config that are settings of client.toml."""
 
 
 @dataclass(frozen=True, kw_only=True)

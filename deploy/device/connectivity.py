@@ -14,8 +14,8 @@ from ..errors import DeployError
 from ..processes import split_address
 from .client import ClientSettings
 
+# How long an address may take to answer.
 PROBE_SECONDS = 10.0
-"""How long an address may take to answer."""
 
 
 def connection_fault(client: ClientSettings) -> str | None:

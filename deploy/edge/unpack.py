@@ -11,6 +11,8 @@ import tarfile
 import zlib
 from pathlib import Path
 
+# What a bundle has, in one folder, and whether it must have it: a key that was made on the device
+# is not in it.
 FILES = {
     "ca.crt": True,
     "certificate": True,
@@ -18,11 +20,9 @@ FILES = {
     "key": False,
     "fairbloom-client.service": False,
 }
-"""What a bundle has, in one folder, and whether it must have it: a key that was made on the device
-is not in it."""
 
+# Bytes of a whole bundle, unpacked; a real one has 10 kB.
 LARGEST = 2**20
-"""Bytes of a whole bundle, unpacked; a real one has 10 kB."""
 
 
 class BundleError(Exception):

@@ -24,15 +24,15 @@ from .wire_pb2 import Head
 if TYPE_CHECKING:
     from ..device.accepted import Installed
 
+# Libraries that are loaded before the first message.
 PRELOADED = ("flwr.app", "numpy", "torch")
-"""Libraries that are loaded before the first message."""
 
+# What Flower raises where an app has no handler for a message; a server that asks by QUERY knows it
+# by these words.
 NO_HANDLER = re.compile(
     r"(ValueError: )?(No (train|evaluate|query) function registered with name '\w+'|Invalid message"
     r" type: [a-z.]+)"
 )
-"""What Flower raises where an app has no handler for a message; a server that asks by QUERY knows
-it by these words."""
 
 
 @dataclass(frozen=True)

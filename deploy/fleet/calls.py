@@ -17,13 +17,13 @@ from ..processes import duration
 from .messages import BEAT_SECONDS, HELD_SECONDS, SERVICE, in_chunks, slices
 from .wire_pb2 import Chunk, Drop, Head, Taken, Working
 
+# First and longest pause in seconds before a call is made again; each is drawn from half of it to
+# one and a half.
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 15.0
-"""First and longest pause in seconds before a call is made again; each is drawn from half of it to
-one and a half."""
 
+# How long after the end of a held call its answer may take, and how long a call may be silent.
 ANSWER_SECONDS = 30.0
-"""How long after the end of a held call its answer may take, and how long a call may be silent."""
 
 OPTIONS = (
     # a head with the run's settings may be longer than a chunk
@@ -36,6 +36,7 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+# Answers that will be the same if the call is made again at once.
 FINAL = (
     *(
         grpc.StatusCode.PERMISSION_DENIED,
@@ -44,7 +45,6 @@ FINAL = (
     ),
     *(grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED),
 )
-"""Answers that will be the same if the call is made again at once."""
 
 T = TypeVar("T")
 

@@ -30,11 +30,11 @@ from .calls import Calls, Outage, RefusedError, say
 from .session import Contexts, KeptReply, Session, load_session
 from .worker import Worker
 
+# Pause until a client that the server has refused asks again.
 AGAIN_SECONDS = 15.0
-"""Pause until a client that the server has refused asks again."""
 
+# Exit code of a client that cannot run with its settings.
 FAILED = 2
-"""Exit code of a client that cannot run with its settings."""
 
 
 def replace_process(client: ClientSettings) -> None:

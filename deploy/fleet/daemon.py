@@ -28,8 +28,8 @@ from .members import Members
 from .port import Port
 from .runs import Runs
 
+# How often the registry is compared, messages expire, and now.json is written.
 SECOND = 1.0
-"""How often the registry is compared, messages expire, and now.json is written."""
 
 
 class Daemon:

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fairbloom.system.files import make_folder, write_private, write_public, write_whole
 from fairbloom.system.lock import exclusive_lock
+from fairbloom.text import text_if
 
 from .. import pki
 from ..errors import DeployError
@@ -20,8 +21,8 @@ from ..processes import first_names
 from .federation import Federation
 from .members import Member
 
+# The systemd unit of a client, which each bundle has.
 CLIENT_UNIT = Path(__file__).parents[1] / "edge" / "fairbloom-client.service"
-"""The systemd unit of a client, which each bundle has."""
 
 
 def enroll(
@@ -135,7 +136,7 @@ def _check_free(federation: Federation, members: Sequence[Member], name: str, di
                 " alone: choose another name"
             )
         if member.key == digest and (member.name != name or member.revoked):
-            owner = f"client {member.name!r}" + (", which is revoked" if member.revoked else "")
+            owner = f"client {member.name!r}" + text_if(member.revoked, ", which is revoked")
             raise DeployError(
                 f"the request of {name}: {owner}, has had this key: make another on the device with"
                 f" fairbloom client keys {name}"

@@ -27,9 +27,11 @@ from ..processes import split_address
 from .mailbox import MEMORY_BYTES
 from .members import Member, Members
 
+# The systemd unit of a server.
 SERVER_UNIT = Path(__file__).parents[1] / "edge" / "fairbloom-server.service"
-"""The systemd unit of a server."""
 
+# The keys of federation.toml with their defaults; bytes for both sizes. `init` writes the first
+# two.
 DEFAULTS: dict[str, Any] = {
     "server": "",
     "listen": "[::]:9092",
@@ -38,13 +40,11 @@ DEFAULTS: dict[str, Any] = {
     "mailbox-memory": MEMORY_BYTES,
     "max-clients": 1000,
 }
-"""The keys of federation.toml with their defaults; bytes for both sizes. `init` writes the first
-two."""
 
 
+# File in the state folder which the server writes once a second, and how old it may be.
 NOW = "now.json"
 FRESH_SECONDS = 10.0
-"""File in the state folder which the server writes once a second, and how old it may be."""
 
 
 @dataclass(frozen=True)

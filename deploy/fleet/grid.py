@@ -19,17 +19,16 @@ from fairbloom.logs import log
 from .mailbox import Collected, Envelope
 from .messages import id_of
 
+# Code of the error that takes the place of a reply which cannot be read; Flower's own codes are
+# below 100.
 UNREADABLE_REPLY = 422
-"""Code of the error that takes the place of a reply which cannot be read; Flower's own codes are
-below 100."""
 
+# Pause until the server is asked again to keep a message for which its disk has no room.
 AGAIN_SECONDS = 1.0
-"""Pause until the server is asked again to keep a message for which its disk has no room."""
 
+# How long one wait for replies takes, and after how long without its device a reply is given up.
 LOOK_SECONDS = 1.0
 AWAY_SECONDS = 60.0
-"""How long one wait for replies takes, and after how long without its device a reply is given
-up."""
 
 
 class RunGrid(Grid):

@@ -13,18 +13,17 @@ from pathlib import Path
 from .messages import APP_CRASHED, CHUNK_BYTES, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, slices
 from .wire_pb2 import Taken
 
+# Bytes of content that are held in memory, unless federation.toml says otherwise.
 MEMORY_BYTES = 256 << 20
-"""Bytes of content that are held in memory, unless federation.toml says otherwise."""
 
+# Bytes of replies that are collected in one call; one reply at least.
 COLLECT_BYTES = 4 << 20
-"""Bytes of replies that are collected in one call; one reply at least."""
 
+# How often a device is given a message that it has received whole and not answered.
 MOST_TIMES = 3
-"""How often a device is given a message that it has received whole and not answered."""
 
+# How long a message is known after its time: its reply can be collected, and work on it is dropped.
 KEPT_SECONDS = 600.0
-"""How long a message is known after its time: its reply can be collected, and work on it is
-dropped."""
 
 TIME_OVER = "the message's time is over"
 

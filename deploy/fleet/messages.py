@@ -7,23 +7,22 @@ from .wire_pb2 import Chunk, Head
 
 SERVICE = "fairbloom.fleet.v1.Fleet"
 
+# Most bytes of content in one chunk.
 CHUNK_BYTES = 1 << 20
-"""Most bytes of content in one chunk."""
 
+# Most bytes of a chunk with its head, settings excepted, which come from the server.
 LARGEST_CHUNK = CHUNK_BYTES + (64 << 10)
-"""Most bytes of a chunk with its head, settings excepted, which come from the server."""
 
+# How long a call for the next message is held, and how often a working device says that it works.
 HELD_SECONDS = 50.0
 BEAT_SECONDS = 10.0
-"""How long a call for the next message is held, and how often a working device says that it
-works."""
 
+# Flower's codes (ErrorCode) of errors that take the place of replies: server and session do not
+# load Flower.
 APP_RAISED = 2
 MESSAGE_UNAVAILABLE = 3
 NODE_UNAVAILABLE = 5
 APP_CRASHED = 8
-"""Flower's codes (ErrorCode) of errors that take the place of replies: server and session do not
-load Flower."""
 
 
 def slices(data: bytes) -> Iterator[bytes]:

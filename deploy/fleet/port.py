@@ -23,22 +23,22 @@ from .members import Member, Members, NotAdmittedError
 from .messages import HELD_SECONDS, LARGEST_CHUNK, SERVICE, in_chunks, node_id_of
 from .wire_pb2 import Chunk, Drop, Head, Taken, Working
 
+# How long a device counts as online after its last sign of life.
 ONLINE_SECONDS = 30.0
-"""How long a device counts as online after its last sign of life."""
 
+# A reply may have so many bytes beyond so many times its message's.
 REPLY_BYTES = 4 << 20
 REPLY_TIMES = 2
-"""A reply may have so many bytes beyond so many times its message's."""
 
+# Code of the error that takes the place of a reply which is refused; Flower's own codes are below
+# 100.
 REFUSED_REPLY = 413
-"""Code of the error that takes the place of a reply which is refused; Flower's own codes are below
-100."""
 
+# Most characters of a reason that are taken from a device.
 LONGEST_REASON = 4000
-"""Most characters of a reason that are taken from a device."""
 
+# Connections beyond four a client: strangers count until their handshake fails.
 OTHER_CONNECTIONS = 1000
-"""Connections beyond four a client: strangers count until their handshake fails."""
 
 OPTIONS = (
     ("grpc.max_concurrent_streams", 8),

@@ -18,9 +18,9 @@ from fairbloom.system.parents import end_with_parent
 from ..processes import load_app
 from .grid import RunGrid
 
+# The node id that Flower gives servers, and the exit code of a run that raised.
 SERVER_NODE = 1
 FAILED = 1
-"""The node id that Flower gives servers, and the exit code of a run that raised."""
 
 
 def main(parent: int) -> None:

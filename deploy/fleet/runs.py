@@ -33,23 +33,23 @@ from .mailbox import Mailbox
 from .members import Members
 from .port import Port
 
+# How often a run's process that was killed is started again within so many seconds.
 MOST_STARTS = 5
 STARTS_SECONDS = 600.0
-"""How often a run's process that was killed is started again within so many seconds."""
 
+# How long a run's process may take to end in order before it is killed.
 END_SECONDS = 15.0
-"""How long a run's process may take to end in order before it is killed."""
 
+# Pause between two looks at orders and processes.
 LOOK_SECONDS = 0.5
-"""Pause between two looks at orders and processes."""
 
+# Environment variables by which a run knows the registry (server/waiting.py) and its files
+# (server/progress.py): these modules load libraries that are not loaded here.
 CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
 RUN_FOLDER = "FAIRBLOOM_RUN"
-"""Environment variables by which a run knows the registry (server/waiting.py) and its files
-(server/progress.py): these modules load libraries that are not loaded here."""
 
+# Exit status of a run that was stopped by its operator.
 STOPPED = 130
-"""Exit status of a run that was stopped by its operator."""
 
 
 @dataclass(frozen=True)

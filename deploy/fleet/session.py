@@ -18,15 +18,15 @@ from .messages import APP_CRASHED, APP_RAISED, BEAT_SECONDS, node_id_of
 from .wire_pb2 import Head, Taken
 from .worker import CrashedError, DroppedError, Worker
 
+# What a client logs once the server lets it in, before its name.
 SESSION_BYTES = 16
 CONNECTED = "connected as client"
-"""What a client logs once the server lets it in, before its name."""
 
+# A worker that has had nothing to do for so long is ended.
 IDLE_SECONDS = 60.0
-"""A worker that has had nothing to do for so long is ended."""
 
+# How many runs have the state of their app kept: the last ones.
 MOST_RUNS = 5
-"""How many runs have the state of their app kept: the last ones."""
 
 
 class Contexts:

@@ -17,11 +17,11 @@ from fairbloom.system.supervise import exit_reason
 
 from ..device.client import ClientSettings
 
+# How long the worker may take to end in order before it is killed.
 END_SECONDS = 5.0
-"""How long the worker may take to end in order before it is killed."""
 
+# How often a message is given to the worker, where the worker ends before it has answered.
 MOST_TIMES = 3
-"""How often a message is given to the worker, where the worker ends before it has answered."""
 
 
 class DroppedError(Exception):

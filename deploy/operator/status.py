@@ -16,6 +16,7 @@ from fairbloom.command import Terminal
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import escape_unprintable
 from fairbloom.server.progress import describe_progress, find_announced
+from fairbloom.text import text_if
 
 from .. import pki
 from ..fleet.federation import Federation, read_now
@@ -23,8 +24,8 @@ from ..fleet.runs import RunFiles, list_runs
 from ..processes import duration
 from .submit import describe_end
 
+# How many characters of a reason the tables show; the JSON has it whole.
 WIDEST_REASON = 200
-"""How many characters of a reason the tables show; the JSON has it whole."""
 
 
 def survey(federation: Federation) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def show(found: Mapping[str, Any]) -> None:
                 ("", "") if client["state"] == "online" else ("yellow", client["last-seen"] or "")
             )
             state = client["state"] + (
-                ", and another process with its key" if client["refused-with-same-key"] else ""
+                text_if(client["refused-with-same-key"], ", and another process with its key")
             )
             table.add_row(*map(Text, (name, str(client["partition-id"]), state, seen)), style=style)
         table.columns[0].no_wrap = True
@@ -166,7 +167,7 @@ def _describe_going(run: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _line(what: str, words: str, *, warn: bool = False, style: str = "") -> Text:
-    return Text.assemble((f"{what}: ", style), (_shorten(words), "yellow" if warn else ""))
+    return Text.assemble((f"{what}: ", style), (_shorten(words), text_if(warn, "yellow")))
 
 
 def _shorten(words: str) -> str:

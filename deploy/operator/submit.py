@@ -28,6 +28,7 @@ from fairbloom.protocol.settings import (
 )
 from fairbloom.server.settings import Settings, check_used, default_config
 from fairbloom.tasks import find_task
+from fairbloom.text import text_if
 
 from ..device.accepted import distribution_of
 from ..errors import DeployError
@@ -36,8 +37,8 @@ from ..fleet.federation import Federation
 from ..fleet.members import Member
 from ..fleet.runs import END_SECONDS, STOPPED, Order, RunFiles, list_runs
 
+# Pause between two looks at a run's log.
 LOOK_SECONDS = 0.2
-"""Pause between two looks at a run's log."""
 
 SIZES = "enrolled-sizes"
 
@@ -189,7 +190,7 @@ def check_honoured(
         )
     info = find_task(settings.task)
     for key, value in refused.items():
-        module = ", and its module installed there" if is_import_string(value) else ""
+        module = text_if(is_import_string(value), ", and its module installed there")
         yield (
             f"{key} = {value!r} is accepted only by devices with owners who allow it (allow ="
             f" [{value!r}] in owner.toml{module}); the others are refused, by name in each round"
@@ -265,10 +266,8 @@ def describe_wait(federation: Federation, run: RunFiles) -> str:
             f" {federation.path}"
         )
     first = next((each for each in list_runs(federation.runs) if each.status is None), run)
-    return (
-        ""
-        if first.number == run.number
-        else f"run {run.number} waits for run {first.number}, which goes on"
+    return text_if(
+        first.number != run.number, f"run {run.number} waits for run {first.number}, which goes on"
     )
 
 

@@ -9,14 +9,14 @@ from fairbloom.protocol.scores import Score
 from ..render.page import Cell, Tone
 from ..results.differences import Difference
 
+# The measures in tables.
 SHOWN = ("mean", "std", "worst_10", "best_10")
-"""The measures in tables."""
 
+# Marks a clear difference, also where there are no colours.
 CLEAR = "*"
-"""Marks a clear difference, also where there are no colours."""
 
+# Where there is no number.
 NONE = Cell("–", tone="quiet")
-"""Where there is no number."""
 
 
 @dataclass(frozen=True)

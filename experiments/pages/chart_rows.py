@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS
+from fairbloom.text import text_if
 
 from ..render.theme import Series
 from ..results.run import Run
@@ -19,14 +20,14 @@ from .charts import Row, series_of, short, thin
 if TYPE_CHECKING:
     import pandas
 
+# So many rounds a curve has at most, and a map of clients × rounds.
 CURVE_ROUNDS = 60
 MAP_ROUNDS = 40
-"""So many rounds a curve has at most, and a map of clients × rounds."""
 
+# Up to this many clients are shown one by one; of more, the worst and best served.
 NAMED = 40
 WORST_SHOWN = 20
 BEST_SHOWN = 10
-"""Up to this many clients are shown one by one; of more, the worst and best served."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Scene:
         """Text: which clients a chart shows, in which order, and with which seeds."""
         under = f" under {self.lines[0].label}" if len(self.lines) > 1 else ""
         part = len(self.shown) < self.clients
-        which = f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}." if part else ""
+        which = text_if(part, f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}.")
         seeds = (
             " Of the first seed: each deals the data again."
             if self.first_only
@@ -157,10 +158,9 @@ def hidden_in_words(clients: int) -> str:
 
     "" where all are shown.
     """
-    return (
-        ""
-        if clients <= NAMED
-        else f"The worst and the best served of {clients} clients; {CLIENTS.name} has all."
+    return text_if(
+        clients > NAMED,
+        f"The worst and the best served of {clients} clients; {CLIENTS.name} has all.",
     )
 
 

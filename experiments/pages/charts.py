@@ -10,11 +10,11 @@ from typing import Any
 
 from ..render.theme import COLOURS, PICKED, Series, Spec, colour
 
+# The shapes of points, which tell methods apart without colours.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
-"""The shapes of points, which tell methods apart without colours."""
 
+# A row of a chart's data, by the names of its columns.
 Row = Mapping[str, Any]
-"""A row of a chart's data, by the names of its columns."""
 
 
 def series_of(labels: Sequence[str], baseline: str, dashed: Iterable[str]) -> list[Series]:
@@ -160,8 +160,8 @@ def _zero_line() -> Spec:
     )
 
 
+# Whether a difference is clear or not tested, in words, and the colour of each.
 CLEAR = {"better": "better", "worse": "worse", "not clear": "same", "not tested": "same"}
-"""Whether a difference is clear or not tested, in words, and the colour of each."""
 
 
 def mean_against_worst(
@@ -242,15 +242,15 @@ def heat_map(
     return {**_spec(rows, [_layer("rect", encoding)]), "height": step * len(clients)}
 
 
+# How numbers of a reproduction look.
 PRINTED_AND_MEASURED = (Series("printed", "series-0", "square"), Series("measured", "series-1"))
-"""How numbers of a reproduction look."""
 
 
+# An axis of names.
 NAMES: Spec = {"domain": False, "ticks": False, "labelPadding": 8}
-"""An axis of names."""
 
+# An axis next to names: its title ends with the chart, so that it has room on a narrow page.
 END: Spec = {"axis": {"titleAnchor": "end"}}
-"""An axis next to names: its title ends with the chart, so that it has room on a narrow page."""
 
 # Parts of charts ----------------------------------------------------------------------------------
 
@@ -304,8 +304,8 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> S
     return {**_spec(rows, layers), "height": 260}
 
 
+# Whether a mark is of the method that the page's legend emphasises, or all are.
 EMPHASISED = "picked == '' || datum.method == picked"
-"""Whether a mark is of the method that the page's legend emphasises, or all are."""
 
 
 def _emphasis() -> Spec:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from fairbloom.text import plural, text_if
+
 from ..render.page import Cell, Chart, Charts, Page, Section, Table, slug
 from ..render.theme import Series
 from ..results.compared_scores import personal_label
@@ -33,11 +35,11 @@ from .sections import (
     weights_section,
 )
 
+# The measures of which differences are shown.
 COMPARED = (WORST, MEAN, "std")
-"""The measures of which differences are shown."""
 
+# Up to this many clients are points of a chart; scores of more are lines.
 POINTS_SHOWN = 16
-"""Up to this many clients are points of a chart; scores of more are lines."""
 
 
 @page_of.register
@@ -53,7 +55,7 @@ def page_of_comparison(comparison: Comparison) -> Page:
     figures = [path for end in ("png", "svg") if (path := folder / f"clients.{end}").exists()]
     figure = [("figure", str(figures[0]))] if figures else []
     return Page(
-        f"{count} method{'s' if count != 1 else ''} compared{task}",
+        f"{count} method{plural(count, '', 's')} compared{task}",
         comparison.verdict.headline,
         comparison.verdict.sentences,
         [(name, str(value)) for name, value in facts.items()],
@@ -205,7 +207,7 @@ def _methods_section(comparison: Comparison) -> Section:
         "Up and to the right is better. On the Pareto front, where no other method is better in"
         " both: "
     )
-    intro += f"{', '.join(front)}.{' Lines span the seeds.' if len(comparison.seeds) > 1 else ''}"
+    intro += f"{', '.join(front)}.{text_if(len(comparison.seeds) > 1, ' Lines span the seeds.')}"
     drawn = Charts([Chart("front", f"Mean against {worst}", what, spec)], series)
     return Section("methods", "Methods", intro, [drawn, method_table(comparison)])
 
@@ -239,13 +241,13 @@ def method_table(comparison: Comparison) -> Table:
         [Cell(f"{method}: {words}"), *[NONE] * len(titles), *blank]
         for method, words in lacking.items()
     ]
-    note = f"Mean over {seeds} seeds; gains" if seeds > 1 else "Gains"
+    note = plural(seeds, "Gains", f"Mean over {seeds} seeds; gains")
     note += f" are against {comparison.baseline}, paired by seed"
     if seeds >= FEWEST_SEEDS:
         note += f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
     caption = f"Final models over clients: test {comparison.score.title}"
     return Table(
-        "methods", caption, ["method", *titles, *headings], rows, f"{note}." if gains else ""
+        "methods", caption, ["method", *titles, *headings], rows, text_if(gains, f"{note}.")
     )
 
 
@@ -275,7 +277,7 @@ def client_table(comparison: Comparison) -> Table:
         else f"mean over {seeds} seeds"
     )
     caption = f"Each client, the worst served under {base} first: test {comparison.score.title}"
-    caption += f", {over}" if seeds > 1 else ""
+    caption += text_if(seeds > 1, f", {over}")
     before = {LARGER_CLASS: shares} if shares else {}
     return table_of_clients(
         caption,
@@ -335,7 +337,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
         found = comparison.differences(measure)
         tested = measure in CLAIMED
         title = measure_title(measure, comparison.client_count) + (
-            "" if score.unit == unit else f", {score.unit}"
+            text_if(score.unit != unit, f", {score.unit}")
         )
         digits = Digits.of(score, (each.mean for each in found.values()))
         words = {

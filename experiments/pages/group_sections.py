@@ -12,8 +12,8 @@ from . import charts
 from .cells import Digits
 from .chart_rows import Scene, mean_and_range
 
+# What clients report of groups under each method's final models, a report a seed.
 Reports = Mapping[str, Sequence[GroupReport]]
-"""What clients report of groups under each method's final models, a report a seed."""
 
 
 def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section | None:

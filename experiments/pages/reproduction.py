@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from fairbloom.text import plural, text_if
+
 from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
 from ..results.measures import find_measure, measure_title
 from ..results.presentation import page_of
@@ -25,10 +27,9 @@ def page_of_reproduction(done: Reproduction) -> Page:
     written = done.whole and (folder / "results.csv").exists()
     files = files_of(folder, "table, figure and runs" if written else "runs")
     said = [line for line in (recipe.what, recipe.source) if line]
-    intro = (
-        "Lines and ± are standard deviations over the seeds. "
-        if len(done.study.seeds) > 1 or done.printed
-        else ""
+    intro = text_if(
+        len(done.study.seeds) > 1 or done.printed,
+        "Lines and ± are standard deviations over the seeds. ",
     )
     if done.printed:
         intro += (
@@ -70,7 +71,7 @@ def page_of_reproduction(done: Reproduction) -> Page:
 def _agreement(done: Reproduction) -> str:
     """Return how many of the finished rows agree, or why none can; "" where nothing was printed."""
     if not done.printed:
-        return "These runs are cut short by --quick." if done.study.quick else ""
+        return text_if(done.study.quick, "These runs are cut short by --quick.")
     if not done.comparable:
         cut = (
             "cut short by --quick"
@@ -86,7 +87,7 @@ def _agreement(done: Reproduction) -> str:
         within += "".join(
             f", or {value:g} in {measure_title(m)}" for m, value in done.recipe.tolerance.items()
         )
-    verb = "agrees" if len(judged) == 1 else "agree"
+    verb = plural(len(judged), "agrees", "agree")
     return f"{sum(judged)} of {len(judged)} rows {verb} with what was printed: within {within}."
 
 

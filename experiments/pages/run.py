@@ -5,6 +5,7 @@ from functools import partial
 
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.tasks.tables.targets import join_names
+from fairbloom.text import text_if
 
 from ..render.page import Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run
@@ -34,8 +35,8 @@ from .sections import (
     weights_section,
 )
 
+# A score by client.
 Values = Mapping[str, float]
-"""A score by client."""
 
 ONE_SEED = (
     "One run with one seed does not show whether another method would serve these clients better:"
@@ -120,7 +121,7 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
     score = run.score
     found = measures(final, run.score)
     order = worst_first(final, run.score)
-    lower = "" if score.higher_is_better else ", lower is better"
+    lower = text_if(not score.higher_is_better, ", lower is better")
     headline = (
         f"{run.label} serves its clients with a mean test {score.words} of"
         f" {score.written(found['mean'])}{lower}"

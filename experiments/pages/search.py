@@ -3,6 +3,7 @@
 from functools import partial
 
 from fairbloom.protocol.settings import SETTINGS
+from fairbloom.text import plural, text_if
 
 from ..render.page import Block, Cell, Chart, Charts, Page, Section, Table
 from ..render.theme import Series
@@ -13,9 +14,9 @@ from .cells import NONE, Digits
 from .comparison import brief_sections, detailed_sections, lines_of
 from .sections import files_of, present
 
+# What the chart calls the two gains of an arm.
 PROMISED = "promised by validation"
 TESTED = "on test examples"
-"""What the chart calls the two gains of an arm."""
 
 
 @page_of.register
@@ -107,14 +108,14 @@ def arms_table(search: Search) -> Table:
         state = (
             "chosen"
             if each.arm.label in search.found.best
-            else each.fault or ("" if each.values else "unfinished")
+            else each.fault or text_if(not each.values, "unfinished")
         )
         numbers = [digits.cell(each.mean), digits.cell(each.error)] if each.values else [NONE, NONE]
         cells.append(
-            [Cell(each.arm.label), *numbers, Cell(state, tone="worse" if each.fault else "")]
+            [Cell(each.arm.label), *numbers, Cell(state, tone=text_if(each.fault, "worse"))]
         )
     seeds = len(search.found.judged)
-    note = f"Mean over {seeds} seed{'s' if seeds != 1 else ''} on validation examples."
+    note = f"Mean over {seeds} seed{plural(seeds, '', 's')} on validation examples."
     caption = f"Arms by the {title} of {search.score.title}"
     return Table("arms", caption, ["arm", title, "standard error", "state"], cells, note)
 

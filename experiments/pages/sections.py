@@ -11,6 +11,7 @@ import numpy as np
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import ABSENT, parse_refusals
 from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
+from fairbloom.text import text_if
 
 from ..arms import format_value
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
@@ -31,20 +32,20 @@ from .chart_rows import (
     weight_map,
 )
 
+# The most lines that one chart has; more methods have a chart each, with the baseline in it.
 TOGETHER = 6
-"""The most lines that one chart has; more methods have a chart each, with the baseline in it."""
 
+# The most rows of a table of absences or refusals.
 ABSENCES_SHOWN = 40
-"""The most rows of a table of absences or refusals."""
 
+# The settings that are said elsewhere, are a path of one machine, or a whole file.
 KEPT_APART = ("seed", "out", "method", "data-dir", "schema")
-"""The settings that are said elsewhere, are a path of one machine, or a whole file."""
 
 
 # Each client --------------------------------------------------------------------------------------
 
+# By method, the score of each client with each seed.
 Finals = Mapping[str, Sequence[Mapping[str, float]]]
-"""By method, the score of each client with each seed."""
 
 
 def named_charts(
@@ -185,10 +186,9 @@ def rounds_section(scene: Scene) -> Section | None:
     if not drawn[0].narrow:  # side by side, with one legend
         drawn = [Charts([chart for each in drawn for chart in each.charts], drawn[0].legend)]
     intro = f"The {scene.score.words} on the clients' test examples after each evaluated round."
-    intro += (
-        " Lines are means over the seeds, bands span them from the lowest to the highest."
-        if scene.several
-        else ""
+    intro += text_if(
+        scene.several,
+        " Lines are means over the seeds, bands span them from the lowest to the highest.",
     )
     return Section("rounds", "Over the rounds", intro, drawn)
 
@@ -215,7 +215,7 @@ def rounds_charts_of_run(run: Run) -> Charts:
         Series(name, f"series-{i}", charts.SHAPES[i])
         for i, name in zip((1, 0, 2), names, strict=True)
     ]
-    models = " (personal models)" if run.serves == "personal" else ""
+    models = text_if(run.serves == "personal", " (personal models)")
     spec = charts.over_rounds(rows, series, axis_title(run.score) + models)
     last = {row["method"]: row["value"] for row in rows}
     said = ", ".join(f"{name} {run.score.written(value)}" for name, value in last.items())
@@ -463,7 +463,7 @@ def describe_engine(run: Run) -> str | None:
     if run.engine is None:
         return None
     processes = run.engine.get("workers", 1)
-    return f"{run.engine.get('engine')}{f' in {processes} processes' if processes > 1 else ''}"
+    return f"{run.engine.get('engine')}{text_if(processes > 1, f' in {processes} processes')}"
 
 
 def settings_section(lines: Sequence[Line]) -> Section:
@@ -483,7 +483,7 @@ def all_settings_section(lines: Sequence[Line]) -> Section:
     environments = [ENVIRONMENT.read(run.folder) for line in lines for run in line.runs]
     if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
         same = all(each == environments[0] for each in environments)
-        note = "" if same else f"Not all runs had the same: see {ENVIRONMENT.name}."
+        note = text_if(not same, f"Not all runs had the same: see {ENVIRONMENT.name}.")
         caption = "Versions and machine of the first run"
         tables.append(Table("versions", caption, ["what", "version"], versions, note, folded=True))
     return Section("everything", "All settings and versions", "", tables)

@@ -12,9 +12,9 @@ from fairbloom.system.files import write_whole
 from .page import Charts
 from .theme import COLOURS, CONFIG, PICKED, Spec, colour
 
+# Number of points up to which a figure marks those of lines; a report shows the ones under the
+# pointer.
 MARKED_POINTS = 240
-"""Number of points up to which a figure marks those of lines; a report shows the ones under the
-pointer."""
 
 
 class VegaLite(dict[str, Any]):

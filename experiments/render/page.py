@@ -9,8 +9,8 @@ from fairbloom.errors import FairbloomError
 
 from .theme import Series, Spec
 
+# The colour of a cell; text repeats its meaning.
 Tone = Literal["", "better", "worse", "quiet"]
-"""The colour of a cell; text repeats its meaning."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rich import box
-from rich import table as rich_table
+from rich import box, table as rich_table
 from rich.cells import cell_len
 from rich.console import ConsoleDimensions
 from rich.text import Text
@@ -15,15 +14,15 @@ from fairbloom.logs import escape_unprintable
 
 from .page import Cell, Note, Page, Table
 
+# How cells are printed by their tone.
 STYLES = {"better": "bold green", "worse": "bold red", "quiet": "dim"}
-"""How cells are printed by their tone."""
 
+# The number of characters between two columns.
 GAP = 2
-"""The number of characters between two columns."""
 
+# Number of rows that are printed of a folded table.
 FIRST_ROWS = 6
 LAST_ROWS = 3
-"""Number of rows that are printed of a folded table."""
 
 
 class Output(Terminal):

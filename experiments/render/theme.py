@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# A Vega-Lite specification, or a part of one.
 Spec = dict[str, Any]
-"""A Vega-Lite specification, or a part of one."""
 
 _THEME = json.loads(Path(__file__).with_name("theme.json").read_text(encoding="utf-8"))
 
+# The colours of a page and its charts by their names: in light and in dark. Those of series are
+# close to Okabe and Ito's, which colour-blind people tell apart, and dark enough for thin lines.
 COLOURS: Mapping[str, tuple[str, str]] = {
     name: (light, dark) for name, (light, dark) in _THEME["colours"].items()
 }
-"""The colours of a page and its charts by their names: in light and in dark. Those of series are
-close to Okabe and Ito's, which colour-blind people tell apart, and dark enough for thin lines."""
 
+# How all charts look. The fonts are those that the reader's machine has; the page describes each
+# chart as a whole.
 CONFIG: Spec = _THEME["config"]
-"""How all charts look. The fonts are those that the reader's machine has; the page describes each
-chart as a whole."""
 
+# The label that a page's legend emphasises; "" for all.
 PICKED = {"name": "picked", "value": ""}
-"""The label that a page's legend emphasises; "" for all."""
 
 
 def colour(name: str) -> str:

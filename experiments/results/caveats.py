@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from fairbloom.server.run_folder.files import MODEL
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.tables.targets import join_names
+from fairbloom.text import plural
 
 from .run import Run
 
+# A score over fewer test examples than this says little about a client.
 FEWEST_EXAMPLES = 10
-"""A score over fewer test examples than this says little about a client."""
 
+# With fewer clients than this, each client has a large effect on the findings.
 FEW_CLIENTS = 5
-"""With fewer clients than this, each client has a large effect on the findings."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _attacked(runs: Sequence[Run]) -> list[str]:
         attackers = {
             name for run in runs if run.settings.get("attack") == attack for name in run.attackers
         }
-        verb = "attack" if len(attackers) > 1 else "attacks"
+        verb = plural(len(attackers), "attacks", "attack")
         named = join_names(sorted(attackers), 5)
         found.append(
             f"{named} {verb} by {attack}, as set: all measures are over the honest clients."
@@ -169,7 +170,7 @@ def _small_tests(run: Run) -> list[str]:
             f": one example moves the {run.score.words} of such a client by {points:.0f} points or"
             " more"
         )
-    verb = "are" if len(small) > 1 else "is"
+    verb = plural(len(small), "is", "are")
     return [
         f"{len(small)} of {len(examples)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
         f" examples ({shown}){effect}."

@@ -26,11 +26,11 @@ from .run import Run, measures
 if TYPE_CHECKING:
     import pandas
 
+# A score by client.
 Values = Mapping[str, float]
-"""A score by client."""
 
+# The columns of `ComparedScores.finals`.
 COLUMNS = ("method", "model", "seed", "client", "tested", "score", "value")
-"""The columns of `ComparedScores.finals`."""
 
 
 def tabulate(rows: Sequence[Sequence[object]]) -> "pandas.DataFrame":

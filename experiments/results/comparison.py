@@ -12,6 +12,7 @@ from fairbloom.protocol.scores import accuracy_first
 from fairbloom.server.run_folder.csv_rows import MEASURES, SHARE_OF_LARGER_CLASS
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS
+from fairbloom.text import plural
 
 from ..study import Study
 from .caveats import SharedData, caveats_of_comparison
@@ -274,6 +275,6 @@ class Comparison(ComparedScores, Shown):
     def __repr__(self) -> str:
         """Return the comparison in a line."""
         count = len(self.seeds)
-        seeds = f"{count} seeds" if count > 1 else f"{count} seed"
+        seeds = plural(count, f"{count} seed", f"{count} seeds")
         methods = ", ".join(self.methods)
         return f"Comparison({str(self.folder)!r}: {methods}; {seeds}, {self.score.title})"

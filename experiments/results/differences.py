@@ -10,21 +10,21 @@ import numpy as np
 
 Key = TypeVar("Key", bound=Hashable)
 
+# The measures that sentences may claim by: the worst-served tenth under each method, and the mean
+# over all clients.
 WORST = "worst_10"
 MEAN = "mean"
 CLAIMED = (WORST, MEAN)
-"""The measures that sentences may claim by: the worst-served tenth under each method, and the mean
-over all clients."""
 
+# The share of intervals that hold the true difference.
 CONFIDENCE = 0.95
-"""The share of intervals that hold the true difference."""
 
+# The largest p-value, after Holm's correction, of a significant difference.
 LEVEL = 1.0 - CONFIDENCE
-"""The largest p-value, after Holm's correction, of a significant difference."""
 
+# With fewer seeds nothing is tested, and differences have no interval: it would be wider than the
+# range of most scores.
 FEWEST_SEEDS = 3
-"""With fewer seeds nothing is tested, and differences have no interval: it would be wider than the
-range of most scores."""
 
 
 @dataclass(frozen=True)

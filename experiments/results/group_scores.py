@@ -9,8 +9,8 @@ from fairbloom.protocol.scores import COUNT, GroupScore
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.group_rows import Grouped
 
+# Replaces a client's name in counts and scores over all clients.
 ALL = "all clients"
-"""Replaces a client's name in counts and scores over all clients."""
 
 
 @dataclass(frozen=True)

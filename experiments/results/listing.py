@@ -10,8 +10,8 @@ from fairbloom.server.run_folder.files import CHECKPOINTS, CONFIG, MODEL, ROUNDS
 
 from .run import load
 
+# The measures of a run in a list, from the last row of rounds.csv that has them.
 MEASURED = ("mean", "worst_10")
-"""The measures of a run in a list, from the last row of rounds.csv that has them."""
 
 
 def find_runs(folder: Path) -> list[dict[str, Any]]:

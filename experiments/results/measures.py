@@ -15,18 +15,18 @@ from fairbloom.server.run_folder.csv_rows import MEASURES
 
 from .group_scores import GroupReport
 
+# The prefix of a measure of one client.
 CLIENT = "client:"
-"""The prefix of a measure of one client."""
 
+# The prefix of a measure of a gap between groups: a score follows, and `:NAME` for the gap within
+# one client.
 GAP = "group-gap:"
-"""The prefix of a measure of a gap between groups: a score follows, and `:NAME` for the gap within
-one client."""
 
+# How errors spell the measures that hold a name.
 NAMED = (f"{CLIENT}NAME", f"{GAP}SCORE", f"{GAP}SCORE:NAME")
-"""How errors spell the measures that hold a name."""
 
+# The title of the share of a client's test examples in the larger of two classes.
 LARGER_CLASS = "larger class, %"
-"""The title of the share of a client's test examples in the larger of two classes."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,7 @@ GOOD: Mapping[str, Literal["high", "low"]] = {
 }
 BARE = ("jain", "gini", "entropy", "cosine")
 
+# The measures by name, except those of NAMED, which `find_measure` makes.
 REGISTRY: Mapping[str, Measure] = {
     **{
         name: Measure(
@@ -159,4 +160,3 @@ REGISTRY: Mapping[str, Measure] = {
         "3*mean+worst", lambda s: 0.75 * _spread("mean")(s) + 0.25 * _spread("worst")(s)
     ),
 }
-"""The measures by name, except those of NAMED, which `find_measure` makes."""

@@ -20,11 +20,11 @@ from .presentation import Shown
 from .run import OpenedRuns, Run, final_of
 from .search import choose, judge_arms
 
+# Allowance for rounding, so that a difference of exactly the tolerance agrees.
 ROUNDING = 1e-9
-"""Allowance for rounding, so that a difference of exactly the tolerance agrees."""
 
+# Mean and sample standard deviation over seeds.
 Spread = tuple[float, float]
-"""Mean and sample standard deviation over seeds."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from fairbloom.server.settings import default_config
 from fairbloom.strategies import find_method, served_model
 from fairbloom.tasks import TASKS, TaskInfo
 from fairbloom.tasks.tables.targets import join_names
+from fairbloom.text import text_if
 
 from ..arms import COMMON, Arm, label_of, title
 from ..study import NOUNS, Study, find_study
@@ -57,14 +58,14 @@ if TYPE_CHECKING:
     from fairbloom.prediction.predictor import Predictor
     from fairbloom.tasks.split import Split
 
+# The name of a report in the folder of its run or study.
 REPORT = "report.html"
-"""The name of a report in the folder of its run or study."""
 
+# The settings of every method that are part of its label, without those of the clients' training,
+# such as the learning rate.
 LABELLED = frozenset(
     key for key, setting in COMMON.items() if Mark.SENT_TO_CLIENTS not in setting.marks
 )
-"""The settings of every method that are part of its label, without those of the clients' training,
-such as the learning rate."""
 
 
 def load(folder: str | os.PathLike[str]) -> "Run":
@@ -301,7 +302,7 @@ class Run(Shown):
         values = self.column(column, hostile=hostile)
         for value in values.values():
             if not math.isfinite(value) or (score.percent and not 0.0 <= value <= 100.0):
-                unit = " in percent" if score.percent else ""
+                unit = text_if(score.percent, " in percent")
                 raise RunFolderError(
                     f"{path} has {value:g} for {score.words}{unit}: restore it from a copy, or run"
                     " again with another folder (--out)"

@@ -10,6 +10,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.files import CLIENTS, ROUNDS
+from fairbloom.text import text_if
 
 from ..arms import Arm
 from ..study import SearchOutcome, Study
@@ -19,8 +20,8 @@ from .measures import ClientScores, Measure, find_measure
 from .presentation import Shown
 from .run import OpenedRuns, Run
 
+# The number of failed arms that notes explain one by one.
 NAMED = 3
-"""The number of failed arms that notes explain one by one."""
 
 # How arms are judged ------------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ def read_scores(run: Run, evaluated: str) -> ClientScores:
     split = "test" if tests else "validation"
     scores = run.final(model=model, split=split, hostile=tests)
     if not scores:
-        of_models = " of personal models" if model == "personal" else ""
+        of_models = text_if(model == "personal", " of personal models")
         raise FairbloomError(
             f"{CLIENTS.path_in(run.folder)} has no {split} {run.score.words}{of_models}: give"
             " clients more examples, so that validation-share leaves each of them some, or set"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import count_of_share
 from fairbloom.tasks.tables.targets import join_names
+from fairbloom.text import plural, text_if
 
 from .caveats import FEW_CLIENTS, FEWEST_EXAMPLES, join_all
 from .compared_scores import ComparedScores
@@ -19,18 +20,18 @@ from .differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST
 if TYPE_CHECKING:
     import pandas
 
+# The most words of the headline and the sentences together.
 MOST_WORDS = 60
-"""The most words of the headline and the sentences together."""
 
+# The most methods that a sentence names.
 MOST_LISTED = 3
-"""The most methods that a sentence names."""
 
+# The scores that may contradict the first one: predicting the larger class more often raises
+# neither.
 AGAINST = ("auc", "balanced-accuracy")
-"""The scores that may contradict the first one: predicting the larger class more often raises
-neither."""
 
+# Signs of significant effects on the worst served and the mean, in the order of sentences.
 EFFECTS = ((1, 1), (1, 0), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, 0), (-1, -1))
-"""Signs of significant effects on the worst served and the mean, in the order of sentences."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _headline(compared: ComparedScores) -> str:
     clients_have = "the worst-served 10 % of clients have"
     if count_of_share(10, len(compared.tested)) == 1:
         clients_have = "the worst-served client has"
-    lower = "" if score.higher_is_better else " (lower is better)"
+    lower = text_if(not score.higher_is_better, " (lower is better)")
     worst = score.written(compared.spread(compared.baseline, WORST)[0])
     mean = score.written(compared.spread(compared.baseline, MEAN)[0])
     return (
@@ -114,7 +115,7 @@ def _limits(compared: ComparedScores) -> Iterator[str]:
     elif len(tested) < FEW_CLIENTS:
         yield f"There are only {len(tested)} clients."
     if few := sum(count < FEWEST_EXAMPLES for count in tested.values()):
-        verb = "is" if few == 1 else "are"
+        verb = plural(few, "is", "are")
         yield (
             f"{few} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
             " examples."
@@ -141,7 +142,7 @@ def _answer(compared: ComparedScores, improving: Sequence[str]) -> Iterator[str]
         has_run = "has finished" if compared.failed else "was run"
         yield f"No other method {has_run}, so there is nothing to compare."
     elif seeds < FEWEST_SEEDS:
-        seeds_do = "A single seed does" if seeds == 1 else "Two seeds do"
+        seeds_do = plural(seeds, "A single seed does", "Two seeds do")
         yield f"{seeds_do} not show which method is better: use 5."
     elif improving:
         yield _improvement(compared, improving[0])
@@ -182,7 +183,7 @@ def _effects(compared: ComparedScores, methods: Sequence[str]) -> Iterator[str]:
             if (_sign(compared, method, WORST), _sign(compared, method, MEAN)) == effects
         ]
         worst, mean = effects
-        s = "s" if len(alike) == 1 else ""
+        s = plural(len(alike), "s", "")
         parts = []
         if worst:
             parts.append(f"{verbs[worst]}{s} the worst served")
@@ -199,7 +200,7 @@ def _equals(compared: ComparedScores, methods: Sequence[str]) -> Iterator[str]:
         for method in methods
         if all(compared.claims[method, measure].is_zero for measure in CLAIMED)
     ]
-    verb = "equals" if len(same) == 1 else "equal"
+    verb = plural(len(same), "equals", "equal")
     yield from _list(same, f"{verb} {compared.baseline} with every seed")
     if rows := [row for method in same if (row := compared.personal_row(method))]:
         yield f"Look at {join_all(rows)}."

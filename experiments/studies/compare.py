@@ -16,8 +16,8 @@ from .on_ray import OnRay
 from .progress import StudyBar
 from .running import carry_out, fix_score, write_tables
 
+# The settings that differ between the runs of a study, with the options that set their values.
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
-"""The settings that differ between the runs of a study, with the options that set their values."""
 
 
 def compare_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> Comparison:

@@ -41,8 +41,8 @@ def check_runs(runs: Runs) -> None:
         check_same_data(Path(run.out), read[place])
 
 
+# Called with the name of a run that has ended, and with its error if it failed.
 Ended = Callable[[str, FairbloomError | None], None]
-"""Called with the name of a run that has ended, and with its error if it failed."""
 
 
 def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> None:

@@ -29,9 +29,9 @@ from .on_ray import OnRay, run_on_cluster
 from .pool import check_runs, run_in_processes
 from .progress import StudyBar
 
+# The lowest level of log lines that are printed: the warnings of hundreds of runs would be too
+# many, and rounds.csv has them.
 QUIET = logging.ERROR
-"""The lowest level of log lines that are printed: the warnings of hundreds of runs would be too
-many, and rounds.csv has them."""
 
 
 @dataclass

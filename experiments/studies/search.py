@@ -42,18 +42,20 @@ from .on_ray import OnRay
 from .progress import StudyBar
 from .running import QUIET, carry_out, check_measures, write_tables
 
+# The name for all methods.
 ALL = "all"
-"""The name for all methods."""
 
+# The default share of each client's examples by which arms are chosen.
 VALIDATION_SHARE = 0.2
-"""The default share of each client's examples by which arms are chosen."""
 
+# The first fresh seed is this far after the first seed of the search.
 FRESH_FROM = 1000
-"""The first fresh seed is this far after the first seed of the search."""
 
+# The values to try of each setting.
 Grid = Mapping[str, Sequence[Value]]
-"""The values to try of each setting."""
 
+# Settings that change the examples or the score by which arms are judged, so that arms with
+# different values could not be compared.
 OTHER_EXAMPLES = {
     "task",
     "data-dir",
@@ -64,8 +66,6 @@ OTHER_EXAMPLES = {
     "validation-share",
     "score",
 } | {key for key, setting in SETTINGS.items() if setting.partitions}
-"""Settings that change the examples or the score by which arms are judged, so that arms with
-different values could not be compared."""
 
 
 # The arms -----------------------------------------------------------------------------------------

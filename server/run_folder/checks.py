@@ -24,6 +24,7 @@ from .files import (
 )
 from .values import RecordedSettings
 
+# What a folder may hold if making it was interrupted before its settings were written.
 FIRST_LAID = (
     *(entry.name for entry in (LOCK, CHECKPOINTS)),
     *(
@@ -32,7 +33,6 @@ FIRST_LAID = (
         for name in (file.name, f".{file.name}.draft")
     ),
 )
-"""What a folder may hold if making it was interrupted before its settings were written."""
 
 Config = Mapping[str, object]
 

@@ -13,19 +13,20 @@ from fairbloom.rounds.round import Round
 
 from ..fairness import percent_improved, summarize
 
+# What is between the refused replies of a round. It does not occur in a reason, which a client may
+# have written.
 SEPARATOR = " | "
-"""What is between the refused replies of a round. It does not occur in a reason, which a client may
-have written."""
 
+# The name at the beginning of a refused reply, in quotation marks where it has spaces.
 REFUSED = re.compile(
     rf"""(?P<name>(?:'[^']*'|"'")+|[^\s'"]\S*?): (?P<reason>.*?)(?:{re.escape(SEPARATOR)}|$)""",
     re.DOTALL,
 )
-"""The name at the beginning of a refused reply, in quotation marks where it has spaces."""
 
+# The columns of rounds.csv that name clients without a used reply.
 ABSENT = ("refused", "missing", "offline")
-"""The columns of rounds.csv that name clients without a used reply."""
 
+# The columns of the tables that hold words, however much they look like numbers.
 WORDS = (
     "client",
     *ABSENT,
@@ -38,32 +39,31 @@ WORDS = (
     "phase",
     "metric",
 )
-"""The columns of the tables that hold words, however much they look like numbers."""
 
+# What clients.csv has of two classes: the share of a client's test examples that are of the larger
+# one, in percent.
 SHARE_OF_LARGER_CLASS = "test_share_of_larger_class"
-"""What clients.csv has of two classes: the share of a client's test examples that are of the larger
-one, in percent."""
 
+# What clients.csv has of an experiment with an attack: 1 for the clients that attack, else 0.
 HOSTILE = "hostile"
-"""What clients.csv has of an experiment with an attack: 1 for the clients that attack, else 0."""
 
 LARGER_CLASS = Score(names.LARGER_CLASS, percent=True)
 
+# The measures of fairness that rounds.csv has of the score.
 MEASURES = tuple(summarize({"anyone": 1.0}))
-"""The measures of fairness that rounds.csv has of the score."""
 
+# What a metric's name on the wire ends with, by its examples and its model.
 ENDINGS = {
     "test": "",
     "validation": f"-{names.VALIDATION}",
     "global": "",
     "personal": f"-{names.PERSONAL}",
 }
-"""What a metric's name on the wire ends with, by its examples and its model."""
 
 Report = Mapping[str, float]
 
+# What a client reports of a training in which it took no part.
 NOTHING: Report = MappingProxyType({})
-"""What a client reports of a training in which it took no part."""
 
 Row = Mapping[str, object]
 

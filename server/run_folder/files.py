@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.system.files import write_whole
 from fairbloom.system.values import decode_as
-from fairbloom.tasks.preprocessing import PREPROCESSING as PREPROCESSING_NAME
-from fairbloom.tasks.preprocessing import Preprocessing
+from fairbloom.tasks.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
 from fairbloom.tasks.schema import SCHEMA as SCHEMA_NAME
 
 from ..checkpoint import Arrays, load_last, load_model, read_about, save_model
 from .errors import explain_read_errors, explain_write_errors
 from .group_rows import GROUP_KEYS, Grouped
-from .lock import LOCK as LOCK_NAME
-from .lock import is_running
+from .lock import LOCK as LOCK_NAME, is_running
 from .metrics import METRIC_COLUMNS
 from .tables import Cells, read_table
 from .values import Known, RecordedSettings, RunStart
@@ -250,8 +248,8 @@ EXPORTS = Entry(name="exports")
 
 LOCK = Entry(name=LOCK_NAME)
 
+# All that a run folder may hold: every file and folder that is declared above, in that order.
 ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value, Entry))
-"""All that a run folder may hold: every file and folder that is declared above, in that order."""
 
 
 def read_stop(folder: Path) -> str:

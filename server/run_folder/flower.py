@@ -36,8 +36,8 @@ from .recorder import RunRecorder
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
+# Options of a strategy that a continued run may change.
 FREE = {name for name, option in OPTIONS.items() if option.marks & {Mark.FREE, Mark.LIMIT}}
-"""Options of a strategy that a continued run may change."""
 
 
 class RunFolder:
@@ -285,6 +285,7 @@ def find_fair_strategy(strategy: Strategy) -> FairStrategy:
     return innermost
 
 
+# Endings of names of scores with a known better direction.
 LOWER_IS_BETTER = ("loss", "error", "rmse", "mae", "mse", "perplexity")
 HIGHER_IS_BETTER = (
     "accuracy",
@@ -298,7 +299,6 @@ HIGHER_IS_BETTER = (
     "precision",
     "recall",
 )
-"""Endings of names of scores with a known better direction."""
 
 
 def score_called(name: str, loss: str) -> Score:

@@ -18,12 +18,12 @@ from .csv_rows import ENDINGS
 if TYPE_CHECKING:
     from fairbloom.tasks.task import Task
 
+# The first columns of groups.csv.
 GROUP_KEYS = ("round", "client", "model", "split", "grouping", "group", COUNT)
-"""The first columns of groups.csv."""
 
 
+# What a client reports of one group, its count and scores, by their names without the group's.
 Cells = Mapping[str, float]
-"""What a client reports of one group, its count and scores, by their names without the group's."""
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from fairbloom.system.lock import LockedError, exclusive_lock, is_held
 
 from .errors import RunFolderError, explain_write_errors
 
+# The file that says which process writes to a folder; it is there no longer than that process
+# works.
 LOCK = ".lock"
-"""The file that says which process writes to a folder; it is there no longer than that process
-works."""
 
+# How long to wait for another process to end: a process that has lost its run notices it within
+# that time.
 WAIT_SECONDS = 60.0
-"""How long to wait for another process to end: a process that has lost its run notices it within
-that time."""
 
 
 @contextmanager

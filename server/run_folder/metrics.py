@@ -8,13 +8,13 @@ from fairbloom.logs import log
 from fairbloom.rounds.refusals import one_line
 from fairbloom.rounds.round import Round
 
+# The columns of metrics.csv; the client is empty where a number is of all clients together, or of
+# the server.
 METRIC_COLUMNS = ("round", "phase", "client", "metric", "value")
-"""The columns of metrics.csv; the client is empty where a number is of all clients together, or of
-the server."""
 
+# Limits of a metric's name, and of the metrics of one client in one phase; others are left out.
 LONGEST_NAME = 100
 MOST_METRICS = 1000
-"""Limits of a metric's name, and of the metrics of one client in one phase; others are left out."""
 
 MetricRow = tuple[int, str, str, str, object]
 

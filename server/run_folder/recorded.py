@@ -63,9 +63,9 @@ class RecordedRound:
         )
 
 
+# Called with each round once it is recorded. What it raises ends the run, which continues after
+# that round; with StopRun the run is finished.
 OnRound = Callable[[RecordedRound], None]
-"""Called with each round once it is recorded. What it raises ends the run, which continues after
-that round; with StopRun the run is finished."""
 
 
 def ignore(recorded: RecordedRound) -> None:

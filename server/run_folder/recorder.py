@@ -48,9 +48,9 @@ from .stopping import EarlyStopping
 from .tables import TableWriter, format_cell
 from .values import RecordedSettings
 
+# In one process, a checkpoint is written once the rounds since the last one have taken so long
+# together.
 SHARED_SECONDS = 0.5
-"""In one process, a checkpoint is written once the rounds since the last one have taken so long
-together."""
 
 
 class RunRecorder:

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairbloom.system.files import write_whole
+from fairbloom.text import text_if
 
 from .errors import explain_read_errors
 
+# A row of a table as it is written: the text of each cell, by column.
 Cells = dict[str, str]
-"""A row of a table as it is written: the text of each cell, by column."""
 
+# How a cell begins that a spreadsheet may compute, or one that was escaped: clients and groups may
+# have any name.
 FORMULA = re.compile(r"'*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]")
-"""How a cell begins that a spreadsheet may compute, or one that was escaped: clients and groups may
-have any name."""
 
 
 def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[Cells]:
@@ -28,7 +29,7 @@ def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[
     torn, or lacks one of `columns`.
     """
     remedy = "Restore it from a copy" + (
-        ", or run again with another folder (--out)" if finished else ""
+        text_if(finished, ", or run again with another folder (--out)")
     )
     rows: list[Cells] = []
     with explain_read_errors(path, remedy):

@@ -20,9 +20,9 @@ from fairbloom.tasks.measures import absolute_error
 from fairbloom.tasks.pooled import join_tensors
 from fairbloom.tasks.task import is_highest
 
+# Scores that look at each example by itself, so that the examples of several clients may be scored
+# at once.
 ONE_BY_ONE: tuple[Callable[..., object], ...] = (is_highest, absolute_error)
-"""Scores that look at each example by itself, so that the examples of several clients may be scored
-at once."""
 
 Measures = dict[str, float]
 

@@ -21,9 +21,9 @@ from fairbloom.tasks.pooled import join_tensors
 
 from .programs import in_tensors
 
+# The examples of a block, filled up to the longest batch of each step, relative to the real ones:
+# the most.
 PADDING = 1.5
-"""The examples of a block, filled up to the longest batch of each step, relative to the real ones:
-the most."""
 
 
 class StackedClient(NamedTuple):

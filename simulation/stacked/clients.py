@@ -63,6 +63,10 @@ from .blocks import (
 from .optimizers import RowOptimizer
 from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
 
+# What is honoured side by side. A rule corrects gradients by `shift` alone, which is added to those
+# of all clients at once. There is no time budget, which is each client's, and nothing that a model
+# draws. `find_unsupported` looks at the optimizer: a user's own may look at a whole array, which
+# several clients share.
 SUPPORTED = Support(
     hooks=frozenset(
         {
@@ -93,10 +97,6 @@ SUPPORTED = Support(
     ),
     metrics=ALL_METRICS,
 )
-"""What is honoured side by side. A rule corrects gradients by `shift` alone, which is added to
-those of all clients at once. There is no time budget, which is each client's, and nothing that a
-model draws. `find_unsupported` looks at the optimizer: a user's own may look at a whole array,
-which several clients share."""
 
 
 def find_unsupported(terms: Terms, rules: Rules, *works: LocalWork, by_group: bool = False) -> str:

@@ -33,24 +33,24 @@ from fairbloom.tasks.task import AnyExamples, Examples, is_of_model
 
 from .optimizers import RowOptimizer
 
+# Activations that map each number by itself, without parameters and without drawing.
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
     *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU),
     *(nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign, nn.Sigmoid),
     *(nn.LogSigmoid, nn.Tanh, nn.Tanhshrink, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
 )
-"""Activations that map each number by itself, without parameters and without drawing."""
 
 
 class UnstackableError(Exception):
     """A model that cannot be computed for many clients at once; the message says why."""
 
 
+# The fields of local work with which a gradient can be added to the weights as it is computed.
 ADDED_AT_ONCE = frozenset({"learning_rate", "momentum", "weight_decay", "pull", "transform"})
-"""The fields of local work with which a gradient can be added to the weights as it is computed."""
 
+# (outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of what clients
+# minimise.
 Summed = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""(outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of what clients
-minimise."""
 
 
 class StepArrays(NamedTuple):
@@ -67,9 +67,9 @@ class StepArrays(NamedTuple):
     shift: Sequence[Tensor] = ()
 
 
+# (arrays that the step changes and pulls to, inputs of shape (k, b, …), objective) → the losses,
+# shape (k, b).
 TakeStep = Callable[[StepArrays, Inputs, Summed], Tensor]
-"""(arrays that the step changes and pulls to, inputs of shape (k, b, …), objective) → the
-losses, shape (k, b)."""
 
 
 class Program(Protocol):

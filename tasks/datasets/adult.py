@@ -39,6 +39,7 @@ from .classification import classify, numbered
 from .store import locate
 from .uci import describe_columns, read_columns
 
+# The columns of the files; `income` is the target.
 COLUMNS = (
     "age",
     "workclass",
@@ -56,25 +57,24 @@ COLUMNS = (
     "native-country",
     "income",
 )
-"""The columns of the files; `income` is the target."""
 
+# The schema of both files.
 SCHEMA = parse_schema(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-"""The schema of both files."""
 
+# The categories of each column in the order of adult.names, which is the order of the inputs.
 CATEGORIES = {name: field.categories for name, field in SCHEMA.inputs.items()}
-"""The categories of each column in the order of adult.names, which is the order of the inputs."""
 
+# The classes.
 INCOMES = SCHEMA.predicted.categories
-"""The classes."""
 
+# The partition, and the client, of people with a doctorate.
 PHD = "phd"
-"""The partition, and the client, of people with a doctorate."""
 
+# Slots in the hash table of a Python set of 413 numbers; they decide the order of iteration.
 SLOTS = 2048
-"""Slots in the hash table of a Python set of 413 numbers; they decide the order of iteration."""
 
+# People by column: the index of each person's category, -1 if not known, shape (n,).
 People = Mapping[str, Labels]
-"""People by column: the index of each person's category, -1 if not known, shape (n,)."""
 
 
 def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:

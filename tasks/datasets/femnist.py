@@ -24,14 +24,14 @@ from .classification import classify, draw_clients, group_rows, numbered
 from .hub import decode, read_columns, to_labels
 from .store import locate
 
+# The partition that makes a client of each writer.
 WRITER = "writer"
-"""The partition that makes a client of each writer."""
 
+# The shape of an image.
 SHAPE = (1, 28, 28)
-"""The shape of an image."""
 
+# Ten digits, 26 capitals and 26 small letters.
 CLASSES = 62
-"""Ten digits, 26 capitals and 26 small letters."""
 
 
 class Characters(NamedTuple):

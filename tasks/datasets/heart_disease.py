@@ -33,12 +33,13 @@ from .classification import classify, numbered
 from .store import locate
 from .uci import describe_columns, read_columns
 
+# The clients, in the order of their files.
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "long-beach")
-"""The clients, in the order of their files."""
 
+# The schema of the files.
 SCHEMA = parse_schema(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-"""The schema of the files."""
 
+# The columns of the files.
 COLUMNS = (
     "age",
     "sex",
@@ -55,19 +56,18 @@ COLUMNS = (
     "thal",
     "num",
 )
-"""The columns of the files."""
 
+# The columns with an input for each category except the first.
 ONE_HOT = ("cp", "restecg")
-"""The columns with an input for each category except the first."""
 
+# The columns that are one input each, unchanged.
 NUMBERS = tuple(name for name in SCHEMA.inputs if name not in ONE_HOT)
-"""The columns that are one input each, unchanged."""
 
+# The length of an example, 13.
 INPUTS = len(NUMBERS) + sum(len(SCHEMA.fields[name].categories) - 1 for name in ONE_HOT)
-"""The length of an example, 13."""
 
+# The share of a hospital's patients that it trains on.
 TRAINED = 0.66
-"""The share of a hospital's patients that it trains on."""
 
 
 def load(setup: Setup, *, split: int, group: str) -> Task:

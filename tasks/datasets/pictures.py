@@ -38,11 +38,11 @@ from .classification import classify
 from .hub import decode, read_columns, to_labels
 from .store import locate
 
+# The partition that makes a client of each class.
 CLASS = "class"
-"""The partition that makes a client of each class."""
 
+# The shape of an image in a batch: channels, height and width.
 CIFAR = (3, 32, 32)
-"""The shape of an image in a batch: channels, height and width."""
 
 
 class Pictures(NamedTuple):
@@ -303,6 +303,7 @@ def _encode(text: str, encoding: str) -> bytes:
 
 _RECONSTRUCT = np.empty(0).__reduce__()[0]
 
+# The names that a pickle may use: the parts of a NumPy array, in its old and its new module.
 ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
@@ -310,4 +311,3 @@ ALLOWED = {
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): _encode,
 }
-"""The names that a pickle may use: the parts of a NumPy array, in its old and its new module."""

@@ -22,15 +22,15 @@ from ..task import Setup, Splits, Task
 from .classification import classify, draw_clients, numbered
 from .store import locate
 
+# The number of characters of an example; the next one is predicted.
 LENGTH = 80
-"""The number of characters of an example; the next one is predicted."""
 
+# The 80 characters of LEAF, in its order; any other becomes the last one, which the plays hardly
+# have.
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""The 80 characters of LEAF, in its order; any other becomes the last one, which the plays hardly
-have."""
 
+# The number of each character of Latin-1, as bytes.translate takes it.
 CODES = bytes(CHARACTERS.find(chr(byte)) % len(CHARACTERS) for byte in range(256))
-"""The number of each character of Latin-1, as bytes.translate takes it."""
 
 
 class Lines(NamedTuple):

@@ -18,8 +18,8 @@ from fairbloom.system.lock import exclusive_lock
 from ..task import Setup
 from ..task_info import DataFile, TaskInfo
 
+# The environment variable with the folder of known data sets, if the run sets no data-dir.
 ENVIRONMENT = "FAIRBLOOM_DATA"
-"""The environment variable with the folder of known data sets, if the run sets no data-dir."""
 
 
 def folder_of(setup: Setup) -> Path:

@@ -21,13 +21,13 @@ from .classification import classify, numbered
 INPUTS = 60
 CLASSES = 10
 
+# A device has 50 examples plus a log-normal number, rounded down.
 MIN_EXAMPLES = 50
 MEAN_LOG = 4.0
 DEVIATION_LOG = 2.0
-"""A device has 50 examples plus a log-normal number, rounded down."""
 
+# Standard deviations of the inputs about their means: the variance of the jth is j^(−1.2).
 DEVIATIONS = np.arange(1, INPUTS + 1) ** -0.6
-"""Standard deviations of the inputs about their means: the variance of the jth is j^(−1.2)."""
 
 
 class Device(NamedTuple):

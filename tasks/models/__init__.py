@@ -1,14 +1,16 @@
 """Models by name: built-in networks, and users' own."""
 
-from .registry import MODELS as MODELS
-from .registry import arrays_of as arrays_of
-from .registry import build as build
-from .registry import build_user_defined as build_user_defined
-from .registry import check_arrays as check_arrays
-from .registry import choose_output as choose_output
-from .registry import float_buffers as float_buffers
-from .registry import frozen_parameters as frozen_parameters
-from .registry import maker_of as maker_of
-from .registry import on_processor as on_processor
-from .registry import sendable as sendable
-from .registry import shared_parameters as shared_parameters
+from .registry import (
+    MODELS as MODELS,
+    arrays_of as arrays_of,
+    build as build,
+    build_user_defined as build_user_defined,
+    check_arrays as check_arrays,
+    choose_output as choose_output,
+    float_buffers as float_buffers,
+    frozen_parameters as frozen_parameters,
+    maker_of as maker_of,
+    on_processor as on_processor,
+    sendable as sendable,
+    shared_parameters as shared_parameters,
+)

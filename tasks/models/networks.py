@@ -16,11 +16,11 @@ from fairbloom.errors import FairbloomError
 
 Shape = tuple[int, ...]
 
+# The dimensions of an image: channels, height and width.
 IMAGE = 3
-"""The dimensions of an image: channels, height and width."""
 
+# Groups of every GroupNorm, as in the federated ResNet-18 of FedDyn's code (ICLR 2021).
 GROUPS = 2
-"""Groups of every GroupNorm, as in the federated ResNet-18 of FedDyn's code (ICLR 2021)."""
 
 
 # For examples of any shape ------------------------------------------------------------------------

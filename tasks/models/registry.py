@@ -17,6 +17,7 @@ from fairbloom.imports import imported, is_import_string
 from . import networks
 from .networks import IMAGE, Shape
 
+# The built-in models by name.
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "logistic": networks.logistic,
     "softmax": networks.softmax,
@@ -29,7 +30,6 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "resnet18-gn": networks.resnet18_gn,
     "lstm": networks.LSTM,
 }
-"""The built-in models by name."""
 
 
 def build(

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ..schema import Decimal, File, normalise
 
+# The largest number: squares of larger ones could not be summed.
 MAX_NUMBER = 1e100
-"""The largest number: squares of larger ones could not be summed."""
 
 WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
 MINUS = re.compile("[\u2010-\u2015\u2212\ufe63\uff0d]")

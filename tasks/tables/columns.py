@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
+from fairbloom.text import plural
 
 from .. import models
 from ..preprocessing import Preprocessing
@@ -152,7 +153,7 @@ class CsvFiles:
                 found += [error, *getattr(error, "others", ())]
             if found:
                 wrong += [_describe_fault(name, each) for each in found]
-                faults = "1 fault" if len(found) == 1 else f"{len(found)} faults"
+                faults = plural(len(found), "1 fault", f"{len(found)} faults")
                 clients.append({"client": name, "problem": f"{faults}, listed below"})
         return {"clients": clients, "faults": wrong, **self._describe_columns(tables)}
 

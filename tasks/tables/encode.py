@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.errors import did_you_mean, find_nearest
+from fairbloom.text import text_if
 
 from ..partition import MIN_EXAMPLES, Parts, split, splits_of
 from ..preprocessing import TABLE, Preprocessing, encode_columns, input_columns
@@ -19,13 +20,13 @@ from .read import CellError, Table, Values
 from .reasons import MAX_FAULTS, DataError, raise_faults
 from .targets import Target, as_targets, join_names
 
+# The index of a cell that is in no category; a missing value has -1. In a column of numbers, a cell
+# that is not a number is inf.
 UNKNOWN = -2
-"""The index of a cell that is in no category; a missing value has -1. In a column of numbers, a
-cell that is not a number is inf."""
 
+# A column encoded by the schema: numbers in float64, NaN if missing, or indices of categories, -1
+# if missing.
 ColumnValues = NDArray[Any]
-"""A column encoded by the schema: numbers in float64, NaN if missing, or indices of categories, -1
-if missing."""
 
 
 def encode(table: Table, schema: Schema) -> dict[str, ColumnValues]:
@@ -263,7 +264,7 @@ class SiteRows:
         rows = len(table)
         kept = int(usable.sum())
         if kept < MIN_EXAMPLES:
-            dropped = f", {kept} of them without a missing value" if kept < rows else ""
+            dropped = text_if(kept < rows, f", {kept} of them without a missing value")
             raise DataError(
                 f"{table.path} has {rows} row{'s' * (rows != 1)}{dropped}: at least {MIN_EXAMPLES}"
                 " are needed, four fifths for training and one for testing: add rows, or leave"
@@ -337,8 +338,8 @@ def preprocessing_of(
     )
 
 
+# Mean and standard deviation.
 Moments = tuple[float, float]
-"""Mean and standard deviation."""
 
 
 def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:

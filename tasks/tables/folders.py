@@ -3,20 +3,22 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from fairbloom.text import text_if
+
 from ..catalogue import TASKS
 from .reasons import DataError
 
+# The endings of all tables that are read.
 ENDINGS = TASKS["csv"].reads
-"""The endings of all tables that are read."""
 
+# Endings of tables in other formats: a folder with such a file is refused, because its client would
+# be overlooked.
 UNREAD = (".feather", ".gz", ".ods", ".xls", ".xlsm", ".zip")
-"""Endings of tables in other formats: a folder with such a file is refused, because its client
-would be overlooked."""
 
 REMEDY = "save it as .csv, .parquet or .xlsx"
 
+# The endings of images.
 PICTURES = TASKS["image-folder"].reads
-"""The endings of images."""
 
 
 def files_in(place: str) -> dict[str, Path]:
@@ -81,5 +83,5 @@ def _contents(path: Path) -> str:
     names = [each.name for each in _list_visible(path)] if path.is_dir() else [path.name]
     if not names:
         return "nothing at all"
-    more = " …" if len(names) > 5 else ""
+    more = text_if(len(names) > 5, " …")
     return ", ".join(names[:5]) + more

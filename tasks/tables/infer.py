@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import did_you_mean
+from fairbloom.text import plural
 
 from ..schema import (
     EVERY_FILE,
@@ -30,18 +31,18 @@ from .reasons import DataError
 from .targets import join_names, sort_classes
 from .warnings import find_remarks
 
+# The names, in any case of letters, by which a target is found if no setting names it.
 TARGETS = ("target", "label", "y")
-"""The names, in any case of letters, by which a target is found if no setting names it."""
 
+# A target with more distinct whole numbers is a quantity, unless csv.kind is set.
 MAX_NUMBERED_CLASSES = 100
-"""A target with more distinct whole numbers is a quantity, unless csv.kind is set."""
 
 MISSING = {each.casefold() for each in MISSING_VALUES}
 
+# Names of columns of identifiers, if their numbers are whole and all different.
 NUMBERED = re.compile(
     r"(.*[_ -])?(id|ids|mrn|nr|no|number|index|key|patient|case|person|record)", re.IGNORECASE
 )
-"""Names of columns of identifiers, if their numbers are whole and all different."""
 
 MONTH = r"(jan|feb|mar|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[^\W\d_]*\.?"
 TIME = r"([T ]+[0-9]{1,2}:[0-9]{2}.*)?"
@@ -53,6 +54,7 @@ DATE = re.compile(
     re.IGNORECASE,
 )
 
+# Identifiers of persons or cases.
 IDENTIFIER = re.compile(
     r"[^@\s]+@[^@\s]+\.[^@\s]+"  # an e-mail address
     r"|(?=.*[^\W\d_])[\w./:#-]*[0-9]{4,}[\w./:#-]*"  # MRN-004711, 4711/B
@@ -61,7 +63,6 @@ IDENTIFIER = re.compile(
     r"|(?=(.*[0-9]){9})(?![0-9]{1,8} ?[-–] ?[0-9]{1,8}$)[+(]?[0-9][0-9 ()/.:-]*",
     re.IGNORECASE,
 )
-"""Identifiers of persons or cases."""
 
 
 @dataclass(frozen=True)
@@ -396,7 +397,7 @@ def _lines(draft: Draft, target: str, client: str, tables: Mapping[str, Table]) 
         yield "]"
     comment = ""
     if draft.missing:
-        cells = "1 cell has" if draft.missing == 1 else f"{draft.missing} cells have"
+        cells = plural(draft.missing, "1 cell has", f"{draft.missing} cells have")
         remedy = '"drop" leaves such rows out, "fill" takes the mean or no category'
         comment = f"  # {cells} no value: {remedy}"
     yield f'missing = "error"{comment}'

@@ -24,46 +24,46 @@ from .cells import format_number, shorten
 from .folders import REMEDY
 from .reasons import MAX_FAULTS, DataError, Known, raise_faults
 
+# A column of pyarrow: a ChunkedArray of texts, or of numbers if the file's columns have types.
 Values = Any
-"""A column of pyarrow: a ChunkedArray of texts, or of numbers if the file's columns have types."""
 
+# The remedy for a text in another encoding; the braces take a likely one and the file's name.
 STATE = (
     'state encoding = "{}" under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV'
     " UTF-8)"
 )
-"""The remedy for a text in another encoding; the braces take a likely one and the file's name."""
 
+# Byte order marks that a text may begin with, and their encodings.
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-"""Byte order marks that a text may begin with, and their encodings."""
 
+# The first bytes of files of these formats, for any file name.
 STARTS = {
     b"PAR1": ".parquet",
     b"PK\x03\x04": ".xlsx",
     b"\x1f\x8b": ".gz",
     b"\xd0\xcf\x11\xe0": ".xls",
 }
-"""The first bytes of files of these formats, for any file name."""
 
+# Bytes of a row: pyarrow parses as many at a time.
 MAX_ROW = 2**20
-"""Bytes of a row: pyarrow parses as many at a time."""
 
+# Cells of a Parquet file: a few bytes of a hostile file may stand for any number of rows.
 MAX_CELLS = 2**31
-"""Cells of a Parquet file: a few bytes of a hostile file may stand for any number of rows."""
 
+# Cells between the first and the last one of a sheet: calamine holds all of them in memory.
 MAX_SHEET_CELLS = 20_000_000
-"""Cells between the first and the last one of a sheet: calamine holds all of them in memory."""
 
+# Bytes of an unpacked workbook.
 MAX_UNPACKED = 2**30
-"""Bytes of an unpacked workbook."""
 
+# The position of a cell in a sheet, as in r="B7".
 REFERENCE = re.compile(rb"""\br=["']([A-Z]{1,3})([0-9]{1,7})["']""", re.IGNORECASE)
-"""The position of a cell in a sheet, as in r="B7"."""
 
+# A number with a decimal point.
 POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
-"""A number with a decimal point."""
 
+# A number with a decimal comma, unless its commas can separate thousands.
 COMMA = re.compile(r"(?![+-]?[0-9]{1,3}(,[0-9]{3})+$)[+-]?[0-9]*,[0-9]+")
-"""A number with a decimal comma, unless its commas can separate thousands."""
 
 LINE_END, QUOTE = b'\n"'
 

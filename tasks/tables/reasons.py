@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from fairbloom.errors import ReportableError
 
+# The sentences by key; braces take a number or a Known text.
 REASONS = {
     "unusable": "its data cannot be used: its own log says why",
     "no-place": "its data-dir names no folder or file on the device",
@@ -90,11 +91,10 @@ REASONS = {
     ),
     "image-sizes": "its images are not all of the size that the schema states",
 }
-"""The sentences by key; braces take a number or a Known text."""
 
 
+# Faults of one kind that are collected in a file, and shown.
 MAX_FAULTS = 10
-"""Faults of one kind that are collected in a file, and shown."""
 
 
 class Known(str):

@@ -9,14 +9,13 @@ from ..schema import Field
 from .encode import ColumnValues
 from .targets import join_names
 
+# Numbers that often stand for a missing value: 9, 99, -9, -1, 88 and so on.
 SENTINELS = np.array(
     [sign * (10**k - 1) for k in range(1, 6) for sign in (1, -1)] + [-1, 88, 888, 8888, -88, -888]
 )
-"""Numbers that often stand for a missing value: 9, 99, -9, -1, 88 and so on."""
 
+# If a site's median is 4 times the other sites' medians, or a quarter, it may be in another unit.
 OTHER_UNIT = 4.0
-"""If a site's median is 4 times the other sites' medians, or a quarter, it may be in another
-unit."""
 
 
 def present_values(values: ColumnValues) -> ColumnValues:

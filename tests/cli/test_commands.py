@@ -15,8 +15,7 @@ from typer.core import TyperArgument
 
 from fairbloom import __version__
 from fairbloom.cli.lists import GROUPS
-from fairbloom.cli.main import COMMANDS as LISTED
-from fairbloom.cli.main import LateCommand, app
+from fairbloom.cli.main import COMMANDS as LISTED, LateCommand, app
 from fairbloom.experiments.options import CommonOptions, as_settings
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.rounds.round import Round

@@ -22,12 +22,10 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
-from torch.optim import optimizer as hooks
+from torch.optim import SGD, Adam, Optimizer, optimizer as hooks
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from fairbloom.client.fair import decorator as fair_package
-from fairbloom.client.fair import fair
+from fairbloom.client.fair import decorator as fair_package, fair
 from fairbloom.client.fair.training import SUPPORTED
 from fairbloom.client.rules.steps import ClientMomentum
 from fairbloom.simulation.grid import InProcessGrid

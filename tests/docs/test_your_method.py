@@ -20,8 +20,7 @@ from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.method import Method
 from fairbloom.strategies import FedAvg
 from tests.commands import fairbloom
-from tests.federation import BUFFERS, quadratics
-from tests.federation import run as run_strategy
+from tests.federation import BUFFERS, quadratics, run as run_strategy
 
 from .pages import ROOT
 

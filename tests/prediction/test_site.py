@@ -12,8 +12,7 @@ from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CONFIG, MODEL, SCHEMA
 from fairbloom.tasks import load_task
-from tests.experiments.helpers import as_json
-from tests.experiments.helpers import fairbloom as command
+from tests.experiments.helpers import as_json, fairbloom as command
 
 from .hospitals import COLUMNS, ROUNDS, run_hospitals
 

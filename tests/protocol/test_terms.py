@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fairbloom.protocol.terms import Terms
 

@@ -11,8 +11,7 @@ from flwr.clientapp import ClientApp
 from fairbloom import __version__
 from fairbloom.client.app import app
 from fairbloom.client.fair import fair
-from fairbloom.protocol.names import CONFIG
-from fairbloom.protocol.names import PROTOCOL as KEY
+from fairbloom.protocol.names import CONFIG, PROTOCOL as KEY
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL, MisfitError, check_protocol
 from fairbloom.rounds.flower import FlowerClients

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MessageType
 from flwr.serverapp.strategy import Strategy
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fairbloom.rounds.average import Average
 from fairbloom.strategies import FedAvg

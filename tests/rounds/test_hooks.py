@@ -22,9 +22,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
+    FedAvg as FlowersFedAvg,
     Strategy,
 )
-from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.quorum import QuorumError

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fairbloom.rounds import arrays, vectors
 from fairbloom.rounds.aggregation import NoStepError, build_cohort, compute_coefficients

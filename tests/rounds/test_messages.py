@@ -138,7 +138,11 @@ def test_evaluation_messages_name_a_personal_model(subtests: pytest.Subtests) ->
 
 
 def test_terms_of_strength_zero_are_sent_only_by_ditto() -> None:
-    assert work_config(FedProx(mu=0.0), 1) == work_config(FedAvg(proximal_mu=0.0, personal_lambda=0.0), 1) == {}
+    assert (
+        work_config(FedProx(mu=0.0), 1)
+        == work_config(FedAvg(proximal_mu=0.0, personal_lambda=0.0), 1)
+        == {}
+    )
     assert work_config(MGDAProx(mu=0.0), 1) == {}
     assert work_config(Ditto(lam=0.0), 1) == {"personal-lambda": 0.0, "personal-epochs": 1}
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fairbloom.rounds.arrays import FloatArray, norm
 from fairbloom.rounds.cohort import Cohort, Kept, Probed

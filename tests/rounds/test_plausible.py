@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 from flwr.app import Message
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.screening import (

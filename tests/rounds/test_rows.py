@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds import arrays, updates, vectors
@@ -18,8 +17,7 @@ from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Vectors, combine, gram_matrices
 from fairbloom.simulation.memory import GIGABYTE, empty_matrix
 
-from .helpers import gram_matrix, squared_norms
-from .helpers import taken_in as borrowed
+from .helpers import gram_matrix, squared_norms, taken_in as borrowed
 
 TINY = 1e-9
 """Gigabytes that hold one byte."""

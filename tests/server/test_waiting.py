@@ -28,8 +28,7 @@ from fairbloom.server.waiting import (
 from fairbloom.simulation.grid import SERVER, InProcessGrid
 from fairbloom.strategies import FedAvg
 from tests.federation import initial_model, record
-from tests.rounds.test_waits import Day as Clock
-from tests.rounds.test_waits import Nodes, Times
+from tests.rounds.test_waits import Day as Clock, Nodes, Times
 
 NEVER = 1e9
 NAMES = tuple(f"site-{k}" for k in range(4))

@@ -89,7 +89,8 @@ def test_a_share_of_the_clients_is_drawn_from_the_seed() -> None:
     assert len({drawn("0.39", seed) for seed in range(9)}) > 1
     assert drawn("2, 1") == ("1", "2")
     with pytest.raises(
-        SettingsError, match=r"attackers = '0\.09': that share of 10 clients is less than one: raise it"
+        SettingsError,
+        match=r"attackers = '0\.09': that share of 10 clients is less than one: raise it",
     ):
         drawn("0.09")
 

@@ -16,8 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.round import Round
-from fairbloom.simulation import choice, trial
-from fairbloom.simulation import run as running
+from fairbloom.simulation import choice, run as running, trial
 from fairbloom.simulation.choice import Choice, choose
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS

@@ -32,9 +32,7 @@ from flwr.app import (
 )
 from flwr.app.error import Error
 from flwr.proto.node_pb2 import NodeInfo
-from hypothesis import Phase
-from hypothesis import settings as chosen
-from hypothesis import strategies as st
+from hypothesis import Phase, settings as chosen, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -53,8 +51,14 @@ from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
-from tests.federation import Fault as Mutation
-from tests.federation import MemoryGrid, arrays, metrics, to_unknown_message, without
+from tests.federation import (
+    Fault as Mutation,
+    MemoryGrid,
+    arrays,
+    metrics,
+    to_unknown_message,
+    without,
+)
 
 from .helpers import table
 

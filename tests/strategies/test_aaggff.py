@@ -2,8 +2,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fairbloom.strategies import AAggFF
 from fairbloom.strategies.aaggff import CDFS, responses

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MessageType
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fairbloom.protocol.streams import generator
 from fairbloom.strategies import DRFA, Round

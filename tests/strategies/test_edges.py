@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort
@@ -30,8 +29,7 @@ from fairbloom.strategies import (
     QFedAvg,
 )
 
-from .helpers import client_names, cohort_of
-from .helpers import step_of as step
+from .helpers import client_names, cohort_of, step_of as step
 
 Numbers = Sequence[float] | FloatArray
 

@@ -4,8 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort

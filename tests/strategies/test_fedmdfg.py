@@ -2,8 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fairbloom.rounds.aggregation import update_kept_rows
 from fairbloom.rounds.arrays import FloatArray
@@ -11,8 +10,7 @@ from fairbloom.rounds.cohort import Kept, MethodError
 from fairbloom.rounds.vectors import Vectors
 from fairbloom.strategies import FedMDFG
 
-from .helpers import cohort_of
-from .helpers import step_of as step
+from .helpers import cohort_of, step_of as step
 
 
 class Run:

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.strategies.guidance import Guidance, guidance

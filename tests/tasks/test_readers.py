@@ -13,8 +13,7 @@ import numpy as np
 import pandas
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import parquet as arrow_parquet
 
 from fairbloom.tasks import Task

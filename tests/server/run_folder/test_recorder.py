@@ -17,8 +17,7 @@ from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
 from fairbloom.server.run_folder.csv_rows import ClientTable, parse_refusals, round_columns
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE
-from fairbloom.server.run_folder.files import is_finished
+from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE, is_finished
 from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.run_folder.stopping import EarlyStopping
 from fairbloom.server.settings import Settings

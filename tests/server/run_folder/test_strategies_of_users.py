@@ -10,8 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
-from flwr.serverapp import Grid
-from flwr.serverapp import strategy as flowers
+from flwr.serverapp import Grid, strategy as flowers
 from flwr.serverapp.strategy import Result, Strategy
 from safetensors.numpy import load_file
 

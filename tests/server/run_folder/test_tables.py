@@ -5,8 +5,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from fairbloom.server.run_folder.csv_rows import (
     ClientTable,

@@ -4,9 +4,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from mydigits.task import Net, load_data
-from mydigits.task import test as test_fn
-from mydigits.task import train as train_fn
+from mydigits.task import Net, load_data, test as test_fn, train as train_fn
 
 app = ClientApp()
 
