@@ -46,11 +46,10 @@ def check(method: str, *, settings: Mapping[str, Value] = {}) -> None:
 
 def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return the arguments of a method that settings such as worsthalf.share=0.5 give it."""
-    known = (
-        {each.key: each for each in parameters_of(method.__name__.lower(), method)}
-        if settings
-        else {}
-    )
+    if settings:
+        known = {each.key: each for each in parameters_of(method.__name__.lower(), method)}
+    else:
+        known = {}
     for key in settings:
         if key not in known:
             there = ", ".join(known) or "none"

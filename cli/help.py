@@ -1,6 +1,7 @@
 """The help of commands' arguments, which one click of those that Flower takes leaves out."""
 
 import inspect
+from collections.abc import Mapping
 
 import click
 from typer.core import TyperArgument
@@ -14,9 +15,9 @@ def restore_help(command: click.Command) -> None:
     """
     for each in command.commands.values() if isinstance(command, click.Group) else ():
         restore_help(each)
-    declared = (
-        inspect.signature(command.callback, eval_str=True).parameters if command.callback else {}
-    )
+    declared: Mapping[str, inspect.Parameter] = {}
+    if command.callback:
+        declared = inspect.signature(command.callback, eval_str=True).parameters
     for argument in command.params:
         if isinstance(argument, TyperArgument) and argument.help is None:
             notes = getattr(declared[str(argument.name)].annotation, "__metadata__", ())

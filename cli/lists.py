@@ -165,11 +165,10 @@ def _show_described(described: Sequence[Mapping[str, Any]], as_json: bool) -> No
             if each.get(what):
                 _indented(f"{what}: {escape(', '.join(each[what]))}")
         for one in each["parameters"]:
-            default = (
-                one["default"]
-                if one["default"] == REQUIRED
-                else f"default {one['default'] or repr('')}"
-            )
+            if one["default"] == REQUIRED:
+                default = one["default"]
+            else:
+                default = f"default {one['default'] or repr('')}"
             about = f"({one['range']}, {default}) {one['description']}"
             _indented(f"[cyan]{one['key']}[/] {escape(about)}")
         if each["source"]:

@@ -79,11 +79,10 @@ class SettingsCommand(TyperCommand):
             nearest = key if key in settings else find_nearest(key, [*options, *settings])
             if nearest is None or nearest in options:
                 raise
-            say = (
-                f"write --set {key}=VALUE."
-                if nearest == key
-                else f"did you mean --set {nearest}=VALUE?"
-            )
+            if nearest == key:
+                say = f"write --set {key}=VALUE."
+            else:
+                say = f"did you mean --set {nearest}=VALUE?"
             message = f"No such option {error.option_name!r}: {say}"
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
 
@@ -181,7 +180,10 @@ def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> i
     if get_origin(kind) is not Literal and kind not in (bool, int, float, str, Path):
         plain: Any = next((each for each in (int, float, str, Path) if each in kinds), None)
         several = plain is None or get_origin(kind) is not type(int | str)
-        kind = list[str] if several else plain | None if type(None) in kinds else plain
+        if several:
+            kind = list[str]
+        else:
+            kind = plain | None if type(None) in kinds else plain
     default = DEFAULTS.get(name, [] if parameter.default == () else parameter.default)
     said = escape(said.partition(" In Python")[0].replace("`", ""))
     declared: Any

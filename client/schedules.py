@@ -27,4 +27,6 @@ class Schedule:
         if self.shape == "constant":
             return 1.0
         over = (done - self.warmup) / (count - self.warmup)
-        return 1.0 - over if self.shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * over))
+        if self.shape == "linear":
+            return 1.0 - over
+        return 0.5 * (1.0 + math.cos(math.pi * over))

@@ -61,7 +61,9 @@ def set_message_id(message: Message, message_id: str) -> None:
 def address(reply: Message, message: Message) -> Message:
     """Return a reply as one to this message: some of Flower's mods answer their app's reply by an error."""
     answers = reply.metadata.reply_to_message_id == message.metadata.message_id
-    return reply if answers or not reply.has_error() else Message(reply.error, reply_to=message)
+    if answers or not reply.has_error():
+        return reply
+    return Message(reply.error, reply_to=message)
 
 
 def set_created_at(message: Message, seconds: float) -> None:

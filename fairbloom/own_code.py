@@ -50,13 +50,9 @@ def _find_files(module: str) -> dict[str, Path]:
     spec = getattr(sys.modules.get(top), "__spec__", None) or PathFinder.find_spec(
         top, [str(Path.cwd()), *sys.path]
     )
-    places = (
-        []
-        if spec is None
-        else [spec.origin]
-        if spec.has_location
-        else [*(spec.submodule_search_locations or ())]
-    )
+    if spec is None:
+        return {}
+    places = [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or ())]
     if not places or places[0] is None:
         return {}
     place = Path(places[0]).absolute()

@@ -162,7 +162,9 @@ def _make_rows(how: Preprocessing) -> Any:
 
 def _numbers_of(predictions: Predictions) -> Any:
     """Return the probabilities of classes, or the values of a quantity."""
-    return predictions.values if predictions.probabilities is None else predictions.probabilities
+    if predictions.probabilities is None:
+        return predictions.values
+    return predictions.probabilities
 
 
 def _check(found: Predictions, own: Predictions, how: Preprocessing) -> None:

@@ -55,9 +55,10 @@ def wait_for_clients(
     """
     folder = os.environ.get(CLIENTS_FOLDER)
     awaited = drop_revoked(sorted(began))
-    enrolled = (
-        drop_revoked(sorted(file.stem for file in Path(folder).glob("*.toml"))) if folder else []
-    )
+    if folder:
+        enrolled = drop_revoked(sorted(file.stem for file in Path(folder).glob("*.toml")))
+    else:
+        enrolled = []
     wanted = len(awaited) or expected
     enough = min_clients or (
         quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected)
@@ -86,11 +87,10 @@ def wait_for_clients(
                 )
                 break
         if clients.simulated and 0 < len(online) < wanted and time.monotonic() - newest >= 1.0:
-            instead = (
-                f"begin a run of {len(online)} clients"
-                if awaited
-                else f"set clients = {len(online)}"
-            )
+            if awaited:
+                instead = f"begin a run of {len(online)} clients"
+            else:
+                instead = f"set clients = {len(online)}"
             raise SimulationError(len(online), wanted, instead)
         words = f"{describe_online(len(online), wanted or enough)}; awaited: {join_names(named)}"
         remedy = (

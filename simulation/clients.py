@@ -171,7 +171,9 @@ class LocalClients:
         return self._states[name]
 
     def _folder_of(self, name: str) -> Path | None:
-        return None if self._state_folder is None else self._state_folder / folder_name(name)
+        if self._state_folder is None:
+            return None
+        return self._state_folder / folder_name(name)
 
     def begin(self, names: Sequence[str]) -> None:
         """Forget the clients that have not been asked for long."""

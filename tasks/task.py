@@ -105,7 +105,9 @@ class Examples:
     @property
     def all_targets(self) -> Tensor:
         """The targets of the examples of this split."""
-        return self.targets if self.rows is None else self.targets.index_select(0, self.rows)
+        if self.rows is None:
+            return self.targets
+        return self.targets.index_select(0, self.rows)
 
     @property
     def device(self) -> torch.device:

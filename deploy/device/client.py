@@ -159,11 +159,10 @@ class ClientSettings:
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:  # ssl.SSLError is one
-            reason = (
-                "it holds no certificate"
-                if isinstance(error, ssl.SSLError)
-                else f"it cannot be read: {error.strerror}"
-            )
+            if isinstance(error, ssl.SSLError):
+                reason = "it holds no certificate"
+            else:
+                reason = f"it cannot be read: {error.strerror}"
             raise DeployError(
                 f"ca = {self.ca}: {reason}; take ca.crt from the client's bundle again"
             ) from error
@@ -173,9 +172,10 @@ class ClientSettings:
             # for it.
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:
-            words = (
-                "is not the key of" if isinstance(error, ssl.SSLError) else "cannot be read with"
-            )
+            if isinstance(error, ssl.SSLError):
+                words = "is not the key of"
+            else:
+                words = "cannot be read with"
             raise DeployError(
                 f"key = {self.key} {words} certificate = {self.certificate}"
                 f" ({error.strerror or error}): take both from this client's last enrolment"

@@ -48,17 +48,15 @@ def files_of(bundle: Path) -> dict[str, bytes]:
                 if member.isdir() and not name:
                     continue
                 plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
-                file = (
-                    archive.extractfile(member)
-                    if plain and name in FILES and name not in found
-                    else None
-                )
+                if plain and name in FILES and name not in found:
+                    file = archive.extractfile(member)
+                else:
+                    file = None
                 if file is None or len(folders) > 1 or folder in ("", ".."):
-                    link = (
-                        f": a link to {member.linkname[:80]!r}"
-                        if member.issym() or member.islnk()
-                        else ""
-                    )
+                    if member.issym() or member.islnk():
+                        link = f": a link to {member.linkname[:80]!r}"
+                    else:
+                        link = ""
                     raise BundleError(f"{member.name[:80]!r} does not belong in it{link}")
                 found[name] = file.read()
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:

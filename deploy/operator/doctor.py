@@ -145,11 +145,10 @@ def check_clock() -> CheckResult:
         answer = ""
     if answer == "yes":
         return ok("clock", "kept by a time server")
-    words = (
-        "is not kept by a time server"
-        if answer == "no"
-        else "is not known to be kept by a time server"
-    )
+    if answer == "no":
+        words = "is not kept by a time server"
+    else:
+        words = "is not known to be kept by a time server"
     return warning(
         "clock", f"{words}; certificates are refused where it is far off (timedatectl set-ntp true)"
     )
@@ -160,4 +159,6 @@ def check_disk(folder: Path) -> CheckResult:
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     words = f"{free / 1e9:.1f} GB free at {there}"
-    return ok("disk", words) if free >= SMALL_DISK_BYTES else fault("disk", f"{words}: make room")
+    if free >= SMALL_DISK_BYTES:
+        return ok("disk", words)
+    return fault("disk", f"{words}: make room")

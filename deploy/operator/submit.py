@@ -288,11 +288,10 @@ def choose_run(federation: Federation, number: str | None) -> RunFiles:
             )
         return runs[number]
     if len(open_runs) != 1:
-        words = (
-            f"runs {', '.join(open_runs)} go on or wait: name one"
-            if open_runs
-            else "no run goes on or waits; fairbloom deploy status lists those that ended"
-        )
+        if open_runs:
+            words = f"runs {', '.join(open_runs)} go on or wait: name one"
+        else:
+            words = "no run goes on or waits; fairbloom deploy status lists those that ended"
         raise DeployError(words)
     return next(iter(open_runs.values()))
 

@@ -39,15 +39,16 @@ class Digits:
 
     def cell(self, value: float | None) -> Cell:
         """Return a cell of a number, a dash for None."""
-        return NONE if value is None or value != value else Cell(self.number(value), float(value))
+        if value is None or value != value:
+            return NONE
+        return Cell(self.number(value), float(value))
 
     def difference(self, found: Difference) -> Cell:
         """Return a difference with its interval, where it has one."""
-        interval = (
-            ""
-            if math.isnan(found.low)
-            else f" ({self.number(found.low)} to {self.number(found.high)})"
-        )
+        if math.isnan(found.low):
+            interval = ""
+        else:
+            interval = f" ({self.number(found.low)} to {self.number(found.high)})"
         return Cell(self.number(found.mean, "+") + interval, found.mean)
 
     def spread(self, mean: float, deviation: float | None, sign: str = "") -> Cell:
@@ -61,13 +62,13 @@ def tone_of(difference: Difference) -> Tone:
 
     "" where it is not significant.
     """
-    return "" if not difference.significant else "better" if difference.mean > 0.0 else "worse"
+    if not difference.significant:
+        return ""
+    return "better" if difference.mean > 0.0 else "worse"
 
 
 def mark_significant(cell: Cell, difference: Difference) -> Cell:
     """Return a cell, marked and coloured for a significant gain or loss."""
-    return (
-        replace(cell, text=f"{CLEAR} {cell.text}", tone=tone_of(difference))
-        if difference.significant
-        else cell
-    )
+    if difference.significant:
+        return replace(cell, text=f"{CLEAR} {cell.text}", tone=tone_of(difference))
+    return cell

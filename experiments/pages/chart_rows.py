@@ -121,11 +121,10 @@ class Scene:
         under = f" under {self.lines[0].label}" if len(self.lines) > 1 else ""
         part = len(self.shown) < self.clients
         which = text_if(part, f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}.")
-        seeds = (
-            " Of the first seed: each deals the data again."
-            if self.first_only
-            else " Mean over the seeds."
-        )
+        if self.first_only:
+            seeds = " Of the first seed: each deals the data again."
+        else:
+            seeds = " Mean over the seeds."
         return (
             f"The worst-served client{under} is at the top.{which}{seeds if self.several else ''}"
         )
@@ -138,9 +137,9 @@ class Scene:
 
 def axis_title(score: Score) -> str:
     """Return what the axis of a score says: its name, unit and direction."""
-    return (
-        f"test {score.title}, higher is better" if score.higher_is_better else f"test {score.title}"
-    )
+    if score.higher_is_better:
+        return f"test {score.title}, higher is better"
+    return f"test {score.title}"
 
 
 def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
@@ -150,7 +149,9 @@ def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
 
 def shown_of(clients: Sequence[str]) -> list[str]:
     """Return which clients are shown of those from the worst served to the best."""
-    return [*clients] if len(clients) <= NAMED else [*clients[:WORST_SHOWN], *clients[-BEST_SHOWN:]]
+    if len(clients) <= NAMED:
+        return [*clients]
+    return [*clients[:WORST_SHOWN], *clients[-BEST_SHOWN:]]
 
 
 def hidden_in_words(clients: int) -> str:

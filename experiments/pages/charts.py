@@ -70,9 +70,10 @@ def clients_by_method(
     stand below each other where there is room. `zero` draws a line there.
     """
     apart = len(series) * len(clients) <= 90
-    offset = (
-        {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
-    )
+    if apart:
+        offset = {"yOffset": {"field": "method", "sort": [each.label for each in series]}}
+    else:
+        offset = {}
     common = {
         "y": {**_names(of, clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
         **offset,

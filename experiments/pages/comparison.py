@@ -71,18 +71,18 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     finals = {label: comparison.values[label] for label in _labels(comparison)}
     order = worst_first(by_name(comparison, comparison.baseline), comparison.score)
     named = len(order) <= POINTS_SHOWN and not _first_only(comparison)
-    drawn = (
-        named_charts(finals, _series(comparison), order, comparison.score, comparison.shown_name)
-        if named
-        else sorted_charts(comparison)
-    )
+    if named:
+        drawn = named_charts(
+            finals, _series(comparison), order, comparison.score, comparison.shown_name
+        )
+    else:
+        drawn = sorted_charts(comparison)
     intro = f"The {comparison.score.words} of the final models on each client's own test examples."
     if len(comparison.seeds) > 1:
-        marks = (
-            "Points are means over the seeds, lines"
-            if named
-            else "Lines are means over the seeds, bands"
-        )
+        if named:
+            marks = "Points are means over the seeds, lines"
+        else:
+            marks = "Lines are means over the seeds, bands"
         intro += f" {marks} span them from the lowest to the highest."
     clients = Section(
         "clients", "Each client under each method", intro, [drawn, client_table(comparison)]
@@ -149,9 +149,10 @@ def _first_only(comparison: Comparison) -> bool:
 
 def by_name(comparison: Comparison, method: str) -> dict[str, float]:
     """Return each client's score: the mean over seeds, or the first if seeds split the data."""
-    by_seed = (
-        comparison.values[method][:1] if _first_only(comparison) else comparison.values[method]
-    )
+    if _first_only(comparison):
+        by_seed = comparison.values[method][:1]
+    else:
+        by_seed = comparison.values[method]
     names = dict.fromkeys(name for values in by_seed for name in values)
     return {
         name: statistics.fmean(values[name] for values in by_seed if name in values)
@@ -271,11 +272,10 @@ def client_table(comparison: Comparison) -> Table:
     values = {method: by_name(comparison, method) for method in _labels(comparison)}
     order = worst_first(values[base], comparison.score)
     shares = {} if first_only else comparison.larger_classes
-    over = (
-        "of the first seed, as each deals the data in its own way"
-        if first_only
-        else f"mean over {seeds} seeds"
-    )
+    if first_only:
+        over = "of the first seed, as each deals the data in its own way"
+    else:
+        over = f"mean over {seeds} seeds"
     caption = f"Each client, the worst served under {base} first: test {comparison.score.title}"
     caption += text_if(seeds > 1, f", {over}")
     before = {LARGER_CLASS: shares} if shares else {}

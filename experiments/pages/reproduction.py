@@ -1,5 +1,6 @@
 """The page of a reproduction: measured numbers next to the printed ones."""
 
+from collections.abc import Mapping
 from functools import partial
 
 from fairbloom.text import plural, text_if
@@ -11,6 +12,9 @@ from ..results.reproduction import Reproduction
 from . import charts
 from .cells import NONE, Digits
 from .sections import files_of, in_seconds
+
+# The tone of a measured number by whether it agrees with the printed one; None: not judged.
+TONES: Mapping[bool | None, Tone] = {None: "", True: "better", False: "worse"}
 
 
 @page_of.register
@@ -73,11 +77,10 @@ def _agreement(done: Reproduction) -> str:
     if not done.printed:
         return text_if(done.study.quick, "These runs are cut short by --quick.")
     if not done.comparable:
-        cut = (
-            "cut short by --quick"
-            if done.study.quick
-            else "made with other settings than the recipe's"
-        )
+        if done.study.quick:
+            cut = "cut short by --quick"
+        else:
+            cut = "made with other settings than the recipe's"
         return f"These runs are {cut}: the numbers cannot be compared with the printed ones."
     judged = [agrees for outcome in done.outcomes if (agrees := done.agrees(outcome)) is not None]
     if not judged:
@@ -144,17 +147,16 @@ def _rows_table(done: Reproduction) -> Table:
                 continue
             mean, spread = outcome.measured[measure]
             agrees = done.agreements(outcome).get(measure)
-            tone: Tone = "" if agrees is None else "better" if agrees else "worse"
+            tone = TONES[agrees]
             text = digits.spread(mean, spread if len(outcome.runs) > 1 else None).text
             row.append(Cell(f"≠ {text}" if agrees is False else text, mean, tone))
         if done.printed:
             judged = {True: "yes", False: "no", None: "–"}[done.agrees(outcome)]
             row.append(Cell("unfinished" if outcome.unfinished else judged))
-        runs = (
-            f"{len(outcome.runs)} of {len(done.study.seeds)}"
-            if outcome.unfinished
-            else str(len(outcome.runs))
-        )
+        if outcome.unfinished:
+            runs = f"{len(outcome.runs)} of {len(done.study.seeds)}"
+        else:
+            runs = str(len(outcome.runs))
         cells.append([*row, Cell(runs, len(outcome.runs))])
     note = "Mean ±standard deviation over the seeds."
     if printed:

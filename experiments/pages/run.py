@@ -111,11 +111,10 @@ def page_of_run(run: Run) -> Page:
 
 def _words(run: Run, final: Values) -> tuple[str, list[str]]:
     """Return how the model serves the clients, and the reasons for missing scores."""
-    unfinished = (
-        []
-        if run.finished
-        else [f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."]
-    )
+    if run.finished:
+        unfinished = []
+    else:
+        unfinished = [f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."]
     if not final:
         return f"{run.label} has not been evaluated yet.", unfinished
     score = run.score
@@ -143,11 +142,10 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
     if not scene.clients:
         return None
     finals = {label: [by_client] for label, by_client in columns.items()}
-    drawn = (
-        named_charts(finals, scene.series, scene.shown, scene.score, scene.shown_name)
-        if scene.clients <= NAMED
-        else ordered_charts(finals, scene.series, scene.score)
-    )
+    if scene.clients <= NAMED:
+        drawn = named_charts(finals, scene.series, scene.shown, scene.score, scene.shown_name)
+    else:
+        drawn = ordered_charts(finals, scene.series, scene.score)
     run = scene.lines[0].runs[0]
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
     shares = run.column(SHARE_OF_LARGER_CLASS)
@@ -172,16 +170,14 @@ def _measures_table(run: Run) -> Table:
     for each in found:
         spread = measures(each.values, each.score)
         digits = Digits.of(each.score, (spread[key] for key in keys))
-        name = (
-            f"{each.score.title} (personal models)"
-            if each.model == "personal"
-            else each.score.title
-        )
-        of = (
-            f"{len(each.values)} of {each.clients}"
-            if len(each.values) < each.clients
-            else str(each.clients)
-        )
+        if each.model == "personal":
+            name = f"{each.score.title} (personal models)"
+        else:
+            name = each.score.title
+        if len(each.values) < each.clients:
+            of = f"{len(each.values)} of {each.clients}"
+        else:
+            of = str(each.clients)
         cells.append(
             [Cell(name), Cell(of, len(each.values)), *(digits.cell(spread[key]) for key in keys)]
         )

@@ -105,14 +105,13 @@ def arms_table(search: Search) -> Table:
 
     cells = []
     for each in sorted(search.judged, key=order):
-        state = (
-            "chosen"
-            if each.arm.label in search.found.best
-            else each.fault or text_if(not each.values, "unfinished")
-        )
+        if each.arm.label in search.found.best:
+            state = "chosen"
+        else:
+            state = each.fault or text_if(not each.values, "unfinished")
         numbers = [digits.cell(each.mean), digits.cell(each.error)] if each.values else [NONE, NONE]
         cells.append(
-            [Cell(each.arm.label), *numbers, Cell(state, tone=text_if(each.fault, "worse"))]
+            [Cell(each.arm.label), *numbers, Cell(state, tone="worse" if each.fault else "")]
         )
     seeds = len(search.found.judged)
     note = f"Mean over {seeds} seed{plural(seeds, '', 's')} on validation examples."

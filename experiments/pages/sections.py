@@ -346,11 +346,10 @@ def examples_section(scene: Scene) -> Section | None:
     note = hidden_in_words(scene.clients)
     table = Table("examples", "Examples of each client", headings, cells, note, folded=True)
     several = scene.several and split is not None
-    intro = (
-        f"The split of seed {run.settings.get('seed')}; others deal the data in other ways."
-        if several
-        else ""
-    )
+    if several:
+        intro = f"The split of seed {run.settings.get('seed')}; others deal the data in other ways."
+    else:
+        intro = ""
     return Section("examples", "Who has how many examples", intro, [table])
 
 
@@ -382,11 +381,10 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
     if rows:
         there = [0, 1, *(i for i in range(2, 2 + len(ABSENT)) if any(row[i].value for row in rows))]
         rows.sort(key=lambda row: -sum(cell.value or 0 for cell in row))
-        note = (
-            f"{len(rows) - ABSENCES_SHOWN} more are in the runs' {ROUNDS.name}. "
-            if len(rows) > ABSENCES_SHOWN
-            else ""
-        )
+        if len(rows) > ABSENCES_SHOWN:
+            note = f"{len(rows) - ABSENCES_SHOWN} more are in the runs' {ROUNDS.name}. "
+        else:
+            note = ""
         note += (
             "Refused: a reply that could not be used. Missing: no reply in time. Offline: known,"
             " and not connected."
@@ -428,16 +426,14 @@ def cost_section(scene: Scene) -> Section:
         cells.append([Cell(line.label), Digits(0).cell(rounds), *times, *traffic])
     first = scene.lines[0].runs[0]
     words = describe_engine(first)
-    by = (
-        f" Clients were computed by the engine {words}: {(first.engine or {}).get('reason')}."
-        if words
-        else ""
-    )
-    caption = (
-        "A run's time and traffic, mean over the seeds"
-        if scene.several
-        else "The run's time and traffic"
-    )
+    if words:
+        by = f" Clients were computed by the engine {words}: {(first.engine or {}).get('reason')}."
+    else:
+        by = ""
+    if scene.several:
+        caption = "A run's time and traffic, mean over the seeds"
+    else:
+        caption = "The run's time and traffic"
     headings = [
         "method",
         "rounds",
@@ -511,11 +507,9 @@ def _settings_table(
 
 def caveats_section(sentences: Sequence[str]) -> Section | None:
     """Return what a reader should know before trusting the numbers."""
-    return (
-        Section("caveats", "What limits these numbers", "", [Note(sentences)])
-        if sentences
-        else None
-    )
+    if sentences:
+        return Section("caveats", "What limits these numbers", "", [Note(sentences)])
+    return None
 
 
 # Cells --------------------------------------------------------------------------------------------

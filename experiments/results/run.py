@@ -194,7 +194,9 @@ class Run(Shown):
     @cached_property
     def groups(self) -> "pandas.DataFrame":
         """The table groups.csv: a row a client, evaluated round, model and group; may be empty."""
-        return read_frame(GROUPS, self.folder) if GROUPED.exists_in(self.folder) else frame([])
+        if GROUPED.exists_in(self.folder):
+            return read_frame(GROUPS, self.folder)
+        return frame([])
 
     @cached_property
     def metrics(self) -> "pandas.DataFrame":
@@ -203,7 +205,9 @@ class Run(Shown):
         The columns are `round`, `phase` (train, evaluate, or server for `evaluate_fn`), `client`
         ("" for a number over all clients), `metric` and `value`.
         """
-        return read_frame(METRICS, self.folder) if METRICS.exists_in(self.folder) else frame([])
+        if METRICS.exists_in(self.folder):
+            return read_frame(METRICS, self.folder)
+        return frame([])
 
     @cached_property
     def gaps(self) -> "pandas.DataFrame":
@@ -540,7 +544,9 @@ class Run(Shown):
     def _evaluated(self, *, hostile: bool = False) -> "pandas.DataFrame":
         """Return the rows of clients.csv of the last evaluated round; see `final`."""
         rows = self._last
-        return rows if hostile or not self.attackers else rows[~rows["client"].isin(self.attackers)]
+        if hostile or not self.attackers:
+            return rows
+        return rows[~rows["client"].isin(self.attackers)]
 
 
 class OpenedRuns:

@@ -47,7 +47,9 @@ def _parse(content: bytes, needed: Sequence[str], *, finished: bool) -> "pyarrow
         return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in needed})
 
     def handle_invalid(line: Any) -> str:
-        return "error" if finished or line.actual_columns > line.expected_columns else "skip"
+        if finished or line.actual_columns > line.expected_columns:
+            return "error"
+        return "skip"
 
     table = pyarrow.csv.read_csv(
         pyarrow.BufferReader(content),

@@ -225,7 +225,9 @@ def _declared(cls: type[FairStrategy]) -> Tries:
 def _evaluated(arm: Arm, shared: Mapping[str, Value]) -> Literal["global", "personal"]:
     """Return the models by which an arm is judged: personal models if its clients have some."""
     config = Study("search", [arm], [], settings=shared).config(arm)
-    return "personal" if Settings.of(config).strategy().terms(1).has_personal_models else "global"
+    if Settings.of(config).strategy().terms(1).has_personal_models:
+        return "personal"
+    return "global"
 
 
 # The runs -----------------------------------------------------------------------------------------

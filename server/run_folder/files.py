@@ -254,7 +254,9 @@ ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value,
 
 def read_stop(folder: Path) -> str:
     """Return why a finished run has stopped before its last round, "" for all others."""
-    return str(MODEL.read_about(folder).get("stopped", "")) if is_finished(folder) else ""
+    if is_finished(folder):
+        return str(MODEL.read_about(folder).get("stopped", ""))
+    return ""
 
 
 def runs_of_study(folder: Path) -> list[str]:

@@ -219,11 +219,10 @@ class RoundWriter:
             {metric for metrics in finished.evaluations.values() for metric in metrics}
         )
         if reported and (missing := [name for name in self._unseen if name not in reported]):
-            what = (
-                "in which fairness is to be measured"
-                if missing[0] == self._scores[0].name
-                else "which is named"
-            )
+            if missing[0] == self._scores[0].name:
+                what = "in which fairness is to be measured"
+            else:
+                what = "which is named"
             raise FairbloomError(
                 f"clients that evaluate reply {one_line(', '.join(reported))}, and not"
                 f" {missing[0]!r}, {what}: name one of those, as in RunFolder(path,"

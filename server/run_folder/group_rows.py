@@ -36,7 +36,9 @@ class Grouped:
     @classmethod
     def of(cls, task: "Task") -> "Grouped | None":
         """Return those of a task, None where it has no groupings."""
-        return cls(dict(task.groupings), tuple(task.group_scores)) if task.groupings else None
+        if task.groupings:
+            return cls(dict(task.groupings), tuple(task.group_scores))
+        return None
 
     @property
     def columns(self) -> tuple[str, ...]:

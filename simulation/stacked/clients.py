@@ -298,11 +298,10 @@ class StackedClients(LocalClients):
             return self._cached_members[1]
 
         def member(place: int, name: str) -> StackedClient:
-            epochs = (
-                work.epochs
-                if work.in_full
-                else epochs_in_time(self.settings, terms.server_round, name)
-            )
+            if work.in_full:
+                epochs = work.epochs
+            else:
+                epochs = epochs_in_time(self.settings, terms.server_round, name)
             return StackedClient.of(self.local(name), place, work, epochs)
 
         found = refuse_failed(
@@ -469,11 +468,12 @@ class _Block(ClientRound):
         training = self._training
         last = max(member.steps for member in self._block)
         shifts = [started.shift for started in self._started]
-        shift = (
-            [torch.stack([each[name] for each in shifts]) for name in training.layout.trainable]
-            if shifts
-            else []
-        )
+        if shifts:
+            shift = [
+                torch.stack([each[name] for each in shifts]) for name in training.layout.trainable
+            ]
+        else:
+            shift = []
         watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
 
         def after_step(step: int, copy: Copy) -> None:

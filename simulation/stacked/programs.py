@@ -251,11 +251,9 @@ def _move(
 def _linear(layer: nn.Linear, left: Iterator[Tensor], inputs: Tensor) -> Tensor:
     """Return the outputs of many clients' linear layer, with the next arrays in `left`."""
     weight = next(left).transpose(1, 2)
-    return (
-        torch.bmm(inputs, weight)
-        if layer.bias is None
-        else torch.baddbmm(next(left).unsqueeze(1), inputs, weight)
-    )
+    if layer.bias is None:
+        return torch.bmm(inputs, weight)
+    return torch.baddbmm(next(left).unsqueeze(1), inputs, weight)
 
 
 def _other(layer: nn.Module, inputs: Tensor) -> Tensor:

@@ -225,9 +225,9 @@ def _read_numbers(
         f" fields.{name}.missingValues"
     )
     for is_outside, problem in checks:
-        rows = is_outside & are_numbers
-        if rows.any():
-            wrong.append(_count_fault(table, name, problem, remedy, "out-of-range", rows))
+        outside = is_outside & are_numbers
+        if outside.any():
+            wrong.append(_count_fault(table, name, problem, remedy, "out-of-range", outside))
     return numbers
 
 
