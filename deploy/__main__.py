@@ -1,4 +1,4 @@
-"""`python -m fairbloom.deploy`: the commands of client and operator, where libraries for figures are not installed."""
+"""`python -m fairbloom.deploy`: client and operator commands without figure libraries."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Certificates and keys: the federation's authority, the server's certificate, and those of devices."""
+"""Certificates and keys: the federation's authority, the server's and the devices'."""
 
 import contextlib
 import hashlib
@@ -99,13 +99,13 @@ def read_name(certificate: Path) -> str:
 
 
 def normalise_host(host: str) -> str:
-    """Return a host's name or address as certificates have it: bücher.example is xn--bcher-kva.example."""
+    """Return a host as certificates have it: bücher.example is xn--bcher-kva.example."""
     with contextlib.suppress(ValueError):
         if "%" not in host:
             return str(ipaddress.ip_address(host))
     try:
         name = host.encode("idna").decode()
-        # Python's codec is of 2003: what it cannot turn back, as ß, is another name by the rules of
+        # Python's codec is of 2003: names that it cannot decode again, as ß, differ by the rules of
         # today.
         if not host.isascii() and name.encode().decode("idna").lower() != host.lower():
             raise DeployError(
@@ -122,7 +122,7 @@ def normalise_host(host: str) -> str:
 
 
 def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -> None:
-    """Write a new certificate authority: its certificate, and its key, which only the operator may read."""
+    """Write a new certificate authority: certificate and key, which only the operator may read."""
     made = make_key()
     usage = x509.KeyUsage(
         digital_signature=False,
@@ -154,7 +154,7 @@ def make_server_certificate(
     hosts: Sequence[str],
     days: float = SERVER_DAYS,
 ) -> None:
-    """Write the server's certificate, for all of `hosts` (names or addresses) and loopback, and its key."""
+    """Write the server's key and certificate, for all of `hosts` and loopback."""
     hosts = [normalise_host(host) for host in hosts]
     made = make_key()
     issuer, signer = _load_authority(authority, authority_key)
@@ -182,7 +182,7 @@ def issue_device_certificate(
     name: str,
     days: float = AUTHORITY_DAYS,
 ) -> bytes:
-    """Return a device's certificate (PEM): for TLS clients alone, so that it can never pass for the server's."""
+    """Return a device's certificate (PEM), for TLS clients only: it cannot pass as a server's."""
     extensions: dict[x509.ExtensionType, bool] = {
         x509.BasicConstraints(ca=False, path_length=None): True,
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]): False,

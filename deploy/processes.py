@@ -1,4 +1,4 @@
-"""What the processes of a federation share: the app that they load, addresses, and words for what happened."""
+"""Shared by a federation's processes: loading of the app, addresses, words for events."""
 
 import importlib
 import re
@@ -35,9 +35,9 @@ def first_names(names: Iterable[str]) -> str:
 def load_app(app: str, kind: type[App], of: str) -> App:
     """Return the app of this kind that an import string, module:attribute, names.
 
-    ImportError where there is none.
+    Raise ImportError if it is missing.
 
-    `of` says in the error whose app it is: "this client", or "this run".
+    `of` names the owner of the app in the error: "this client", or "this run".
     """
     module, _, path = app.partition(":")
     try:

@@ -1,4 +1,4 @@
-"""The container of a client: it takes the first free folder of the volume, makes its key there, and runs the client.
+"""A client's container: it takes the first free folder of the volume and runs there.
 
 A container that is started again finds its folder free, and goes on as the same client.
 """
@@ -17,7 +17,7 @@ LOOK_SECONDS = 0.5
 
 
 def take_folder() -> Path:
-    """Return the first folder that no other container holds, and hold it as long as this process lives."""
+    """Return the first folder that no other container holds, and lock it for this process."""
     for number in itertools.count():
         folder = CLIENTS / f"client-{number}"
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The container of a run: SETTINGS are checked, the run is submitted and followed, and its status is the exit code."""
+"""A run's container: it checks SETTINGS, submits and follows, and exits with its status."""
 
 import csv
 import os
@@ -19,7 +19,7 @@ from fairbloom.protocol.settings import parse_assignments
 from fairbloom.server.progress import find_announced
 from fairbloom.server.settings import Settings
 
-# Pause between two looks at who is online; how long nobody else may have come; and how long all
+# Pause between two looks at who is online; how long no other client may come; and how long all
 # this may take.
 FEDERATION = Path("/federation")
 LOOK_SECONDS = 0.5

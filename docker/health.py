@@ -11,7 +11,7 @@ ESTABLISHED = "01"
 
 
 def has_socket(port: str, state: str, column: int) -> bool:
-    """Return whether this container has a TCP socket in a state, by the port of its own (1) or the other (2) end."""
+    """Return whether a TCP socket is in a state, by its local (1) or remote (2) port."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             words = line.split()

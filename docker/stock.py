@@ -1,4 +1,4 @@
-"""Keys for Flower's own nodes, made once: a folder for each service of docker/stock.yaml with what it may read."""
+"""Keys for Flower's own nodes, made once: a folder for each service of docker/stock.yaml."""
 
 import os
 import secrets
@@ -17,7 +17,7 @@ from fairbloom.deploy import pki
 
 
 def make_keys(keys: Path, host: str, nodes: int) -> None:
-    """Write the keys of a SuperLink on `host`, of its SuperExec, its operator and its SuperNodes."""
+    """Write the keys of a SuperLink on `host`, its SuperExec, operator and SuperNodes."""
     folders = {name: keys / name for name in ("superlink", "superexec", "operator")}
     folders |= {f"supernode-{number}": keys / f"supernode-{number}" for number in range(nodes)}
     authority = (keys / "ca.crt", keys / "ca.key")

@@ -1,4 +1,4 @@
-"""What we need of Flower beside its documented API.
+"""The parts of Flower in use outside its documented API.
 
 No other module imports Flower from elsewhere than flwr.app, flwr.clientapp and flwr.serverapp.
 """
@@ -16,7 +16,8 @@ from httpx import HTTPStatusError, TransportError  # what Flower's grid raises; 
 from fairbloom.errors import FairbloomError, describe_online
 
 __all__ = [
-    "ErrorCode", "HTTPStatusError", "NodeInfo", "ObjectPushError", "Run", "TransportError", "address", "deserialize",
+    "ErrorCode", "HTTPStatusError", "NodeInfo", "ObjectPushError", "Run", "TransportError",
+    "address", "deserialize",
     "identify", "is_simulated", "log_start", "serialize", "set_created_at", "set_message_id",
 ]  # fmt: skip
 
@@ -32,14 +33,14 @@ def deserialize(data: bytes) -> RecordDict:
 
 
 def identify(*, run_id: int, node_id: int, task_id: int) -> None:
-    """Let this process write messages for this node, run and task: Flower stamps them with its process's identity."""
+    """Give this process an identity, which Flower stamps on the messages that it writes."""
     TaskIdentity.run_id = run_id
     TaskIdentity.node_id = node_id
     TaskIdentity.task_id = task_id
 
 
 def is_simulated(grid: object) -> bool:
-    """Return whether a grid is that of Flower's simulation, or says that it wraps one: no further nodes will come."""
+    """Return whether a grid is, or wraps, that of Flower's simulation: its nodes are fixed."""
     return bool(getattr(grid, "simulated", type(grid).__name__ == "InMemoryGrid"))
 
 
@@ -59,7 +60,7 @@ def set_message_id(message: Message, message_id: str) -> None:
 
 
 def address(reply: Message, message: Message) -> Message:
-    """Return a reply as one to this message: some of Flower's mods answer their app's reply by an error."""
+    """Return a reply to this message: some of Flower's mods answer their app's reply."""
     answers = reply.metadata.reply_to_message_id == message.metadata.message_id
     if answers or not reply.has_error():
         return reply

@@ -52,7 +52,7 @@ def look_up(versions: dict[str, list[str]]) -> list[dict[str, Any]] | None:
 
 
 def verdict(answers: list[dict[str, Any]] | None) -> tuple[str, int]:
-    """Return what is to be said, and the exit code."""
+    """Return the message and the exit code."""
     missed = [answer["name"] for answer in answers or [] if "skip_reason" in answer]
     if answers is None or len(missed) == len(answers):
         return "SKIPPED: no vulnerability database could be reached, so nothing was looked up", 0

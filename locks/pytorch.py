@@ -1,4 +1,4 @@
-"""Print what pip is to install for a PyTorch requirement: the lock file that has it, or else the requirement itself.
+"""Print the lock file with a PyTorch requirement, or else the requirement, for pip.
 
 python locks/pytorch.py torch==2.13.0+cpu > torch.txt && pip install --requirement torch.txt
 
@@ -17,13 +17,13 @@ LOCKS = ("torch.lock", "torch-cpu.lock")
 
 
 def wanted(requirement: str) -> str:
-    """Return the lines of the lock file that pins this requirement, or the requirement with a word on stderr."""
+    """Return the lock file that pins this requirement, or the requirement with a warning."""
     for name in LOCKS:
         lock = read(name)
         if f"\n{requirement} \\\n" in lock:
             return lock
     print(
-        f"{requirement} is in no lock file: pip takes it, and what it needs, without checking"
+        f"{requirement} is in no lock file: pip takes it and its dependencies without checking"
         " hashes",
         file=sys.stderr,
     )
@@ -31,7 +31,7 @@ def wanted(requirement: str) -> str:
 
 
 def chosen() -> str:
-    """Return the lines of the lock file for this machine, with a word on stderr where it is the CPU build's."""
+    """Return the lock file for this machine; a line on stderr names the CPU build."""
     cpu = re.findall(r"^torch==(\S+)", read("torch-cpu.lock"), re.MULTILINE)[0]
     if sys.platform != "linux" or shutil.which("nvidia-smi") or not can_get(cpu):
         return read("torch.lock")

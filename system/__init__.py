@@ -1,1 +1,1 @@
-"""What Fairbloom asks of the operating system: files written whole, locks, processes that start and end together."""
+"""Files written whole, locks, and processes that start and end together."""

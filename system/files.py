@@ -42,7 +42,7 @@ def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
-    """Write a file so that, whatever happens, either the old or the new content is there, and stays there."""
+    """Write a file atomically and durably: it has the old or the new content."""
     with whole_file(path, mode) as file:
         file.write(content)
 
@@ -58,7 +58,7 @@ def write_public(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, for its owner alone, and those above it that are missing: none is lost when the power fails."""
+    """Make a folder for its owner only, with missing parents, durably."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for place in missing:

@@ -1,4 +1,4 @@
-"""Locks on files, each held by one process at a time: a lock ends with its process, however that ends."""
+"""Locks on files, each held by one process at a time and freed with its end."""
 
 import contextlib
 import fcntl
@@ -56,7 +56,7 @@ class Lock:
 def exclusive_lock(
     path: Path, *, seconds: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None
 ) -> Lock:
-    """Hold a file, made if missing, that names the process that has locked it: `with exclusive_lock(path): ...`.
+    """Lock a file, made if missing, which names its process: `with exclusive_lock(path): ...`.
 
     Wait up to `seconds`, after one call of `on_wait` with the other process's name; then raise
     LockedError.
@@ -86,7 +86,7 @@ def exclusive_lock(
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds the lock of a file, as far as can be told without disturbing that process."""
+    """Return whether a process seems to hold the lock of a file, without disturbing it."""
     try:
         holder = re.fullmatch(r"process (\d+) on (.+)", path.read_text())
     except OSError:

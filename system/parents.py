@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them: nobody would stop them otherwise."""
+"""Processes that end with the one that started them."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ LOOK_SECONDS = 0.5
 
 
 def end_with_parent(parent: int) -> None:
-    """Let this process be killed when its parent ends: by the kernel on Linux, otherwise by a thread.
+    """Kill this process when its parent ends: by the kernel on Linux, otherwise by a thread.
 
     The parent passes its own process id: one that has ended already cannot be asked for it.
     """

@@ -1,4 +1,4 @@
-"""Arrays by name in one safetensors file, with a few words about them, sealed by a checksum of all."""
+"""Arrays by name and metadata in one safetensors file, sealed by a checksum."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def save_model(
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Return what was written about a model, with its checksum `sha256`, without reading its arrays."""
+    """Return a model's metadata, with its checksum `sha256`, without reading its arrays."""
     try:
         with safe_open(path, framework="numpy") as file:
             about: dict[str, Any] = json.loads(file.metadata()["about"])
@@ -76,7 +76,7 @@ def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
 
 
 def _checksum(tensors: Arrays, about: Mapping[str, Any]) -> str:
-    """Return a checksum of the arrays, in the order of their names, and of what is said about them."""
+    """Return a checksum of the arrays, in the order of their names, and of their metadata."""
     total = hashlib.sha256(json.dumps(about).encode())
     for name, array in sorted(tensors.items()):
         total.update(json.dumps([name, str(array.dtype), array.shape]).encode())

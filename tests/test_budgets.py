@@ -1,4 +1,4 @@
-"""The project does not grow unseen: each room has a budget of statements, the docs have one of words.
+"""Each room has a budget of statements, the docs have one of words: the project grows in sight.
 
 A statement is an `ast.stmt`; each target of a tuple assignment counts as one, so that packing code
 saves nothing. Raise a budget only with a line in docs/decisions.md that says what it buys.
@@ -17,24 +17,25 @@ import pytest
 from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
-    "checks": 780,
-    "cli": 670,
-    "client": 1_370,
-    "client/rules": 670,
-    "deploy/fleet": 2_080,
-    "experiments/pages": 1_230,
-    "experiments/results": 1_660,
-    "experiments/studies": 740,
-    "prediction": 670,
-    "protocol": 790,
-    "rounds": 2_830,
-    "server": 930,
-    "server/run_folder": 1_180,
-    "simulation": 940,
-    "simulation/stacked": 880,
-    "strategies": 1_850,
-    "tasks": 1_920,
-    "tasks/datasets": 730,
+    "checks": 730,
+    "cli": 646,
+    "client": 1_354,
+    "client/rules": 651,
+    "deploy/fleet": 1_944,
+    "experiments": 628,
+    "experiments/pages": 1_204,
+    "experiments/results": 1_737,
+    "experiments/studies": 733,
+    "prediction": 705,
+    "protocol": 753,
+    "rounds": 2_848,
+    "server": 890,
+    "server/run_folder": 1_115,
+    "simulation": 890,
+    "simulation/stacked": 837,
+    "strategies": 1_823,
+    "tasks": 1_896,
+    "tasks/datasets": 693,
     "tasks/tables": 1_190,
 }
 """The statements of Python in each package and subpackage that is larger than SMALL_ROOM."""

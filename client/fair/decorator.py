@@ -164,7 +164,7 @@ def _seed(context: Context, purpose: str, *where: int) -> int:
 
 
 def name_of(context: Context) -> str:
-    """Return the server's name of a client; with a name or partition, it is the same in all runs."""
+    """Return the server's name of a client; a name or partition makes it the same in all runs."""
     node = context.node_config
     if "name" in node or "partition-id" not in node:
         return str(node.get("name", context.node_id))
@@ -179,7 +179,7 @@ def introduce(message: Message, context: Context) -> Message:
 
 
 def terms_of(message: Message) -> Terms | None:
-    """Return the terms of a message, None if it has no round, and so comes from another strategy."""
+    """Return the terms of a message, None without a round: it is another strategy's."""
     configs = message.content.config_records
     config: Mapping[str, Any] = configs.get(wire.CONFIG) or next(iter(configs.values()), {})
     check_protocol(config)

@@ -259,7 +259,7 @@ def name_arguments(
 
 
 def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, ...]]) -> nn.Module:
-    """Return the only module with trained parameters; of several, the one with `received` shapes."""
+    """Return the only module with trained parameters; of several, that with `received` shapes."""
     modules = {each: name for name, each in arguments.items() if isinstance(each, nn.Module)}
     trained = {
         each: name

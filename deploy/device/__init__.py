@@ -1,1 +1,1 @@
-"""What runs on a client's device: its settings, the loop that keeps it connected, and the worker that it starts."""
+"""A client's device: settings, the loop that keeps it connected, and its worker."""

@@ -31,12 +31,12 @@ OURS = "fairbloom"
 
 
 class RunRefusedError(Exception):
-    """A run whose app or settings this client does not take; the message says which and why."""
+    """A run with an app or settings that this client refuses; the message says why."""
 
 
 @dataclass(frozen=True)
 class RunDescription:
-    """A run as the server describes it to devices: its number, its app's distribution, and its settings."""
+    """A run as the server describes it: its number, its app's distribution, its settings."""
 
     number: int
     distribution: str
@@ -118,7 +118,7 @@ class Installed:
 
 
 def distribution_of(module: str) -> tuple[str, str] | None:
-    """Return name and version of the installed distribution that a module came with, None where it came with none."""
+    """Return name and version of the distribution that installed a module, or None."""
     top = module.partition(".")[0]
     spec = importlib.util.find_spec(top)
     if spec is None or spec.origin is None:

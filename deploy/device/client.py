@@ -27,7 +27,7 @@ NEEDED = ("server", "ca", "key", "certificate", "state-dir")
 
 PATHS = ("ca", "key", "certificate", "data-dir", "state-dir")
 
-# The file of the device's owner beside client.toml, which no bundle brings: it is read last, key by
+# The file of the device's owner next to client.toml, which no bundle brings: read last, key by
 # key.
 OWNERS_FILE = "owner.toml"
 
@@ -40,7 +40,7 @@ class ClientSettings:
     """Settings of one client, as in client.toml and the owner's file, with hyphens there.
 
     `name` is the one in the certificate. `data_dir` is "" for none; a run sets neither it nor
-    `state_dir`. `limits`: see `fairbloom.client.guard.limits.Limits`. `files` are tables of a schema that
+    `state_dir`. `limits`: see `client.guard.limits.Limits`. `files` are tables of a schema that
     say how the device's files are written.
     """
 
@@ -93,7 +93,7 @@ class ClientSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], file: Path) -> ClientSettings:
-        """Return the settings of client.toml, those of owner.toml beside it, and those given, of which the last wins.
+        """Return the settings of client.toml, owner.toml and those given; the last wins.
 
         Relative paths of a file begin at its folder. DeployError: a file cannot be used, or a
         setting is unknown or impossible.
@@ -155,7 +155,7 @@ class ClientSettings:
             )
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return how this client checks the server's certificate, as leniently as gRPC does, and shows its own."""
+        """Return a TLS context that checks certificates as leniently as gRPC does."""
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:  # ssl.SSLError is one
@@ -168,7 +168,7 @@ class ClientSettings:
             ) from error
         context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
         try:
-            # A password that is none: of a key that is encrypted, OpenSSL would ask the terminal
+            # An empty password: OpenSSL would ask the terminal for that of an encrypted key
             # for it.
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:
@@ -197,7 +197,7 @@ class ClientSettings:
         return {key: value for key, value in node.items() if value != ""}
 
     def worker(self, pipe: int) -> list[str]:
-        """Return the command by which this process runs the worker, which inherits this descriptor."""
+        """Return the command that runs the worker, which inherits this descriptor."""
         given: dict[str, Any] = {
             "app": self.app,
             "allow": self.allow,
@@ -210,7 +210,7 @@ class ClientSettings:
         return [sys.executable, "-P", "-c", code, str(pipe), json.dumps(given)]
 
     def environment(self) -> dict[str, str]:
-        """Return the worker's environment: Flower's files in the state folder, unless ours says so."""
+        """Return the worker's environment, with Flower's files in the state folder by default."""
         # Threads that spin while they wait for each other slow several clients on one machine down
         # threefold.
         defaults = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
@@ -233,7 +233,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def read_name(certificate: str) -> str:
-    """Return the client's name, by which the server knows it: the common name of its certificate."""
+    """Return the client's name: the common name of its certificate."""
     from .. import pki  # loads a library that the loop does without
 
     try:

@@ -1,7 +1,7 @@
 """Why a client cannot talk to its server, in words.
 
 The address does not answer, the port is something else's, a certificate is not accepted: gRPC
-retries some of these for ever without saying what is wrong.
+retries some of these for ever without an error.
 """
 
 from __future__ import annotations

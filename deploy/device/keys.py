@@ -1,4 +1,4 @@
-"""A device's key: made on the device, where it stays, and the request by which the federation's operator enrolls it."""
+"""A device's key, made on the device, and the request to enrol it."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Unpack a client's bundle, of which nothing is trusted: `unpack.py BUNDLE [FOLDER]`, without FOLDER check it alone.
+"""Unpack an untrusted bundle: `unpack.py BUNDLE [FOLDER]`; without FOLDER only check it.
 
 It runs as root on a device, so each file is read and written as bytes: no link is followed, no
 other name written. Prints the names of the files that the bundle has.
@@ -26,7 +26,7 @@ LARGEST = 2**20
 
 
 class BundleError(Exception):
-    """A bundle that is not what an operator makes; the message names what is wrong."""
+    """A bundle that no operator made; the message names the fault."""
 
 
 def files_of(bundle: Path) -> dict[str, bytes]:

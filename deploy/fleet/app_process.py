@@ -54,7 +54,7 @@ class Task:
 class Answer:
     """A reply: content, or an error's code and reason.
 
-    `state` is None where the app keeps what it had.
+    `state` is None if the app's state is unchanged.
     """
 
     data: bytes = field(default=b"", repr=False)
@@ -98,7 +98,7 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     from ..device.accepted import RunDescription
 
     head = Head.FromString(task.head)
-    told = json.loads(task.settings)
+    described = json.loads(task.settings)
     # A message of the server to this node, which writes its reply after that.
     identify(run_id=head.run, node_id=1, task_id=0)
     message = Message(
@@ -112,13 +112,13 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     identify(run_id=head.run, node_id=task.node, task_id=0)
     state = deserialize(task.state) if task.state else RecordDict()
     context = Context(head.run, task.node, dict(node_config), state, {})
-    run = RunDescription(head.run, told["distribution"], told["version"], told["settings"])
+    run = RunDescription(
+        head.run, described["distribution"], described["version"], described["settings"]
+    )
     app, context.run_config = installed.accept(run, context)
     try:
         reply = address(app(message=message, context=context), message)
-    except (
-        SystemExit
-    ) as end:  # the app would end this process: the server learns what it may of that
+    except SystemExit as end:  # the app would end this process: the server gets a reportable error
         raise ReportableError(f"SystemExit: {end}", reportable(end)) from end
     kept = serialize(context.state)
     changed = None if kept == task.state else kept
@@ -128,7 +128,7 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
 
 
 def reason_of(error: Exception) -> str:
-    """Return what the server learns of an app's error: what quotes no data, and that the app has no such handler."""
+    """Return the part of an app's error that the server may see: it quotes no data."""
     from fairbloom.errors import reportable
 
     said = str(error)
@@ -136,7 +136,7 @@ def reason_of(error: Exception) -> str:
 
 
 def main(parent: int) -> None:
-    """Answer tasks for the client that started this process, as long as it lives: `app_process.py FD SETTINGS`."""
+    """Answer tasks for the client that started this process: `app_process.py FD SETTINGS`."""
     end_with_parent(parent)
     from fairbloom.client.guard.limits import Limits
     from fairbloom.logs import colour_on_terminals_alone
@@ -151,6 +151,6 @@ def main(parent: int) -> None:
             importlib.import_module(name)
     colour_on_terminals_alone()
     pipe.send(True)  # all is loaded
-    with contextlib.suppress(EOFError):  # nobody asks any more
+    with contextlib.suppress(EOFError):  # the client has ended
         while True:
             pipe.send(answer(installed, given["node"], pipe.recv()))

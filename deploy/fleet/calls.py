@@ -82,7 +82,7 @@ class Outage:
         self._lock = threading.Lock()
 
     def fault(self, words: str) -> None:
-        """Say what is wrong, where that is new."""
+        """Log a connection error once."""
         with self._lock:
             if self._since is None:
                 self._since = time.monotonic()
@@ -156,7 +156,7 @@ class Calls:
     def beat(self, id: str, run: int) -> str:
         """Say that this device works on a message.
 
-        Return why it is to drop it, "" where nobody says so.
+        Return the reason to drop it, or "".
         """
         try:
             drop = self._beat(Working(session=self._session, id=id, run=run), timeout=BEAT_SECONDS)

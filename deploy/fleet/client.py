@@ -38,7 +38,7 @@ FAILED = 2
 
 
 def replace_process(client: ClientSettings) -> None:
-    """Go on as this client in a small process, without the libraries that the command line has loaded."""
+    """Replace this process by a small one for the client, without the command line's libraries."""
     become("fairbloom.deploy.fleet.client", json.dumps(asdict(client)))
 
 
@@ -93,7 +93,7 @@ def run_alone(client: ClientSettings) -> None:
 
 
 def _stop(number: int, frame: object) -> None:
-    for each in STOPPING:  # once more, it would end what is on its way to the end
+    for each in STOPPING:  # a second signal would interrupt the shutdown
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""The server's one process: the fleet port, the mailbox, and the runs as processes that it starts."""
+"""The server's one process: fleet port, mailbox, and the runs' processes that it starts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Daemon:
             task.result()  # raises what ended it
 
     async def _tick(self) -> None:
-        """Look at the registry, and write state/now.json: who is online or was seen, which runs go on and wait."""
+        """Read the registry, and write state/now.json: clients online or seen, runs open."""
         while True:
             self._look()
             self._mailbox.expire()

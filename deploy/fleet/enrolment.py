@@ -1,4 +1,4 @@
-"""Clients of a federation: each gets a certificate, a bundle for its device, and a file in the registry."""
+"""Enrolment: each client gets a certificate, a bundle and a file in the registry."""
 
 import contextlib
 import math
@@ -87,7 +87,7 @@ def revoke(federation: Federation, name: str) -> None:
 
 
 def describe_clients_beyond(members: Sequence[Member], clients: int) -> str:
-    """Return which enrolled clients have a partition beyond this number of clients, and what to do."""
+    """Return the enrolled clients with a partition beyond this number, and the remedy."""
     far = [member for member in members if member.partition >= clients]
     if not far:
         return ""
@@ -120,7 +120,7 @@ def _read_request(request: Path, name: str) -> ec.EllipticCurvePublicKey:
 
 
 def _check_free(federation: Federation, members: Sequence[Member], name: str, digest: str) -> None:
-    """Raise DeployError where no client may have a name, or another one has it but for its case, or has the key."""
+    """Raise DeployError if a name is invalid, or another client has the name or the key."""
     if not pki.NAME.fullmatch(name):
         raise DeployError(f"client {name!r}: {pki.NAME_RULE}")
     if name.lower() in map(str.lower, pki.read_hosts(federation.identity[0])):

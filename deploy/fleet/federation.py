@@ -66,7 +66,7 @@ class Federation:
 
     @classmethod
     def read(cls, path: Path) -> Federation:
-        """Read a federation's folder; DeployError where it is none, or a setting cannot be used."""
+        """Read a federation's folder; DeployError for another folder or an unusable setting."""
         file = path / "federation.toml"
         try:
             said = tomllib.loads(file.read_text())
@@ -120,7 +120,7 @@ class Federation:
             )
         if path.exists() and path.stat().st_uid != os.geteuid():
             raise DeployError(
-                f"{path} belongs to another account, which could change what is in it: choose"
+                f"{path} belongs to another account, which could change its files: choose"
                 " another folder"
             )
         names = [normalise_host("--host", host) for host in hosts]

@@ -1,4 +1,4 @@
-"""A run's way to its devices: Flower's `Grid` over the pipe to the server that started this process."""
+"""Flower's `Grid` of a run, over the pipe to the server that started this process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RunGrid(Grid):
         self._run: Run | None = None
         self._saves = False
         self._sent: dict[str, Message] = {}
-        """Messages without their content, by id, whose replies have not been collected."""
+        """Messages without content, by id, that still wait for their replies."""
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -55,11 +55,11 @@ class RunGrid(Grid):
     def run(self) -> Run:
         """Run information."""
         if self._run is None:
-            raise RuntimeError("nobody has said what this run is")
+            raise RuntimeError("set_run has not been called")
         return self._run
 
     def save(self, last: int) -> None:
-        """Say that rounds up to `last` are saved, or, with 0, that they will be: the server keeps a round's replies."""
+        """Report that rounds up to `last` are saved; 0: the run will save, so keep replies."""
         self._saves = True
         self._call("save", last)
 
@@ -83,7 +83,7 @@ class RunGrid(Grid):
         return [NodeInfo(node_id=node_id, name=name) for node_id, name in self._call("nodes")]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages; return their ids, "" for one whose device is not enrolled."""
+        """Send messages; return their ids, "" for a device that is not enrolled."""
         messages = list(messages)
         contents = serialize_once([message.content for message in messages])
         digests = {
@@ -101,7 +101,7 @@ class RunGrid(Grid):
             "names", [message.metadata.dst_node_id for message in messages]
         )
         now = time.time()
-        for id, sent in [*self._sent.items()]:  # without those whose time is over
+        for id, sent in [*self._sent.items()]:  # drop expired ones
             if sent.metadata.created_at + sent.metadata.ttl < now:
                 del self._sent[id]
         addresses = list[Envelope]()
@@ -136,7 +136,7 @@ class RunGrid(Grid):
     ) -> list[Message]:
         """Send messages; return the replies that come in time.
 
-        An error takes the place of a reply whose device has been offline for AWAY_SECONDS.
+        The reply of a device that was offline for AWAY_SECONDS is an error.
         """
         pending = [id for id in self.push_messages(messages) if id]
         replies = list[Message]()

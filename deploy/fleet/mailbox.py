@@ -1,4 +1,4 @@
-"""What waits for devices, and what they have answered, until the run has it: in memory, and beyond that in files."""
+"""Messages for devices and their replies, kept in memory and, beyond a budget, in files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Content:
 
     @property
     def sha256(self) -> bytes:
-        """The digest of what is here."""
+        """The digest of the content so far."""
         return self._hash.digest()
 
     def append(self, piece: bytes) -> None:
@@ -209,7 +209,7 @@ class Mailbox:
     # The run's side -------------------------------------------------------------------------------
 
     def begin(self, run: int) -> None:
-        """Let a run begin, or go on in a new process: what its last process asked without a fixed id is forgotten."""
+        """Begin a run or a new process of it, which forgets messages without a fixed id."""
         self._saved.setdefault(run, 0)
         self._forget(
             letter
@@ -233,7 +233,7 @@ class Mailbox:
         return digest
 
     def send(self, run: int, addresses: Iterable[Envelope]) -> None:
-        """Send messages whose content is stored.
+        """Send messages with stored content.
 
         One that is here already lives on, with its reply if it has one.
         """
@@ -258,7 +258,7 @@ class Mailbox:
         return letter is None or letter.reply is not None or letter.until < self._clock()
 
     def collect(self, ids: Iterable[str]) -> tuple[list[Collected], bool]:
-        """Return the replies to these messages that are here, up to COLLECT_BYTES, and whether there are more."""
+        """Return replies to these messages, up to COLLECT_BYTES, and whether more are here."""
         found = list[Collected]()
         size = 0
         for id in ids:
@@ -281,7 +281,7 @@ class Mailbox:
         return found, False
 
     def save(self, run: int, last: int) -> None:
-        """Forget the replies up to round `last`, which the run has saved, and take back what nobody has begun.
+        """Forget replies up to the saved round `last`, and withdraw messages not yet begun.
 
         Of a reply that came too late for its round, the run still learns that it came: its device
         is free again.
@@ -312,7 +312,7 @@ class Mailbox:
                 )
 
     def expire(self) -> None:
-        """Forget messages whose time is over, some minutes later where a device works on one or has answered it."""
+        """Forget expired messages, some minutes later if a device works on one or answered it."""
         now = self._clock()
         for letter in [letter for letter in self._letters.values() if letter.until < now]:
             used = letter.working or letter.reply is not None
@@ -323,7 +323,7 @@ class Mailbox:
     # The device's side ----------------------------------------------------------------------------
 
     def next(self, device: str) -> QueuedMessage | None:
-        """Return the oldest message that a device has not answered: a device that asks works on nothing."""
+        """Return a device's oldest unanswered message: a device that asks is idle."""
         now = self._clock()
         for letter in list(self._open.get(device, {}).values()):
             letter.working = False
@@ -339,19 +339,19 @@ class Mailbox:
         return None
 
     def find(self, device: str, id: str) -> QueuedMessage | None:
-        """Return a message to this device, None where there is none of this id."""
+        """Return a message to this device by its id, or None."""
         letter = self._letters.get(id)
         return letter if letter is not None and letter.address.device == device else None
 
     def answer(self, letter: QueuedMessage, reply: Reply) -> None:
-        """Take the reply to a message: the first one counts, and a reply that is not needed is dropped."""
+        """Take the reply to a message: the first one counts, unneeded ones are dropped."""
         if letter.reply is None and self._letters.get(letter.address.id) is letter:
             self._settle(letter, reply)
         elif reply.content is not None:
             reply.content.close()
 
     def judge(self, device: str, id: str, run: int) -> Taken:
-        """Return what becomes of work on a message: wanted (TAKEN), unknown as yet (LATER), or to be dropped."""
+        """Return the state of work on a message: wanted (TAKEN), not known yet (LATER), or DROP."""
         letter = self.find(device, id)
         if run not in self._saved:
             return Taken(answer=Taken.DROP, reason="the run is over")

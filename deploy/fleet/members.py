@@ -1,4 +1,4 @@
-"""The clients of a federation, a file each, and whose certificate a call comes with."""
+"""The clients of a federation, a file each, and the owner of a call's certificate."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ class Members:
         }
 
     def admit(self, certificate: bytes) -> Member:
-        """Return whose certificate (PEM) this is.
+        """Return the member with this certificate (PEM).
 
-        NotAdmittedError where it is nobody's, or a revoked member's.
+        Raise NotAdmittedError if it is unknown or revoked.
         """
         name, key = identity_in(certificate)
         member = self.by_name.get(name)

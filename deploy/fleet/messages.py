@@ -1,4 +1,4 @@
-"""What both sides of the fleet port agree on: the service, its chunks, and the ids of messages and clients."""
+"""The fleet port's protocol: service, chunks, and the ids of messages and clients."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ def slices(data: bytes) -> Iterator[bytes]:
 
 
 def in_chunks(head: Head, pieces: Iterable[bytes]) -> Iterator[Chunk]:
-    """Return a message as it travels: its head with the first piece of its content, then the others."""
+    """Return a message as chunks: its head with the first piece of content, then the others."""
     rest = iter(pieces)
     yield Chunk(head=head, data=next(rest, b""))
     for piece in rest:
@@ -40,10 +40,10 @@ def in_chunks(head: Head, pieces: Iterable[bytes]) -> Iterator[Chunk]:
 
 
 def node_id_of(name: str) -> int:
-    """Return the number by which Flower's apps know a client: the same for this name on every server."""
+    """Return a client's node id in Flower's apps: the same for a name on every server."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1 | 1
 
 
 def id_of(*parts: object) -> str:
-    """Return the id of a message that is the same whenever it is sent: a hash of what tells it from others."""
+    """Return a message's reproducible id: a hash of the parts that identify it."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]

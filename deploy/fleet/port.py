@@ -26,7 +26,7 @@ from .wire_pb2 import Chunk, Drop, Head, Taken, Working
 # How long a device counts as online after its last sign of life.
 ONLINE_SECONDS = 30.0
 
-# A reply may have so many bytes beyond so many times its message's.
+# A reply may have REPLY_TIMES × the message's bytes + REPLY_BYTES.
 REPLY_BYTES = 4 << 20
 REPLY_TIMES = 2
 
@@ -58,7 +58,7 @@ OPTIONS = (
 
 @dataclass
 class Device:
-    """One client's calls. The newest call of a kind counts: an older one may hang on a connection that is dead."""
+    """One client's calls. The newest of a kind counts: older ones may hang on a dead connection."""
 
     session: bytes = b""
     seen: float = -math.inf
@@ -128,7 +128,7 @@ class Port:
             await self._server.stop(0.5)
 
     def wake(self, names: Collection[str]) -> None:
-        """Let the held calls of these clients look again: there is a message, or the client was revoked."""
+        """Wake the held calls of these clients: for a message, or because of a revocation."""
         for name in names:
             if (device := self.devices.get(name)) is not None:
                 device.wake.set()
@@ -289,7 +289,7 @@ class Port:
     # Who calls ------------------------------------------------------------------------------------
 
     async def _admit(self, context: Any) -> Member:
-        """Return whose call this is, by the certificate of its connection and the registry of now."""
+        """Return the caller by its connection's certificate and the current registry."""
         certificate = context.auth_context().get("x509_pem_cert", [b""])[0]
         try:
             return self._members.admit(certificate)

@@ -1,4 +1,4 @@
-"""A run's process: it calls the ServerApp with a grid over the pipe to the server, with which it ends."""
+"""A run's process: it calls the ServerApp with a grid over the pipe to the server."""
 
 from __future__ import annotations
 

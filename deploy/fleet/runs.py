@@ -1,4 +1,4 @@
-"""The runs of a federation: orders in state/runs/ID/run.toml, carried out one after the other, each in a process."""
+"""The runs of a federation: orders in state/runs/ID/run.toml, one process after the other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .mailbox import Mailbox
 from .members import Members
 from .port import Port
 
-# How often a run's process that was killed is started again within so many seconds.
+# A killed run process is restarted at most MOST_STARTS times within this many seconds.
 MOST_STARTS = 5
 STARTS_SECONDS = 600.0
 
@@ -54,7 +54,7 @@ STOPPED = 130
 
 @dataclass(frozen=True)
 class Order:
-    """A run as it was submitted: the ServerApp's import string, the app's distribution, and the settings.
+    """A submitted run: the ServerApp's import string, the app's distribution, the settings.
 
     `folder` is where the app lies that is not installed, "" for one that is.
     """
@@ -67,7 +67,7 @@ class Order:
 
     @classmethod
     def read(cls, file: Path) -> Order:
-        """Return what a run.toml says; OSError, ValueError or KeyError where it is none."""
+        """Parse a run.toml; OSError, ValueError or KeyError for an invalid one."""
         try:
             said = tomllib.loads(file.read_text())
         except RecursionError as error:
@@ -119,7 +119,7 @@ class RunFiles:
 
     @property
     def last_line(self) -> str:
-        """The last line of its log, "" where there is none."""
+        """The last line of its log, or ""."""
         try:
             lines = self.log.read_text(errors="replace").splitlines()
         except OSError:
@@ -198,14 +198,8 @@ class Runs:
                     break
                 self._mailbox.end(run.number)
                 self._port.settings.pop(run.number, None)
-                words = (
-                    "stopped"
-                    if status == STOPPED
-                    else "completed"
-                    if not status
-                    else f"failed: {run.last_line}"
-                )
-                log.info("run %d %s", run.number, words)
+                words = {STOPPED: "stopped", 0: "completed"}
+                log.info("run %d %s", run.number, words.get(status, f"failed: {run.last_line}"))
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _carry_out(self, run: RunFiles) -> int:
@@ -220,8 +214,8 @@ class Runs:
             "version": order.version,
             "settings": dict(order.settings),
         }
-        told = json.dumps(about, sort_keys=True)
-        self._port.settings[run.number] = hashlib.sha256(told.encode()).hexdigest(), told
+        text = json.dumps(about, sort_keys=True)
+        self._port.settings[run.number] = hashlib.sha256(text.encode()).hexdigest(), text
         starts = deque[float]()
         while True:
             code = await self._start(run, order)
@@ -261,14 +255,14 @@ class Runs:
                 start_new_session=True,
             )
         theirs.close()
-        told = {
+        description = {
             "run": run.number,
             "app": order.app,
             "folder": order.folder,
             "settings": dict(order.settings),
         }
         Thread(
-            target=self._serve, args=(ours, told, asyncio.get_running_loop()), daemon=True
+            target=self._serve, args=(ours, description, asyncio.get_running_loop()), daemon=True
         ).start()
         until = math.inf
         try:
@@ -281,30 +275,30 @@ class Runs:
                 await asyncio.sleep(LOOK_SECONDS / 5)
             return code
         finally:
-            with contextlib.suppress(ProcessLookupError):  # and what it has started and left
+            with contextlib.suppress(ProcessLookupError):  # and processes that it left behind
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     # What a run's process asks --------------------------------------------------------------------
 
     def _serve(
-        self, pipe: Connection, told: Mapping[str, Any], loop: asyncio.AbstractEventLoop
+        self, pipe: Connection, description: Mapping[str, Any], loop: asyncio.AbstractEventLoop
     ) -> None:
         """Tell a process which run it is, and answer it until it ends, in a thread of its own."""
         # it was killed, or this process ends
         with pipe, contextlib.suppress(EOFError, OSError, RuntimeError):
-            pipe.send(told)
+            pipe.send(description)
             while True:
                 name, arguments = pipe.recv()
                 answer = asyncio.run_coroutine_threadsafe(
-                    self._answer(told["run"], name, arguments), loop
+                    self._answer(description["run"], name, arguments), loop
                 ).result()
                 pipe.send(answer)
 
     async def _answer(self, run: int, name: str, arguments: tuple[Any, ...]) -> Any:
         """Return what a run's process asks for.
 
-        `wait`: until so many messages are answered, or for some seconds.
+        `wait`: until this number of messages is answered, or for some seconds.
         """
         match name:
             case "nodes":

@@ -1,4 +1,4 @@
-"""A device's work: it asks for messages, lets its worker answer them, and keeps its last reply until the next one."""
+"""A device's session: it fetches messages, has the worker answer, keeps the last reply."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MOST_RUNS = 5
 
 
 class Contexts:
-    """What apps keep in Flower's `Context.state` from message to message of a run, in files that outlive a restart."""
+    """Flower's `Context.state` of each run's app, in files that outlive a restart."""
 
     def __init__(self, state_dir: str) -> None:
         self._folder = Path(state_dir, "contexts")
 
     def load(self, run: int) -> bytes:
-        """Return the state of a run, b"" where there is none."""
-        return _read_sealed(self._folder / str(run), "the app begins without what it kept there")
+        """Return the state of a run, or b""."""
+        return _read_sealed(self._folder / str(run), "the app begins without the state in it")
 
     def save(self, run: int, state: bytes) -> None:
         """Keep the state of a run, and forget that of the oldest."""
@@ -86,7 +86,7 @@ def _write_sealed(file: Path, content: bytes) -> None:
 def _read_sealed(file: Path, loss: str) -> bytes:
     """Return the content of a sealed file.
 
-    B"" where there is none, or it is damaged, which is logged with the loss.
+    b"" if it is missing, or damaged, which is logged with the loss.
     """
     content = file.read_bytes() if file.exists() else b""
     if content and hashlib.sha256(content[32:]).digest() != content[:32]:
@@ -178,7 +178,7 @@ class Session:
 
 
 def load_session(state_dir: str) -> bytes:
-    """Return what tells this device from another one with a copy of its key: the same after each restart."""
+    """Return this device's session id, kept over restarts: a copy of its key has another."""
     file = Path(state_dir, "session")
     if file.exists() and len(known := file.read_bytes()) == SESSION_BYTES:
         return known

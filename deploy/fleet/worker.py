@@ -1,4 +1,4 @@
-"""The process in which a client's app answers messages, as the process that starts and ends it sees it."""
+"""The process in which a client's app answers messages, seen from its parent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CrashedError(Exception):
 
 
 class Worker:
-    """A process that loads the client's app for the first message, and keeps it loaded until it is ended.
+    """A process that loads the client's app for the first message and keeps it loaded.
 
     One thread asks for answers; others may drop the work.
     """
@@ -42,7 +42,7 @@ class Worker:
         self._client = client
         self._limit = float(client.limits.get("round-seconds", 0.0))
         self.working = ""
-        """The name of what is worked on, "" for nothing."""
+        """The name of the current task, or ""."""
         self._reason = ""
         self._ready = False
         self._lock = threading.Lock()

@@ -1,1 +1,1 @@
-"""What the federation's operator does: a folder of certificates, clients and credentials, and commands on it."""
+"""Commands of the federation's operator on its folder."""

@@ -1,4 +1,4 @@
-"""What is wrong with a federation, or with one device of it: each check says what it saw and the remedy."""
+"""Checks of a federation or of one device: each reports its finding and the remedy."""
 
 import shutil
 import socket
@@ -25,7 +25,7 @@ SMALL_DISK_BYTES = 2e9
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check: `verdict` is ok, warning or fault, and the words of the latter say the remedy."""
+    """The outcome of one check: `verdict` is ok, warning or fault; faults name the remedy."""
 
     verdict: str
     what: str
@@ -96,7 +96,7 @@ def check_identity(federation: Federation) -> CheckResult:
 def check_private(
     what: str, paths: Iterable[Path], bad: Callable[[str, str], CheckResult] = fault
 ) -> CheckResult:
-    """Check that nobody else can read files or enter folders with keys, models or data."""
+    """Check that no other account can read files or enter folders with keys, models or data."""
     readable = [str(path) for path in paths if path.exists() and path.stat().st_mode & 0o077]
     if readable:
         return bad(

@@ -1,4 +1,4 @@
-"""What goes on in a federation, by the files of its server: clients, runs and their rounds, disk, certificate."""
+"""A federation's status from its server's files: clients, runs, disk, certificate."""
 
 import shutil
 import time
@@ -29,7 +29,7 @@ WIDEST_REASON = 200
 
 
 def survey(federation: Federation) -> dict[str, Any]:
-    """Return what is known of a federation: docs/deployment.md lists the keys.
+    """Return the status of a federation: docs/deployment.md lists the keys.
 
     Its runs are those that go on and wait, and the latest that have ended, the latest first.
     """
@@ -40,7 +40,9 @@ def survey(federation: Federation) -> dict[str, Any]:
     clients = dict[str, Any]()
     for member in federation.members():
         name = member.name
-        there = "online" if name in online else "away" if name in seen else "never"
+        there = "away" if name in seen else "never"
+        if name in online:
+            there = "online"
         clients[name] = {
             "state": "revoked" if member.revoked else there,
             "last-seen": _moment(seen[name]) if name in seen else None,
@@ -137,7 +139,7 @@ def show(found: Mapping[str, Any]) -> None:
 
 
 def _describe_going(run: Mapping[str, Any]) -> list[RenderableType]:
-    """Return what is said of a run that goes on or waits: how far it is, and what is wrong with it."""
+    """Return the progress of a running or waiting run, and its fault."""
     words = run["state"]
     if "round" in run:
         words += f": {run['method']} on {run['task'] or 'a user-defined task'}, "

@@ -1,4 +1,4 @@
-"""A run on a federation: its order, its log and its end are files that commands and the server share."""
+"""A run on a federation, by files that commands and the server share: order, log, end."""
 
 import contextlib
 import shlex
@@ -45,7 +45,7 @@ SIZES = "enrolled-sizes"
 
 @dataclass(frozen=True)
 class App:
-    """A Flower app: its ServerApp's import string, its distribution, its settings' defaults, and where it lies.
+    """A Flower app: its ServerApp's import string, distribution, default settings, folder.
 
     `config` is None where they are not known, `folder` None where it is installed.
     """
@@ -112,13 +112,13 @@ def choose_app(given: str | None) -> App:
     if is_import_string(given) and (about := distribution_of(given.partition(":")[0])):
         return OURS if about[0] == "fairbloom" else App(given, *about, config=None)
     raise DeployError(
-        f"--app {given}: it is neither a folder whose pyproject.toml has [tool.flwr.app] nor a"
+        f"--app {given}: it is neither a folder with [tool.flwr.app] in its pyproject.toml nor a"
         " module:attribute of an installed package"
     )
 
 
 def app_in(folder: Path) -> App | None:
-    """Return the app in a folder, None where there is none."""
+    """Return the app in a folder, or None."""
     file = folder / "pyproject.toml"
     try:
         project = tomllib.loads(file.read_text())
@@ -201,7 +201,7 @@ def check_honoured(
 
 
 def check_not_pythons(given: Mapping[str, Any]) -> None:
-    """Raise SettingsError where an import string names a part of Python itself, which holds nothing of the kind."""
+    """Raise SettingsError if an import string names a part of Python itself."""
     for key in ("task", "model", "optimizer", "partition", "client-rule"):
         value = str(given.get(key, ""))
         module = value.partition(":")[0].partition(".")[0]
@@ -213,7 +213,7 @@ def check_not_pythons(given: Mapping[str, Any]) -> None:
 
 
 def pack_own_settings(config: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a run config with the user-defined settings, which Flower has no keys for, in `own-settings`."""
+    """Return a run config with user-defined settings, unknown to Flower, in `own-settings`."""
     known = default_config()
     own = [f"{key}={format_value(value)}" for key, value in config.items() if key not in known]
     if not own:

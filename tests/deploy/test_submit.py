@@ -269,7 +269,7 @@ def test_what_holds_no_app_is_named(
         (
             None,
             (
-                "--app other: it is neither a folder whose pyproject.toml has [tool.flwr.app] nor a"
+                "--app other: it is neither a folder with [tool.flwr.app] in its pyproject.toml nor a"
                 " module"
             ),
         ),

@@ -1,4 +1,4 @@
-"""Run the app in this process, with all its clients: python -m my_app, or python -m my_app num-rounds=5."""
+"""Run the app with all its clients in this process: python -m my_app [num-rounds=5]."""
 
 import logging
 import sys

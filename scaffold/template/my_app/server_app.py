@@ -1,4 +1,4 @@
-"""The server's side: the method that combines the clients' models, and the folder that holds the run."""
+"""The server's side: the method that combines the clients' models, and the run folder."""
 
 import torch
 from flwr.app import ArrayRecord, Context

@@ -12,7 +12,7 @@ CLIENTS = 8
 """The number of clients that the digits are dealt to."""
 
 SIDEWAYS = (1, 5)
-"""The clients whose camera is mounted sideways: the few that FedAvg serves badly."""
+"""The clients with a camera mounted sideways: the few that FedAvg serves badly."""
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
