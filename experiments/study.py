@@ -19,6 +19,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS
 from fairbloom.system.files import write_whole
 from fairbloom.system.values import decode_as
+from fairbloom.text import text_if
 
 from .arms import Arm, owner_of
 
@@ -62,6 +63,11 @@ class Study:
     # the reasons of failed runs, by their folders within the study's
     failed: Mapping[str, str] = field(default_factory=dict)
 
+    # Of a comparison of runs that exist: their folders by those that they would have within the
+    # study's, and sentences on what is left out.
+    places: Mapping[str, str] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
+
     # Of a search: the measure by which arms are judged, the largest loss in the mean against the
     # baseline in points, the minutes after which no further seed is begun, and the outcome, None
     # until the search ends.
@@ -75,6 +81,11 @@ class Study:
     recipe: str = ""
     quick: bool = False
     overrides: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def noun(self) -> str:
+        """What it is called in sentences."""
+        return f"{NOUNS[self.kind]}{text_if(self.places, ' of given runs')}"
 
     @property
     def reference(self) -> Arm | None:
@@ -96,7 +107,7 @@ class Study:
         """Write it into its folder, which is created if necessary."""
         file = folder / STUDY
         content = json.dumps(asdict(self), indent=2, ensure_ascii=False).encode()
-        with explain_write_errors(f"the {NOUNS[self.kind]}", folder):
+        with explain_write_errors(f"the {self.noun}", folder):
             folder.mkdir(parents=True, exist_ok=True)
             if not file.exists() or file.read_bytes() != content:
                 write_whole(file, content)
@@ -122,8 +133,9 @@ class Study:
         return shared | arm.config
 
     def folder(self, arm: Arm, seed: int) -> str:
-        """Return the folder of a run within the study's folder."""
-        return f"runs/{arm.folder}-seed{seed}"
+        """Return the folder of a run within the study's folder, or an absolute one elsewhere."""
+        name = f"runs/{arm.folder}-seed{seed}"
+        return self.places.get(name, name)
 
     def run(self, arm: Arm, seed: int, out: Path) -> Settings:
         """Return the settings of a run of the study in folder `out`."""

@@ -54,6 +54,11 @@ class FairStrategy(Method, Strategy):
         self._configs: Mapping[str, ChangingConfig] = {}
         self._recording: Recording | None = None
 
+    @property
+    def recorded_name(self) -> str:
+        """Its name in the run folder of an app: that of its class."""
+        return type(self).__name__
+
     def start(
         self,
         grid: Grid,

@@ -67,6 +67,11 @@ class FromTorchJD(FairStrategy):
         super().__init__(**options)
         self.weigh_gram = weighting
 
+    @property
+    def recorded_name(self) -> str:
+        """Its name in the run folder of an app: that of the weighting, as in torchjd:upgrad."""
+        return TORCHJD + weighting_name(type(self.weigh_gram))
+
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return TorchJD's weights."""
         import torch  # imported late, because no other method needs it
@@ -99,6 +104,11 @@ def seeded(seed: int, server_round: int) -> Iterator[None]:
         yield
 
 
+def weighting_name(weighting: type) -> str:
+    """Return the name of a weighting: upgrad for UPGradWeighting."""
+    return weighting.__name__.removesuffix("Weighting").lower()
+
+
 def takes_gram(weighting: type) -> bool:
     """Return whether a class is one of TorchJD's weightings of a Gram matrix."""
     # By name, because TorchJD keeps their base private.
@@ -121,7 +131,7 @@ def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FromTorchJD:
             f"torchjd:{name} needs TorchJD: pip install 'fairbloom[torchjd]'"
         ) from error
     classes: dict[str, Callable[..., Any]] = {
-        key.removesuffix("Weighting").lower(): value
+        weighting_name(value): value
         for key, value in vars(aggregation).items()
         if inspect.isclass(value) and not key.startswith("_") and takes_gram(value)
     }

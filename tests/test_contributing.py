@@ -56,7 +56,7 @@ def test_a_method_needs_the_two_files_that_are_named(tmp_path: Path) -> None:
     changed = changed.replace(
         "from .propfair import", "from .plainmean import PlainMean\nfrom .propfair import", 1
     )
-    changed = changed.replace('"fedavg": FedAvg,', '"fedavg": FedAvg,\n    "plainmean": PlainMean,')
+    changed = changed.replace("        FedAvg,\n", "        FedAvg,\n        PlainMean,\n", 1)
     (tmp_path / registry).write_text(changed)
     command = [sys.executable, "-m", "fairbloom", "run", "--method", "plainmean", "--rounds", "1"]
     done = subprocess.run(

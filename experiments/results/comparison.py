@@ -70,7 +70,7 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
         plan.baseline,
         of_baseline[0].scores,
         folder,
-        (*caveats_of_comparison(compared), *reasons),
+        (*caveats_of_comparison(compared), *reasons, *study.left_out),
         SharedData.of(of_baseline),
         by_group,
         failed | lacking,

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.imports import is_import_string
 from fairbloom.protocol.scores import WHY_UNDEFINED, Score
-from fairbloom.protocol.settings import Mark, Value
+from fairbloom.protocol.settings import Mark, Value, key_of
+from fairbloom.rounds.options import Options
 from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.csv_rows import ABSENT, HOSTILE, parse_absent, parse_names
@@ -40,13 +40,13 @@ from fairbloom.server.run_folder.files import (
 )
 from fairbloom.server.run_folder.flower import collect_options
 from fairbloom.server.settings import default_config
-from fairbloom.strategies import find_method, served_model
+from fairbloom.strategies import METHODS, FairStrategy, canonical, served_model
 from fairbloom.tasks import TASKS, TaskInfo
 from fairbloom.tasks.tables.targets import join_names
 from fairbloom.text import text_if
 
 from ..arms import COMMON, Arm, label_of, title
-from ..study import NOUNS, Study, find_study
+from ..study import Study, find_study
 from .group_scores import GroupReport, read_groups
 from .presentation import Shown
 from .tables import read_frame
@@ -67,6 +67,12 @@ LABELLED = frozenset(
     key for key, setting in COMMON.items() if Mark.SENT_TO_CLIENTS not in setting.marks
 )
 
+# The settings in the run folder of an app, besides those with a dot, that are not parameters of its
+# method.
+NOT_OF_METHODS = {"method", "num-rounds", "loss", "wrapped-in"}.union(
+    map(key_of, Options.__optional_keys__)
+)
+
 
 def load(folder: str | os.PathLike[str]) -> "Run":
     """Return the run in a folder, finished or not.
@@ -79,7 +85,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
         runs = runs_of_study(path)
         names = f": {join_names(runs)}" if runs else ", once there is one"
         raise RunFolderError(
-            f"{path} holds a {NOUNS[study.kind]}, of several runs: name one in"
+            f"{path} holds a {study.noun}, of several runs: name one in"
             f" {path / 'runs'}{names}"
         )
     if not path.exists():
@@ -118,17 +124,37 @@ class Run(Shown):
         return self.scores[0]
 
     @property
-    def label(self) -> str:
-        """The method with its parameters that are not at their defaults: `QFedAvg (q=1)`."""
-        name = title(str(self.settings.get("method", "?")))
+    def method(self) -> str:
+        """The method's name in settings; in a user's app, the name of a class of the user's own."""
+        return canonical(str(self.settings.get("method", "?")))
+
+    @property
+    def of_app(self) -> bool:
+        """Whether it is the run of a user's ServerApp, which has no task."""
+        return "task" not in self.settings
+
+    @property
+    def parameters(self) -> dict[str, Value]:
+        """The method's parameters and common options that are not at their defaults."""
+        if self.of_app:
+            return {
+                key: value
+                for key, value in self.differing().items()
+                if key in LABELLED or not ("." in key or key in NOT_OF_METHODS)
+            }
         defaults = default_config()
-        parameters = {
+        owner = title(self.method).lower()
+        return {
             key: value
             for key, value in self.settings.items()
-            if (key.startswith(f"{name.lower()}.") or key in LABELLED)
+            if (key.startswith(f"{owner}.") or key in LABELLED)
             and value not in ("", defaults.get(key, ""))
         }
-        return label_of(name, parameters if "task" in self.settings else {})
+
+    @property
+    def label(self) -> str:
+        """The method with its parameters that are not at their defaults: `QFedAvg (q=1)`."""
+        return label_of(title(self.method), self.parameters)
 
     @property
     def task(self) -> TaskInfo | None:
@@ -387,10 +413,9 @@ class Run(Shown):
     def differing(self) -> dict[str, Value]:
         """Return the settings that differ from the defaults, also those of task and strategy."""
         usual = dict(default_config())
-        method = str(self.settings.get("method", ""))
         # A task or method may no longer exist, or have no defaults.
         with contextlib.suppress(FairbloomError, TypeError):
-            if "task" in self.settings:
+            if not self.of_app:
                 setup = (self.task or TaskInfo("", "", "", "")).setup({})
                 usual |= {
                     "model": setup.model,
@@ -400,8 +425,8 @@ class Run(Shown):
                 usual["fraction"] = usual_fraction(
                     int(self.settings.get("clients", 0)) or len(self.test_examples())
                 )
-            elif not is_import_string(method):
-                usual = {**collect_options(find_method(method)()), "method": ""}
+            else:  # the defaults of a class of the user's own are not known
+                usual = {**collect_options(METHODS.get(self.method, FairStrategy)()), "method": ""}
         return {
             key: value
             for key, value in self.settings.items()

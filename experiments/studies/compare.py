@@ -11,7 +11,7 @@ from fairbloom.server.settings import check_used
 from ..results.comparison import Comparison, read_comparison
 from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT
-from ..study import NOUNS, Study
+from ..study import Study
 from .on_ray import OnRay
 from .progress import StudyBar
 from .running import carry_out, fix_score, write_tables
@@ -34,10 +34,15 @@ def compare_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> 
         study = replace(study, failed=work.failed)
         study.write(out)
         comparison = read_comparison(out, study)
-        write_tables(out, tables_of(comparison))
-        write_figure(comparison, out / "clients")
-        write_report(comparison, out / REPORT)
+        write_comparison(comparison, out)
         return comparison
+
+
+def write_comparison(comparison: Comparison, out: Path) -> None:
+    """Write the tables, the figure and the report of a comparison into a folder."""
+    write_tables(out, tables_of(comparison))
+    write_figure(comparison, out / "clients")
+    write_report(comparison, out / REPORT)
 
 
 def prepare(study: Study, out: Path) -> Study:
@@ -45,7 +50,7 @@ def prepare(study: Study, out: Path) -> Study:
     for key, value in study.settings.items():
         if key in OPTIONS:
             raise SettingsError(
-                f"{key} = {value!r}: a {NOUNS[study.kind]} sets {key} run by run: give"
+                f"{key} = {value!r}: a {study.noun} sets {key} run by run: give"
                 f" {OPTIONS[key]} instead"
             )
     first = study.run(study.arms[0], study.seeds[0], out)

@@ -24,7 +24,7 @@ from fairbloom.tasks import Task, check_data, load_task
 from fairbloom.tasks.groups import NAMING
 
 from ..results.measures import CLIENT, GAP, parse_gap
-from ..study import NOUNS, STUDY, Runs, Study, is_done
+from ..study import STUDY, Runs, Study, is_done
 from .on_ray import OnRay, run_on_cluster
 from .pool import check_runs, run_in_processes
 from .progress import StudyBar
@@ -73,10 +73,19 @@ def carry_out(
 ) -> Iterator[StudyRunner]:
     """Check and lock the folder of a study, write study.json, and yield the runner of its runs.
 
-    The folder is created if necessary, and removed if no run was started. Log lines of runs are
-    printed from `log_level` on.
+    Log lines of runs are printed from `log_level` on.
     """
     check_runs(study.runs(out))
+    with study_folder(study, out):
+        yield StudyRunner(place, bar, log_level)
+
+
+@contextlib.contextmanager
+def study_folder(study: Study, out: Path) -> Iterator[None]:
+    """Check and lock the folder of a study, and write study.json.
+
+    The folder is created if necessary, and removed after an error if no run was started.
+    """
     check_place(out)
     if is_run_folder(out):  # its clients.csv would be replaced
         raise RunFolderError(f"{out} is the folder of a single run: choose another folder (--out)")
@@ -86,10 +95,10 @@ def carry_out(
     visible = {name for name in names if not name.startswith(".")}
     with contextlib.suppress(RunFolderError):  # no study, or a damaged one, which is written again
         # the tables of another kind would be replaced, or remain among the new ones
-        if (kind := Study.read(out).kind) != study.kind:
+        there = Study.read(out)
+        if there.noun != study.noun:
             raise FairbloomError(
-                f"{out} holds a {NOUNS[kind]}: choose another folder for the {NOUNS[study.kind]}"
-                " (--out)"
+                f"{out} holds a {there.noun}: choose another folder for the {study.noun} (--out)"
             )
     # files of the same names would be replaced
     if visible and STUDY not in visible and "runs" not in visible:
@@ -97,12 +106,13 @@ def carry_out(
     try:
         with locked_folder(out, wait=False):
             study.write(out)
-            yield StudyRunner(place, bar, log_level)
-    finally:
+            yield
+    except BaseException:
         if created and not (out / "runs").exists():
             (out / STUDY).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 out.rmdir()
+        raise
 
 
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

@@ -339,7 +339,8 @@ def scores_in(given: Sequence[str | Score], loss: str = "") -> tuple[Score, ...]
 
 def collect_options(strategy: Strategy) -> dict[str, Value]:
     """Return a strategy's identity: class, parameters, options, and wrappers from outside in."""
-    *wrappers, inner = layers(strategy)
+    *wrappers, _ = layers(strategy)
+    inner = find_fair_strategy(strategy)
     # The parameters of its constructor, of its bases' ones without object's, and the common
     # options.
     signatures = [
@@ -358,13 +359,11 @@ def collect_options(strategy: Strategy) -> dict[str, Value]:
     for wrapper in wrappers:
         values = [f"{name}={value!r}" for name, value in plain_values(wrapper).items()]
         around.append(f"{type(wrapper).__name__}({', '.join(values)})")
-    clients = inner.training_clients if isinstance(inner, FairStrategy) else ()
-    optimizer = inner.server_optimizer if isinstance(inner, FairStrategy) else None
-    options = optimizer.options() if optimizer else {}
+    options = inner.server_optimizer.options() if inner.server_optimizer else {}
     return {
-        "method": type(inner).__name__,
+        "method": inner.recorded_name,
         **named,
-        "training-clients": ",".join(clients),
+        "training-clients": ",".join(inner.training_clients),
         **{name.replace("_", "-"): value for name, value in options.items()},
         **({"wrapped-in": ", ".join(around)} if around else {}),
     }

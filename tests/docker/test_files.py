@@ -92,7 +92,8 @@ def test_wheel_bundle_and_images_have_every_package() -> None:
     }
     assert links == {name: f"../{name}" for name in packages - {"fairbloom"}}
     # Those that server and clients of a run need.
-    bundled = packages - {"prediction", "simulation", "deploy", "experiments", "scaffold"}
+    others = {"prediction", "simulation", "deploy", "experiments", "checks", "scaffold", "cli"}
+    bundled = packages - others
     assert set(tool["flwr"]["app"]["fab-include"]) == {
         *(f"{name}/**/*.py" for name in bundled),
         "tasks/**/*.toml",
