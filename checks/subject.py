@@ -182,7 +182,7 @@ def real_clients(method: Method, **work: Value) -> LocalClients:
         "learning-rate": 0.5,
     }
     given = {name.replace("_", "-"): value for name, value in work.items()}
-    return LocalClients(method, Settings.of(small | given).run_config())
+    return LocalClients(method, Settings.of(small | given))
 
 
 def even_digits(setup: Setup) -> Task:

@@ -133,7 +133,7 @@ def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
                 "sending the final model to those that have not evaluated it: %s",
                 join_names(lacking),
             )
-            method.frozen = frozen_parameters(load_task(settings.run_config()).model())
+            method.frozen = frozen_parameters(load_task(settings).model())
             terms = Terms(server_round=last, local_only=method.terms(last).local_only)
             clients.evaluate(lacking, MODEL.read(folder), terms, ())
     except FairbloomError as error:
@@ -166,34 +166,32 @@ def federate(
         Returns, for a method, who trains and evaluates instead, and how, in plain
         values for the record of the run.
     """
-    config = settings.run_config()
     path = choose_run_folder(settings)
-    data = {} if deployed else digests(config)
-    check_folder(path, config)
+    data = {} if deployed else digests(settings)
+    wanted = settings.run_config()
+    check_folder(path, wanted)
     check_same_data(path, data)
-    if is_finished(path) and not find_grown(CONFIG.read(path).settings, config):
+    if is_finished(path) and not find_grown(CONFIG.read(path).settings, wanted):
         return _leave_finished(path)
     method = settings.strategy()
     clients = clients_of(method)
     settings = settings.decide_fraction(clients.online(1), CONFIG.read(path).settings)
-    config = settings.run_config()
     method.fraction_train = settings.fraction_train
     choice: Mapping[str, object] = {}
     if engine is not None:
         clients, choice = engine(method)
-    task = load_task(config)
+    task = load_task(settings)
     score = decide_score(
         settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed
     )
     settings = settings.model_copy(update={"score": score.name})
-    config = settings.run_config()
     module = task.model()
     if method.compares_groups:
         find_two_groups(task.groupings, task.classes)
     with locked_folder(path, wait=deployed):
         recorder = RunRecorder(
             path,
-            config,
+            settings.run_config(),
             method,
             put_first(task.scores, score),
             in_process=not deployed,

@@ -26,7 +26,8 @@ from fairbloom.rounds.compatibility import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_S
 from fairbloom.rounds.options import OPTIONS, Options
 from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
-from fairbloom.strategies.torchjd import TORCHJD, by_name
+from fairbloom.strategies.named import build
+from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
 
@@ -274,12 +275,9 @@ class Settings(RunSettings):
             "training_clients": split_names(self.training_clients),
         }
         try:
-            if self.method.startswith(TORCHJD):
-                return by_name(self.method.removeprefix(TORCHJD), **common, **options)
             known = self._known()
-            return find_method(self.method)(
-                **common | options | {known[key].argument: value for key, value in given.items()}
-            )
+            own = {known[key].argument: value for key, value in given.items()}
+            return build(self.method, common | options | own)
         except ValueError as error:  # a constructor refused a parameter
             values = ", ".join(f"{key} = {value!r}" for key, value in given.items())
             words = IN_PYTHON.sub(lambda name: key_of(name[0]), str(error))
@@ -378,7 +376,7 @@ def check_used(
         "verify-data": not info.files,
         "test-share": given.get(f"{info.name}.test") == "official",
     }
-    partition = info.setup(given).partition
+    partition = info.setup(RunSettings.of(given)).partition
     chosen_methods = {find_method(name).__name__.lower() for name in methods}
     for key in given:
         if not deployed and key in marked(Mark.DEPLOYED):

@@ -7,9 +7,7 @@ that continues keeps it.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -75,7 +73,7 @@ class Choice:
             return replace(self, workers=processors)
         return Choice("loop", f"{self.reason}; but this run has one processor core to itself")
 
-    def clients(self, method: Method, settings: Mapping[str, Any]) -> LocalClients:
+    def clients(self, method: Method, settings: RunSettings) -> LocalClients:
         """Return the clients of a run, computed this way.
 
         Raise FairbloomError where there is no such engine.
@@ -92,13 +90,12 @@ class Choice:
         )
 
 
-def choose(settings: RunSettings | Mapping[str, Any], processors: int) -> Choice:
+def choose(settings: RunSettings, processors: int) -> Choice:
     """Return how a run's clients are computed, on a machine with this many `processors` for runs.
 
     It raises FairbloomError when the data cannot be used, no client can take a step, or the wanted
     engine cannot be had.
     """
-    settings = RunSettings.of(settings)
     task, model = load_task_and_model(settings)
     device = choose_device(settings.device)
     training = len(split_names(settings.training_clients)) or len(task.clients)

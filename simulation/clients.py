@@ -71,9 +71,9 @@ class LocalClients:
     The reply of a client that raises is refused, with its error as the reason.
     """
 
-    def __init__(self, method: Method, settings: RunSettings | Mapping[str, Any]) -> None:
+    def __init__(self, method: Method, settings: RunSettings) -> None:
         self.method = method
-        self.settings = RunSettings.of(settings)
+        self.settings = settings
         self.device = choose_device(self.settings.device)
         self._names = load_task(self.settings).ascending
         check_names("training-clients", method.training_clients, self._names)

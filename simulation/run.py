@@ -50,15 +50,15 @@ def simulate(
         the first error of one ends the run with its traceback.
     """
     choose_device(settings.device)
-    config = settings.run_config()
     folder = choose_run_folder(settings)
-    check_data(config)
-    if not settings.state_dir:
-        config["state-dir"] = str(PERSONAL.path_in(folder))
+    check_data(settings)
+    # The folder is no setting of the run: config.toml has the state-dir that the user gave.
+    state_dir = settings.state_dir or str(PERSONAL.path_in(folder))
+    with_states = settings.model_copy(update={"state_dir": state_dir})
     with one_thread(), ExitStack() as ending:
 
         def engine(method: Method) -> tuple[ClientPool, Mapping[str, object]]:
-            of_method = {**config, "fraction": method.fraction_train}
+            of_method = with_states.model_copy(update={"fraction": method.fraction_train})
             recorded = ENGINE.read(folder)
             if debug:
                 return DebuggedClients(method, of_method), recorded or {}
@@ -70,7 +70,9 @@ def simulate(
             return clients, asdict(choice)
 
         first = DebuggedClients if debug else LocalClients
-        return federate(settings, lambda method: first(method, config), on_round, engine=engine)
+        return federate(
+            settings, lambda method: first(method, with_states), on_round, engine=engine
+        )
 
 
 @contextmanager

@@ -215,7 +215,7 @@ class Workers:
 class WorkerClients(LocalClients):
     """All clients of a run, several at a time in forked processes, each with its own bits."""
 
-    def __init__(self, method: Method, settings: Mapping[str, Any], workers: int) -> None:
+    def __init__(self, method: Method, settings: RunSettings, workers: int) -> None:
         super().__init__(method, settings)
         if not can_fork():
             raise FairbloomError(

@@ -101,12 +101,11 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     return pool(task)
 
 
-def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
+def check_data(settings: RunSettings) -> None:
     """Raise FairbloomError if clients in this process cannot use their data, or are only one.
 
     A known data set is downloaded and split here, before any client works.
     """
-    settings = RunSettings.of(settings)
     info = find_task(settings.task)
     setup = info.setup(settings)
     info.check_readable(setup.data_dir)
@@ -144,13 +143,12 @@ def check_data(settings: RunSettings | Mapping[str, Any]) -> None:
         ) from reason
 
 
-def digests(settings: RunSettings | Mapping[str, Any]) -> dict[str, str]:
+def digests(settings: RunSettings) -> dict[str, str]:
     """Return a checksum of each file that a run's clients read in this process.
 
     Empty if no folder is named. The checksums show whether the data have changed since the run
     that is continued, or between runs that are compared.
     """
-    settings = RunSettings.of(settings)
     info = find_task(settings.task)
     setup = info.setup(settings)
     if info.files:
@@ -161,9 +159,8 @@ def digests(settings: RunSettings | Mapping[str, Any]) -> dict[str, str]:
     return {file.relative_to(root).as_posix(): digest_of(file, "sha256") for file in files}
 
 
-def infer_schema(settings: RunSettings | Mapping[str, Any]) -> str:
+def infer_schema(settings: RunSettings) -> str:
     """Return the text of the schema that the files of a run suggest."""
-    settings = RunSettings.of(settings)
     info = find_task(settings.task)
     if not info.infer:
         raise FairbloomError(
@@ -172,12 +169,11 @@ def infer_schema(settings: RunSettings | Mapping[str, Any]) -> str:
     return info.infer_schema(info.setup(settings), info.check_parameters(settings.parameters))
 
 
-def describe_data(settings: RunSettings | Mapping[str, Any]) -> Described:
+def describe_data(settings: RunSettings) -> Described:
     """Return tables that describe the data of a run, with a row for each client.
 
     If a client's data cannot be used, its row has the reason under `problem`.
     """
-    settings = RunSettings.of(settings)
     info = find_task(settings.task)
     info.check_readable(settings.data_dir)
     task = load_task(settings)

@@ -1,7 +1,5 @@
 """Choose the score that fairness is measured in: by the run's setting, or by the data."""
 
-from collections.abc import Mapping
-from typing import Any
 
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.scores import FURTHER, LOSS_SCORE, Score
@@ -14,7 +12,7 @@ from .task import AnyExamples, Task
 
 
 def decide_score(
-    settings: RunSettings | Mapping[str, Any],
+    settings: RunSettings,
     task: Task,
     recorded: str = "",
     *,
@@ -26,7 +24,6 @@ def decide_score(
     clients come with the data and have two unbalanced classes: a client with test examples of both
     has more than two thirds of them in one.
     """
-    settings = RunSettings.of(settings)
     scores = {score.name: score for score in (*task.scores, LOSS_SCORE)}
     name = settings.score or recorded
     if not name:
@@ -51,9 +48,8 @@ def decide_score(
     return scores[name]
 
 
-def has_natural_clients(settings: RunSettings | Mapping[str, Any]) -> bool:
+def has_natural_clients(settings: RunSettings) -> bool:
     """Return whether the clients come with the data, as hospitals do."""
-    settings = RunSettings.of(settings)
     info = find_task(settings.task)
     return bool(info.reads) or info.setup(settings).partition in info.natural
 

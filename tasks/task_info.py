@@ -140,9 +140,8 @@ class TaskInfo:
         """Whether its examples can be split among any number of clients, by any partition."""
         return any(each not in self.natural for each in self.partitions)
 
-    def setup(self, settings: RunSettings | Mapping[str, Any]) -> Setup:
+    def setup(self, settings: RunSettings) -> Setup:
         """Return the settings that the task needs, with its own defaults for those left open."""
-        settings = RunSettings.of(settings)
         partition = settings.partition or next(iter(self.partitions), "shards")
         clients = settings.clients
         if self.reads:

@@ -147,9 +147,8 @@ def fix_score(settings: Settings) -> dict[str, Value]:
 
 def load_checked(settings: Settings) -> Task:
     """Return the task of a run after checking the data of its clients."""
-    config = settings.run_config()
-    check_data(config)
-    return load_task(config)
+    check_data(settings)
+    return load_task(settings)
 
 
 # The measures -------------------------------------------------------------------------------------

@@ -172,9 +172,7 @@ class StackedModels:
 class StackedClients(LocalClients):
     """All clients of a run, a block of them at once."""
 
-    def __init__(
-        self, method: Method, settings: RunSettings | Mapping[str, Any], block: int
-    ) -> None:
+    def __init__(self, method: Method, settings: RunSettings, block: int) -> None:
         super().__init__(method, settings)
         self._block = block
         self._known: tuple[nn.Module, Program] | None = None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbloom.protocol.settings import key_of
+from fairbloom.protocol.settings import RunSettings, key_of
 from fairbloom.rounds import screening
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.loop import Rounds
@@ -61,7 +61,7 @@ def rounds_of(*, zero: bool = False, **changes: Any) -> list[Round]:
     model = {
         name: tensor.detach().numpy() * (not zero) for name, tensor in module.state_dict().items()
     }
-    loop = Rounds(method, LocalClients(method, config), settings.num_rounds)
+    loop = Rounds(method, LocalClients(method, RunSettings.of(config)), settings.num_rounds)
     return list(loop.run(model, measure=lambda number: (), measure_after=()))
 
 

@@ -7,14 +7,15 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.arms import (
-    COMMON,
+    Arm,
     baseline_of,
-    parse_arm,
+    make_arm,
     parse_arms,
     settings_of_method,
 )
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS
+from fairbloom.strategies.named import COMMON, parse_method
 from tests.docs.pages import ROOT
 
 OWN = """\
@@ -29,6 +30,10 @@ class Mine(FairStrategy):
 class mine(Mine):
     pass
 """
+
+
+def parse(text: str) -> Arm:
+    return make_arm(*parse_method(text))
 
 
 def labels(words: str | list[str]) -> list[str]:
@@ -77,8 +82,8 @@ def test_labels_are_what_was_written_each_once(subtests: pytest.Subtests) -> Non
     for name in METHODS:
         with subtests.test(name=name):
             (arm,) = parse_arms(name)
-            assert parse_arm(arm.label).is_same(arm), name
-            assert parse_arm(name.upper()).is_same(arm), name
+            assert parse(arm.label).is_same(arm), name
+            assert parse(name.upper()).is_same(arm), name
 
 
 def test_parameters_have_their_type_and_name_the_folder(subtests: pytest.Subtests) -> None:
@@ -100,7 +105,7 @@ def test_parameters_have_their_type_and_name_the_folder(subtests: pytest.Subtest
         ("term(tilt=-1)", {"term.tilt": -1.0}, "term-tilt=-1"),
     ):
         with subtests.test(words=words, config=config):
-            arm = parse_arm(words)
+            arm = parse(words)
             assert arm.settings == config
             assert [*map(type, arm.settings.values())] == [
                 type(config[key]) for key in arm.settings

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import fairbloom
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.tasks import Task, infer_schema, load_task
 
 HOSPITALS = ("north", "south", "west", "old town")
@@ -78,7 +79,9 @@ def train(
             written(patients(place, **(rows or {}))), encoding="utf-8"
         )
     given: dict[str, Any] = {"learning-rate": 0.2, **({} if method else {"personal-lambda": 0.1})}
-    text = infer_schema({"task": "csv", "data-dir": str(folder / "data"), "csv.target": "outcome"})
+    text = infer_schema(
+        RunSettings.of({"task": "csv", "data-dir": str(folder / "data"), "csv.target": "outcome"})
+    )
     for old, new in changes:
         text = text.replace(old, new)
     return fairbloom.run(

@@ -13,6 +13,7 @@ import pytest
 
 from fairbloom.client.app import app
 from fairbloom.protocol.names import BETWEEN_GROUPS
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import ClientPool, Replies, TrainReplies
 from fairbloom.rounds.flower import FlowerClients
@@ -33,8 +34,8 @@ Config = dict[str, Any]
 
 IMPLEMENTATIONS: dict[str, Callable[[Method, Config], ClientPool]] = {
     "local": LocalClients,
-    "workers": lambda method, config: WorkerClients(method, config, workers=2),
-    "stacked": lambda method, config: StackedClients(method, config, block=3),
+    "workers": lambda method, config: WorkerClients(method, RunSettings.of(config), workers=2),
+    "stacked": lambda method, config: StackedClients(method, RunSettings.of(config), block=3),
     "flower": lambda method, config: FlowerClients(
         method, InProcessGrid(app, config, config["clients"]), timeout=60.0
     ),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
 from fairbloom.simulation.clients import LocalClients
@@ -44,7 +45,7 @@ def start(place: Path) -> Iterator[Start]:
     begun: list[WorkerClients] = []
 
     def start(method: Method) -> WorkerClients:
-        begun.append(WorkerClients(method, config_of(**CONFIG), 2))
+        begun.append(WorkerClients(method, RunSettings.of(config_of(**CONFIG)), 2))
         return begun[-1]
 
     yield start
@@ -59,7 +60,7 @@ def personal() -> Method:
 def in_the_loop(method: Method, numbers: list[int]) -> list[list[dict[str, Any]]]:
     """Return what all clients reply in these rounds, one after the other in this process."""
     config = config_of(**CONFIG)
-    loop = LocalClients(method, config)
+    loop = LocalClients(method, RunSettings.of(config))
     model = model_of(config)
     return [both_of(loop, FIVE, model, method.terms(number)) for number in numbers]
 
@@ -75,7 +76,7 @@ def test_rounds_of_changing_cohorts_have_the_bits_of_the_loop(
     for method in (personal(), DRFA(**ARRAYS, local_steps=3)):
         with subtests.test(method=method):
             found = list[list[list[dict[str, Any]]]]()
-            for clients in (start(method), LocalClients(method, config)):
+            for clients in (start(method), LocalClients(method, RunSettings.of(config))):
                 cohorts = enumerate((FIVE, FIVE[2:4], [], FIVE[:3], [FIVE[4]], FIVE), start=1)
                 found.append(
                     [
@@ -92,7 +93,7 @@ def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, p
     method = personal()
     config = config_of(**CONFIG)
     clients = start(method)
-    loop = LocalClients(method, config)
+    loop = LocalClients(method, RunSettings.of(config))
     model = model_of(config)
     terms = method.terms(1)
     (place / "no-data").touch()
@@ -138,7 +139,7 @@ def test_a_client_that_ends_workers_is_refused_in_that_round(start: Start, place
     method = personal()
     config = config_of(**CONFIG)
     clients = start(method)
-    loop = LocalClients(method, config)
+    loop = LocalClients(method, RunSettings.of(config))
     model = model_of(config)
     others = [name for name in FIVE if name != "client-3"]
     (place / "deadly").touch()

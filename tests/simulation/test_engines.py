@@ -252,4 +252,4 @@ def test_a_run_with_one_core_has_no_workers() -> None:
 
 def test_an_untrainable_model_gets_no_engine() -> None:
     with pytest.raises(FairbloomError, match="the model, Auxiliary, returns a tuple in training"):
-        choose(small("", model="tests.client.nets:Auxiliary").run_config(), 2)
+        choose(small("", model="tests.client.nets:Auxiliary"), 2)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fairbloom.client.states import state_folder
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.loop import Rounds
 from fairbloom.server.checkpoint import load_model
 from fairbloom.simulation.clients import LocalClients
@@ -35,7 +36,7 @@ def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None
     method = SCAFFOLD()
     folder = state_folder(config)
     assert folder is not None
-    with closing(LocalClients(method, config)) as clients:
+    with closing(LocalClients(method, RunSettings.of(config))) as clients:
         list(
             Rounds(method, clients, 1).run(
                 model_of(config), measure=lambda number: [], measure_after=[]
@@ -63,7 +64,7 @@ def test_a_thousand_clients_keep_a_few_versions_each(
         **config_of(clients=1000, task="tests.client.quadratic:many", batch_size=0),
         "state-dir": str(tmp_path),
     }
-    with closing(StackedClients(method, config, block=100)) as clients:
+    with closing(StackedClients(method, RunSettings.of(config), block=100)) as clients:
         rounds = Rounds(method, clients, 4).run(
             model_of(config), measure=lambda number: (), measure_after=()
         )

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
@@ -47,7 +48,11 @@ def both(config: dict[str, Any]) -> tuple[LocalClients, StackedClients, dict[str
         name: array + 0.05 * random.standard_normal(array.shape)
         for name, array in model_of(config).items()
     }
-    return LocalClients(method, config), StackedClients(method, config, block=64), model
+    return (
+        LocalClients(method, RunSettings.of(config)),
+        StackedClients(method, RunSettings.of(config), block=64),
+        model,
+    )
 
 
 # What cannot be stacked ---------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.method import Method
@@ -33,7 +34,7 @@ from .helpers import both_of, config_of, is_gone, model_of
 
 
 def workers_of(method: Method | None = None, workers: int = 2, **changes: Any) -> WorkerClients:
-    return WorkerClients(method or FedAvg(), config_of(**changes), workers)
+    return WorkerClients(method or FedAvg(), RunSettings.of(config_of(**changes)), workers)
 
 
 # As in the loop -----------------------------------------------------------------------------------
@@ -50,7 +51,9 @@ def test_a_task_of_a_notebook_is_as_in_the_loop(
     settings = {"task": "__main__:notebook", "batch_size": 8}
     config = config_of(**settings)
     terms = Terms(server_round=1)
-    expected = both_of(LocalClients(FedAvg(), config), FIVE, model_of(config), terms)
+    expected = both_of(
+        LocalClients(FedAvg(), RunSettings.of(config)), FIVE, model_of(config), terms
+    )
     with closing(workers_of(**settings)) as clients:
         assert both_of(clients, FIVE, model_of(config), terms) == expected
 

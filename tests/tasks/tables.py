@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Task, infer_schema, load_task
 
@@ -76,7 +77,7 @@ def load(folder: Path | str, schema: str = "", **settings: Any) -> Task:
 
 def inferred(folder: Path | str, **settings: Any) -> str:
     """Return the schema that a folder's files suggest."""
-    return infer_schema(config(folder, **settings))
+    return infer_schema(RunSettings.of(config(folder, **settings)))
 
 
 def grouped(folder: Path | str, *groups: str, **settings: Any) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, Setup, check_data
@@ -68,10 +69,10 @@ def test_a_server_without_data_knows_the_model(folder: Folder) -> None:
 
 def test_a_client_that_cannot_be_used_is_named_before_a_run(folder: Folder) -> None:
     with pytest.raises(FairbloomError, match=r"one client alone, a: .* csv.client"):
-        check_data(config(folder(a=csv_of(20))))
+        check_data(RunSettings.of(config(folder(a=csv_of(20)))))
     there = folder(a=csv_of(20), b=csv_of(3), c=csv_of(20).replace("age", "years", 1))
     with pytest.raises(FairbloomError, match=r"client b .* 3 rows.*the data of c cannot"):
-        check_data(config(there))
+        check_data(RunSettings.of(config(there)))
 
 
 # Inputs -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.tasks import describe_data
 from fairbloom.tasks.tables.reasons import MAX_FAULTS
 
@@ -14,7 +15,7 @@ from .tables import SCHEMA, Folder, config, csv_of, schema_with
 
 
 def faults(folder: Path, schema: str = "") -> list[dict[str, Any]]:
-    return [dict(row) for row in describe_data(config(folder, schema))["faults"]]
+    return [dict(row) for row in describe_data(RunSettings.of(config(folder, schema)))["faults"]]
 
 
 def change(text: str, column: str, **values: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Task, describe_data, load_task
 from fairbloom.tasks.images import image_inputs, size_of
@@ -134,7 +135,10 @@ def test_what_is_wrong_with_images_is_said_with_file_and_remedy(
     for file in sorted((tmp_path / "few").glob("*/*"))[:5]:
         file.unlink()
     (tmp_path / "strange" / "dog").rename(tmp_path / "strange" / "wolf")
-    shown = {str(row["client"]): row for row in describe_data(config(tmp_path))["clients"]}
+    shown = {
+        str(row["client"]): row
+        for row in describe_data(RunSettings.of(config(tmp_path)))["clients"]
+    }
     for name, words in {
         "broken": ("cat/1.jpg cannot be read as an image", "take it out"),
         "few": ("few has 3 images", "at least 5", "CLASS/1.png"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import describe_data
@@ -54,7 +55,7 @@ NO_IDENTIFIERS = ("40-49", "I25.1", "stage 3", "T2N0", "10000-20000", "north", "
 def described(folder: Path, schema: str = "", **settings: Any) -> dict[str, list[dict[str, Any]]]:
     return {
         name: [dict(row) for row in rows]
-        for name, rows in describe_data(config(folder, schema, **settings)).items()
+        for name, rows in describe_data(RunSettings.of(config(folder, schema, **settings))).items()
     }
 
 

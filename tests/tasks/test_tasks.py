@@ -10,6 +10,7 @@ from torch import nn
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import Choices, Parameter, Range
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import (
     TASKS,
@@ -156,16 +157,16 @@ def test_a_missing_folder_matters_only_to_its_readers(
             chosen = config(task="files", **{"data-dir": folder})
             task = load_task(chosen)
             assert task.model().weight.shape == (1, 1)
-            for refuse in (lambda: check_data(chosen), lambda: task.splits("0")):  # noqa: B023
+            for refuse in (lambda: check_data(RunSettings.of(chosen)), lambda: task.splits("0")):  # noqa: B023
                 with pytest.raises(FairbloomError, match=words):
                     refuse()
             assert not opened
     there = config(task="files", **{"data-dir": str(tmp_path)})
-    check_data(there)
+    check_data(RunSettings.of(there))
     assert len(load_task(there).splits("2").train) == 3
     assert loaded[-1][0].data_dir == str(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path.parent))
-    check_data(config(task="files", **{"data-dir": f"~/{tmp_path.name}"}))
+    check_data(RunSettings.of(config(task="files", **{"data-dir": f"~/{tmp_path.name}"})))
 
 
 # Examples -----------------------------------------------------------------------------------------
@@ -226,12 +227,12 @@ def test_what_clients_share_is_moved_once() -> None:
 
 def test_sizes_of_splits_are_shown_by_default() -> None:
     expected = [{"client": str(k), "train": k + 1, "test": 1} for k in range(3)]
-    assert describe_data(config(task="ones")) == {"clients": expected}
+    assert describe_data(RunSettings.of(config(task="ones"))) == {"clients": expected}
 
 
 def test_given_clients_are_not_counted_by_a_setting(subtests: pytest.Subtests) -> None:
     for info in TASKS.values():
         with subtests.test(info=info):
-            assert info.setup({"clients": 7}).clients == (0 if info.reads else 7)
-    assert TASKS["digits"].setup({}).clients == 20
-    assert TASKS["csv"].setup({}).model == "logistic"
+            assert info.setup(RunSettings.of({"clients": 7})).clients == (0 if info.reads else 7)
+    assert TASKS["digits"].setup(RunSettings.of({})).clients == 20
+    assert TASKS["csv"].setup(RunSettings.of({})).model == "logistic"
