@@ -1,4 +1,4 @@
-"""What stops a command of an operator or a client, and can be corrected by its user."""
+"""The error of commands of an operator or a client that their user can correct."""
 
 from fairbloom.errors import FairbloomError
 

@@ -1,43 +1,47 @@
-"""Shared by a federation's processes: loading of the app, addresses, words for events."""
+"""Shared by a federation's processes: load an app, split an address, format durations and names."""
 
 import importlib
 import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from fairbloom.text import text_if
+
 App = TypeVar("App")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT, an IPv6 address without its brackets.
+    """Return the host and port of HOST:PORT, an IPv6 address without its brackets.
 
-    ValueError for anything else.
+    Raise ValueError for anything else.
     """
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port):
-        raise ValueError(f"{address!r}: write it as HOST:PORT, example.org:9092 say")
+        raise ValueError(f"{address!r}: write it as HOST:PORT, for example example.org:9092")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time as people say it."""
+    """Return a duration as text, in seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
 
 
 def first_names(names: Iterable[str]) -> str:
-    """Return names with commas: the first ten, and how many more there are."""
-    every = list(names)
-    return ", ".join(every[:10]) + (f" and {len(every) - 10} more" if len(every) > 10 else "")
+    """Return the first ten names, joined by commas, and the number of the others."""
+    names = list(names)
+    first = ", ".join(names[:10])
+    return first + text_if(len(names) > 10, f" and {len(names) - 10} more")
 
 
 def load_app(app: str, kind: type[App], of: str) -> App:
-    """Return the app of this kind that an import string, module:attribute, names.
+    """Import an app of this kind by its import string, module:attribute.
 
-    Raise ImportError if it is missing.
-
-    `of` names the owner of the app in the error: "this client", or "this run".
+    `of` is the owner of the app in the error: "this client", or "this run". Raise ImportError if
+    the app is missing or is of another type.
     """
     module, _, path = app.partition(":")
     try:
@@ -48,6 +52,6 @@ def load_app(app: str, kind: type[App], of: str) -> App:
         raise ImportError(f"app = {app!r} of {of} cannot be loaded: {error}") from error
     if not isinstance(found, kind):
         raise ImportError(
-            f"app = {app!r} of {of} is of type {type(found).__name__}, no {kind.__name__}"
+            f"app = {app!r} of {of} is of type {type(found).__name__}, not {kind.__name__}"
         )
     return found

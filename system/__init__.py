@@ -1,1 +1,1 @@
-"""Files written whole, locks, and processes that start and end together."""
+"""Atomic files, file locks, and processes that start and end together."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, whatever happens meanwhile."""
+"""Atomic and durable writes of files and folders."""
 
 import os
 import tempfile
@@ -12,11 +12,10 @@ from .lock import open_locked
 
 @contextmanager
 def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
-    """Give a file to fill that appears at `path` whole and on disk if the block succeeds.
+    """Open a file that appears at `path`, complete and on disk, once the block succeeds.
 
-    Else nothing changes.
-
-    It has permissions `mode` from the start; None goes by the umask.
+    If the block raises, `path` is unchanged. The file has the permissions `mode` from the start;
+    None applies the umask.
     """
     draft = path.with_name(f".{path.name}.draft")
     try:
@@ -28,7 +27,7 @@ def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
         draft = Path(name)
     with os.fdopen(descriptor, "wb") as file:  # locked until it is closed
         try:
-            file.truncate()  # what a killed process has left
+            file.truncate()  # a killed process may have left bytes in the draft
             yield file
             file.flush()
             if mode is not None:
@@ -48,12 +47,12 @@ def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, readable by its owner alone from the first byte on."""
+    """Write a file atomically, readable only by its owner from the first byte on."""
     write_whole(path, content, 0o600)
 
 
 def write_public(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, readable by all."""
+    """Write a file atomically, readable by all."""
     write_whole(path, content, 0o644)
 
 
@@ -66,7 +65,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk knows which files a folder has, or what a file holds."""
+    """Flush a folder's entries, or a file's content, to the disk."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -1,4 +1,4 @@
-"""Signals that wait while a process begins."""
+"""Hold signals back while a process starts."""
 
 import signal
 from collections.abc import Collection, Iterator
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def hold_signals(*numbers: int) -> Iterator[Collection[int]]:
-    """Hold signals back during the block, also in processes it starts; yield those held before.
+    """Block signals in this process and its new children; yield the signals blocked before.
 
-    Not on Windows.
+    Windows cannot block signals: nothing happens there.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield ()
@@ -22,6 +22,6 @@ def hold_signals(*numbers: int) -> Iterator[Collection[int]]:
 
 
 def release_signals(*numbers: int) -> None:
-    """Receive signals that the parent process has held back; those that wait come now."""
+    """Unblock signals that the parent process has blocked; pending ones are delivered now."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)

@@ -1,4 +1,4 @@
-"""Locks on files, each held by one process at a time and freed with its end."""
+"""Locks on files: one process at a time holds a lock, which its end releases."""
 
 import contextlib
 import fcntl
@@ -45,8 +45,8 @@ class Lock:
         trace: TracebackType | None,
     ) -> None:
         _held_here.discard(self._descriptor)
-        # Removed while it is held: a waiting process sees that the file is another one, and opens
-        # that.
+        # Remove the file while the lock is held: a waiting process then notices that the path has
+        # another file, or none, and opens that.
         with contextlib.suppress(OSError):
             if _lies_at(self._path, self._descriptor):
                 self._path.unlink()
@@ -56,13 +56,13 @@ class Lock:
 def exclusive_lock(
     path: Path, *, seconds: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None
 ) -> Lock:
-    """Lock a file, made if missing, which names its process: `with exclusive_lock(path): ...`.
+    """Lock a file, created if missing: `with exclusive_lock(path): ...`.
 
-    Wait up to `seconds`, after one call of `on_wait` with the other process's name; then raise
-    LockedError.
+    The file names the process that holds the lock. If another process holds it, call `on_wait`
+    once with the name of that process and wait up to `seconds`; then raise LockedError.
     """
     deadline = time.monotonic() + seconds
-    said = False
+    reported = False
     while True:
         try:
             lock = Lock(path, descriptor := open_locked(path, wait=seconds == math.inf))
@@ -74,11 +74,11 @@ def exclusive_lock(
                 continue
         if time.monotonic() >= deadline:
             raise LockedError(path, holder)
-        if not said:
+        if not reported:
             on_wait(holder)
-            said = True
+            reported = True
         time.sleep(LOOK_SECONDS)
-    # a full disk does not take the name, and the lock holds nevertheless
+    # on a full disk the name is missing, but the lock is held
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -86,7 +86,7 @@ def exclusive_lock(
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process seems to hold the lock of a file, without disturbing it."""
+    """Return whether a process seems to hold the lock of a file, without trying to lock it."""
     try:
         holder = re.fullmatch(r"process (\d+) on (.+)", path.read_text())
     except OSError:
@@ -103,10 +103,10 @@ def is_held(path: Path) -> bool:
 
 
 def open_locked(path: Path, *, wait: bool = False, mode: int = 0o666) -> int:
-    """Open a file, made if missing, and lock it until it is closed; return its descriptor.
+    """Open a file, created if missing, and lock it until it is closed; return its descriptor.
 
-    A symbolic link is not followed. Without `wait`, raise BlockingIOError when another process has
-    locked it.
+    Symbolic links are refused. Without `wait`, raise BlockingIOError if another process has locked
+    the file.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -117,23 +117,23 @@ def open_locked(path: Path, *, wait: bool = False, mode: int = 0o666) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        # the process that held it has removed or replaced it: the next file is locked instead
+        # the process that held the lock has removed or replaced the file: open the new one
         os.close(descriptor)
 
 
 def _lock(descriptor: int, path: Path, *, wait: bool) -> None:
-    """Lock an open file; raise BlockingIOError where another process has."""
+    """Lock an open file; raise BlockingIOError if another process has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise
-    except OSError as error:  # as of network file systems without locks
+    except OSError as error:  # some network file systems have no locks
         _warn_once(path.parent, str(error.strerror))
 
 
 @lru_cache(maxsize=1000)
 def _warn_once(folder: Path, reason: str) -> None:
-    log.warning("%s cannot be locked (%s): let one process alone write there", folder, reason)
+    log.warning("%s cannot be locked (%s): let only one process write there", folder, reason)
 
 
 def _lies_at(path: Path, descriptor: int) -> bool:
@@ -143,8 +143,8 @@ def _lies_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-# The locks of this process, which a process that is forked from it must not hold on to when this
-# one ends.
+# Descriptors of the locks that this process holds. A forked child closes its copies: otherwise the
+# locks would outlive this process.
 _held_here: set[int] = set()
 
 

@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them."""
+"""Make a process end with the process that started it."""
 
 import ctypes
 import os
@@ -13,13 +13,13 @@ LOOK_SECONDS = 0.5
 def end_with_parent(parent: int) -> None:
     """Kill this process when its parent ends: by the kernel on Linux, otherwise by a thread.
 
-    The parent passes its own process id: one that has ended already cannot be asked for it.
+    The parent passes its process id, because it may end before this process can ask for the id.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True, name="watch-parent").start()
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent ended before the lines above
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Arrays by name and metadata in one safetensors file, sealed by a checksum."""
+"""Save and load named arrays with metadata in one safetensors file, sealed by a checksum."""
 
 import hashlib
 import json
@@ -19,22 +19,22 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class DamagedFileError(FairbloomError):
-    """A file that is not as it was written."""
+    """A file with another content than was written to it."""
 
 
 def save_model(
     path: Path, arrays: Arrays, about: Mapping[str, Any], mode: int | None = None
 ) -> None:
-    """Write a model by array name; `about` and a checksum of all go into the metadata.
+    """Write a model's arrays by name; `about` and a checksum go into the metadata.
 
-    `mode` None: by the umask.
+    `mode` has the file's permissions; None applies the umask.
     """
     tensors = {
         name: np.asarray(array, array.dtype.newbyteorder("="), order="C")
         for name, array in arrays.items()
     }
-    # The checksum is an entry of the JSON, because the library writes several entries of metadata
-    # in no fixed order.
+    # The checksum is inside the JSON: the library writes several metadata entries in no fixed
+    # order, and equal models must have equal files.
     metadata = {"about": json.dumps({**about, "sha256": _checksum(tensors, about)})}
     write_whole(path, save(tensors, metadata=metadata), mode)
 
@@ -50,10 +50,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return a model's arrays and what was written about them.
-
-    Raise DamagedFileError when the file is damaged.
-    """
+    """Return a model's arrays and their metadata; raise DamagedFileError for a damaged file."""
     try:
         with safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
@@ -67,7 +64,7 @@ def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         KeyError,
         TypeError,
         AttributeError,
-    ) as error:  # all that flipped bits lead to
+    ) as error:  # the errors that flipped bits cause
         fault = "no whole file" if path.stat().st_size else "empty"
         raise DamagedFileError(f"{path} is damaged: it is {fault}") from error
     if not intact:

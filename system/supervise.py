@@ -1,4 +1,4 @@
-"""Processes that go on as another one, and how a process ended, in words."""
+"""Replace this process by another program, and describe how a process ended."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def exit_reason(code: int) -> str:
-    """Return how a process ended, by its exit code: "exit code 3", or "killed by SIGKILL"."""
+    """Describe how a process ended from its exit code: "exit code 3", or "killed by SIGKILL"."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -20,9 +20,9 @@ def exit_reason(code: int) -> str:
 
 
 def become(module: str, *arguments: str) -> None:
-    """Go on as a module of ours in a small process, without the libraries that are loaded here.
+    """Replace this process by a module of ours, without the libraries that are loaded here.
 
-    Signals wait until the module releases them.
+    Signals stay blocked until the module releases them.
     """
     with hold_signals(*STOPPING):
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606 (this Python)

@@ -1,4 +1,4 @@
-"""Values in JSON files: read as what was written, or refused."""
+"""Read values from JSON strictly: nothing is converted or filled in."""
 
 import json
 from typing import Any, TypeVar
@@ -7,12 +7,17 @@ T = TypeVar("T")
 
 
 def decode_as(cls: type[T], written: Any, *, finite: bool = True) -> T:
-    """Return a value of a type from what JSON has of it.
+    """Return a value of type `cls` from parsed JSON.
 
-    KeyError for a missing key, ValueError for other content.
+    Numbers and strings are not converted into each other, and a missing key does not get its
+    default. `finite` refuses infinity and NaN; settings may be infinite.
 
-    Numbers are not taken for texts or the other way round, and nothing that is missing gets its
-    default. Settings may be infinite, and other numbers are finite.
+    Raises
+    ------
+    KeyError
+        If a key is missing.
+    ValueError
+        If the content is of another type, or has other keys.
     """
     # imported late: few commands read such a file
     from pydantic import TypeAdapter, ValidationError

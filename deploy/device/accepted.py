@@ -1,6 +1,6 @@
-"""What a client takes of a run: its settings, and of those a short list.
+"""The parts of a run that a client accepts: some of its settings, never its code.
 
-The app is the one that is installed.
+The client runs its installed app.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fairbloom.client.guard.limits import Limits
 
-# Name of the distribution that has Fairbloom's app.
+# The distribution with Fairbloom's app.
 OURS = "fairbloom"
 
 
@@ -36,7 +36,7 @@ class RunRefusedError(Exception):
 
 @dataclass(frozen=True)
 class RunDescription:
-    """A run as the server describes it: its number, its app's distribution, its settings."""
+    """A run as the server describes it: its number, its app's distribution and its settings."""
 
     number: int
     distribution: str
@@ -46,12 +46,12 @@ class RunDescription:
 
 @dataclass(frozen=True)
 class Installed:
-    """The installed app, which is run whatever code comes with a run.
+    """The installed app, which answers all runs: no code travels with a run.
 
-    `app` is the import string module:attribute; `allow` has values of settings that are allowed
-    although they are not plain words. A run must be of `distribution`, by name and version; None
-    where the app was not installed but is on the path. Any version of Fairbloom itself may do:
-    messages say whether server and client fit (protocol/version.py).
+    `app` is the import string module:attribute. `allow` has the paths and import strings that a
+    run's settings may contain. `distribution` is the name and version that a run's app must have,
+    None if the app is on the path without being installed. Fairbloom's own version may differ:
+    each message has the number of its protocol (protocol/version.py).
     """
 
     app: str
@@ -61,13 +61,13 @@ class Installed:
 
     @classmethod
     def of(cls, app: str, allow: tuple[str, ...], limits: Limits | None = None) -> Installed:
-        """Look up which distribution the app belongs to."""
+        """Look up the distribution of the app."""
         return cls(app, allow, distribution_of(app.partition(":")[0]), limits)
 
     def accept(self, run: RunDescription, context: Context) -> tuple[ClientApp, dict[str, Any]]:
-        """Return the installed app, and the settings that a run may set on a device.
+        """Return the installed app and the accepted settings of a run.
 
-        RunRefusedError otherwise.
+        Raise RunRefusedError if the run has another app or a setting that is not accepted.
         """
         from flwr.clientapp import ClientApp
 
@@ -91,26 +91,27 @@ class Installed:
                 raise RunRefusedError(
                     f"the run's setting {key} is neither a number, a text nor true or false"
                 )
-        place = context.node_config.get("state-dir")
+        state_dir = None
+        if place := context.node_config.get("state-dir"):
+            state_dir = Path(str(place))
         try:
             settings = accepted_settings(run.settings, self.allow)
+            allowed = ""
             if self.limits is not None:
                 self.limits.check(settings)
-            allowed = "" if self.limits is None else self.limits.schema
-            check_accepted(
-                str(settings.get(SCHEMA, "")), Path(str(place)) if place else None, allowed
-            )
+                allowed = self.limits.schema
+            check_accepted(str(settings.get(SCHEMA, "")), state_dir, allowed)
         except SettingRefusedError as error:
-            if place:
+            if state_dir is not None:
                 asked = {
                     "run": run.number,
                     "asked": "settings",
                     "settings": dict(run.settings),
                     "refused": str(error),
                 }
-                note(Path(str(place)), asked)
+                note(state_dir, asked)
             raise RunRefusedError(str(error)) from error
-        # Where this device keeps things wins over a run's settings of the same name.
+        # the device's own folders win over settings of the same name
         places = {
             key: value for key, value in context.node_config.items() if key in marked(Mark.DEVICE)
         }
@@ -118,7 +119,7 @@ class Installed:
 
 
 def distribution_of(module: str) -> tuple[str, str] | None:
-    """Return name and version of the distribution that installed a module, or None."""
+    """Return the name and version of the distribution that installed a module, or None."""
     top = module.partition(".")[0]
     spec = importlib.util.find_spec(top)
     if spec is None or spec.origin is None:
@@ -128,7 +129,7 @@ def distribution_of(module: str) -> tuple[str, str] | None:
         files = (file for file in each.files or () if file.parts[0] in (top, origin.name))
         if any(Path(str(each.locate_file(file))).resolve() == origin for file in files):
             return each.metadata["Name"], each.version
-    for each in distributions():  # an editable installation lists none of its files
+    for each in distributions():  # an editable installation does not list its files
         about = json.loads(each.read_text("direct_url.json") or "{}")
         is_editable = about.get("dir_info", {}).get("editable", False)
         if is_editable and origin.is_relative_to(

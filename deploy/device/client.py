@@ -1,4 +1,4 @@
-"""The settings of one client: of its bundle, of the device's owner, and of the command line."""
+"""The settings of one client, from its bundle, the device's owner and the command line."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fairbloom.protocol.names import FILES, MIN_ROWS
 from ..errors import DeployError
 from ..processes import split_address
 
-# Import string of the ClientApp that a client answers with, unless its settings name another.
+# Import string of a client's ClientApp, unless its settings name another.
 APP = "fairbloom.client.app:app"
 
-# Settings that a client cannot do without, all of them in the bundle's client.toml.
+# Settings that a client must have; the bundle's client.toml has all of them.
 NEEDED = ("server", "ca", "key", "certificate", "state-dir")
 
 PATHS = ("ca", "key", "certificate", "data-dir", "state-dir")
 
-# The file of the device's owner next to client.toml, which no bundle brings: read last, key by
-# key.
+# The file of the device's owner next to client.toml. It is never in a bundle, and its keys
+# override those of client.toml.
 OWNERS_FILE = "owner.toml"
 
 # Keys of Flower's node config that are settings of client.toml.
@@ -37,11 +37,11 @@ NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir", FILES)
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Settings of one client, as in client.toml and the owner's file, with hyphens there.
+    """Settings of one client; client.toml and owner.toml have them with hyphens.
 
-    `name` is the one in the certificate. `data_dir` is "" for none; a run sets neither it nor
-    `state_dir`. `limits`: see `client.guard.limits.Limits`. `files` are tables of a schema that
-    say how the device's files are written.
+    `name` is the name in the certificate. `data_dir` is "" without a folder of data; a run can set
+    neither `data_dir` nor `state_dir`. `limits`: see `client.guard.limits.Limits`. `files` are the
+    tables of a schema that describe the format of the device's files.
     """
 
     server: str
@@ -64,10 +64,13 @@ class ClientSettings:
         except ValueError as error:
             raise DeployError(f"server = {error}") from None
         if not is_import_string(self.app):
-            raise DeployError(f"app = {self.app!r}: write it as module:attribute, {APP} say")
+            raise DeployError(
+                f"app = {self.app!r}: write it as module:attribute, for example {APP}"
+            )
         if self.node_config and self.app == APP:
             raise DeployError(
-                "node-config is for an app of your own: name it by app, or leave node-config out"
+                "node-config is only for your own app: set app to its import string, or remove"
+                " node-config"
             )
         for key, value in self.node_config.items():
             setting = f"node-config has {key} = {value!r}"
@@ -93,13 +96,15 @@ class ClientSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], file: Path) -> ClientSettings:
-        """Return the settings of client.toml, owner.toml and those given; the last wins.
+        """Return the settings of client.toml, of owner.toml and those given; the last one wins.
 
-        Relative paths of a file begin at its folder. DeployError: a file cannot be used, or a
-        setting is unknown or impossible.
+        Relative paths in a file start at its folder. Raise DeployError if a file cannot be used,
+        or a setting is unknown or invalid.
         """
+        merged = _read(file)
         owners = file.with_name(OWNERS_FILE)
-        merged = _read(file) | (_read(owners) if owners.exists() else {})
+        if owners.exists():
+            merged |= _read(owners)
         merged |= {key: value for key, value in given.items() if value is not None}
         kinds = {
             each.name.replace("_", "-"): type(each.default)
@@ -136,12 +141,10 @@ class ClientSettings:
         return replace(client, name=read_name(client.certificate))
 
     def check_files(self) -> None:
-        """Raise DeployError unless certificates, key and app can be used.
-
-        The message names the file.
-        """
+        """Raise DeployError, with the file's name, unless certificates, key and app can be used."""
         self.tls_context()
-        from fairbloom.client.guard.limits import Limits, LimitsError  # not in the loop
+        # imported late: the small process of a client does without them
+        from fairbloom.client.guard.limits import Limits, LimitsError
         from fairbloom.tasks.schema import SchemaError, with_files
 
         try:
@@ -168,8 +171,7 @@ class ClientSettings:
             ) from error
         context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
         try:
-            # An empty password: OpenSSL would ask the terminal for that of an encrypted key
-            # for it.
+            # without a password, OpenSSL would ask for that of an encrypted key on the terminal
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:
             if isinstance(error, ssl.SSLError):
@@ -183,36 +185,36 @@ class ClientSettings:
         return context
 
     def node(self) -> dict[str, Any]:
-        """Return Flower's node config, which the app finds in its context."""
-        own = (
-            self.partition_id,
-            self.name,
-            self.data_dir,
-            self.state_dir,
-            json.dumps(self.files) if self.files else "",
-        )
-        node = {**dict(zip(NODE_CONFIG, own, strict=True)), **self.node_config}
+        """Return Flower's node config, which the app reads from its context."""
+        node: dict[str, Any] = {
+            "partition-id": self.partition_id,
+            "name": self.name,
+            "data-dir": self.data_dir,
+            "state-dir": self.state_dir,
+            **self.node_config,
+        }
+        if self.files:
+            node[FILES] = json.dumps(self.files)
         if (min_rows := self.limits.get("rows")) is not None:
             node[MIN_ROWS] = min_rows
         return {key: value for key, value in node.items() if value != ""}
 
     def worker(self, pipe: int) -> list[str]:
-        """Return the command that runs the worker, which inherits this descriptor."""
+        """Return the command of the worker, which inherits the descriptor `pipe`."""
         given: dict[str, Any] = {
             "app": self.app,
             "allow": self.allow,
             "limits": dict(self.limits),
             "node": self.node(),
         }
-        # The worker ends with this process and gets its id here: asked for later, the id might be
-        # another process's.
+        # The worker must end with this process. It gets the id of this process here: os.getppid()
+        # in the worker might be the id of another process already.
         code = f"from fairbloom.deploy.fleet.app_process import main; main({os.getpid()})"
         return [sys.executable, "-P", "-c", code, str(pipe), json.dumps(given)]
 
     def environment(self) -> dict[str, str]:
-        """Return the worker's environment, with Flower's files in the state folder by default."""
-        # Threads that spin while they wait for each other slow several clients on one machine down
-        # threefold.
+        """Return the worker's environment; by default, Flower's files are in the state folder."""
+        # With spinning threads, several clients on one machine take three times as long.
         defaults = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
         return {**defaults, "FLWR_HOME": str(Path(self.state_dir, "flower")), **os.environ}
 
@@ -234,7 +236,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 def read_name(certificate: str) -> str:
     """Return the client's name: the common name of its certificate."""
-    from .. import pki  # loads a library that the loop does without
+    from .. import pki  # imported late: the small process of a client does without cryptography
 
     try:
         name = pki.read_name(Path(certificate))

@@ -1,7 +1,7 @@
-"""Why a client cannot talk to its server, in words.
+"""Find out why a client cannot reach its server.
 
-The address does not answer, the port is something else's, a certificate is not accepted: gRPC
-retries some of these for ever without an error.
+The address may not answer, another program may use the port, or one side may not accept the other's
+certificate. gRPC retries some of these faults for ever without an error.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from ..errors import DeployError
 from ..processes import split_address
 from .client import ClientSettings
 
-# How long an address may take to answer.
+# The longest time that an address may take to answer.
 PROBE_SECONDS = 10.0
 
 
 def connection_fault(client: ClientSettings) -> str | None:
-    """Return, in words, why this client cannot talk to its server just now.
-
-    None where nothing is in the way.
-    """
+    """Return the reason why this client cannot reach its server now, or None if it can."""
     host, port = split_address(client.server)
     try:
         context = client.tls_context()
@@ -36,8 +33,8 @@ def connection_fault(client: ClientSettings) -> str | None:
                     f"{client.server} is a web server's port: clients connect to the fleet port,"
                     " 9092 unless the federation's operator chose another"
                 )
-            # Whether the server goes on once it has seen our certificate, of which TLS 1.3 says
-            # nothing before.
+            # In TLS 1.3 the handshake ends before the server has checked our certificate: only
+            # data from the server show that it is accepted.
             with contextlib.suppress(ssl.SSLError, ConnectionResetError):
                 if secured.recv(1):
                     return None
@@ -51,16 +48,16 @@ def connection_fault(client: ClientSettings) -> str | None:
     except ssl.SSLCertVerificationError as error:
         return (
             f"{client.server} shows a certificate that {client.ca} does not vouch for:"
-            f" {error.verify_message}. If it has expired or lacks this name, the federation's"
-            " operator makes a new one (fairbloom deploy renew); else take the CA certificate from"
-            " the operator; and see that this device's clock is right"
+            f" {error.verify_message}. If it has expired or does not have this name, the"
+            " federation's operator must make a new one (fairbloom deploy renew). Otherwise, take"
+            " the CA certificate from the operator. Also check this device's clock"
         )
     except (ssl.SSLError, ConnectionResetError):
         return f"{client.server} does not speak TLS: is it the fleet port of a fairbloom server?"
     except TimeoutError:
         return (
-            f"{client.server} does not answer within {PROBE_SECONDS:.0f} s: is a firewall or a"
-            " proxy between?"
+            f"{client.server} does not answer within {PROBE_SECONDS:.0f} s: is there a firewall or"
+            " a proxy in between?"
         )
     except OSError as error:
         return f"{client.server} cannot be reached: {error.strerror or error}"

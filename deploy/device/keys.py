@@ -1,4 +1,4 @@
-"""A device's key, made on the device, and the request to enrol it."""
+"""Make a device's key on the device, and the request to enrol it."""
 
 import os
 from pathlib import Path
@@ -10,9 +10,9 @@ from ..errors import DeployError
 
 
 def make(folder: Path, name: str) -> str:
-    """Make a device's key, write `key` (for its owner alone) and `NAME.request` to a folder.
+    """Write a new key, `key`, and `NAME.request` to a folder; return the request.
 
-    Return the request.
+    Only the key's owner can read it.
     """
     if not pki.NAME.fullmatch(name):
         raise DeployError(f"client {name!r}: {pki.NAME_RULE}")
@@ -21,7 +21,7 @@ def make(folder: Path, name: str) -> str:
     request = pki.write_request(made, name)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # For its owner alone, and new: of two that try at once, one does.
+        # "x": if two processes do this at once, one of them fails
         with open(key, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(pki.format_key(made))
         write_public(folder / f"{name}.request", request.encode())

@@ -1,9 +1,9 @@
-"""The fleet port: messages of runs to devices, and their replies, over mutual TLS.
+"""The fleet port: it carries messages of runs to devices, and their replies, over mutual TLS.
 
-`fairbloom server` goes on as `daemon`, and `fairbloom client` as `client`.
+`fairbloom server` becomes the module `daemon`, and `fairbloom client` the module `client`.
 """
 
 import os
 
-# before gRPC is loaded: it would log each stranger's handshake
+# set before gRPC is loaded: otherwise it logs each stranger's handshake
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""A device's calls to the fleet port, made again after faults."""
+"""A device's calls to the fleet port, repeated after faults."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ..processes import duration
 from .messages import BEAT_SECONDS, HELD_SECONDS, SERVICE, in_chunks, slices
 from .wire_pb2 import Chunk, Drop, Head, Taken, Working
 
-# First and longest pause in seconds before a call is made again; each is drawn from half of it to
-# one and a half.
+# First and longest pause in seconds before a call is repeated. Each pause is multiplied by a random
+# number between 0.5 and 1.5, so that devices do not all return at once.
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 15.0
 
-# How long after the end of a held call its answer may take, and how long a call may be silent.
+# Seconds that an answer may take: after the end of a held call, and of any other call.
 ANSWER_SECONDS = 30.0
 
 OPTIONS = (
-    # a head with the run's settings may be longer than a chunk
+    # a head with a run's settings may be longer than a chunk
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.min_reconnect_backoff_ms", 5_000),
@@ -36,25 +36,24 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
-# Answers that will be the same if the call is made again at once.
+# Refusals, which would not change if the call were repeated at once.
 FINAL = (
-    *(
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.ALREADY_EXISTS,
-        grpc.StatusCode.UNIMPLEMENTED,
-    ),
-    *(grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED),
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
 )
 
 T = TypeVar("T")
 
 
 class RefusedError(Exception):
-    """A call that the server refused; the message is the server's sentence."""
+    """A call that the server refused; the message is the server's reason."""
 
 
 class IncompleteError(Exception):
-    """A message that did not come whole."""
+    """A message that arrived incomplete."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +66,13 @@ class Received:
 
 def say(words: str) -> None:
     """Print a line about this client on stderr."""
-    # in one piece: other processes write there, too
+    # one write a line: other processes write to stderr, too
     sys.stderr.write(f"fairbloom client: {words}\n")
     sys.stderr.flush()
 
 
 class Outage:
-    """Says each fault once while there is no connection, and then that there is one again."""
+    """Logs each connection error once, and the reconnection."""
 
     def __init__(self, say: Callable[[str], None] = say) -> None:
         self._say = say
@@ -82,7 +81,7 @@ class Outage:
         self._lock = threading.Lock()
 
     def fault(self, words: str) -> None:
-        """Log a connection error once."""
+        """Log a connection error, unless it was logged since the connection was lost."""
         with self._lock:
             if self._since is None:
                 self._since = time.monotonic()
@@ -91,7 +90,7 @@ class Outage:
                 self._say(f"{words}; retrying until it works")
 
     def end(self) -> None:
-        """Say that the client is connected again, where a fault was said before."""
+        """Log that the client is connected again, if an error was logged."""
         with self._lock:
             if self._since is not None:
                 self._say(f"back: connected again after {duration(time.monotonic() - self._since)}")
@@ -102,7 +101,7 @@ class Outage:
 class Calls:
     """The calls of one device.
 
-    `find_fault` says in words why the server may not be reached, None for no reason.
+    `find_fault` returns the reason why the server cannot be reached, or None.
     """
 
     def __init__(
@@ -133,9 +132,9 @@ class Calls:
         self._retry(lambda: self._beat(Working(session=self._session), timeout=ANSWER_SECONDS))
 
     def next(self, settings: str) -> Received | None:
-        """Return the next message for this device, None where none came for a while.
+        """Return the next message for this device, or None if none came while the call was held.
 
-        `settings` is the digest known.
+        `settings` is the digest of the run settings that this device has.
         """
 
         def call() -> Received | None:
@@ -145,23 +144,22 @@ class Calls:
         return self._retry(call)
 
     def reply(self, head: Head, data: bytes) -> Taken:
-        """Give the reply to a message; return what became of it."""
+        """Send the reply to a message; return the server's answer."""
         head.session = self._session
         head.size = len(data)
         head.sha256 = hashlib.sha256(data).digest()
-        # 10 kB a second are the slowest line that is waited for
+        # enough time for a line of 10 kB a second
         seconds = ANSWER_SECONDS + len(data) / 10_000
         return self._retry(lambda: self._reply(in_chunks(head, slices(data)), timeout=seconds))
 
     def beat(self, id: str, run: int) -> str:
-        """Say that this device works on a message.
-
-        Return the reason to drop it, or "".
-        """
+        """Report that this device works on a message; return why it must drop it, or ""."""
         try:
             drop = self._beat(Working(session=self._session, id=id, run=run), timeout=BEAT_SECONDS)
         except grpc.RpcError as error:
-            return str(error.details()) if error.code() in FINAL else ""
+            if error.code() in FINAL:
+                return str(error.details())
+            return ""  # the next beat may succeed
         return str(drop.reason)
 
     def close(self) -> None:
@@ -169,7 +167,7 @@ class Calls:
         self._channel.close()
 
     def _retry(self, call: Callable[[], T]) -> T:
-        """Make a call until it succeeds, or is refused."""
+        """Repeat a call until it succeeds or is refused."""
         pause = FIRST_PAUSE
         while True:
             try:
@@ -190,9 +188,9 @@ class Calls:
 
 
 def receive(chunks: Iterable[Chunk]) -> Received | None:
-    """Return the message that comes in chunks, None for no chunk.
+    """Return the message in these chunks, None without a chunk.
 
-    IncompleteError where it is not whole.
+    Raise IncompleteError if the size or digest differs from that in the head.
     """
     rest: Iterator[Chunk] = iter(chunks)
     first = next(rest, None)

@@ -19,14 +19,13 @@ from fairbloom.logs import log
 from .mailbox import Collected, Envelope
 from .messages import id_of
 
-# Code of the error that takes the place of a reply which cannot be read; Flower's own codes are
-# below 100.
+# Code of the error that replaces a reply which cannot be read. Flower's codes are below 100.
 UNREADABLE_REPLY = 422
 
-# Pause until the server is asked again to keep a message for which its disk has no room.
+# Pause in seconds before the server is asked again to store a message for which its disk was full.
 AGAIN_SECONDS = 1.0
 
-# How long one wait for replies takes, and after how long without its device a reply is given up.
+# Seconds that one wait for replies takes, and after which an offline device is given up.
 LOOK_SECONDS = 1.0
 AWAY_SECONDS = 60.0
 
@@ -34,8 +33,8 @@ AWAY_SECONDS = 60.0
 class RunGrid(Grid):
     """Sends the messages of a run and collects the replies.
 
-    Ids are the same in every process of a run that saves its rounds (`save`): what was answered
-    before this process began is not computed again.
+    If the run saves its rounds (`save`), a restarted process gives its messages the same ids.
+    Answered messages are then not computed again.
     """
 
     def __init__(self, pipe: Connection, run_id: int) -> None:
@@ -45,7 +44,7 @@ class RunGrid(Grid):
         self._run: Run | None = None
         self._saves = False
         self._sent: dict[str, Message] = {}
-        """Messages without content, by id, that still wait for their replies."""
+        """The unanswered messages by id, without content."""
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -90,40 +89,40 @@ class RunGrid(Grid):
             content: hashlib.sha256(content).hexdigest() for content in dict.fromkeys(contents)
         }
         for content in digests:
-            said = False
-            while (fault := self._call("store", content)) is not None:  # its disk has no room
-                if not said:
+            logged = False
+            while (fault := self._call("store", content)) is not None:  # the server's disk is full
+                if not logged:
                     words = "the server cannot keep a message of %d bytes and is asked again: %s"
                     log.warning(words, len(content), fault)
-                said = True
+                logged = True
                 time.sleep(AGAIN_SECONDS)
         names: dict[int, str] = self._call(
             "names", [message.metadata.dst_node_id for message in messages]
         )
         now = time.time()
-        for id, sent in [*self._sent.items()]:  # drop expired ones
+        for id, sent in [*self._sent.items()]:  # drop expired messages
             if sent.metadata.created_at + sent.metadata.ttl < now:
                 del self._sent[id]
-        addresses = list[Envelope]()
+        envelopes = list[Envelope]()
         for message, content in zip(messages, contents, strict=True):
             name = names.get(message.metadata.dst_node_id)
             set_message_id(message, "")
             if name is not None:
-                addresses.append(self._address(message, name, digests[content]))
-                set_message_id(message, addresses[-1].id)
-                self._sent[addresses[-1].id] = without_content(message)
-        self._call("send", addresses)
+                envelopes.append(self._envelope(message, name, digests[content]))
+                set_message_id(message, envelopes[-1].id)
+                self._sent[envelopes[-1].id] = without_content(message)
+        self._call("send", envelopes)
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies to these messages that have come, or errors in their places."""
+        """Return the replies to these messages that have arrived, errors among them."""
         ids = list(message_ids)
         replies = list[Message]()
         more = bool(ids)
         while more:
-            found, more = self._call("collect", ids)
-            replies += [reply for each in found if (reply := self._read(each)) is not None]
-            collected = {each.id for each in found}
+            batch, more = self._call("collect", ids)
+            replies += [reply for each in batch if (reply := self._read(each)) is not None]
+            collected = {each.id for each in batch}
             ids = [id for id in ids if id not in collected]
         return replies
 
@@ -134,74 +133,72 @@ class RunGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send messages; return the replies that come in time.
+        """Send messages; return the replies that arrive in time.
 
-        The reply of a device that was offline for AWAY_SECONDS is an error.
+        A device that was offline for AWAY_SECONDS gets an error as its reply.
         """
         pending = [id for id in self.push_messages(messages) if id]
         replies = list[Message]()
         until = time.monotonic() + (timeout if timeout is not None else float("inf"))
-        there = dict[int, float]()
+        last_online = dict[int, float]()
         while pending:
             self.wait_for_replies(
                 pending, len(pending), min(LOOK_SECONDS, max(0.0, until - time.monotonic()))
             )
-            came = self.pull_messages(pending)
+            arrived = self.pull_messages(pending)
             now = time.monotonic()
-            there |= dict.fromkeys(self.get_node_ids(), now)
-            answered = {reply.metadata.reply_to_message_id for reply in came}
+            last_online |= dict.fromkeys(self.get_node_ids(), now)
+            answered = {reply.metadata.reply_to_message_id for reply in arrived}
             for id in [id for id in pending if id not in answered]:
-                if now - there.setdefault(self._sent[id].metadata.dst_node_id, now) >= AWAY_SECONDS:
-                    words = f"the client was offline for {AWAY_SECONDS:.0f} s"
-                    came.append(
-                        Message(
-                            Error(ErrorCode.NODE_UNAVAILABLE, words), reply_to=self._sent.pop(id)
-                        )
-                    )
+                node_id = self._sent[id].metadata.dst_node_id
+                if now - last_online.setdefault(node_id, now) >= AWAY_SECONDS:
+                    reason = f"the client was offline for {AWAY_SECONDS:.0f} s"
+                    error = Error(ErrorCode.NODE_UNAVAILABLE, reason)
+                    arrived.append(Message(error, reply_to=self._sent.pop(id)))
                     answered.add(id)
-            replies += came
+            replies += arrived
             pending = [id for id in pending if id not in answered]
             if now >= until:
                 break
         return replies
 
-    def _address(self, message: Message, name: str, digest: str) -> Envelope:
-        about = message.metadata
-        number = round_of(message.content)
+    def _envelope(self, message: Message, name: str, digest: str) -> Envelope:
+        metadata = message.metadata
+        number = read_round(message.content)
         kept = (
             self._saves
             and number > 0
-            and about.message_type in (MessageType.TRAIN, MessageType.EVALUATE)
+            and metadata.message_type in (MessageType.TRAIN, MessageType.EVALUATE)
         )
-        fixed = id_of(self._run_id, about.message_type, number, name, digest)
+        if kept:
+            id = id_of(self._run_id, metadata.message_type, number, name, digest)
+        else:
+            id = secrets.token_hex(16)  # equal content sent twice is two messages
         return Envelope(
-            id=fixed if kept else secrets.token_hex(16),
+            id=id,
             device=name,
             round=number,
-            group=about.group_id,
-            type=about.message_type,
+            group=metadata.group_id,
+            type=metadata.message_type,
             digest=digest,
-            seconds=about.created_at + about.ttl - time.time(),
+            seconds=metadata.created_at + metadata.ttl - time.time(),
             kept=kept,
         )
 
     def _read(self, reply: Collected) -> Message | None:
-        """Return a reply as Flower's message.
-
-        None for one to a message that this process has not sent.
-        """
+        """Return a reply as Flower's message, or None if this process did not send its message."""
         if (sent := self._sent.pop(reply.id, None)) is None:
             return None
         if reply.data is None:
             return Message(Error(reply.code, reply.reason), reply_to=sent)
         try:
             return Message(deserialize(reply.data), reply_to=sent)
-        except Exception as error:  # whatever a device's bytes raise
-            words = f"the reply cannot be read ({type(error).__name__})"
-            return Message(Error(UNREADABLE_REPLY, words), reply_to=sent)
+        except Exception as error:  # a device's bytes may raise anything
+            reason = f"the reply cannot be read ({type(error).__name__})"
+            return Message(Error(UNREADABLE_REPLY, reason), reply_to=sent)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Ask the server; EOFError where it is gone, with which this process ends."""
+        """Ask the server; raise EOFError if it has ended, which ends this process too."""
         with self._lock:
             self._pipe.send((name, arguments))
             return self._pipe.recv()
@@ -210,9 +207,9 @@ class RunGrid(Grid):
 def serialize_once(contents: Sequence[RecordDict]) -> list[bytes]:
     """Return each content in Flower's wire format.
 
-    Those with the same arrays and equal other records are made once.
+    Contents with the same arrays and equal other records are serialized once.
     """
-    made = dict[object, bytes]()
+    serialized = dict[object, bytes]()
     found = list[bytes]()
     for content in contents:
         arrays = [(name, id(record)) for name, record in content.array_records.items()]
@@ -220,24 +217,28 @@ def serialize_once(contents: Sequence[RecordDict]) -> list[bytes]:
             name: record for name, record in content.items() if name not in content.array_records
         }
         key = (*content, *arrays, serialize(RecordDict(others)))
-        if key not in made:
-            made[key] = serialize(content)
-        found.append(made[key])
+        if key not in serialized:
+            serialized[key] = serialize(content)
+        found.append(serialized[key])
     return found
 
 
 def without_content(message: Message) -> Message:
-    """Return a message with this one's metadata that replies can refer to."""
-    about = message.metadata
+    """Return a copy of a message without its content, for replies to refer to."""
+    metadata = message.metadata
     copy = Message(
-        RecordDict(), about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id
+        RecordDict(),
+        metadata.dst_node_id,
+        metadata.message_type,
+        ttl=metadata.ttl,
+        group_id=metadata.group_id,
     )
-    set_message_id(copy, about.message_id)
+    set_message_id(copy, metadata.message_id)
     return copy
 
 
-def round_of(content: RecordDict) -> int:
-    """Return the round that a message belongs to by its config, 0 for none."""
+def read_round(content: RecordDict) -> int:
+    """Return the round in a message's config, 0 if it has none."""
     for config in content.config_records.values():
         number = config.get("server-round")
         if isinstance(number, int) and number > 0:

@@ -1,4 +1,4 @@
-"""The fleet port's protocol: service, chunks, and the ids of messages and clients."""
+"""The fleet port's protocol: service, chunks, and ids of messages and clients."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -10,14 +10,15 @@ SERVICE = "fairbloom.fleet.v1.Fleet"
 # Most bytes of content in one chunk.
 CHUNK_BYTES = 1 << 20
 
-# Most bytes of a chunk with its head, settings excepted, which come from the server.
+# Most bytes of a device's chunk with its head. The server's heads have settings and may be longer.
 LARGEST_CHUNK = CHUNK_BYTES + (64 << 10)
 
-# How long a call for the next message is held, and how often a working device says that it works.
+# Seconds that a call for the next message is held, and between the signs of life of a device that
+# works.
 HELD_SECONDS = 50.0
 BEAT_SECONDS = 10.0
 
-# Flower's codes (ErrorCode) of errors that take the place of replies: server and session do not
+# Flower's error codes (ErrorCode), copied here because the server and the device's session do not
 # load Flower.
 APP_RAISED = 2
 MESSAGE_UNAVAILABLE = 3
@@ -26,13 +27,13 @@ APP_CRASHED = 8
 
 
 def slices(data: bytes) -> Iterator[bytes]:
-    """Return content in pieces that fit into a chunk."""
+    """Return content in pieces of at most CHUNK_BYTES."""
     view = memoryview(data)
     return (bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
 
 
 def in_chunks(head: Head, pieces: Iterable[bytes]) -> Iterator[Chunk]:
-    """Return a message as chunks: its head with the first piece of content, then the others."""
+    """Yield a message as chunks: the head with the first piece of content, then the others."""
     rest = iter(pieces)
     yield Chunk(head=head, data=next(rest, b""))
     for piece in rest:
@@ -40,10 +41,10 @@ def in_chunks(head: Head, pieces: Iterable[bytes]) -> Iterator[Chunk]:
 
 
 def node_id_of(name: str) -> int:
-    """Return a client's node id in Flower's apps: the same for a name on every server."""
+    """Return a client's node id for Flower's apps: it depends only on the name."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1 | 1
 
 
 def id_of(*parts: object) -> str:
-    """Return a message's reproducible id: a hash of the parts that identify it."""
+    """Return a reproducible message id, a hash of the parts that identify the message."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]

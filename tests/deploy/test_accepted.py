@@ -152,7 +152,7 @@ def test_an_app_that_was_never_installed_has_no_version_to_compare(loose: str) -
     [
         ("no_such_module:app", "No module named 'no_such_module'"),
         ("loose_app:nothing", "has no attribute 'nothing'"),
-        ("loose_app:number", "is of type int, no ClientApp"),
+        ("loose_app:number", "is of type int, not ClientApp"),
     ],
 )
 def test_an_app_that_cannot_be_loaded_is_named(loose: str, app: str, words: str) -> None:

@@ -84,7 +84,7 @@ def test_what_cannot_be_is_named_with_its_value_and_what_would_do(
         ({"app": "nowhere.at:all"}, "there is no such module here; install it"),
         ({"allow": "x:y"}, "allow = 'x:y': it must be of type list"),
         ({"allow": [3]}, "allow = [3]: it must be a list of texts"),
-        ({"node-config": {"a": 1}}, "node-config is for an app of your own"),
+        ({"node-config": {"a": 1}}, "node-config is only for your own app"),
         (
             own | {"node-config": {"name": "x"}},
             "node-config has name = 'x': write name outside node-config",

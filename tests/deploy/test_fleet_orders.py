@@ -101,12 +101,12 @@ def test_a_wait_ends_with_the_replies_that_are_wanted(tmp_path: Path) -> None:
     async def wait(number: int, answered: str) -> float:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        letter = mailbox.find(answered, answered)
-        assert letter is not None
+        message = mailbox.find(answered, answered)
+        assert message is not None
         waiting: Coroutine[Any, Any, None] = runs._answer(1, "wait", (ids, number, 30.0))
         task = asyncio.create_task(waiting)
         await asyncio.sleep(0.01)
-        mailbox.answer(letter, Reply(None, 2, "an error counts"))
+        mailbox.answer(message, Reply(None, 2, "an error counts"))
         await task
         return loop.time() - began
 

@@ -201,7 +201,7 @@ def test_a_reply_with_a_false_head_ends_as_an_error(served: Served) -> None:
             )
             assert "head announces" in reply(iter([Chunk(head=head), Chunk(data=data)])).reason
             assert served.collect(id).code == REFUSED_REPLY
-        assert served.mailbox.room.used == len(b"model")  # nothing of the replies is left
+        assert served.mailbox.budget.used == len(b"model")  # nothing of the replies is left
 
 
 def test_an_error_of_the_app_is_a_reply(served: Served) -> None:
@@ -246,13 +246,13 @@ def test_a_cut_reply_leaves_nothing_and_is_given_again(served: Served) -> None:
         f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString
     )
     begun = reply.future(pieces())
-    wait_until(lambda: served.mailbox.room.used == len(b"model") + len(b"begun"))
+    wait_until(lambda: served.mailbox.budget.used == len(b"model") + len(b"begun"))
     older = reply.future(pieces())  # a newer call takes the place of one that may never end
-    wait_until(lambda: served.mailbox.room.used == len(b"model") + len(b"begun"))
+    wait_until(lambda: served.mailbox.budget.used == len(b"model") + len(b"begun"))
     older.cancel()
     cut.set()
     channel.close()
-    wait_until(lambda: served.mailbox.room.used == len(b"model"))
+    wait_until(lambda: served.mailbox.budget.used == len(b"model"))
     assert begun.code() in (
         grpc.StatusCode.ABORTED,
         grpc.StatusCode.CANCELLED,

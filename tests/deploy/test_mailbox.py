@@ -8,7 +8,7 @@ import pytest
 from fairbloom.deploy.fleet.mailbox import (
     COLLECT_BYTES,
     KEPT_SECONDS,
-    MOST_TIMES,
+    MAX_DELIVERIES,
     Content,
     Envelope,
     Mailbox,
@@ -56,15 +56,15 @@ def send(
 
 def taken(box: Mailbox, device: str = "a") -> QueuedMessage:
     """Hand a message out, as the port does."""
-    letter = box.next(device)
-    assert letter is not None
-    letter.working = True
-    letter.times = letter.times + 1
-    return letter
+    message = box.next(device)
+    assert message is not None
+    message.working = True
+    message.deliveries = message.deliveries + 1
+    return message
 
 
-def answer(box: Mailbox, letter: QueuedMessage, data: bytes = b"update") -> None:
-    box.answer(letter, Reply(Content.of(box.room, data)))
+def answer(box: Mailbox, message: QueuedMessage, data: bytes = b"update") -> None:
+    box.answer(message, Reply(Content.of(box.budget, data)))
 
 
 def collected(box: Mailbox, *ids: str) -> dict[str, bytes | int]:
@@ -77,17 +77,17 @@ def test_a_message_is_given_until_it_is_answered(mailbox: Mailbox) -> None:
     send(mailbox, "1")
     send(mailbox, "2")
     assert mailbox.next("b") is None
-    assert taken(mailbox).address.id == "1"
-    letter = taken(mailbox)  # a device that asks works on nothing: it was started again
-    assert letter.address.id == "1"
-    answer(mailbox, letter)
-    assert taken(mailbox).address.id == "2"
+    assert taken(mailbox).envelope.id == "1"
+    message = taken(mailbox)  # a device that asks works on nothing: it was started again
+    assert message.envelope.id == "1"
+    answer(mailbox, message)
+    assert taken(mailbox).envelope.id == "2"
     assert collected(mailbox, "1", "2") == {"1": b"update"}
 
 
 def test_a_message_that_kills_its_device_ends_as_an_error(mailbox: Mailbox) -> None:
     send(mailbox, "1")
-    for _ in range(MOST_TIMES):
+    for _ in range(MAX_DELIVERIES):
         taken(mailbox)
     assert mailbox.next("a") is None
     assert collected(mailbox, "1") == {"1": 8}  # Flower's code for an app that crashed
@@ -95,9 +95,9 @@ def test_a_message_that_kills_its_device_ends_as_an_error(mailbox: Mailbox) -> N
 
 def test_the_first_answer_counts(mailbox: Mailbox) -> None:
     send(mailbox, "1")
-    letter = taken(mailbox)
-    answer(mailbox, letter, b"first")
-    answer(mailbox, letter, b"second")
+    message = taken(mailbox)
+    answer(mailbox, message, b"first")
+    answer(mailbox, message, b"second")
     assert collected(mailbox, "1") == {"1": b"first"}
 
 
@@ -113,17 +113,17 @@ def test_replies_of_a_round_stay_until_it_is_saved(mailbox: Mailbox) -> None:
     assert collected(mailbox, "1", "fresh") == {"1": b"update", "fresh": 3}
     mailbox.save(RUN, 1)
     assert collected(mailbox, "1") == {"1": 3}  # Flower's code for a message that is not there
-    assert mailbox.room.used == 0
+    assert mailbox.budget.used == 0
 
 
 def test_a_saved_round_takes_back_what_nobody_has_begun(mailbox: Mailbox) -> None:
     send(mailbox, "1", device="away")
     send(mailbox, "2", device="slow")
-    letter = taken(mailbox, "slow")
+    message = taken(mailbox, "slow")
     mailbox.save(RUN, 1)
     assert mailbox.next("away") is None
     assert collected(mailbox, "1", "2") == {"1": 5}  # Flower's code for a node that is not there
-    answer(mailbox, letter)
+    answer(mailbox, message)
     assert collected(mailbox, "2") == {"2": b"update"}
     assert collected(mailbox, "2") == {"2": 3}
 
@@ -134,23 +134,23 @@ def test_a_late_reply_frees_its_device_and_no_memory_is_held(mailbox: Mailbox) -
     mailbox.save(RUN, 1)  # before the run has looked for it
     assert collected(mailbox, "1") == {"1": 5}  # not 3, by which the device would owe a reply
     mailbox.save(RUN, 2)
-    assert mailbox.room.used == 0
+    assert mailbox.budget.used == 0
 
 
 def test_unknown_work_goes_on_while_its_run_does(mailbox: Mailbox, clock: Clock) -> None:
     send(mailbox, "1")
     taken(mailbox)
-    assert mailbox.judge("a", "1", RUN).answer == Taken.TAKEN
-    assert mailbox.judge("b", "1", RUN).answer == Taken.LATER  # another device's message
-    assert mailbox.judge("a", "2", RUN).answer == Taken.LATER
-    assert mailbox.judge("a", "2", RUN + 1).answer == Taken.DROP
+    assert mailbox.work_status("a", "1", RUN).answer == Taken.TAKEN
+    assert mailbox.work_status("b", "1", RUN).answer == Taken.LATER  # another device's message
+    assert mailbox.work_status("a", "2", RUN).answer == Taken.LATER
+    assert mailbox.work_status("a", "2", RUN + 1).answer == Taken.DROP
     clock.now = 11.0
     mailbox.expire()
-    assert mailbox.judge("a", "1", RUN).reason == "the message's time is over"
+    assert mailbox.work_status("a", "1", RUN).reason == "the message's time is over"
     assert collected(mailbox, "1") == {"1": 3}
     mailbox.end(RUN)
-    assert mailbox.judge("a", "1", RUN).reason == "the run is over"
-    assert mailbox.room.used == 0
+    assert mailbox.work_status("a", "1", RUN).reason == "the run is over"
+    assert mailbox.budget.used == 0
 
 
 def test_messages_expire_and_replies_some_minutes_later(mailbox: Mailbox, clock: Clock) -> None:
@@ -169,13 +169,13 @@ def test_messages_expire_and_replies_some_minutes_later(mailbox: Mailbox, clock:
     clock.now = 11.0 + KEPT_SECONDS
     mailbox.expire()
     assert collected(mailbox, "1") == {"1": 3}
-    assert mailbox.room.used == 0
+    assert mailbox.budget.used == 0
 
 
 def test_equal_content_is_stored_once(mailbox: Mailbox) -> None:
     for number in range(5):
         send(mailbox, str(number), device=f"client-{number}", data=b"x" * 1000)
-    assert mailbox.room.used == 1000
+    assert mailbox.budget.used == 1000
 
 
 def test_more_than_the_memory_goes_to_files_without_names(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(OSError, match="No space left"):
         box.store(b"x" * (5 << 20))
-    assert box.room.used == 0
+    assert box.budget.used == 0
 
 
 def test_replies_are_collected_in_parts(mailbox: Mailbox) -> None:

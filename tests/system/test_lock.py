@@ -174,7 +174,7 @@ def test_a_file_system_without_locks_is_said_once_and_used(
             with exclusive_lock(path):
                 pass
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path.parent} cannot be locked (Operation not supported): let one process alone write"
+        f"{path.parent} cannot be locked (Operation not supported): let only one process write"
         " there"
     ]
 
