@@ -34,11 +34,11 @@ def work(**changes: Any) -> LocalWork:
 
 
 def work_of(
-    config: dict[str, Any], client: str, told: dict[str, Any] | None = None, server_round: int = 1
+    config: dict[str, Any], client: str, asked: dict[str, Any] | None = None, server_round: int = 1
 ) -> LocalWork:
     """Return what a client makes of a run config and of what the server tells it."""
     settings = RunSettings.of(config)
-    terms = Terms.of({"server-round": server_round, **(told or {})})
+    terms = Terms.of({"server-round": server_round, **(asked or {})})
     return work_of_client(global_work(settings, terms), settings, terms, client)
 
 
@@ -64,11 +64,11 @@ def fresh(config: dict[str, Any] | None = None) -> tuple[Task, nn.Module]:
 
 
 def ask(
-    kind: str, told: dict[str, Any], where: Context, model: nn.Module | None = None
+    kind: str, asked: dict[str, Any], where: Context, model: nn.Module | None = None
 ) -> RecordDict:
     """Return what the client app replies to one message."""
     sent = ArrayRecord((model or fresh(dict(where.run_config))[1]).state_dict())
-    content = RecordDict({"arrays": sent, "config": ConfigRecord({"server-round": 1, **told})})
+    content = RecordDict({"arrays": sent, "config": ConfigRecord({"server-round": 1, **asked})})
     if kind == MessageType.QUERY:
         content = RecordDict()
     return app(Message(content, dst_node_id=2, message_type=kind), where).content
@@ -83,12 +83,12 @@ def noise(examples: int, seed: int = 0) -> Examples:
 
 
 def task_of(model: nn.Module) -> Task:
-    """Return a task of which only model and loss are there."""
+    """Return a task that has only a model and a loss."""
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets, reduction="none")
 
     def splits(client: str) -> Splits:
-        raise AssertionError(f"nobody has told what examples {client} has")
+        raise AssertionError(f"the examples of {client} are not needed here")
 
     return Task((), lambda: model, loss, splits)

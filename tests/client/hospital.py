@@ -92,7 +92,7 @@ class Device:
         return app(Message(content, dst_node_id=2, message_type=kind), context).content
 
     def evaluate(self, *measure: str, **settings: Any) -> dict[str, float]:
-        """Return what it measures of the initial model."""
+        """Return its metrics of the initial model."""
         return dict(
             self.ask(MessageType.EVALUATE, settings, _message(settings, measure))["metrics"]
         )

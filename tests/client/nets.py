@@ -96,8 +96,7 @@ class Repeated(nn.Module):
 
 
 class Summed(Net):
-    """Parameters of which autograd has one and the same gradient, and one whose gradient is spread
-    out of a number."""
+    """Parameters that share one gradient tensor in autograd, and one with an expanded gradient."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__(outputs)

@@ -29,7 +29,7 @@ LOADER = DataLoader(POINTS, batch_size=2)
 
 
 class Point(nn.Module):
-    """A model whose only parameter is a point; its loss is ½ mean (x − example)²."""
+    """A model with a point as its only parameter; its loss is ½ mean (x − example)²."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def app_of(
     calls: int = 1,
     **how: Any,
 ) -> ClientApp:
-    """Return an app whose train handler calls the function with a model and these data."""
+    """Return an app with a train handler that calls the function with a model and these data."""
     app = fair(
         train, test, **{key: value for key, value in how.items() if not key.startswith("handler_")}
     )
@@ -98,10 +98,10 @@ def app_of(
     @app.train(mods=how.get("handler_mods"))
     def on_train(message: Message, context: Context) -> Message:
         model = received(message)
-        told = 0.0
+        returned = 0.0
         for _ in range(calls):
-            told = app.train_fn(model, *data)
-        metrics = MetricRecord({"returned": float(told), "num-examples": 5})
+            returned = app.train_fn(model, *data)
+        metrics = MetricRecord({"returned": float(returned), "num-examples": 5})
         return Message(
             RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
             reply_to=message,
@@ -118,13 +118,13 @@ def app_of(
 
 def ask(
     app: ClientApp,
-    told: dict[str, Any] | None = None,
+    asked: dict[str, Any] | None = None,
     kind: str = MessageType.TRAIN,
     where: Context | None = None,
     model: nn.Module | None = None,
 ) -> RecordDict:
     """Return what an app replies to a message with these terms."""
-    config = ConfigRecord({"server-round": 1, **(told or {})})
+    config = ConfigRecord({"server-round": 1, **(asked or {})})
     content = RecordDict({"arrays": ArrayRecord((model or Point()).state_dict()), "config": config})
     return app(Message(content, dst_node_id=2, message_type=kind), where or context()).content
 

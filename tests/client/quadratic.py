@@ -1,4 +1,4 @@
-"""A user's task whose losses are quadratic: F_k(z) = ½ Σ a_k (z − b_k)², in float64, z in two
+"""A user's task with quadratic losses: F_k(z) = ½ Σ a_k (z − b_k)², in float64, z in two
 arrays of a model."""
 
 import numpy as np
@@ -61,7 +61,7 @@ def minimiser(weights: dict[str, float]) -> list[float]:
 
 
 def many(setup: Setup) -> Task:
-    """Return a task of so many clients, whose curvatures and minima go on from one to the next."""
+    """Return a task of `setup.clients` clients; their curvatures and minima change steadily."""
 
     def splits(client: str) -> Splits:
         number = int(client)

@@ -17,8 +17,8 @@ from .helpers import CLIENTS, ask, context, fresh, run_config, work_of
 MEASURES = ("loss-before", "loss-after", "accuracy-before", "accuracy-after", "learning-rate")
 
 
-def metrics_of(told: dict[str, Any], config: dict[str, Any] | None = None) -> dict[str, Any]:
-    return dict(ask(MessageType.TRAIN, told, context(config=config)).metric_records["metrics"])
+def metrics_of(terms: dict[str, Any], config: dict[str, Any] | None = None) -> dict[str, Any]:
+    return dict(ask(MessageType.TRAIN, terms, context(config=config)).metric_records["metrics"])
 
 
 def test_a_query_is_answered_with_name_and_training_examples() -> None:
@@ -36,9 +36,8 @@ def test_a_client_is_called_what_its_node_config_says() -> None:
     """And another name changes no number."""
     content = ask(MessageType.QUERY, {}, context(1, name="clinic-north"))
     assert content.config_records["client"]["name"] == "clinic-north"
-    plain, named = (
-        ask(MessageType.TRAIN, {}, where) for where in (context(1), context(1, name="clinic-north"))
-    )
+    plain = ask(MessageType.TRAIN, {}, context(1))
+    named = ask(MessageType.TRAIN, {}, context(1, name="clinic-north"))
     assert plain["arrays"] == named["arrays"]
 
 
@@ -78,11 +77,13 @@ def test_a_train_reply_has_the_metrics_asked_for_and_the_count(subtests: pytest.
 
 
 def test_losses_are_the_plain_loss_over_the_whole_training_set(subtests: pytest.Subtests) -> None:
-    for told in ({}, {"proximal-mu": 2.0}):
-        with subtests.test(told=told):
+    for terms in ({}, {"proximal-mu": 2.0}):
+        with subtests.test(terms=terms):
             task, model = fresh()
             inputs, targets = task.splits("client-1").train[:]
-            content = ask(MessageType.TRAIN, {**told, "measure": list(MEASURES)}, context(1), model)
+            content = ask(
+                MessageType.TRAIN, {**terms, "measure": list(MEASURES)}, context(1), model
+            )
             metrics: dict[str, Any] = dict(content.metric_records["metrics"])
             returned = copy.deepcopy(model)
             returned.load_state_dict(content.array_records["arrays"].to_torch_state_dict())
@@ -96,7 +97,7 @@ def test_losses_are_the_plain_loss_over_the_whole_training_set(subtests: pytest.
 
 
 def test_a_reply_depends_on_the_message_alone() -> None:
-    """And its model not on what is measured."""
+    """And its model does not depend on the metrics that are asked for."""
     first = ask(MessageType.TRAIN, {"measure": list(MEASURES)}, context(1))
     ask(MessageType.TRAIN, {"server-round": 2}, context(2))
     again = ask(MessageType.TRAIN, {"measure": list(MEASURES)}, context(1))

@@ -21,7 +21,7 @@ FULL = run_config(batch_size=0, learning_rate=0.5)
 """Full batches: the path of the losses is that of gradient descent."""
 
 
-def told(**changes: Any) -> dict[str, Any]:
+def terms_with(**changes: Any) -> dict[str, Any]:
     other = {key.replace("_", "-"): value for key, value in changes.items()}
     return {"measure": ["loss-before", "loss-baseline"], **BASELINE, **other}
 
@@ -29,7 +29,9 @@ def told(**changes: Any) -> dict[str, Any]:
 def reported(
     where: Context, model: torch.nn.Module | None = None, **changes: Any
 ) -> dict[str, Any]:
-    return dict(ask(MessageType.TRAIN, told(**changes), where, model).metric_records["metrics"])
+    return dict(
+        ask(MessageType.TRAIN, terms_with(**changes), where, model).metric_records["metrics"]
+    )
 
 
 def moved(config: dict[str, Any], by: float) -> torch.nn.Module:
@@ -96,14 +98,12 @@ def test_the_loss_that_it_begins_with_is_one_of_them() -> None:
 
 
 def test_a_client_draws_its_batches_from_a_stream_of_its_own() -> None:
-    """So the round's training is what it would be without, to the bit; dropout's draws are no
-    exception."""
+    """So the round's training has the same bits as without a baseline, also with dropout."""
     config = run_config(
         model="tests.client.nets:Dropping", task="tests.nets:few", partition="dirichlet"
     )
-    with_baseline, without = (
-        ask(MessageType.TRAIN, asked, context(1, config)) for asked in (told(), {})
-    )
+    with_baseline = ask(MessageType.TRAIN, terms_with(), context(1, config))
+    without = ask(MessageType.TRAIN, {}, context(1, config))
     assert with_baseline["arrays"] == without["arrays"]
 
 

@@ -38,7 +38,7 @@ MEASURE = (
 
 
 def drawn(seed: int = 0, count: int = EXAMPLES, groups: int = 3) -> Examples:
-    """Return examples of two classes in so many groups."""
+    """Return `count` examples of two classes in `groups` groups."""
     random = np.random.default_rng(seed)
     inputs = random.normal(size=(count, INPUTS))
     targets = random.integers(0, 2, count)
@@ -52,6 +52,10 @@ def linear(outputs: int = 2, seed: int = 1) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Linear(INPUTS, outputs).double()
+
+
+def arrays_of(model: nn.Module) -> list[np.ndarray]:
+    return [parameter.detach().numpy().copy() for parameter in model.parameters()]
 
 
 def task_of(**changes: Any) -> Task:
@@ -71,7 +75,7 @@ def load(setup: Setup) -> Task:
 
 
 def normed(setup: Setup) -> Task:
-    """Return one whose model has BatchNorm, dropout and a frozen layer."""
+    """Return a task; its model has BatchNorm, dropout and a frozen layer."""
 
     def model() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -172,7 +176,7 @@ class ByHand:
 def test_disparity_and_its_gradient_are_those_of_the_definition(subtests: pytest.Subtests) -> None:
     model = linear()
     examples = drawn()
-    weight, bias = (parameter.detach().numpy().copy() for parameter in model.parameters())
+    weight, bias = arrays_of(model)
     for kind, positive, sharpness in product(KINDS, (0, 1), (None, 2.0)):
         with subtests.test(kind=kind, positive=positive):
             by_hand = ByHand(examples, kind, positive, sharpness or 10.0)
@@ -191,7 +195,7 @@ def test_a_client_replies_a_step_down_loss_and_down_disparity(subtests: pytest.S
     """Its momentum would be refused; its batch size and epochs count for nothing."""
     local, update = trained(terms_of(), batch_size=7, local_epochs=3)
     first = linear()
-    weight, bias = (parameter.detach().numpy().copy() for parameter in first.parameters())
+    weight, bias = arrays_of(first)
     examples = drawn()
     losses = nn.functional.cross_entropy(first(examples.inputs), examples.targets)
     losses.backward()  # type: ignore[no-untyped-call]

@@ -49,7 +49,7 @@ PAGE = (ROOT / "docs/flower.md").read_text()
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Modules]:
-    """Return client_app and task of the app whose lines have been changed."""
+    """Return client_app and task of the changed app."""
     folder = tmp_path_factory.mktemp("quickstart") / "app"
     changed.change(folder)
     with changed.imported(folder) as modules:
@@ -59,7 +59,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Modules]:
 def start(
     strategy: Any, app: ClientApp, config: dict[str, Any], modules: Modules, **arguments: Any
 ) -> Result:
-    """Run three rounds, unless told, from the same model."""
+    """Run three rounds, or `num_rounds`, from the same model."""
     torch.manual_seed(0)
     arguments = {
         "initial_arrays": ArrayRecord(modules[1].Net().state_dict()),
@@ -218,10 +218,9 @@ def test_methods_end_where_flowers_own_do(quickstart: Modules, subtests: pytest.
         (flowers.QFedAvg(client_learning_rate=RATE, q=0.0), QFedAvg(q=0.0, lipschitz=1 / RATE)),
     ):
         with subtests.test(theirs=theirs, ours=ours):
-            expected, found = (
-                start(each, quickstart[0].app, SMALL, quickstart, num_rounds=1)
-                for each in (theirs, ours)
-            )
+            app = quickstart[0].app
+            expected = start(theirs, app, SMALL, quickstart, num_rounds=1)
+            found = start(ours, app, SMALL, quickstart, num_rounds=1)
             assert np.abs(weights(found.arrays) - weights(expected.arrays)).max() <= 1e-6
             measured = expected.evaluate_metrics_clientapp[1]
             assert {

@@ -1,4 +1,4 @@
-"""What `fair` makes of small functions, against closed forms, and what it refuses."""
+"""`fair` around small functions: its results against closed forms, and its refusals."""
 
 import copy
 import math
@@ -127,10 +127,10 @@ def test_measuring_changes_no_statistics_modes_or_draws() -> None:
     generator = torch.Generator()
     loader = DataLoader(POINTS, batch_size=3, shuffle=True, generator=generator)
     replies = []
-    for told in ({}, {"measure": MEASURES}):
+    for asked in ({}, {"measure": MEASURES}):
         generator.manual_seed(1)
         replies.append(
-            ask(app_of(data=[loader], net=Noisy), told, model=start).array_records["arrays"]
+            ask(app_of(data=[loader], net=Noisy), asked, model=start).array_records["arrays"]
         )
     assert all(array.data == replies[1][name].data for name, array in replies[0].items())
 
@@ -159,7 +159,8 @@ def test_each_kind_of_mean_is_over_examples_or_refused(subtests: pytest.Subtests
             ]
     for power in (1, -1):
         with subtests.test(power=power):
-            once, twice = (loss_at(0.0) * n**power for n in (5, 10))
+            once = loss_at(0.0) * 5**power
+            twice = loss_at(0.0) * 10**power
             app = app_of(
                 test=lambda model, data, power=power: (
                     means(model, data) * len(data.dataset) ** power,
@@ -218,10 +219,10 @@ def test_a_test_function_takes_training_values_by_their_names(subtests: pytest.S
                 ask(app_of(test=wrong), MEASURED)
 
 
-def reply(message: Message, told: float = 0.0) -> Message:
+def reply(message: Message, asked: float = 0.0) -> Message:
     content = {
         "arrays": message.content["arrays"],
-        "metrics": MetricRecord({"num-examples": 5, "told": told}),
+        "metrics": MetricRecord({"num-examples": 5, "asked": asked}),
     }
     return Message(RecordDict(content), reply_to=message)
 
@@ -408,7 +409,7 @@ def test_a_term_that_a_function_cannot_keep_is_named(subtests: pytest.Subtests) 
     lbfgs = partial(with_closures, kind=torch.optim.LBFGS)
     adam = lambda model, loader: descend(model, loader, Adam(model.parameters(), lr=RATE))  # noqa: E731
     rate = {"measure": ["learning-rate"]}
-    for train, told, words in (
+    for train, asked, words in (
         (adam, {"client-momentum": 0.9}, "client-momentum = 0.9: Adam has no momentum"),
         (lbfgs, {"proximal-mu": 0.1}, "proximal-mu = 0.1: LBFGS"),
         (
@@ -420,9 +421,9 @@ def test_a_term_that_a_function_cannot_keep_is_named(subtests: pytest.Subtests) 
         (on_a_copy, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer .* on the model"),
         (with_two_rates, rate, "the optimizer has several learning rates, .0.1, 7.0."),
     ):
-        with subtests.test(train=train, told=told):
+        with subtests.test(train=train, asked=asked):
             with pytest.raises(ValueError, match=words):
-                ask(app_of(train), told)
+                ask(app_of(train), asked)
     for calls in (0, 2):
         with subtests.test(calls=calls):
             assert trained(ask(app_of(calls=calls))) == EXACTLY(steps(epochs=calls))
@@ -436,7 +437,7 @@ def test_a_term_that_a_function_cannot_keep_is_named(subtests: pytest.Subtests) 
 def test_what_only_a_task_can_do_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
-    for told in (
+    for asked in (
         *(
             {"local-only": True},
             {"full-batch-step": True},
@@ -451,11 +452,11 @@ def test_what_only_a_task_can_do_is_refused_by_name(
         ),
         {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2},
     ):
-        with subtests.test(told=told):
+        with subtests.test(asked=asked):
             with pytest.raises(
-                ValueError, match=f"{next(iter(told))}.*: .*own client with a task of yours"
+                ValueError, match=f"{next(iter(asked))}.*: .*own client with a task of yours"
             ):
-                ask(app_of(), told)
+                ask(app_of(), asked)
     with pytest.raises(
         ValueError, match=r"measure = train-loss: .*own client with a task of yours"
     ):
@@ -495,11 +496,11 @@ def draw() -> tuple[float, float, float]:
 def test_draws_depend_on_client_round_and_the_seeds() -> None:
     drawn: list[Any] = []
 
-    def draws(told: dict[str, Any], name: str = "a", seed: int = 0, **how: Any) -> Any:
+    def draws(asked: dict[str, Any], name: str = "a", seed: int = 0, **how: Any) -> Any:
         app = app_of(
             lambda model, loader: drawn.append(draw()) or train_point(model, loader), **how
         )  # type: ignore[func-returns-value]
-        ask(app, told, where=context({"seed": seed}, name=name))
+        ask(app, asked, where=context({"seed": seed}, name=name))
         return drawn[-1]
 
     places: list[Any] = [({}, "a"), ({}, "b"), ({}, "a", 5)]
@@ -551,14 +552,14 @@ def train_with_noise(model: nn.Module, loader: Any, noise: float = 1.0) -> float
 
 
 def test_noise_is_refused_where_the_server_knows_the_seed(subtests: pytest.Subtests) -> None:
-    for told in ({}, MEASURED, {"proximal-mu": 0.7}):
-        with subtests.test(told=told):
+    for asked in ({}, MEASURED, {"proximal-mu": 0.7}):
+        with subtests.test(asked=asked):
             with pytest.raises(
                 ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"
             ):
-                ask(app_of(train_with_noise), told)
+                ask(app_of(train_with_noise), asked)
             assert (
-                len({trained(ask(app_of(train_with_noise, seeded=False), told)) for _ in range(2)})
+                len({trained(ask(app_of(train_with_noise, seeded=False), asked)) for _ in range(2)})
                 == 2
             )
 

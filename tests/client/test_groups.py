@@ -25,8 +25,7 @@ WARDS = ("north", "south", "west")
 
 
 def task_of(classes: int = 2, positive: int = 1, **changes: Any) -> Task:
-    """Return a task whose examples are grouped by sex and ward; it has neither a model nor
-    clients."""
+    """Return a task with groups by sex and ward, and with neither a model nor clients."""
     groupings = {"sex": SEXES, "ward": WARDS}
     given = {
         "groupings": groupings,
@@ -139,7 +138,7 @@ def test_with_a_small_group_others_are_held_back(subtests: pytest.Subtests) -> N
         ((3, 3, 30), 5, [2]),  # two groups that are too small hide each other
         ((1, 2, 30), 5, []),  # together they are still too few
         ((1, 2, 6, 30), 5, [3]),
-        ((0, 30), 5, [1]),  # a group without examples is none
+        ((0, 30), 5, [1]),  # an empty group does not count
         ((0, 0), 5, []),
         ((1, 2), 1, [0, 1]),
         ((5, 5), 5, [0, 1]),
@@ -199,7 +198,7 @@ def test_what_leaves_is_over_enough_examples_as_is_the_rest(
             if reported and hidden:
                 assert len(hidden) > 1
                 assert sum(hidden) >= smallest
-        for name in names:  # nobody is found out by what all others of a group have in common
+        for name in names:  # no example is identified by what all others of its group share
             if (positives := found.get(f"positives[{grouping}:{name}]")) is not None:
                 assert found[f"count[{grouping}:{name}]"] - positives >= smallest
             for score in ("accuracy", "selection-rate"):
@@ -211,15 +210,13 @@ def test_what_leaves_is_over_enough_examples_as_is_the_rest(
 def test_examples_that_are_pooled_keep_their_groups() -> None:
     from fairbloom.tasks.pooled import join
 
-    first, second = (
-        Examples(torch.zeros(4, 1), torch.zeros(4), torch.tensor([2, 0]), torch.arange(4)[:, None])
-        for _ in "ab"
-    )
-    joined = join([first, second]).group_places()
+    groups = torch.arange(4)[:, None]
+    part = Examples(torch.zeros(4, 1), torch.zeros(4), torch.tensor([2, 0]), groups)
+    joined = join([part, part]).group_places()
     assert joined is not None
     assert joined.flatten().tolist() == [2, 0, 2, 0]
     shared = join(
-        [first, Examples(first.inputs, first.targets, torch.tensor([3]), first.groups)]
+        [part, Examples(part.inputs, part.targets, torch.tensor([3]), part.groups)]
     ).group_places()
     assert shared is not None
     assert shared.flatten().tolist() == [2, 0, 3]

@@ -92,16 +92,16 @@ def table(*lines: str, header: str | None = HEADER) -> str:
 
 
 Case = tuple[str | bytes, str, str, str]
-"""A file, the schema by which it is read, what the server must be told of it, if any, and the
-file's name."""
+"""A file, the schema by which it is read, the reason that the server must get, "" if none, and
+the file's name."""
 
 
 def case(
-    content: str | bytes, told: str = "", change: tuple[str, str] = ("", ""), name: str = "site"
+    content: str | bytes, reason: str = "", change: tuple[str, str] = ("", ""), name: str = "site"
 ) -> Case:
-    """Return a case whose schema has one text exchanged."""
+    """Return a case; `change` replaces a text of its schema."""
     assert change[0] in SCHEMA
-    return content, SCHEMA.replace(*change) if change[0] else SCHEMA, told, name
+    return content, SCHEMA.replace(*change) if change[0] else SCHEMA, reason, name
 
 
 def noise(size: int) -> bytes:
@@ -237,8 +237,8 @@ CASES: dict[str, Case] = {
 
 def context_of(folder: Path, settings: Mapping[str, Any], **node: Any) -> Context:
     config = Settings.of({"task": "csv", "device": "cpu", **settings}).run_config()
-    told = {key: value for key, value in config.items() if key != "data-dir"}
-    return Context(1, 2, {"partition-id": 0, "data-dir": str(folder), **node}, RecordDict(), told)
+    config = {key: value for key, value in config.items() if key != "data-dir"}
+    return Context(1, 2, {"partition-id": 0, "data-dir": str(folder), **node}, RecordDict(), config)
 
 
 def sent(context: Context, kind: str, content: RecordDict) -> tuple[str, RecordDict | None]:
@@ -302,7 +302,7 @@ def test_no_cell_of_a_file_is_in_what_its_device_sends(
     subtests: pytest.Subtests,
 ) -> None:
     caplog.set_level(logging.CRITICAL, "flwr")
-    for number, (which, (content, schema, told, name)) in enumerate(CASES.items()):
+    for number, (which, (content, schema, reason, name)) in enumerate(CASES.items()):
         with subtests.test(number=number, which=which):
             folder = written(tmp_path / str(number) / "Kungsgatan", name, content)
             messages, usable = everything_sent(context_of(folder, {"schema": schema}, name="site"))
@@ -312,9 +312,9 @@ def test_no_cell_of_a_file_is_in_what_its_device_sends(
                 for word in words | of_place:
                     quoted = re.search(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])", message.lower())
                     assert not quoted, (which, word, message[:500])
-            assert told in messages[0], which
-            assert usable or told or len(messages[0]) < 400, which
-            assert not (usable and told), which
+            assert reason in messages[0], which
+            assert usable or reason or len(messages[0]) < 400, which
+            assert not (usable and reason), which
             assert usable or which not in ("a good file", "old Mac lines", "decimal commas")
 
 
@@ -370,11 +370,12 @@ def test_an_own_tasks_error_is_told_by_kind_or_its_own_words(
 ) -> None:
     (tmp_path / "rows.csv").write_text("Astrid Lindqvist,diabetes\n")
     monkeypatch.chdir(tmp_path)
-    known, unknown = (OWN.format(error="FairbloomError", key=key) for key in (PEOPLE[0], "nobody"))
+    known = OWN.format(error="FairbloomError", key=PEOPLE[0])
+    unknown = OWN.format(error="FairbloomError", key="nobody")
     in_words = OWN.format(error="ReportableError", key=PEOPLE[0]).replace(
         '"])', '"], "a row is damaged")'
     )
-    for module, text, told, logged in (
+    for module, text, reason, logged in (
         ("hostile_known", known, "FairbloomError in {}.py, line 13", "diabetes"),
         ("hostile_unknown", unknown, "KeyError in {}.py, line 13", "Astrid"),
         ("hostile_words", in_words, "a row is damaged", ""),
@@ -387,7 +388,7 @@ def test_an_own_tasks_error_is_told_by_kind_or_its_own_words(
                 )
             assert not usable
             ending = ": what it says stays in this client's own log" if logged else ""
-            assert {*messages} == {told.format(module) + ending}
+            assert {*messages} == {reason.format(module) + ending}
             assert logged in caplog.text
             caplog.clear()
 

@@ -1,4 +1,4 @@
-"""A device whose data are its own tells what is wrong with them, and nothing of what they hold."""
+"""A device with its own data reports faults of its files, and none of their content."""
 
 import json
 from pathlib import Path

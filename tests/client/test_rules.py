@@ -194,7 +194,7 @@ def where(**node: Any) -> Context:
 
 def tell(place: Context, number: int, state_round: int, **asked: Any) -> RecordDict:
     """Return what a client replies to a round of SCAFFOLD."""
-    told = {
+    terms = {
         "server-round": number,
         "control-variates": True,
         "state-round": state_round,
@@ -203,7 +203,7 @@ def tell(place: Context, number: int, state_round: int, **asked: Any) -> RecordD
     content = RecordDict(
         {
             "arrays": ArrayRecord(split([1.0, 1.0, 1.0])),
-            "config": ConfigRecord({**told, **asked}),
+            "config": ConfigRecord({**terms, **asked}),
             "control": ArrayRecord(split([0.1, 0.2, 0.3])),
         }
     )

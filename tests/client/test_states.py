@@ -1,5 +1,4 @@
-"""What clients keep between rounds: where it lies, whole or not at all, and what becomes of what is
-damaged."""
+"""The states of clients: their folders, atomic writes, and damaged files."""
 
 import logging
 import os
@@ -69,14 +68,14 @@ def test_a_name_like_a_path_writes_nothing_outside_the_folder(tmp_path: Path) ->
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "all.csv").write_text("\n".join([f"site,{header}", *rows]) + "\n")
     out = tmp_path / "deep" / "runs" / "a"
-    told = {
+    base = {
         "task": "csv",
         "data-dir": str(tmp_path / "data" / "all.csv"),
         "csv.client": "site",
         "method": "ditto",
     }
     simulate(
-        Settings.of({**told, "num-rounds": 2, "fraction": 1.0, "device": "cpu", "out": str(out)})
+        Settings.of({**base, "num-rounds": 2, "fraction": 1.0, "device": "cpu", "out": str(out)})
     )
     written = {path for path in tmp_path.rglob("*") if path.is_file()}
     assert {path for path in written if not path.is_relative_to(out)} == {
@@ -230,7 +229,7 @@ def test_after_a_kill_a_run_finds_what_two_checkpoints_had_used(tmp_path: Path) 
     kept = ClientStates(tmp_path, stored_at_once=False)
     for number, origin in ((1, 0), (2, 1)):
         kept.keep(PERSONAL, number, model_of(float(number)), origin)
-    kept.store(since=0)  # with the checkpoint of round 2, whose reply is not used
+    kept.store(since=0)  # with the checkpoint of round 2; its reply is not used
     assert rounds_in(tmp_path) == {1, 2}
     for number, origin in ((3, 1), (4, 3), (5, 4)):
         kept.keep(PERSONAL, number, model_of(float(number)), origin)

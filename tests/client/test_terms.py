@@ -1,5 +1,4 @@
-"""What a method may ask of the clients beside plain SGD: other steps, other losses, personal
-models."""
+"""Terms beyond plain SGD: other steps, other losses, personal models."""
 
 import math
 from typing import Any
@@ -15,9 +14,9 @@ from fairbloom.protocol.settings import RunSettings
 from .helpers import ask, context, run_config
 
 
-def trained(told: dict[str, Any], where: Context | None = None) -> dict[str, bytes]:
+def trained(asked: dict[str, Any], where: Context | None = None) -> dict[str, bytes]:
     """Return the weights of the model that the client replies."""
-    content = ask(MessageType.TRAIN, told, where or context())
+    content = ask(MessageType.TRAIN, asked, where or context())
     return {name: array.data for name, array in content.array_records["arrays"].items()}
 
 
@@ -25,11 +24,11 @@ def trained(told: dict[str, Any], where: Context | None = None) -> dict[str, byt
 
 
 def test_what_the_server_tells_is_what_the_setting_would_do(subtests: pytest.Subtests) -> None:
-    told: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"client-momentum": 0.9}, {"momentum": 0.9}),
         ({"full-batch-step": True}, {"batch_size": 0}),
     ]
-    for asked, config in told:
+    for asked, config in cases:
         with subtests.test(asked=asked, config=config):
             assert (
                 trained(asked) == trained({}, context(config=run_config(**config))) != trained({})
@@ -95,8 +94,8 @@ ALL = {"measure": ["loss-before", "accuracy-before", "loss-after", "accuracy-aft
 AFTERWARDS = {"measure": ["train-loss"]}
 
 
-def told(**settings: Any) -> dict[str, Any]:
-    """Return all that client-1 tells of a round."""
+def reports(**settings: Any) -> dict[str, Any]:
+    """Return all that client-1 reports in a round."""
     where = context(config=run_config(**{"batch_size": 10, **settings}))
     metrics = [ask(kind, words, where).metric_records["metrics"] for kind, words in MESSAGES]
     return {
@@ -113,8 +112,8 @@ LOSSES = ("0 loss-before", "0 loss-after", "1 train-loss")
 def test_only_losses_of_training_data_are_totals_over_batches(subtests: pytest.Subtests) -> None:
     for batch_size in (10, 0, 10**6):
         with subtests.test(batch_size=batch_size):
-            plain = told(batch_size=batch_size)
-            total = told(batch_size=batch_size, reported_loss="batches")
+            plain = reports(batch_size=batch_size)
+            total = reports(batch_size=batch_size, reported_loss="batches")
             assert set(plain) == set(total)
             assert set(LOSSES) < set(plain)
             batches = plain["0 num-examples"] / 10 if batch_size == 10 else 1.0

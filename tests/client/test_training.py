@@ -73,8 +73,8 @@ def by_torch(
 
 
 def test_local_work_is_torch_sgd_bit_for_bit(subtests: pytest.Subtests) -> None:
-    """Up to rounding for a linear classifier, whose step is written out, and with a proximal
-    term."""
+    """Up to rounding for a linear classifier, which has a step without autograd, and with a
+    proximal term."""
     cases = [*((name, todo) for name in ("mlp", "logistic") for todo in WORKS.values())]
     cases += [
         ("mlp", {**WORKS[which], "pull": mu})
@@ -263,10 +263,10 @@ def test_what_cannot_be_trained_at_all_is_refused() -> None:
 
 
 def draws(
-    number: int = 1, client: str = "client-0", told: dict[str, Any] | None = None, **config: Any
+    number: int = 1, client: str = "client-0", asked: dict[str, Any] | None = None, **config: Any
 ) -> list[int]:
     """Return the seed of dropout, and the order of the examples."""
-    todo = work_of(run_config(**config), client, told, number)
+    todo = work_of(run_config(**config), client, asked, number)
     return [todo.draws, *torch.cat(list(batches(50, todo))).tolist()]
 
 
@@ -284,7 +284,7 @@ def test_what_is_drawn_goes_by_seed_round_and_client(subtests: pytest.Subtests) 
         {"method": "fedfv"},
         {"batch_size": 7},
     ]
-    for change in (*works, {"told": {"proximal-mu": 1.0}}):
+    for change in (*works, {"asked": {"proximal-mu": 1.0}}):
         with subtests.test(change=change):
             assert draws(**change) == expected, change
     both = draws(local_epochs=2)

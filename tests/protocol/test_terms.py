@@ -56,13 +56,13 @@ def test_terms_come_back_from_the_wire_as_they_were(sent: Terms) -> None:
 
 @given(terms)
 def test_wire_names_have_hyphens_and_defaults_are_not_sent(sent: Terms) -> None:
-    told = {key: value for key, value in sent.to_config().items() if key not in sent.others}
+    config = {key: value for key, value in sent.to_config().items() if key not in sent.others}
     plain = Terms(server_round=1)
     changed = {
         name for name in NAMES if getattr(sent, attribute(name)) != getattr(plain, attribute(name))
     }
-    assert set(told) == (changed - {"others"}) | {"server-round"}
-    assert all(value == as_list(getattr(sent, attribute(key))) for key, value in told.items())
+    assert set(config) == (changed - {"others"}) | {"server-round"}
+    assert all(value == as_list(getattr(sent, attribute(key))) for key, value in config.items())
 
 
 @given(terms, st.dictionaries(words, st.integers(0, 1000), max_size=3))
@@ -95,12 +95,12 @@ def test_what_another_app_tells_comes_back_among_the_others() -> None:
 
 
 def test_a_servers_word_outweighs_what_is_told_with_it() -> None:
-    told = Terms(
+    terms = Terms(
         server_round=3,
         proximal_mu=0.5,
         others={"server-round": 1, "proximal-mu": 9.0, "measure": ["x"]},
     )
-    assert told.to_config() == {"server-round": 3, "proximal-mu": 0.5}
+    assert terms.to_config() == {"server-round": 3, "proximal-mu": 0.5}
 
 
 def test_a_message_without_a_round_is_no_terms() -> None:

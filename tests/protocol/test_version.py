@@ -119,8 +119,10 @@ def test_every_message_with_content_has_the_number() -> None:
     model = {"w": np.zeros(2, dtype="float32")}
     clients.train(names, model, Terms(server_round=1))
     clients.evaluate(names, model, Terms(server_round=1), ())
-    told = [message.content.config_records[CONFIG][KEY] for message in sent if len(message.content)]
-    assert told == [PROTOCOL] * 4
+    numbers = [
+        message.content.config_records[CONFIG][KEY] for message in sent if len(message.content)
+    ]
+    assert numbers == [PROTOCOL] * 4
 
 
 def test_a_run_of_misfits_says_why_by_each_clients_name(

@@ -21,7 +21,7 @@ from fairbloom.tasks import Setup, Task
 
 from ..helpers import ask, context, run_config
 
-TOLD: list[tuple[str, dict[str, Any]]] = [
+MESSAGES: list[tuple[str, dict[str, Any]]] = [
     (MessageType.QUERY, {}),
     (
         MessageType.TRAIN,
@@ -48,10 +48,9 @@ def test_the_short_list_has_all_that_the_work_needs(subtests: pytest.Subtests) -
             everything = run_config(**changes)
             short = accepted_settings(everything)
             assert set(short) <= {*WORK, FINGERPRINT}
-            for kind, told in TOLD:
-                whole, device = (
-                    ask(kind, told, context(1, config)) for config in (everything, short)
-                )
+            for kind, terms in MESSAGES:
+                whole = ask(kind, terms, context(1, everything))
+                device = ask(kind, terms, context(1, short))
                 assert whole.metric_records == device.metric_records
                 assert whole.array_records == device.array_records
 
