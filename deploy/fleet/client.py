@@ -1,7 +1,6 @@
-"""`fairbloom client`: the loop that connects a device again whenever its connection ends.
+"""`fairbloom client`: the loop that reconnects a device whenever its connection ends.
 
-This process loads neither Flower nor PyTorch: those are in the worker's process, while there is a
-run.
+This process loads neither Flower nor PyTorch: the worker's process does, during a run.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from .calls import Calls, Outage, RefusedError, say
 from .session import Contexts, KeptReply, Session, load_session
 from .worker import Worker
 
-# Pause until a client that the server has refused asks again.
+# Pause in seconds before a client that the server has refused asks again.
 AGAIN_SECONDS = 15.0
 
 # Exit code of a client that cannot run with its settings.
@@ -38,14 +37,17 @@ FAILED = 2
 
 
 def replace_process(client: ClientSettings) -> None:
-    """Replace this process by a small one for the client, without the command line's libraries."""
+    """Replace this process by one for the client, without the libraries of the command line."""
     become("fairbloom.deploy.fleet.client", json.dumps(asdict(client)))
 
 
 def run(client: ClientSettings) -> None:
     """Keep a client connected until SIGTERM or SIGINT."""
-    parts = (Path(client.ca), Path(client.key), Path(client.certificate))
-    credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in parts))
+    credentials = grpc.ssl_channel_credentials(
+        Path(client.ca).read_bytes(),
+        Path(client.key).read_bytes(),
+        Path(client.certificate).read_bytes(),
+    )
     worker = Worker(client)
     outage = Outage()
     contexts = Contexts(client.state_dir)
@@ -68,9 +70,9 @@ def run(client: ClientSettings) -> None:
 
 
 def run_alone(client: ClientSettings) -> None:
-    """Keep a client connected, as the one process that uses its state folder.
+    """Keep a client connected, as the only process that uses its state folder.
 
-    DeployError where it cannot be used.
+    Raise DeployError if the folder cannot be used.
     """
     folder = Path(client.state_dir)
     try:
@@ -82,9 +84,9 @@ def run_alone(client: ClientSettings) -> None:
         with exclusive_lock(folder / "lock"):
             run(client)
     except LockedError as error:
-        words = f"state-dir = {folder} is used already, by {error.holder}"
         raise DeployError(
-            f"{words}: end that client, or give this one a folder of its own"
+            f"state-dir = {folder} is used already, by {error.holder}: end that client, or give"
+            " this one a folder of its own"
         ) from None
     except OSError as error:
         raise DeployError(
@@ -99,11 +101,8 @@ def _stop(number: int, frame: object) -> None:
 
 
 def main() -> int:
-    """Run the client of the settings that are given as JSON.
-
-    What it writes is for its own account alone.
-    """
-    os.umask(0o077)
+    """Run a client with the settings in the first argument, as JSON."""
+    os.umask(0o077)  # only this account may read the client's files
     logging.basicConfig(format="fairbloom client: %(message)s", level=logging.INFO)
     settings = json.loads(sys.argv[1])
     try:
@@ -111,7 +110,7 @@ def main() -> int:
             signal.signal(number, _stop)
         release_signals(*STOPPING)
         run_alone(ClientSettings(**settings | {"allow": tuple(settings["allow"])}))
-    except FairbloomError as error:  # a file that was there when `fairbloom client` looked
+    except FairbloomError as error:  # for example, a file was removed since the settings were read
         say(str(error))
         return FAILED
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The server's one process: fleet port, mailbox, and the runs' processes that it starts."""
+"""The server's process: it has the fleet port and the mailbox, and starts the runs' processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .members import Members
 from .port import Port
 from .runs import Runs
 
-# How often the registry is compared, messages expire, and now.json is written.
+# Seconds after which the registry is read again, messages expire, and now.json is written.
 SECOND = 1.0
 
 
@@ -39,9 +39,12 @@ class Daemon:
         self._federation = federation
         self._members = Members(federation.path / "clients", pin_keys=federation.pin_keys)
         self._mailbox = Mailbox(MemoryBudget(federation.state, federation.mailbox_memory))
-        largest = federation.max_reply
-        most = federation.max_clients
-        self._port = Port(self._members, self._mailbox, max_reply=largest, max_clients=most)
+        self._port = Port(
+            self._members,
+            self._mailbox,
+            max_reply=federation.max_reply,
+            max_clients=federation.max_clients,
+        )
         self._runs = Runs(federation.runs, self._members, self._mailbox, self._port)
         self._now = federation.state / NOW
         self._seen = read_now(federation).get("seen", {})
@@ -50,7 +53,7 @@ class Daemon:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT.
 
-        A run that goes on then is killed, and goes on after the next start.
+        A run that is then in progress is killed; it continues after the next start.
         """
         self._look()
         for run in self._runs.waiting():
@@ -71,8 +74,8 @@ class Daemon:
             loop.add_signal_handler(number, stopped.set)
         release_signals(*STOPPING)
         tasks = [
-            asyncio.create_task(each)
-            for each in (self._runs.carry_out(), self._tick(), stopped.wait())
+            asyncio.create_task(work)
+            for work in (self._runs.carry_out(), self._tick(), stopped.wait())
         ]
         done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in rest:
@@ -80,65 +83,66 @@ class Daemon:
         await asyncio.gather(*rest, return_exceptions=True)
         await self._port.stop()
         for task in done:
-            task.result()  # raises what ended it
+            task.result()  # raises the error that ended it
 
     async def _tick(self) -> None:
-        """Read the registry, and write state/now.json: clients online or seen, runs open."""
+        """Once a second, read the registry and write state/now.json: clients and open runs."""
         while True:
             self._look()
             self._mailbox.expire()
             at = time.time()
             devices = self._port.devices
-            there = {name: devices[name].others_seen for _, name in self._port.online()}
-            self._seen |= dict.fromkeys(there, at)
+            online = {name: devices[name].others_seen for _, name in self._port.online()}
+            self._seen |= dict.fromkeys(online, at)
             now = {
                 "at": at,
-                "online": there,
+                "online": online,
                 "seen": self._seen,
                 "runs": [run.number for run in self._runs.waiting()],
             }
             draft = self._now.with_name(".now.json")
             try:
-                # need not outlive a power cut: waiting for the disk holds up calls
+                # not synced: it need not survive a power cut, and waiting would delay all calls
                 draft.write_text(json.dumps(now))
                 draft.replace(self._now)
             except OSError as error:
-                self._complain(f"{self._now} cannot be written: {error.strerror}")
+                self._log_fault(f"{self._now} cannot be written: {error.strerror}")
             await asyncio.sleep(SECOND)
 
     def _look(self) -> None:
-        """Compare the registry; a client that was revoked loses the calls that it holds."""
+        """Read the registry, and wake the held calls of changed clients: revoked ones end."""
         try:
             self._port.wake(self._members.look())
         except OSError as error:
-            self._complain(f"{self._members.folder} cannot be read: {error.strerror}")
+            self._log_fault(f"{self._members.folder} cannot be read: {error.strerror}")
 
-    def _complain(self, words: str) -> None:
-        if words != self._fault:
-            log.error("%s", words)
-        self._fault = words
+    def _log_fault(self, fault: str) -> None:
+        """Log a fault, unless it is the same as the last one."""
+        if fault != self._fault:
+            log.error("%s", fault)
+        self._fault = fault
 
 
 def read_identity(federation: Federation) -> tuple[bytes, bytes, bytes]:
     """Return the server's key and certificate, and the authority's certificate.
 
-    DeployError where they do not fit.
+    Raise DeployError if the key is not that of the certificate.
     """
     certificate, key = federation.identity
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except ssl.SSLError as error:
-        words = f"{key} is not the key of {certificate} ({error.reason})"
         raise DeployError(
-            f"{words}: take both from a copy, or make both anew with fairbloom deploy renew"
+            f"{key} is not the key of {certificate} ({error.reason}): take both from a copy, or"
+            " make both anew with fairbloom deploy renew"
         ) from error
     return key.read_bytes(), certificate.read_bytes(), federation.authority[0].read_bytes()
 
 
 def renew_if_due(federation: Federation) -> None:
-    """Make a new server certificate where under a third of its life is left.
+    """Renew the server's certificate if less than a third of its lifetime is left.
 
-    Without the authority's key, warn.
+    Without the authority's key, only log a warning.
     """
     certificate = federation.identity[0]
     signer = federation.authority[1]
@@ -150,14 +154,16 @@ def renew_if_due(federation: Federation) -> None:
         federation.renew(days=days)
         log.info("%s is renewed, for %.0f days", certificate, days)
     else:
-        words = (
-            "%s ends in %.0f days: run fairbloom deploy renew where %s is, and restart the server"
+        log.warning(
+            "%s ends in %.0f days: run fairbloom deploy renew where %s is, and restart the server",
+            certificate,
+            left,
+            signer.name,
         )
-        log.warning(words, certificate, left, signer.name)
 
 
 def serve(path: Path) -> None:
-    """Serve a federation's folder until a signal; DeployError where that cannot be."""
+    """Serve a federation's folder until a signal; raise DeployError if that is not possible."""
     federation = Federation.read(path)
     try:
         make_folder(federation.state)
@@ -170,16 +176,13 @@ def serve(path: Path) -> None:
 
 
 def keep_trimmed() -> None:
-    """Give memory that is free inside this process back to the system, for ever.
-
-    Only glibc needs it.
-    """
+    """Return this process's free memory to the system every five seconds; only glibc needs this."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
         return
-    # M_MMAP_THRESHOLD, the size from which a block is mapped by itself and goes back when it is
-    # freed: its default. glibc would raise it with the largest block freed, and the next buffers of
-    # TLS would fragment the heap.
+    # Fix M_MMAP_THRESHOLD at its default, 128 KiB: larger blocks are mapped separately and returned
+    # as they are freed. Otherwise glibc raises the threshold to the largest freed block, and TLS
+    # buffers fragment the heap.
     library.mallopt(-3, 1 << 17)
     while True:
         time.sleep(5.0)
@@ -187,11 +190,8 @@ def keep_trimmed() -> None:
 
 
 def main() -> int:
-    """Serve the folder that is named.
-
-    What is written, models in run folders, too, is for this account alone.
-    """
-    os.umask(0o077)
+    """Serve the folder in the first argument."""
+    os.umask(0o077)  # only this account may read models and other files of the runs
     logging.basicConfig(format="fairbloom server: %(message)s", level=logging.INFO)
     Thread(target=keep_trimmed, daemon=True).start()
     try:

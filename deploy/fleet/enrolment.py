@@ -1,4 +1,4 @@
-"""Enrolment: each client gets a certificate, a bundle and a file in the registry."""
+"""Enrol clients: each gets a certificate, a bundle, and a file in the registry."""
 
 import contextlib
 import math
@@ -21,7 +21,7 @@ from ..processes import first_names
 from .federation import Federation
 from .members import Member
 
-# The systemd unit of a client, which each bundle has.
+# The systemd unit of a client, which is in each bundle.
 CLIENT_UNIT = Path(__file__).parents[1] / "edge" / "fairbloom-client.service"
 
 
@@ -33,11 +33,11 @@ def enroll(
     examples: int = 0,
     request: Path | None = None,
 ) -> Path:
-    """Enrol a client, or again with another key, which replaces the one before; return its bundle.
+    """Enrol a client, or replace the key of an enrolled one; return the folder of its bundle.
 
-    Without a request, the key is made here, and is in the bundle alone. `partition` None means the
-    first free one, and `examples` 0 that their number is not known; who is enrolled again keeps
-    both where they are not given.
+    Without a request, the key is made here and only the bundle has it. With `partition` None, the
+    client gets the first free partition; `examples` 0 means that their number is unknown. An
+    enrolled client keeps both unless they are given.
     """
     for option, number in (("--examples", examples), ("--partition-id", partition or 0)):
         if number < 0:
@@ -56,58 +56,54 @@ def enroll(
         before = next(
             (member for member in members if member.name == name and not member.revoked), None
         )
-        taken = {member.partition for member in members if not member.revoked}
-        first_free = before.partition if before else min({*range(len(taken) + 1)} - taken)
+        if before:
+            examples = examples or before.examples
+            if partition is None:
+                partition = before.partition
+        if partition is None:
+            taken = {member.partition for member in members if not member.revoked}
+            partition = min({*range(len(taken) + 1)} - taken)
         member = Member(
-            name=name,
-            partition=first_free if partition is None else partition,
-            key=digest,
-            examples=examples or (before.examples if before else 0),
-            enrolled=now(),
+            name=name, partition=partition, key=digest, examples=examples, enrolled=now()
         )
         certificate = pki.issue_device_certificate(*federation.authority, public, name)
         bundle = _write_bundle(federation, member, certificate, secret)
-        _write(federation, member)  # last: the server lets in whom a file names
+        _write(federation, member)  # last: the server admits a client once it has this file
     return bundle
 
 
 def revoke(federation: Federation, name: str) -> None:
-    """Let a client in no longer.
-
-    A server that runs ends the calls that it holds within two seconds.
-    """
+    """Stop admitting a client. A running server ends its calls within two seconds."""
     with _registry_locked(federation):
-        there = {member.name: member for member in federation.enrolled()}
-        if name not in there:
+        enrolled = {member.name: member for member in federation.enrolled()}
+        if name not in enrolled:
             raise DeployError(
-                f"client {name!r} is not enrolled; enrolled are: {first_names(there) or 'none'}"
+                f"client {name!r} is not enrolled; enrolled are: {first_names(enrolled) or 'none'}"
             )
-        _write(federation, replace(there[name], revoked=now()))
+        _write(federation, replace(enrolled[name], revoked=now()))
         _remove_bundle(federation, name)
 
 
 def describe_clients_beyond(members: Sequence[Member], clients: int) -> str:
-    """Return the enrolled clients with a partition beyond this number, and the remedy."""
-    far = [member for member in members if member.partition >= clients]
-    if not far:
+    """Describe the enrolled clients with a partition of `clients` or more; "" without such."""
+    beyond = [member for member in members if member.partition >= clients]
+    if not beyond:
         return ""
-    highest = max(member.partition for member in far)
-    free = sorted(set(range(clients)) - {member.partition for member in members})
-    words = first_names(f"client {member.name} has partition {member.partition}" for member in far)
-    again = f", or enrol it again with --partition-id {free[0]}" if free else ""
-    return (
-        f"{words}, but clients={clients} has only 0 to {clients - 1}: set"
-        f" clients={highest + 1}{again}"
-    )
+    text = first_names(f"client {each.name} has partition {each.partition}" for each in beyond)
+    highest = max(member.partition for member in beyond)
+    text += f", but clients={clients} has only 0 to {clients - 1}: set clients={highest + 1}"
+    if free := set(range(clients)) - {member.partition for member in members}:
+        text += f", or enrol it again with --partition-id {min(free)}"
+    return text
 
 
 def now() -> str:
-    """Return this moment, as a client's file has it."""
+    """Return the time in the format of a client's file."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _read_request(request: Path, name: str) -> ec.EllipticCurvePublicKey:
-    """Return the public key that the device of this name asks to be enrolled with."""
+    """Return the public key in the request of the device with this name."""
     try:
         key, asked = pki.read_request(request.read_text(), str(request))
     except (OSError, UnicodeDecodeError) as error:
@@ -132,19 +128,19 @@ def _check_free(federation: Federation, members: Sequence[Member], name: str, di
         if member.name != name and member.name.lower() == name.lower():
             state = "revoked" if member.revoked else "enrolled"
             raise DeployError(
-                f"client {name!r} differs from client {member.name!r}, which is {state}, in case"
-                " alone: choose another name"
+                f"client {name!r} differs from client {member.name!r}, which is {state}, only in"
+                " case: choose another name"
             )
         if member.key == digest and (member.name != name or member.revoked):
-            owner = f"client {member.name!r}" + text_if(member.revoked, ", which is revoked")
+            owner = f"client {member.name!r}" + text_if(member.revoked, ", which is revoked,")
             raise DeployError(
-                f"the request of {name}: {owner}, has had this key: make another on the device with"
+                f"the request of {name}: {owner} has had this key: make another on the device with"
                 f" fairbloom client keys {name}"
             )
 
 
 def _write_bundle(federation: Federation, member: Member, certificate: bytes, key: bytes) -> Path:
-    """Write what a device gets, in place of the bundle before; return its folder."""
+    """Write a device's bundle, replacing the previous one; return its folder."""
     bundle = _remove_bundle(federation, member.name)
     make_folder(bundle)
     files = {"ca": "ca.crt", "certificate": "certificate", "key": "key", "state-dir": "state"}
@@ -172,10 +168,7 @@ def _write(federation: Federation, member: Member) -> None:
 
 @contextlib.contextmanager
 def _registry_locked(federation: Federation) -> Iterator[None]:
-    """Keep other commands from changing the registry.
-
-    DeployError where files cannot be read or written.
-    """
+    """Keep other commands from changing the registry; raise DeployError for the block's OSError."""
     try:
         with exclusive_lock(federation.path / "clients" / ".lock", seconds=math.inf):
             yield

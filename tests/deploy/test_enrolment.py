@@ -62,7 +62,7 @@ def test_what_cannot_be_is_named(
         (("enroll", "a/b"), "client 'a/b': use up to 63 letters"),
         (
             ("enroll", "There"),
-            "client 'There' differs from client 'there', which is enrolled, in case alone",
+            "client 'There' differs from client 'there', which is enrolled, only in case",
         ),
         (("enroll", "FL.example.org"), "is called like a host of the server's certificate"),
         (
@@ -154,7 +154,7 @@ def test_a_name_is_taken_whatever_its_case_even_if_revoked(
     assert fairbloom("deploy", "enroll", "Gate") == 0
     assert fairbloom("deploy", "revoke", "Gate") == 0
     assert fairbloom("deploy", "enroll", "gate") == 2
-    assert "differs from client 'Gate', which is revoked, in case alone" in capsys.readouterr().err
+    assert "differs from client 'Gate', which is revoked, only in case" in capsys.readouterr().err
     assert fairbloom("deploy", "enroll", "Gate") == 0
 
 
