@@ -1,47 +1,161 @@
 """The parts of Flower in use outside its documented API.
 
-No other module imports Flower from elsewhere than flwr.app, flwr.clientapp and flwr.serverapp.
+No other module imports Flower from elsewhere than flwr.app, flwr.clientapp and flwr.serverapp. A
+name that a version of Flower lacks is missed only by the function that needs it.
+`python -m fairbloom.flower` prints whether the installed Flower has each.
 """
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.common.constant import ErrorCode
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
-from httpx import HTTPStatusError, TransportError  # what Flower's grid raises; it comes with Flower
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from flwr.app import Context, Message, Metadata, RecordDict
+from google.protobuf import descriptor_pool, message_factory
+from httpx import HTTPStatusError, TransportError  # what Flower's grid raises
 
 from fairbloom.errors import FairbloomError, describe_online
 
 __all__ = [
-    "ErrorCode", "HTTPStatusError", "NodeInfo", "ObjectPushError", "Run", "TransportError",
-    "address", "deserialize",
-    "identify", "is_simulated", "log_start", "serialize", "set_created_at", "set_message_id",
+    "ClientAppCallable", "HTTPStatusError", "MissingNameError", "Mod", "ObjectPushError",
+    "SimulationError", "TransportError", "address", "deserialize", "empty_run", "identify",
+    "is_simulated", "node_info", "serialize", "set_message_id",
 ]  # fmt: skip
+
+# The types of an app and of its mods.
+ClientAppCallable = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, ClientAppCallable], Message]
+
+# The names that have no substitute, and their uses.
+MESSAGE_ID = "flwr.app.Metadata._message_id"
+FROM_PROTO = "flwr.common.serde.recorddict_from_proto"
+TO_PROTO = "flwr.common.serde.recorddict_to_proto"
+IDENTITY = "flwr.supercore.task_identity.TaskIdentity"
+NEEDED: Mapping[str, str] = {
+    TO_PROTO: "to send messages to real nodes",
+    FROM_PROTO: "to read messages of real nodes",
+    IDENTITY: "to write messages in one process and on real nodes",
+    MESSAGE_ID: "to match replies in one process and on real nodes",
+}
+
+# The names that something of ours replaces in their absence.
+PUSH_ERROR = "flwr.supercore.inflatable.inflatable_utils.ObjectPushError"
+RUN = "flwr.supercore.run.Run"
+OPTIONAL: Mapping[str, str] = {
+    RUN: "the run of a grid; otherwise one with its run_id only",
+    PUSH_ERROR: "to send a message again; otherwise such an error ends the run",
+}
+
+# The names that are compared or looked up in Protocol Buffers, and not imported.
+NODE = "flwr.proto.NodeInfo"
+SIMULATION = "flwr.superlink.grid.inmemory_grid.InMemoryGrid"
+BY_NAME: Mapping[str, str] = {
+    NODE: "a node's id and name in get_nodes; otherwise an object with only these",
+    SIMULATION: "to end a simulation with too few nodes at once; otherwise it waits for them",
+}
+
+# The versions of Flower that are known to have all of these names.
+OLDEST = "1.39"
+NEWEST = "1.42"
+
+
+class MissingNameError(FairbloomError):
+    """The installed Flower lacks a name outside its documented API."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"Flower {version('flwr')} has no {name}, which Fairbloom needs {NEEDED[name]}: install"
+            f" a version from {OLDEST} to {NEWEST}, as in pip install 'flwr~={NEWEST}.0'"
+        )
+
+
+def find(name: str) -> Any:
+    """Return a name of Flower's, None if the installed version lacks it."""
+    module, _, attribute = name.rpartition(".")
+    with suppress(ImportError):
+        return getattr(importlib.import_module(module), attribute, None)
+    return None
+
+
+def require(name: str) -> Any:
+    """Return a name of FOUND; raise MissingNameError if the installed Flower lacks it."""
+    found = FOUND[name]
+    if found is None:
+        raise MissingNameError(name)
+    return found
+
+
+FOUND = {name: find(name) for name in (TO_PROTO, FROM_PROTO, IDENTITY, RUN, PUSH_ERROR)}
+
+
+class NoPushError(Exception):
+    """Stands for Flower's ObjectPushError in its absence; nothing raises it."""
+
+
+ObjectPushError: type[Exception] = FOUND[PUSH_ERROR] or NoPushError
 
 
 def serialize(content: RecordDict) -> bytes:
     """Return a message's content in Flower's wire format."""
-    return bytes(recorddict_to_proto(content).SerializeToString())
+    return bytes(require(TO_PROTO)(content).SerializeToString())
 
 
 def deserialize(data: bytes) -> RecordDict:
     """Return the content that `serialize` was given; errors are those of Protocol Buffers."""
-    return recorddict_from_proto(ProtoRecordDict.FromString(data))
+    message = type(require(TO_PROTO)(RecordDict())).FromString(data)
+    content: RecordDict = require(FROM_PROTO)(message)
+    return content
 
 
 def identify(*, run_id: int, node_id: int, task_id: int) -> None:
     """Give this process an identity, which Flower stamps on the messages that it writes."""
-    TaskIdentity.run_id = run_id
-    TaskIdentity.node_id = node_id
-    TaskIdentity.task_id = task_id
+    identity = require(IDENTITY)
+    identity.run_id = run_id
+    identity.node_id = node_id
+    identity.task_id = task_id
+
+
+@dataclass
+class NamedNode:
+    """A node, in the absence of Flower's NodeInfo."""
+
+    node_id: int
+    name: str
+
+
+def node_info(node_id: int, name: str) -> Any:
+    """Return a node of `Grid.get_nodes`."""
+    node: Callable[..., Any] = find_message(NODE) or NamedNode
+    return node(node_id=node_id, name=name)
+
+
+def find_message(name: str) -> Any:
+    """Return a message of Protocol Buffers that Flower has loaded, None if there is none."""
+    with suppress(KeyError):
+        found = descriptor_pool.Default().FindMessageTypeByName(name)
+        return message_factory.GetMessageClass(found)
+    return None
+
+
+@dataclass
+class NumberedRun:
+    """A run, in the absence of Flower's."""
+
+    run_id: int
+
+
+def empty_run(run_id: int) -> Any:
+    """Return a run of which only its number is known."""
+    make: Callable[..., Any] = getattr(FOUND[RUN], "create_empty", NumberedRun)
+    return make(run_id=run_id)
 
 
 def is_simulated(grid: object) -> bool:
     """Return whether a grid is, or wraps, that of Flower's simulation: its nodes are fixed."""
-    return bool(getattr(grid, "simulated", type(grid).__name__ == "InMemoryGrid"))
+    return bool(getattr(grid, "simulated", type(grid).__name__ == SIMULATION.rpartition(".")[2]))
 
 
 class SimulationError(FairbloomError):
@@ -56,7 +170,16 @@ class SimulationError(FairbloomError):
 
 def set_message_id(message: Message, message_id: str) -> None:
     """Give a message its id, as Flower's grids do."""
-    message.metadata.__dict__["_message_id"] = message_id
+    if not put_message_id(message.metadata, message_id):
+        raise MissingNameError(MESSAGE_ID)
+
+
+def put_message_id(metadata: Metadata, message_id: str) -> bool:
+    """Write an id, for which Flower has no setter; return whether Flower reads it there."""
+    with suppress(AttributeError, KeyError, TypeError):
+        vars(metadata)["_message_id"] = message_id
+        return metadata.message_id == message_id
+    return False
 
 
 def address(reply: Message, message: Message) -> Message:
@@ -67,18 +190,26 @@ def address(reply: Message, message: Message) -> Message:
     return Message(reply.error, reply_to=message)
 
 
-def set_created_at(message: Message, seconds: float) -> None:
-    """Change the moment from which a message's time to live counts."""
-    message.metadata.__dict__["_created_at"] = seconds
+def has_name(name: str) -> bool:
+    """Return whether the installed Flower has one of the names of this module."""
+    if name == MESSAGE_ID:
+        return put_message_id(Metadata.__new__(Metadata), "1")
+    return (find_message(name) if name == NODE else find(name)) is not None
 
 
-def log_start(
-    num_rounds: int,
-    arrays: ArrayRecord,
-    train_config: ConfigRecord | None,
-    evaluate_config: ConfigRecord | None,
-) -> None:
-    """Log what Flower's strategies log as they start."""
-    from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info  # clients do without
+def main() -> int:
+    """Print the names and whether Flower has each; return 1 if it lacks one without substitute."""
+    print(f"Flower {version('flwr')}")
+    for title, names in (
+        ("needed", NEEDED),
+        ("replaced in their absence", OPTIONAL),
+        ("not imported", BY_NAME),
+    ):
+        print(f"\n{title}:")
+        for name, use in names.items():
+            print(f"  {'yes' if has_name(name) else 'NO ':3}  {name}: {use}")
+    return 0 if all(map(has_name, NEEDED)) else 1
 
-    log_strategy_start_info(num_rounds, arrays, train_config, evaluate_config)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fairbloom.logs import log
 from fairbloom.protocol.advice import advice_on
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import (
     CLIENT,
     FROZEN,
@@ -30,7 +31,7 @@ from .screening import LARGEST_COUNT
 from .updates import Updates
 
 # Flower's error codes for a message, or a reply, that has exceeded its deadline.
-EXPIRED = (3, 4)
+EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 # An app without a query function answers with an error that has one of these texts; the second is
 # of a NumPyClient.

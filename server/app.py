@@ -45,6 +45,7 @@ from .log_lines import name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
+from .run_folder.csv_rows import Validation
 from .run_folder.errors import explain_other_state, said_in_app
 from .run_folder.files import (
     CHECKPOINTS,
@@ -196,10 +197,10 @@ def federate(
             put_first(task.scores, score),
             in_process=not deployed,
             keep=clients.keep,
-            validated=settings.validation_share > 0.0,
+            validation=Validation.of(score) if settings.validation_share else None,
             grouped=Grouped.of(task),
             two_classes=has_two_classes(task),
-            stopping=EarlyStopping.of(settings.early_stopping, score, method.serves),
+            stopping=EarlyStopping.of(settings.early_stopping, Validation.of(score, method.serves)),
         )
         if recorder.finished:  # by the process that was waited for
             return _leave_finished(path)

@@ -3,22 +3,14 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fairbloom.flower import (
-    ErrorCode,
-    HTTPStatusError,
-    NodeInfo,
-    ObjectPushError,
-    Run,
-    TransportError,
-    is_simulated,
-    set_created_at,
-)
+from fairbloom.flower import HTTPStatusError, ObjectPushError, TransportError, is_simulated
 from fairbloom.logs import log
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.rounds.quorum import Quorum
 
 # Shortest and longest pause between two looks for replies; in between, a twentieth of the time
@@ -107,12 +99,12 @@ class PollingGrid(Grid):
         self._enrolled = enrolled
         self.simulated = is_simulated(grid)
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run."""
         self._grid.set_run(run)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """Run information."""
         return self._grid.run
 
@@ -131,7 +123,7 @@ class PollingGrid(Grid):
         """Return the ids of the nodes online."""
         return _retry(self._grid.get_node_ids)
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[Any]:
         """Return the nodes online."""
         return _retry(self._grid.get_nodes)
 
@@ -256,7 +248,7 @@ class PollingGrid(Grid):
             if message.metadata.created_at + message.metadata.ttl - now < min(2.0, left)
         }
         for sent, message in dying.items():
-            set_created_at(message, now)
+            message.metadata.created_at = now
             message.metadata.ttl = left if left < math.inf else message.metadata.ttl
             del pending[sent]
         if dying:
@@ -319,4 +311,4 @@ def is_temporary(error: Exception) -> bool:
     """
     if isinstance(error, HTTPStatusError):
         return error.response.status_code >= 500
-    return isinstance(error, TransportError | ObjectPushError)
+    return isinstance(error, (TransportError, ObjectPushError))

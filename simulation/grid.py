@@ -4,6 +4,7 @@ import copy
 import itertools
 import secrets
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -11,7 +12,8 @@ from flwr.serverapp import Grid
 
 from fairbloom.client.device import check_device
 from fairbloom.errors import failure_reason
-from fairbloom.flower import ErrorCode, Run, address, identify, set_message_id
+from fairbloom.flower import address, empty_run, identify, set_message_id
+from fairbloom.protocol.error_codes import ErrorCode
 
 # The node id that Flower gives the server.
 SERVER = 1
@@ -38,7 +40,7 @@ class InProcessGrid(Grid):
         identify(run_id=SERVER, node_id=SERVER, task_id=SERVER)
         self._app = client_app
         # another one's for each grid, as for each submission
-        self._run = Run.create_empty(run_id=secrets.randbits(63))
+        self._run = empty_run(secrets.randbits(63))
         self._message_ids = map(str, itertools.count(1))
         self._replies: dict[str, Message] = {}
         self.contexts: Mapping[int, Context] = {
@@ -52,12 +54,12 @@ class InProcessGrid(Grid):
             for i in range(clients)
         }
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run."""
         self._run = run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """Run information."""
         return self._run
 

@@ -3,6 +3,7 @@
 The only file of this package that imports Flower.
 """
 
+import inspect
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fairbloom.errors import FairbloomError
-from fairbloom.flower import log_start
 from fairbloom.logs import log
 from fairbloom.protocol.names import FROZEN, PROTOCOL
 from fairbloom.protocol.parameters import Value
@@ -23,7 +23,7 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.options import Aggregate, Options
-from fairbloom.rounds.ranges import whole
+from fairbloom.rounds.ranges import whole, within
 from fairbloom.rounds.records import model_of, record_of
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import check_model
@@ -31,6 +31,13 @@ from fairbloom.strategies.message_configs import ChangingConfig
 
 # Values of parameters to try, by their names in Python.
 Tries = Sequence[Mapping[str, Value]]
+
+# (the number of the finished round, the result so far) → whether the run ends.
+ShouldStop = Callable[[int, Result], bool]
+
+# Seconds that clients have to reply, or a function of the round's number that returns them. None is
+# Flower's limit.
+Timeout = float | None | Callable[[int], float | None]
 
 
 class FairStrategy(Method, Strategy):
@@ -64,15 +71,17 @@ class FairStrategy(Method, Strategy):
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        timeout: float = 3600,
+        timeout: Timeout = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: ShouldStop | None = None,
         *,
         on_round: Callable[[Round], None] | None = None,
         resume: Mapping[str, Any] | None = None,
         wrapper: Strategy | None = None,
         all_evaluate_last: bool = False,
+        **newer: object,
     ) -> Result:
         """Run rounds up to `num_rounds`.
 
@@ -83,15 +92,19 @@ class FairStrategy(Method, Strategy):
         grid, initial_arrays, num_rounds, evaluate_fn
             As in Flower.
         timeout
-            Seconds that clients have to reply in a round; its messages live no longer.
+            Seconds that clients have to reply in a round; its messages live no longer. A function
+            of the round's number may return them.
         train_config, evaluate_config
             Sent with each message and read again in every round: what `configure_train` changes in
             one stays changed, and is part of the state. A list `measure` requests metrics besides
             those that the method needs; in evaluation, of the round's participants.
+        should_stop
+            Called after every round with its number and the result so far; True ends the run as
+            finished after that round. It works with every version of Flower.
         on_round
-            Called with every finished Round before the next one starts. StopRun, raised there or by
-            `evaluate_fn`, ends the run as finished after that round; any other exception ends the
-            run.
+            Called with every finished Round before the next one starts. StopRun, raised there, by
+            `evaluate_fn` or by `should_stop`, ends the run as finished after that round; any other
+            exception ends the run.
         resume
             A state from `state_dict()`; `initial_arrays` are then the `arrays` of that Round.
         wrapper
@@ -100,6 +113,8 @@ class FairStrategy(Method, Strategy):
         all_evaluate_last
             Whether all clients evaluate the last round's model, even if `fraction_evaluate` is
             below 1; 0 still switches evaluation off.
+        newer
+            Arguments that a newer Flower has: accepted at their defaults.
 
         Returns
         -------
@@ -114,6 +129,7 @@ class FairStrategy(Method, Strategy):
         BrokenModelError
             When a trainable array of `initial_arrays` is not finite, or none can be trained.
         """
+        check_newer(type(self), newer)
         check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
@@ -133,12 +149,12 @@ class FairStrategy(Method, Strategy):
         }
         if resume is not None:
             self.load_state_dict(resume)
-        self._flower = FlowerClients(self, grid, timeout)
+        self._flower = FlowerClients(self, grid)
         rounds = whole(0, num_rounds=num_rounds)
         self._loop = Rounds(self, self._flower, rounds, all_evaluate_last=all_evaluate_last)
         check_model(self, model_of(initial_arrays))
         log.info("Starting %s strategy:", type(outer).__name__)
-        log_start(num_rounds, initial_arrays, train_config, evaluate_config)
+        log_start(num_rounds, initial_arrays, {"train": train_config, "evaluate": evaluate_config})
         outer.summary()
         began = time.monotonic()
         result = Result(arrays=self._mean_arrays(initial_arrays))
@@ -153,6 +169,7 @@ class FairStrategy(Method, Strategy):
         for number in range(first, num_rounds + 1) if stopped is None else ():
             log.info("")
             log.info("[ROUND %s/%s]", number, num_rounds)
+            self._flower.timeout = timeout_of(timeout, number)
             after, trained = self._train_round(number, arrays, train_config, grid)
             if after is not None:
                 arrays = after
@@ -178,6 +195,8 @@ class FairStrategy(Method, Strategy):
                     on_round(finished)
                 except StopRun as stop:
                     stopped = stop
+            if stopped is None and should_stop is not None:
+                stopped = ask_should_stop(should_stop, number, result)
             if stopped is not None:
                 break
         if stopped is None:
@@ -185,6 +204,7 @@ class FairStrategy(Method, Strategy):
         log_result(result, time.monotonic() - began)
         if recording is not None:
             recording.result = result
+            recording.stopped = "" if stopped is None else stopped.reason
         return result
 
     def record_by(self, recording: "Recording") -> None:
@@ -364,6 +384,8 @@ class Recording:
         The model of a run that is continued.
     result
         The result of `FairStrategy.start`; None if it was not called.
+    stopped
+        The reason why the run ended before its last round, "" if it did not.
     """
 
     outer: Strategy
@@ -371,6 +393,7 @@ class Recording:
     resume: Mapping[str, Any] | None = None
     arrays: ArrayRecord | None = None
     result: Result | None = None
+    stopped: str = ""
 
 
 class LoopOfOwnError(FairbloomError):
@@ -451,6 +474,49 @@ def evaluate_centrally(
     return stopped
 
 
+def ask_should_stop(should_stop: ShouldStop, number: int, result: Result) -> StopRun | None:
+    """Return the request of the user's function to stop, None if the run continues."""
+    try:
+        if should_stop(number, result):
+            return StopRun(f"should_stop returned True after round {number}")
+    except StopRun as stop:
+        return stop
+    return None
+
+
+def timeout_of(timeout: Timeout, number: int) -> float | None:
+    """Return the seconds that clients have to reply in a round; raise ValueError for 0 or less."""
+    name = "timeout"
+    if callable(timeout):
+        name = f"timeout({number})"
+        timeout = timeout(number)
+    return None if timeout is None else within("(0, inf)", **{name: timeout})
+
+
+def check_newer(cls: type, newer: Mapping[str, object]) -> None:
+    """Refuse arguments of `start`, unless the installed Flower's base class declares them.
+
+    Raises
+    ------
+    FairbloomError
+        When an argument of Flower's does not have its default value.
+    TypeError
+        When Flower's base class has no such argument.
+    """
+    known = inspect.signature(Strategy.start).parameters
+    for name, value in newer.items():
+        if name not in known:
+            raise TypeError(f"{cls.__name__}.start() got an unexpected keyword argument {name!r}")
+        default = known[name].default
+        is_plain = isinstance(value, bool | int | float | str)
+        if value is not default and not (is_plain and value == default):
+            raise FairbloomError(
+                f"{name} = {value!r} is an argument of the installed Flower's Strategy.start that"
+                f" {cls.__name__}.start does not support yet: leave it out, or install a newer"
+                " Fairbloom"
+            )
+
+
 AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
 
 # The options that Flower's strategies have too.
@@ -464,6 +530,18 @@ FLOWER_OPTIONS = (
     "arrayrecord_key",
     "configrecord_key",
 )
+
+
+def log_start(num_rounds: int, arrays: ArrayRecord, configs: Mapping[str, ConfigRecord]) -> None:
+    """Log the beginning of a run, as Flower's strategies do."""
+    log.info("\t├── Number of rounds: %d", num_rounds)
+    megabytes = sum(len(array.data) for array in arrays.values()) / 1024**2
+    log.info("\t├── ArrayRecord (%.2f MB)", megabytes)
+    for name, config in configs.items():
+        shown = {
+            key: "<bytes>" if isinstance(value, bytes) else value for key, value in config.items()
+        }
+        log.info("\t├── ConfigRecord (%s): %s", name, shown or "(empty!)")
 
 
 def _log_options(title: str, options: Mapping[str, Any]) -> None:

@@ -8,10 +8,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch.utils.data import DataLoader
 
 from fairbloom.errors import ReportableError
+from fairbloom.flower import ClientAppCallable, Mod
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.advice import advice_on
 from fairbloom.protocol.streams import generator

@@ -18,7 +18,8 @@ from fairbloom.text import plural
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
-    from flwr.clientapp.typing import ClientAppCallable
+
+    from fairbloom.flower import ClientAppCallable
 
 RECORD = "log.jsonl"
 EARLIER = "log.1.jsonl"

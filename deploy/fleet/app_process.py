@@ -1,7 +1,6 @@
-"""The process that calls a device's app: it keeps the app loaded.
+"""The process that calls a device's app, and keeps it loaded.
 
-It is started and ended by worker.py, and opens no port: tasks and answers go through an inherited
-pipe.
+worker.py starts and ends it. It opens no port: tasks and answers go through an inherited pipe.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 # Libraries that are loaded before the first message.
 PRELOADED = ("flwr.app", "numpy", "torch")
 
-# What Flower raises where an app has no handler for a message; a server that asks by QUERY knows it
-# by these words.
+# Flower's errors for a message that an app has no handler for. They pass through `reason_of`
+# unchanged: a server that sends a QUERY recognises them.
 NO_HANDLER = re.compile(
     r"(ValueError: )?(No (train|evaluate|query) function registered with name '\w+'|Invalid message"
     r" type: [a-z.]+)"
@@ -39,8 +38,8 @@ NO_HANDLER = re.compile(
 class Task:
     """A message with all that is needed to answer it.
 
-    `settings` is the JSON that came with the run, `data` the content, `state` what the app keeps of
-    the run (b"" for nothing).
+    `head` is a serialized `Head`, `settings` the JSON that came with the run, `data` the content,
+    and `state` the app's state of the run, b"" for none.
     """
 
     node: int
@@ -64,7 +63,7 @@ class Answer:
 
     @classmethod
     def failed(cls, code: int, reason: str) -> Answer:
-        """Return an error, and log it."""
+        """Log an error and return it as the answer."""
         log.error("answered with error %d: %s", code, reason)
         return cls(code=code, reason=reason)
 
@@ -72,7 +71,7 @@ class Answer:
 def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
     """Return the app's reply to a task, or an error with the reason."""
     from fairbloom.errors import is_expected
-    from fairbloom.flower import ErrorCode
+    from fairbloom.protocol.error_codes import ErrorCode
 
     from ..device.accepted import RunRefusedError
 
@@ -80,16 +79,13 @@ def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> 
         return call_app(installed, node_config, task)
     except RunRefusedError as error:
         return Answer.failed(ErrorCode.INVALID_FAB, str(error))
-    except Exception as error:  # one message's failure is one error reply
+    except Exception as error:  # a failure is the reply to its message, and no more
         log.error("the client app raised %s", error, exc_info=not is_expected(error))
         return Answer.failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason_of(error))
 
 
 def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
-    """Return the app's reply and its state after it.
-
-    What it changes of its state is lost where it raises.
-    """
+    """Return the app's reply and its new state; changes to the state are lost if the app raises."""
     from flwr.app import Context, Message, RecordDict
 
     from fairbloom.errors import ReportableError, reportable
@@ -99,7 +95,8 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
 
     head = Head.FromString(task.head)
     described = json.loads(task.settings)
-    # A message of the server to this node, which writes its reply after that.
+    # Flower takes a message's sender from this: the server, node 1, until the message is made, and
+    # this node afterwards, for the reply.
     identify(run_id=head.run, node_id=1, task_id=0)
     message = Message(
         deserialize(task.data),
@@ -110,7 +107,9 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     )
     set_message_id(message, head.id)
     identify(run_id=head.run, node_id=task.node, task_id=0)
-    state = deserialize(task.state) if task.state else RecordDict()
+    state = RecordDict()
+    if task.state:
+        state = deserialize(task.state)
     context = Context(head.run, task.node, dict(node_config), state, {})
     run = RunDescription(
         head.run, described["distribution"], described["version"], described["settings"]
@@ -118,21 +117,24 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     app, context.run_config = installed.accept(run, context)
     try:
         reply = address(app(message=message, context=context), message)
-    except SystemExit as end:  # the app would end this process: the server gets a reportable error
+    except SystemExit as end:  # must not end this process: the server gets an error instead
         raise ReportableError(f"SystemExit: {end}", reportable(end)) from end
-    kept = serialize(context.state)
-    changed = None if kept == task.state else kept
+    new_state: bytes | None = serialize(context.state)
+    if new_state == task.state:
+        new_state = None
     if reply.has_error():
-        return Answer(b"", reply.error.code, str(reply.error.reason), changed)
-    return Answer(serialize(reply.content), state=changed)
+        return Answer(b"", reply.error.code, str(reply.error.reason), new_state)
+    return Answer(serialize(reply.content), state=new_state)
 
 
 def reason_of(error: Exception) -> str:
     """Return the part of an app's error that the server may see: it quotes no data."""
     from fairbloom.errors import reportable
 
-    said = str(error)
-    return said if NO_HANDLER.fullmatch(said) else reportable(error)
+    text = str(error)
+    if NO_HANDLER.fullmatch(text):
+        return text
+    return reportable(error)
 
 
 def main(parent: int) -> None:
@@ -150,7 +152,7 @@ def main(parent: int) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     colour_on_terminals_alone()
-    pipe.send(True)  # all is loaded
-    with contextlib.suppress(EOFError):  # the client has ended
+    pipe.send(True)  # all libraries are loaded
+    with contextlib.suppress(EOFError):  # the client's process has ended
         while True:
             pipe.send(answer(installed, given["node"], pipe.recv()))

@@ -13,8 +13,9 @@ from typing import Any
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fairbloom.flower import ErrorCode, NodeInfo, Run, deserialize, serialize, set_message_id
+from fairbloom.flower import deserialize, node_info, serialize, set_message_id
 from fairbloom.logs import log
+from fairbloom.protocol.error_codes import ErrorCode
 
 from .mailbox import Collected, Envelope
 from .messages import id_of
@@ -41,17 +42,17 @@ class RunGrid(Grid):
         self._pipe = pipe
         self._lock = threading.Lock()
         self._run_id = run_id
-        self._run: Run | None = None
+        self._run: Any = None
         self._saves = False
         self._sent: dict[str, Message] = {}
         """The unanswered messages by id, without content."""
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run."""
         self._run = run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """Run information."""
         if self._run is None:
             raise RuntimeError("set_run has not been called")
@@ -77,9 +78,9 @@ class RunGrid(Grid):
         """Return the ids of the devices online."""
         return [node_id for node_id, _ in self._call("nodes")]
 
-    def get_nodes(self) -> list[NodeInfo]:
+    def get_nodes(self) -> list[Any]:
         """Return the devices online, with the names by which they are enrolled."""
-        return [NodeInfo(node_id=node_id, name=name) for node_id, name in self._call("nodes")]
+        return [node_info(node_id, name) for node_id, name in self._call("nodes")]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; return their ids, "" for a device that is not enrolled."""

@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .messages import APP_CRASHED, CHUNK_BYTES, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, slices
+from fairbloom.protocol.error_codes import ErrorCode
+
+from .messages import CHUNK_BYTES, slices
 from .wire_pb2 import Taken
 
 # Bytes of content held in memory, unless federation.toml sets mailbox-memory.
@@ -266,7 +268,7 @@ class Mailbox:
         for id in ids:
             message = self._messages.get(id)
             if message is None or (message.reply is None and message.until < self._clock()):
-                found.append(Collected(id, None, MESSAGE_UNAVAILABLE, TIME_OVER))
+                found.append(Collected(id, None, ErrorCode.MESSAGE_UNAVAILABLE, TIME_OVER))
                 continue
             if (reply := message.reply) is None:
                 continue
@@ -303,10 +305,10 @@ class Mailbox:
                 if message.reply.content is not None:
                     message.reply.content.close()
                 reason = f"the reply came after round {number} had ended"
-                message.reply = Reply(None, NODE_UNAVAILABLE, reason)
+                message.reply = Reply(None, ErrorCode.NODE_UNAVAILABLE, reason)
             elif not message.working:
                 reason = f"round {number} ended before this client was there"
-                self._settle(message, Reply(None, NODE_UNAVAILABLE, reason))
+                self._settle(message, Reply(None, ErrorCode.NODE_UNAVAILABLE, reason))
 
     def expire(self) -> None:
         """Forget expired messages, those begun or answered KEPT_SECONDS later."""
@@ -332,7 +334,7 @@ class Mailbox:
                 f"the client received this message {MAX_DELIVERIES} times and was started again"
                 " each time"
             )
-            self._settle(message, Reply(None, APP_CRASHED, reason))
+            self._settle(message, Reply(None, ErrorCode.CLIENT_APP_CRASHED, reason))
         return None
 
     def find(self, device: str, id: str) -> QueuedMessage | None:

@@ -18,13 +18,6 @@ LARGEST_CHUNK = CHUNK_BYTES + (64 << 10)
 HELD_SECONDS = 50.0
 BEAT_SECONDS = 10.0
 
-# Flower's error codes (ErrorCode), copied here because the server and the device's session do not
-# load Flower.
-APP_RAISED = 2
-MESSAGE_UNAVAILABLE = 3
-NODE_UNAVAILABLE = 5
-APP_CRASHED = 8
-
 
 def slices(data: bytes) -> Iterator[bytes]:
     """Return content in pieces of at most CHUNK_BYTES."""

@@ -1,4 +1,4 @@
-"""A device's session: it fetches messages, has the worker answer, keeps the last reply."""
+"""A device's session: it fetches messages, lets the worker answer, and keeps the last reply."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import time
 from pathlib import Path
 
 from fairbloom.logs import log
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.system.files import make_folder, whole_file, write_private
 
 from .app_process import Answer, Task
 from .calls import Calls, Received
-from .messages import APP_CRASHED, APP_RAISED, BEAT_SECONDS, node_id_of
+from .messages import BEAT_SECONDS, node_id_of
 from .wire_pb2 import Head, Taken
 from .worker import CrashedError, DroppedError, Worker
 
-# What a client logs once the server lets it in, before its name.
+# Random bytes of a session's id.
 SESSION_BYTES = 16
-CONNECTED = "connected as client"
 
-# A worker that has had nothing to do for so long is ended.
+# Seconds after which an idle worker is ended.
 IDLE_SECONDS = 60.0
 
-# How many runs have the state of their app kept: the last ones.
-MOST_RUNS = 5
+# The app's state is kept for this number of runs, the latest ones.
+KEPT_RUNS = 5
 
 
 class Contexts:
-    """Flower's `Context.state` of each run's app, in files that outlive a restart."""
+    """Flower's `Context.state` of each run's app, in files that survive a restart."""
 
     def __init__(self, state_dir: str) -> None:
         self._folder = Path(state_dir, "contexts")
@@ -40,16 +40,16 @@ class Contexts:
         return _read_sealed(self._folder / str(run), "the app begins without the state in it")
 
     def save(self, run: int, state: bytes) -> None:
-        """Keep the state of a run, and forget that of the oldest."""
+        """Write the state of a run, and delete the oldest states beyond KEPT_RUNS."""
         make_folder(self._folder)
         _write_sealed(self._folder / str(run), state)
         files = sorted(self._folder.glob("[0-9]*"), key=lambda file: file.stat().st_mtime)
-        for file in files[:-MOST_RUNS]:
+        for file in files[:-KEPT_RUNS]:
             file.unlink()
 
 
 class KeptReply:
-    """The last reply, its head and its content, in memory and in a file of the state folder."""
+    """The last reply, head and content, in memory and in a file of the state folder."""
 
     def __init__(self, state_dir: str) -> None:
         self._file = Path(state_dir, "reply")
@@ -59,10 +59,7 @@ class KeptReply:
         self.data = content[4 + size :]
 
     def save(self, head: Head, data: bytes) -> None:
-        """Keep a reply in place of the last one.
-
-        Where the disk refuses, until this process ends.
-        """
+        """Keep a reply in place of the last one; if the disk refuses it, only in memory."""
         self.head = head
         self.data = data
         written = head.SerializeToString()
@@ -79,16 +76,18 @@ class KeptReply:
 def _write_sealed(file: Path, content: bytes) -> None:
     """Write content after its SHA-256."""
     with whole_file(file, 0o600) as opened:
-        # not joined: a reply may be large
+        # written in two pieces, because joining them would copy a reply that may be large
         opened.writelines([hashlib.sha256(content).digest(), content])
 
 
 def _read_sealed(file: Path, loss: str) -> bytes:
-    """Return the content of a sealed file.
+    """Return the content of a sealed file, b"" if it is missing or damaged.
 
-    b"" if it is missing, or damaged, which is logged with the loss.
+    Damage is logged, with the `loss` that it means.
     """
-    content = file.read_bytes() if file.exists() else b""
+    if not file.exists():
+        return b""
+    content = file.read_bytes()
     if content and hashlib.sha256(content[32:]).digest() != content[:32]:
         log.error("%s is damaged: %s", file, loss)
         return b""
@@ -96,7 +95,7 @@ def _read_sealed(file: Path, loss: str) -> bytes:
 
 
 class Session:
-    """Answers messages for one client; the worker outlives it."""
+    """Answers messages for one client. The worker outlives the session."""
 
     def __init__(
         self, name: str, calls: Calls, worker: Worker, contexts: Contexts, kept: KeptReply
@@ -111,9 +110,9 @@ class Session:
         self._asked = time.monotonic()
 
     def serve(self) -> None:
-        """Answer messages until the server refuses this client, which is raised."""
+        """Answer messages until the server refuses this client; raise RefusedError then."""
         self._calls.connect()
-        log.info("%s %s", CONNECTED, self._name)
+        log.info("connected as client %s", self._name)
         while True:
             message = self._calls.next(hashlib.sha256(self._settings.encode()).hexdigest())
             if message is None:
@@ -136,7 +135,7 @@ class Session:
                 log.warning("the reply to %s is not used: %s", name, taken.reason)
 
     def _answer(self, message: Received) -> None:
-        """Let the worker answer a message, with signs of life meanwhile, and keep the reply."""
+        """Have the worker answer a message while signs of life are sent, and keep the reply."""
         done = threading.Event()
         beats = threading.Thread(target=self._beat, args=(message.head, done), daemon=True)
         beats.start()
@@ -153,20 +152,22 @@ class Session:
     def _work(self, message: Received) -> Answer:
         head = message.head
         if head.protocol != PROTOCOL:
-            side = "this client" if head.protocol > PROTOCOL else "the server"
+            older = "this client" if head.protocol > PROTOCOL else "the server"
             words = (
                 f"the server speaks protocol {head.protocol} and this client {PROTOCOL}: upgrade"
-                f" {side}"
+                f" {older}"
             )
-            return Answer.failed(APP_RAISED, words)
+            return Answer.failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, words)
         state = self._contexts.load(head.run)
         task = Task(self._node, head.SerializeToString(), self._settings, message.data, state)
         try:
             answer: Answer = self._worker.answer(task, head.id)
         except DroppedError as error:
-            return Answer.failed(APP_RAISED, f"the client dropped this work: {error}")
+            return Answer.failed(
+                ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"the client dropped this work: {error}"
+            )
         except CrashedError as error:
-            return Answer.failed(APP_CRASHED, str(error))
+            return Answer.failed(ErrorCode.CLIENT_APP_CRASHED, str(error))
         if answer.state is not None:
             self._contexts.save(head.run, answer.state)
         return answer
@@ -178,9 +179,15 @@ class Session:
 
 
 def load_session(state_dir: str) -> bytes:
-    """Return this device's session id, kept over restarts: a copy of its key has another."""
+    """Return this device's session id, which restarts keep.
+
+    Another device that has a copy of the key has another id, so that the server can refuse it.
+    """
     file = Path(state_dir, "session")
-    if file.exists() and len(known := file.read_bytes()) == SESSION_BYTES:
-        return known
-    write_private(file, made := secrets.token_bytes(SESSION_BYTES))
-    return made
+    if file.exists():
+        session = file.read_bytes()
+        if len(session) == SESSION_BYTES:
+            return session
+    session = secrets.token_bytes(SESSION_BYTES)
+    write_private(file, session)
+    return session

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Self
 
 from fairbloom.protocol import names
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score, accuracy_first
@@ -66,6 +67,32 @@ Report = Mapping[str, float]
 NOTHING: Report = MappingProxyType({})
 
 Row = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The score on validation examples, by which a best model is chosen and a run stops early.
+
+    `metric` is its name on the wire.
+    """
+
+    score: Score
+    metric: str
+
+    @classmethod
+    def of(cls, score: Score, model: str = "global") -> Self:
+        """Return that of a task's score, for the global or personal models."""
+        return cls(score, score.name + ENDINGS["validation"] + ENDINGS[model])
+
+    @property
+    def column(self) -> str:
+        """The column of rounds.csv with its mean over the clients."""
+        return mean_column(self.score, "validation")
+
+    def mean(self, finished: Round) -> float | None:
+        """Return its mean over the clients, None if no client has reported it."""
+        values = scores_by_client(finished, self.score, self.metric)
+        return summarize(values)["mean"] if values else None
 
 
 @dataclass(frozen=True)
@@ -157,7 +184,7 @@ class ClientTable:
 
 
 def round_columns(
-    method: Method, score: Score = ACCURACY, *, validated: bool = False
+    method: Method, score: Score = ACCURACY, validation: Validation | None = None
 ) -> tuple[str, ...]:
     """Return the columns of rounds.csv, by the models, examples and method of the run."""
     models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
@@ -167,19 +194,23 @@ def round_columns(
         *(("lost_states",) if method.keeps_states else ()),
         *("clients", "clients_scored", "percent_of_participants_improved"),
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
-        *((mean_column(score, validated=True),) if validated else ()),
+        *((validation.column,) if validation else ()),
         *(report.replace("-", "_") for report in method.reports),
         *("bytes_sent", "bytes_received", "seconds"),
     )
 
 
-def mean_column(score: Score, *, validated: bool) -> str:
+def mean_column(score: Score, split: str) -> str:
     """Return the column of rounds.csv with the mean score on validation or test examples."""
-    return f"{score.column(split='validation' if validated else 'test')}_mean"
+    return f"{score.column(split=split)}_mean"
 
 
 def format_round(
-    finished: Round, seconds: float, reports: Iterable[str] = (), score: Score = ACCURACY
+    finished: Round,
+    seconds: float,
+    reports: Iterable[str] = (),
+    score: Score = ACCURACY,
+    validation: Validation | None = None,
 ) -> dict[str, object]:
     """Return a round's row of rounds.csv.
 
@@ -212,6 +243,7 @@ def format_round(
         "seconds": round(seconds, 6),
         **({} if improved is None else {"percent_of_participants_improved": improved}),
         **_measure_scores(finished, score),
+        **({} if validation is None else {validation.column: validation.mean(finished)}),
         **{report.replace("-", "_"): finished.metrics.get(report) for report in reports},
     }
 
@@ -226,7 +258,7 @@ def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:
 
 
 def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
-    """Return the score's measures for each kind of model, and its validation mean."""
+    """Return the score's measures for each kind of model."""
     measures: dict[str, object] = {"clients_scored": 0} if finished.evaluations else {}
     for model in ("global", "personal"):
         if values := scores_by_client(finished, score, score.name + ENDINGS[model]):
@@ -235,8 +267,6 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
                 f"{score.column(model)}_{measure}": value for measure, value in spread.items()
             }
             measures["clients_scored"] = measures["clients_scored"] or len(values)
-    if values := scores_by_client(finished, score, score.name + ENDINGS["validation"]):
-        measures[mean_column(score, validated=True)] = summarize(values)["mean"]
     return measures
 
 

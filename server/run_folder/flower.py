@@ -2,8 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,30 @@ from fairbloom.protocol.names import LOSS
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.options import OPTIONS
+from fairbloom.rounds.ranges import whole
 from fairbloom.rounds.records import record_of
 from fairbloom.rounds.refusals import one_line
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.strategies import FairStrategy
-from fairbloom.strategies.strategy import LoopOfOwnError, Recording, layers, plain_values
+from fairbloom.strategies.strategy import (
+    LoopOfOwnError,
+    Recording,
+    ShouldStop,
+    Timeout,
+    check_newer,
+    layers,
+    plain_values,
+)
 
 from ..log_lines import summarize_row
 from ..polling import PollingGrid
 from ..progress import announce
+from .csv_rows import Validation
 from .errors import explain_other_state, said_in_app
-from .files import CHECKPOINTS, MODEL
+from .files import CHECKPOINTS, CONFIG, MODEL
 from .lock import locked_folder
 from .recorder import RunRecorder
+from .stopping import EarlyStopping
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -59,6 +69,13 @@ class RunFolder:
         others are in clients.csv, too. The default is `accuracy`.
     loss
         The name of the metric that is the loss on the test examples, `loss` by default.
+    best_model
+        The metric of validation examples that clients reply when they evaluate, as a name or a
+        Score: the best model is that of the round with its best mean. By default the first score
+        chooses it.
+    early_stopping
+        Number of rounds without a better mean of `best_model` that end the run as finished; 0 never
+        ends it early. A finished run with a larger number continues.
     wait
         Whether to wait, for up to a minute, for another process that writes the same folder.
     """
@@ -69,11 +86,23 @@ class RunFolder:
         *,
         score: str | Score | Sequence[str | Score] = ACCURACY,
         loss: str = "",
+        best_model: str | Score = "",
+        early_stopping: int = 0,
         wait: bool = True,
     ) -> None:
         self.path = Path(path).absolute()
         self.scores = scores_in([score] if isinstance(score, str | Score) else score, loss)
         self.loss = loss
+        self.early_stopping = whole(0, early_stopping=early_stopping)
+        self.validation: Validation | None = None
+        """By what the best model is chosen and the run stops early; None: by the first score."""
+        if best_model:
+            self.validation = find_validation(best_model, self.scores, loss)
+        elif early_stopping:
+            raise FairbloomError(
+                f"early_stopping = {early_stopping} uses a metric of validation examples: name the"
+                " one that your clients reply, as in best_model='val_acc'"
+            )
         self._wait = wait
 
     @property
@@ -87,16 +116,18 @@ class RunFolder:
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        timeout: float = 3600,
+        timeout: Timeout = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        should_stop: ShouldStop | None = None,
         *,
         on_round: Callable[[Round], None] | None = None,
+        **newer: object,
     ) -> Result:
         """Run, continue or extend what the strategy says.
 
-        Arguments and result are those of `strategy.start`.
+        Arguments and result are those of `FairStrategy.start`.
 
         The strategy is one of ours, or a wrapper around one, such as Flower's for differential
         privacy. If its `start` is overridden, that is called, and calls `super().start`; a loop of
@@ -107,8 +138,8 @@ class RunFolder:
 
         All clients evaluate the last round's model, whatever `fraction_evaluate` above 0 says.
 
-        StopRun, raised by `on_round` or `evaluate_fn`, ends the run as finished after that round;
-        more rounds extend it.
+        StopRun, raised by `on_round` or `evaluate_fn`, and True from `should_stop` end the run as
+        finished after that round; more rounds extend it.
 
         The result of a continued run has the metrics of the rounds that ran now, and the arrays
         after the last one. A finished run is not run again: its result has the final arrays alone.
@@ -118,8 +149,9 @@ class RunFolder:
         FairbloomError
             When the strategy is no FairStrategy, its `start` has its own loop, the folder belongs
             to a run with another strategy, other options or other code of the strategy, or clients
-            that evaluate do not reply the scores or the loss.
+            that evaluate do not reply the scores, the loss or `best_model`.
         """
+        check_newer(type(self), newer)
         with said_in_app("RunFolder(path)", at_once=is_simulated(grid)):
             arguments: dict[str, Any] = {
                 "grid": PollingGrid(grid),
@@ -130,6 +162,7 @@ class RunFolder:
                 "train_config": train_config,
                 "evaluate_config": evaluate_config,
                 "evaluate_fn": evaluate_fn,
+                "should_stop": should_stop,
             }
             arguments |= {name: value for name, value in optional.items() if value is not None}
             return self._start(strategy, {**arguments, "timeout": timeout}, on_round)
@@ -142,6 +175,7 @@ class RunFolder:
     ) -> Result:
         """Do what `start` says, with the `arguments` of the strategy's."""
         inner = find_fair_strategy(strategy)
+        self._check_evaluation(inner)
         announce(self.path)
         config = {"num-rounds": arguments["num_rounds"], **collect_options(strategy)}
         sent = (arguments.get("train_config") or {}).items()
@@ -151,6 +185,12 @@ class RunFolder:
             if isinstance(value, bool | int | float | str)
         }
         config |= {"loss": self.loss} if self.loss else {}
+        if self.early_stopping or "early-stopping" in CONFIG.read(self.path).settings:
+            config["early-stopping"] = self.early_stopping  # 0 extends a run that stopped early
+        stopping: EarlyStopping | None = None
+        if self.validation is not None:
+            config["best-model"] = self.validation.metric
+            stopping = EarlyStopping.of(self.early_stopping, self.validation)
         classes = [cls for each in layers(strategy) for cls in type(each).__mro__]
         names = (f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in classes)
         with locked_folder(self.path, wait=self._wait):
@@ -161,6 +201,8 @@ class RunFolder:
                 self.scores,
                 loss=self.loss or LOSS,
                 app_metrics=True,
+                validation=self.validation,
+                stopping=stopping,
                 code=digest_own_code(names),
             )
             if recorder.finished:
@@ -173,7 +215,11 @@ class RunFolder:
                 arguments["initial_arrays"], state = record_of(continued[0]), continued[1]
                 with explain_other_state(CHECKPOINTS.path_in(self.path)):
                     inner.load_state_dict(state)
-            writer = RoundWriter(recorder, self.scores, self.loss, on_round)
+            if recorder.stopped:  # the process was lost between the last round and the final model
+                arguments["num_rounds"] = recorder.saved
+            named = [self.loss] if self.loss else []
+            named += [self.validation.metric] if self.validation else []
+            writer = RoundWriter(recorder, self.scores, named, on_round)
             if "evaluate_fn" in arguments:
                 arguments["evaluate_fn"] = writer.watch(arguments["evaluate_fn"])
             recording = Recording(
@@ -187,20 +233,41 @@ class RunFolder:
                 result = strategy.start(**arguments)
             if recording.result is None:
                 raise LoopOfOwnError(strategy)
+            recorder.stopped = recording.stopped or recorder.stopped
             recorder.finish(
                 {name: array.numpy() for name, array in recording.result.arrays.items()}
             )
         return result
 
+    def _check_evaluation(self, strategy: FairStrategy) -> None:
+        """Raise FairbloomError if clients never evaluate for `best_model` or early stopping."""
+        if self.validation is None:
+            return
+        name = self.validation.metric
+        if not strategy.fraction_evaluate:
+            raise FairbloomError(
+                f"best_model = {name!r} has no effect with fraction_evaluate = 0, as no client"
+                " evaluates: raise fraction_evaluate, or leave best_model out"
+            )
+        if self.early_stopping and not strategy.evaluate_every:
+            raise FairbloomError(
+                f"early_stopping = {self.early_stopping} has no effect with evaluate_every = 0,"
+                " which evaluates the last round only: set evaluate_every, as in 1"
+            )
+
 
 class RoundWriter:
-    """Writes each finished round into a run folder, then hands it on."""
+    """Writes each finished round into a run folder, then hands it on.
+
+    `named` are the metrics besides the scores that clients must reply. It raises StopRun when the
+    run is to stop early.
+    """
 
     def __init__(
         self,
         recorder: RunRecorder,
         scores: Sequence[Score],
-        loss: str,
+        named: Sequence[str],
         on_round: Callable[[Round], None] | None,
     ) -> None:
         self._recorder = recorder
@@ -208,13 +275,12 @@ class RoundWriter:
         self._on_round = on_round
         self._unseen: list[str] = []
         if not recorder.saved:
-            self._unseen += [score.name for score in scores]
-            self._unseen += [loss] if loss else []
+            self._unseen += [*(score.name for score in scores), *named]
         self._central: dict[int, MetricRecord] = {}
         self._started = time.perf_counter()
 
     def __call__(self, finished: Round) -> None:
-        """Write the round; raise FairbloomError if no evaluation has the scores or the loss."""
+        """Write the round; raise FairbloomError if no evaluation has a metric that is needed."""
         reported = sorted(
             {metric for metrics in finished.evaluations.values() for metric in metrics}
         )
@@ -239,34 +305,26 @@ class RoundWriter:
         summary = summarize_row(row, self._scores[0], self._recorder.method.serves)
         log.info("round %d is recorded%s", finished.number, summary)
         if self._on_round is not None:
-            with self._noting_stop():
-                self._on_round(finished)
+            self._on_round(finished)
+        if self._recorder.stopped:
+            raise StopRun(self._recorder.stopped)
         self._started = time.perf_counter()
 
     def watch(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
         """Return the user's function, wrapped to keep its metrics."""
 
         def watched(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            with self._noting_stop():
-                try:
-                    metrics = evaluate_fn(number, arrays)
-                except StopRun as stop:
-                    if stop.metrics is not None:
-                        self._central[number] = MetricRecord({**stop.metrics})
-                    raise
+            try:
+                metrics = evaluate_fn(number, arrays)
+            except StopRun as stop:
+                if stop.metrics is not None:
+                    self._central[number] = MetricRecord({**stop.metrics})
+                raise
             if metrics is not None:
                 self._central[number] = metrics
             return metrics
 
         return watched
-
-    @contextmanager
-    def _noting_stop(self) -> Iterator[None]:
-        try:
-            yield
-        except StopRun as stop:
-            self._recorder.stopped = stop.reason
-            raise
 
 
 def find_fair_strategy(strategy: Strategy) -> FairStrategy:
@@ -314,9 +372,17 @@ def score_called(name: str, loss: str) -> Score:
     if any(ending == each or ending.endswith(f"-{each}") for each in HIGHER_IS_BETTER):
         return Score(name)
     raise FairbloomError(
-        f"score = {name!r} does not say whether higher is better: write Score({name!r},"
+        f"the name {name!r} does not say whether higher is better: write Score({name!r},"
         " higher_is_better=True), or False"
     )
+
+
+def find_validation(best_model: str | Score, scores: Sequence[Score], loss: str) -> Validation:
+    """Return the metric that chooses the best model; a name may be that of one of the scores."""
+    known = {score.name: score for score in scores}
+    if isinstance(best_model, str):
+        best_model = known.get(best_model) or score_called(best_model, loss)
+    return Validation(best_model, best_model.name)
 
 
 def scores_in(given: Sequence[str | Score], loss: str = "") -> tuple[Score, ...]:

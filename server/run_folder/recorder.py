@@ -24,7 +24,15 @@ from fairbloom.system.files import sync_folder
 from ..checkpoint import Arrays, list_checkpoints, load_last, save_round
 from ..settings import find_grown
 from .checks import check_folder, digest_code
-from .csv_rows import ClientTable, Row, format_round, mean_column, round_columns, with_losses_before
+from .csv_rows import (
+    ClientTable,
+    Row,
+    Validation,
+    format_round,
+    mean_column,
+    round_columns,
+    with_losses_before,
+)
 from .errors import RunFolderError, explain_write_errors
 from .files import (
     BEST,
@@ -73,9 +81,8 @@ class RunRecorder:
     keep
         Called before a checkpoint is written, with the round of the oldest checkpoint to which the
         run may go back, or 0: makes the clients store their states.
-    validated
-        Whether the best model is the one with the best mean score on validation examples, not on
-        test examples.
+    validation
+        The score whose mean chooses the best model; None: the first of `scores`, on test examples.
     app_metrics
         Whether all metrics of a user's app are written, which are not known in advance.
     code
@@ -91,7 +98,7 @@ class RunRecorder:
         *,
         in_process: bool = False,
         keep: Callable[[int], None] = lambda since: None,
-        validated: bool = False,
+        validation: Validation | None = None,
         grouped: Grouped | None = None,
         two_classes: bool = False,
         loss: str = LOSS,
@@ -113,14 +120,21 @@ class RunRecorder:
         self._in_process = in_process
         self._keep = keep
         self._rounds = TableWriter(
-            ROUNDS.path_in(path), round_columns(method, self._score, validated=validated)
+            ROUNDS.path_in(path), round_columns(method, self._score, validation)
         )
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
-        self._best_by = mean_column(self._score, validated=validated)
+        self._validation = validation
+        self._best_by = mean_column(self._score, "test")
+        self._best_score = self._score
+        if validation is not None:
+            self._best_by = validation.column
+            self._best_score = validation.score
         personal = method.terms(1).has_personal_models
         disparity = DISPARITY in method.needs
         hostile = bool(config.get("attack"))
+        # metrics.csv has an app's validation scores, by client.
+        validated = validation is not None and not app_metrics
         self._table = ClientTable(
             scores, validated, personal, disparity, two_classes, hostile, loss
         )
@@ -233,7 +247,7 @@ class RunRecorder:
         self.begin()
         if self._in_process:
             finished = with_losses_before(finished, self._losses)
-        row = format_round(finished, seconds, self.method.reports, self._score)
+        row = format_round(finished, seconds, self.method.reports, self._score, self._validation)
         with explain_write_errors(f"round {finished.number}", self.path):
             self._rounds.add([[row.get(column) for column in self._rounds.columns]])
             self._clients.add(self._table.rows(finished))
@@ -255,7 +269,7 @@ class RunRecorder:
         mean = row.get(self._best_by)
         if isinstance(mean, float):
             self._mean = mean
-            if not self._best or self._score.better(mean, self._best["mean"]) > 0.0:
+            if not self._best or self._best_score.better(mean, self._best["mean"]) > 0.0:
                 self._best = {"mean": mean, "round": finished.number}
                 self._new_best = finished.evaluated
         self._seconds += float(str(row["seconds"]))
@@ -310,7 +324,7 @@ class RunRecorder:
             log.info(
                 "the run is finished after round %d, before its last one: %s", self.saved, stopped
             )
-        score = self._score
+        score = self._best_score
         best = self._best.get("mean", math.nan)
         last = self._mean
         if score.better(best, last) > abs(best) / 2.0:  # the end is worse by more than half

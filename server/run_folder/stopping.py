@@ -5,48 +5,44 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fairbloom.protocol.parameters import SettingsError
-from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
 
-from ..fairness import summarize
-from .csv_rows import ENDINGS, scores_by_client
+from .csv_rows import Validation
 
 
 @dataclass
 class EarlyStopping:
-    """Watches the mean validation score of the served model ("global" or "personal").
+    """Watches the mean score on validation examples.
 
     `patience` rounds without a better score end the run; `last` is the last round with a known
     score.
     """
 
     patience: int
-    score: Score
-    serves: str = "global"
+    validation: Validation
     best: float | None = None
     best_round: int = 0
     last: int = 0
 
     @classmethod
-    def of(cls, patience: int, score: Score, serves: str) -> Self | None:
+    def of(cls, patience: int, validation: Validation) -> Self | None:
         """Return what watches a run, None where `patience` is 0."""
-        return cls(patience, score, serves) if patience else None
+        return cls(patience, validation) if patience else None
 
     def observe(self, finished: Round) -> None:
         """Look at a round; raise SettingsError after `patience` rounds without any score."""
-        metric = self.score.name + ENDINGS["validation"] + ENDINGS[self.serves]
-        if values := scores_by_client(finished, self.score, metric):
-            mean = summarize(values)["mean"]
+        score = self.validation.score
+        if (mean := self.validation.mean(finished)) is not None:
             self.last = finished.number
-            if self.best is None or self.score.better(mean, self.best) > 0.0:
+            if self.best is None or score.better(mean, self.best) > 0.0:
                 self.best = mean
                 self.best_round = finished.number
         elif self.best is None and finished.evaluations and finished.number >= self.patience:
             raise SettingsError(
-                f"early-stopping = {self.patience} uses the mean validation {self.score.name}, and"
+                f"early-stopping = {self.patience} uses the mean validation {score.name}, and"
                 f" up to round {finished.number} no client has reported any: give the clients"
-                " validation examples (where they have few examples, by a larger"
-                " validation-share), or set early-stopping = 0"
+                " validation examples (a task does by a larger validation-share), or set"
+                " early-stopping = 0"
             )
 
     @property
@@ -54,10 +50,11 @@ class EarlyStopping:
         """Why the run is to end, "" as long as it goes on."""
         if self.best is None or self.last - self.best_round < self.patience:
             return ""
-        best = self.score.written(self.best)
+        score = self.validation.score
+        best = score.written(self.best)
         since = self.last - self.best_round
         return (
-            f"the mean validation {self.score.name} was best in round {self.best_round}, {best},"
+            f"the mean validation {score.name} was best in round {self.best_round}, {best},"
             f" and not better in the {since} rounds since (early-stopping = {self.patience})"
         )
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from flwr.app import Message, MessageType
 from flwr.app.error import Error
-from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings

@@ -19,16 +19,11 @@ from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.mailbox import Content, Envelope, Mailbox, MemoryBudget
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.messages import (
-    APP_CRASHED,
-    APP_RAISED,
     CHUNK_BYTES,
-    MESSAGE_UNAVAILABLE,
-    NODE_UNAVAILABLE,
     SERVICE,
 )
 from fairbloom.deploy.fleet.port import REFUSED_REPLY, REPLY_BYTES, Port
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Taken, Working
-from fairbloom.flower import ErrorCode
 from fairbloom.protocol.version import PROTOCOL
 
 RUN = 7
@@ -397,16 +392,6 @@ def test_a_damaged_file_keeps_its_client_out_and_no_other(served: Served) -> Non
     assert served.do(served.members.look) == {"a"}
     assert refusal(served, served.credentials("a")) == grpc.StatusCode.PERMISSION_DENIED
     assert refusal(served, served.credentials("b")) == grpc.StatusCode.OK
-
-
-def test_the_codes_of_errors_are_flowers() -> None:
-    theirs = (
-        ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
-        ErrorCode.MESSAGE_UNAVAILABLE,
-        ErrorCode.NODE_UNAVAILABLE,
-    )
-    assert theirs == (APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE)
-    assert APP_CRASHED == ErrorCode.CLIENT_APP_CRASHED
 
 
 def test_server_and_device_load_neither_flower_nor_pytorch(subtests: pytest.Subtests) -> None:

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from flwr.app import Message, MessageType
 from flwr.app.error import Error
-from flwr.common.constant import ErrorCode
 from safetensors.numpy import load_file
 
 from benchmarks.deployed import LARGE
 from fairbloom.client.app import app
 from fairbloom.deploy import pki
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.checkpoint import load_last

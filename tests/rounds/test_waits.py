@@ -11,7 +11,6 @@ from flwr.app import Message
 from flwr.app.error import Error
 
 from fairbloom.errors import FairbloomError
-from fairbloom.flower import set_created_at
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.quorum import Quorum, QuorumError, quorum_of
@@ -89,7 +88,7 @@ class Nodes(MemoryGrid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         messages = list(messages)
         for message in messages:
-            set_created_at(message, self.clock.time())
+            message.metadata.created_at = self.clock.time()
             about = message.metadata.message_type, self.nodes[message.metadata.dst_node_id]
             self.asked.setdefault(about, []).append(self.clock.now)
         answers = self._answers  # type: ignore[method-assign]

@@ -9,9 +9,9 @@ from typing import Any
 
 from flwr.app import Message, MessageType
 from flwr.app.error import Error
-from flwr.common.constant import ErrorCode
 
 from fairbloom.client.app import app
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import federate

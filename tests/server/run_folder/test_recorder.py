@@ -15,7 +15,12 @@ from fairbloom.protocol.parameters import SettingsError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
-from fairbloom.server.run_folder.csv_rows import ClientTable, parse_refusals, round_columns
+from fairbloom.server.run_folder.csv_rows import (
+    ClientTable,
+    Validation,
+    parse_refusals,
+    round_columns,
+)
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE, is_finished
 from fairbloom.server.run_folder.recorder import RunRecorder
@@ -419,7 +424,7 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(
 
 
 def test_it_is_enough_that_one_client_has_a_validation_score_in_one_of_the_first_rounds() -> None:
-    stopping = EarlyStopping(3, ACCURACY)
+    stopping = EarlyStopping(3, Validation.of(ACCURACY))
     validated = {"a": {"accuracy": 0.5, "accuracy-validation": 0.5}}
     stopping.observe(a_round(1))
     stopping.observe(a_round(2, evaluations=validated))
@@ -429,7 +434,7 @@ def test_it_is_enough_that_one_client_has_a_validation_score_in_one_of_the_first
 
 
 def test_rounds_that_nobody_evaluated_say_nothing_of_validation_examples() -> None:
-    stopping = EarlyStopping(2, ACCURACY)
+    stopping = EarlyStopping(2, Validation.of(ACCURACY))
     for number in range(1, 6):
         stopping.observe(a_round(number, evaluations={}))
     with pytest.raises(SettingsError, match="up to round 6 no client has reported any"):
