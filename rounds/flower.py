@@ -43,7 +43,7 @@ from .records import (
     size_of,
 )
 from .refusals import Refusals
-from .roster import Roster
+from .node_tracker import NodeTracker
 from .screening import usable_evaluation, usable_metrics
 
 FLOWER = logging.getLogger("flwr")
@@ -83,7 +83,8 @@ class FlowerClients:
     grid
         Carries the messages; it may be given later.
     timeout
-        Seconds that clients have to reply; messages live no longer. None: Flower's limit.
+        Seconds that clients have to reply; messages live no longer. None: Flower's limit. The
+        attribute may be changed from round to round.
     quorum
         How many must be online, and how long a round waits for them. None: as many as a round asks
         for, until the timeout.
@@ -104,11 +105,11 @@ class FlowerClients:
         self.grid = grid
         self._version: Mapping[str, Any] = {} if protocol is None else {PROTOCOL: protocol}
         self._method = method
-        self._timeout = timeout
+        self.timeout = timeout
         self._quorum = quorum or Quorum(
             PATIENCE_SECONDS, method.training_clients, setting="min_available_nodes"
         )
-        self._roster = Roster()
+        self._tracker = NodeTracker()
         self._layout = Layout({})
         self._training = Exchange()
         self._evaluation = Exchange()
@@ -133,12 +134,12 @@ class FlowerClients:
     def online(self, fewest: int) -> Sequence[str]:
         """Wait for `fewest` clients until the timeout; return the names of all that are online."""
         self._refresh_nodes()
-        while not self._quorum.is_met(self._roster.online):
+        while not self._quorum.is_met(self._tracker.online):
             time.sleep(WAIT_SECONDS)
             self._refresh_nodes()
-        deadline = time.monotonic() + (math.inf if self._timeout is None else self._timeout)
+        deadline = time.monotonic() + (math.inf if self.timeout is None else self.timeout)
         before = 0
-        while (online := len(self._roster.online)) < fewest and time.monotonic() < deadline:
+        while (online := len(self._tracker.online)) < fewest and time.monotonic() < deadline:
             if self.simulated and online == before > 0:
                 remedy = "lower min_available_nodes, min_train_nodes or min_evaluate_nodes"
                 raise SimulationError(online, fewest, remedy)
@@ -146,20 +147,20 @@ class FlowerClients:
             log.info("waiting for clients: %d of %d are online", online, fewest)
             time.sleep(WAIT_SECONDS)
             self._refresh_nodes()
-        return list(self._roster.online)
+        return list(self._tracker.online)
 
     def free(self) -> Sequence[str]:
         """Return the names of the clients online that owe no reply, in order.
 
         Late replies are collected first.
         """
-        if owed := self._roster.pending:
+        if owed := self._tracker.pending:
             with suppress(NotImplementedError):  # a grid that only has send_and_receive
                 late = [
                     reply for reply in self._grid().pull_messages(owed) if not is_expired(reply)
                 ]
-                self._roster.clear(reply.metadata.reply_to_message_id for reply in late)
-        return self._roster.free
+                self._tracker.clear(reply.metadata.reply_to_message_id for reply in late)
+        return self._tracker.free
 
     def wait_until_free(self, fewest: int) -> None:
         """Wait until this many training clients are online and owe nothing.
@@ -172,15 +173,15 @@ class FlowerClients:
         of_training = min(fewest, len(self._method.training_clients) or fewest)
         while (
             not self._quorum.is_met_by_free(self.free(), of_training)
-            or len(self._roster.online) < fewest
+            or len(self._tracker.online) < fewest
         ):
             time.sleep(WAIT_SECONDS)
             self._refresh_nodes()
 
     def _refresh_nodes(self) -> None:
         nodes = {node.node_id: node.name for node in self._grid().get_nodes()}
-        self._roster.refresh(nodes, self._ask_names)
-        self._quorum.observe(self._roster.online)
+        self._tracker.refresh(nodes, self._ask_names)
+        self._quorum.observe(self._tracker.online)
 
     def _ask_names(self, node_ids: list[int]) -> dict[int, str]:
         """Return new nodes' client names.
@@ -220,7 +221,7 @@ class FlowerClients:
         exchange = Exchange()
         for node_id in node_ids:
             exchange.messages[str(node_id)] = Message(
-                RecordDict(), node_id, MessageType.QUERY, ttl=self._timeout
+                RecordDict(), node_id, MessageType.QUERY, ttl=self.timeout
             )
         replies = dict[int, Message]()
         delivered = self.deliver(exchange.messages.values())
@@ -245,8 +246,8 @@ class FlowerClients:
 
         A node that an operator has named was not asked for its name, so it is asked now, once.
         """
-        nodes = {name: self._roster.online[name] for name in names if name in self._roster.online}
-        free = set(self._roster.free)
+        nodes = {name: self._tracker.online[name] for name in names if name in self._tracker.online}
+        free = set(self._tracker.free)
         silent = [
             node_id
             for name, node_id in nodes.items()
@@ -267,7 +268,7 @@ class FlowerClients:
 
         Note who owes a reply, and who has the frozen arrays.
         """
-        contents = exchange.sort(replies, self._roster.online, refused)
+        contents = exchange.sort(replies, self._tracker.online, refused)
         for name, content in contents:
             if self._digest and read_frozen_digest(content) == self._digest:
                 self._have_frozen.add(exchange.messages[name].metadata.dst_node_id)
@@ -436,15 +437,15 @@ class FlowerClients:
             self._method.configrecord_key: ConfigRecord({**config, **self._version}),
         }
         content = RecordDict({**records, **vectors})
-        node_id = self._roster.online[name]
-        return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self._timeout)
+        node_id = self._tracker.online[name]
+        return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self.timeout)
 
     def deliver(self, messages: Iterable[Message]) -> list[Message]:
         """Send messages and return the replies that come in time."""
         messages = list(messages)
         if not messages:
             return []  # before a grid is needed
-        replies = list(self._grid().send_and_receive(messages, timeout=self._timeout))
+        replies = list(self._grid().send_and_receive(messages, timeout=self.timeout))
         self._delivered = {
             reply.metadata.reply_to_message_id for reply in replies if not is_expired(reply)
         }
@@ -482,12 +483,12 @@ class FlowerClients:
             sent = exchange.messages[name].metadata
             # A reply that was delivered and is missing here was held back by a hook.
             if sent.message_id and sent.message_id not in self._delivered:
-                self._roster.expect_reply(
+                self._tracker.expect_reply(
                     sent.message_id, sent.dst_node_id, sent.created_at, sent.ttl
                 )
         for name in exchange.answered:
-            self._roster.reset_backoff(exchange.messages[name].metadata.dst_node_id)
-        self._roster.clear(exchange.strays)
+            self._tracker.reset_backoff(exchange.messages[name].metadata.dst_node_id)
+        self._tracker.clear(exchange.strays)
 
     def _grid(self) -> Grid:
         if self.grid is None:

@@ -237,7 +237,7 @@ class Engines:
         key = case.config, type(case.method)
         if engine not in self._there or self._there[engine][0] != key:
             self.close(engine)
-            clients = IMPLEMENTATIONS[engine](case.method, dict(case.settings.run_config()))
+            clients = IMPLEMENTATIONS[engine](case.method, case.settings)
             assert isinstance(clients, LocalClients)
             self._there[engine] = key, clients
         clients = self._there[engine][1]

@@ -11,7 +11,7 @@ from fairbloom.logs import log
 LONGEST_PAUSE = 86400.0
 
 
-class Roster:
+class NodeTracker:
     """The clients online by name, across rounds.
 
     A node's name is the one that an operator registered with its key; else the one that the node

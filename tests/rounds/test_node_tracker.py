@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from fairbloom.rounds.roster import Roster
+from fairbloom.rounds.node_tracker import NodeTracker
 from fairbloom.rounds.sampling import sample, share
 
 NAMES = [f"client-{k:02d}" for k in range(100)]
@@ -50,11 +50,11 @@ def test_a_draw_is_in_order_and_without_replacement(
 def test_the_draw_depends_on_names_seed_and_round_alone(
     seed: int, number: int, names: list[str]
 ) -> None:
-    roster = Roster()
+    tracker = NodeTracker()
     # in the order in which the nodes came, by node id
-    roster.refresh(dict(enumerate(names)), never)
-    assert list(roster.online) == roster.free == sorted(names)
-    assert draw(roster.free, 0.3, 1, seed, number) == draw(sorted(names), 0.3, 1, seed, number)
+    tracker.refresh(dict(enumerate(names)), never)
+    assert list(tracker.online) == tracker.free == sorted(names)
+    assert draw(tracker.free, 0.3, 1, seed, number) == draw(sorted(names), 0.3, 1, seed, number)
 
 
 class Many(Sequence[str]):
@@ -106,7 +106,7 @@ def test_every_client_and_every_pair_is_drawn_equally_often(subtests: pytest.Sub
 
 
 def test_a_node_is_asked_once_and_again_only_when_it_comes_anew() -> None:
-    roster = Roster()
+    tracker = NodeTracker()
     asked = []
 
     def ask(nodes: list[int]) -> dict[int, str]:
@@ -114,103 +114,103 @@ def test_a_node_is_asked_once_and_again_only_when_it_comes_anew() -> None:
         return {node: f"site-{node}" for node in nodes}
 
     for online in ([3, 5], [3, 5], [3, 5, 4], [5], [3, 5]):
-        roster.refresh(dict.fromkeys(online, ""), ask)
+        tracker.refresh(dict.fromkeys(online, ""), ask)
     assert asked == [[3, 5], [4], [3]]
-    assert roster.online == {"site-3": 3, "site-5": 5}
+    assert tracker.online == {"site-3": 3, "site-5": 5}
 
 
 def test_a_silent_node_is_asked_again_before_it_takes_part() -> None:
-    roster = Roster()
-    roster.refresh({3: "", 4: ""}, lambda nodes: {4: "b"})
-    assert roster.online == {"b": 4}
-    roster.refresh({3: "", 4: ""}, lambda nodes: dict.fromkeys(nodes, "a"))
-    assert roster.online == {"a": 3, "b": 4}
+    tracker = NodeTracker()
+    tracker.refresh({3: "", 4: ""}, lambda nodes: {4: "b"})
+    assert tracker.online == {"b": 4}
+    tracker.refresh({3: "", 4: ""}, lambda nodes: dict.fromkeys(nodes, "a"))
+    assert tracker.online == {"a": 3, "b": 4}
 
 
 def test_a_node_that_owes_a_reply_keeps_its_name_while_away() -> None:
     """It is not asked before its time is over, so its name could not be asked for again."""
-    roster = Roster()
-    roster.refresh({3: "", 5: ""}, lambda nodes: {node: f"site-{node}" for node in nodes})
-    roster.expect_reply("message", 3, time.time(), 1000.0)
-    roster.refresh({5: ""}, never)
-    assert roster.online == {"site-5": 5}
-    roster.refresh({3: "", 5: ""}, never)
-    assert roster.online == {"site-3": 3, "site-5": 5}
-    assert roster.free == ["site-5"]
+    tracker = NodeTracker()
+    tracker.refresh({3: "", 5: ""}, lambda nodes: {node: f"site-{node}" for node in nodes})
+    tracker.expect_reply("message", 3, time.time(), 1000.0)
+    tracker.refresh({5: ""}, never)
+    assert tracker.online == {"site-5": 5}
+    tracker.refresh({3: "", 5: ""}, never)
+    assert tracker.online == {"site-3": 3, "site-5": 5}
+    assert tracker.free == ["site-5"]
 
 
 def test_a_registered_name_can_not_be_claimed(subtests: pytest.Subtests) -> None:
     """Neither when both come together, nor before, nor after; and it needs no question."""
     for first in ({}, {9: "hospital"}, {2: ""}):
         with subtests.test(first=first):
-            roster = Roster()
-            roster.refresh(
+            tracker = NodeTracker()
+            tracker.refresh(
                 first, never if 9 in first else lambda nodes: dict.fromkeys(nodes, "hospital")
             )
-            roster.refresh({9: "hospital", 2: ""}, lambda nodes: {2: "hospital"})
-            assert roster.online == {"hospital": 9}
-            assert roster.free == ["hospital"]
+            tracker.refresh({9: "hospital", 2: ""}, lambda nodes: {2: "hospital"})
+            assert tracker.online == {"hospital": 9}
+            assert tracker.free == ["hospital"]
 
 
 def test_a_name_that_a_node_holds_is_not_given_to_a_second_one() -> None:
-    roster = Roster()
-    roster.refresh({9: ""}, lambda nodes: {9: "hospital"})
-    roster.refresh({9: "", 2: ""}, lambda nodes: {2: "hospital"})
-    assert roster.online == {"hospital": 9}
-    roster.refresh({2: ""}, lambda nodes: {})  # its holder has left
-    assert roster.online == {"hospital": 2}
+    tracker = NodeTracker()
+    tracker.refresh({9: ""}, lambda nodes: {9: "hospital"})
+    tracker.refresh({9: "", 2: ""}, lambda nodes: {2: "hospital"})
+    assert tracker.online == {"hospital": 9}
+    tracker.refresh({2: ""}, lambda nodes: {})  # its holder has left
+    assert tracker.online == {"hospital": 2}
 
 
 def test_a_node_cannot_take_the_id_of_another_for_its_name() -> None:
-    roster = Roster()
-    roster.refresh({2: "", 9: ""}, lambda nodes: {2: "9", 9: "9"})
-    assert roster.online == {"9": 9}
+    tracker = NodeTracker()
+    tracker.refresh({2: "", 9: ""}, lambda nodes: {2: "9", 9: "9"})
+    assert tracker.online == {"9": 9}
 
 
 # Debts --------------------------------------------------------------------------------------------
 
 
 def test_a_client_that_owes_a_reply_is_online_but_not_free() -> None:
-    roster = Roster()
-    roster.refresh({3: "a", 4: "b"}, never)
-    roster.expect_reply("first", 3, 0.0, math.inf)
-    roster.expect_reply("second", 3, 0.0, math.inf)
-    assert roster.pending == ["first", "second"]
-    roster.clear(["first", "of another run"])
-    assert list(roster.online) == ["a", "b"]
-    assert roster.free == ["b"]
-    roster.clear(["second"])
-    assert roster.free == ["a", "b"]
+    tracker = NodeTracker()
+    tracker.refresh({3: "a", 4: "b"}, never)
+    tracker.expect_reply("first", 3, 0.0, math.inf)
+    tracker.expect_reply("second", 3, 0.0, math.inf)
+    assert tracker.pending == ["first", "second"]
+    tracker.clear(["first", "of another run"])
+    assert list(tracker.online) == ["a", "b"]
+    assert tracker.free == ["b"]
+    tracker.clear(["second"])
+    assert tracker.free == ["a", "b"]
 
 
-def silent_for(roster: Roster, now: list[float]) -> float:
+def silent_for(tracker: NodeTracker, now: list[float]) -> float:
     """Return for how long a node is asked nothing that does not answer a message of ten seconds."""
     made = now[0]
-    roster.expect_reply("message", 3, made, 10.0)
-    while not roster.free:
+    tracker.expect_reply("message", 3, made, 10.0)
+    while not tracker.free:
         now[0] += 1.0
     return now[0] - made
 
 
 def test_the_pause_doubles_and_restarts_after_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("fairbloom.rounds.roster.time.time", lambda: now[0])
-    roster = Roster()
-    roster.refresh({3: "a"}, never)
-    assert [silent_for(roster, now) for _ in range(4)] == [20.0, 30.0, 50.0, 90.0]
-    roster.reset_backoff(3)
-    assert silent_for(roster, now) == 20.0
-    roster.expect_reply("late", 3, now[0], 10.0)
-    roster.clear(["late"])
-    assert (roster.free, silent_for(roster, now)) == (["a"], 20.0)
+    monkeypatch.setattr("fairbloom.rounds.node_tracker.time.time", lambda: now[0])
+    tracker = NodeTracker()
+    tracker.refresh({3: "a"}, never)
+    assert [silent_for(tracker, now) for _ in range(4)] == [20.0, 30.0, 50.0, 90.0]
+    tracker.reset_backoff(3)
+    assert silent_for(tracker, now) == 20.0
+    tracker.expect_reply("late", 3, now[0], 10.0)
+    tracker.clear(["late"])
+    assert (tracker.free, silent_for(tracker, now)) == (["a"], 20.0)
 
 
 def test_the_longest_pause_is_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("fairbloom.rounds.roster.time.time", lambda: now[0])
-    roster = Roster()
-    roster.refresh({3: "a"}, never)
+    monkeypatch.setattr("fairbloom.rounds.node_tracker.time.time", lambda: now[0])
+    tracker = NodeTracker()
+    tracker.refresh({3: "a"}, never)
     for number in range(2000):
-        roster.expect_reply(str(number), 3, now[0], 10.0)
+        tracker.expect_reply(str(number), 3, now[0], 10.0)
     now[0] = 10.0 + 86400.0
-    assert roster.free == ["a"]
+    assert tracker.free == ["a"]
