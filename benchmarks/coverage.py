@@ -3,8 +3,8 @@
 Prints how often the 95 % interval of a mean difference contains the true one, for several
 distributions of differences and numbers of seeds; the same for seeds that split the examples of the
 same clients, with and without the correction for it, and for seeds that split a data set among
-clients; and how often the verdict on five methods claims a difference if there is none, and if
-there is one.
+clients; and how often the verdict on five methods claims a difference where no difference exists,
+and where one exists.
 """
 
 from collections.abc import Callable, Iterator, Mapping

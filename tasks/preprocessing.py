@@ -169,7 +169,7 @@ class Preprocessing:
     per_client
         Whether each client standardises numbers by its own means, which are missing here.
     schema
-        The text of the schema by which tables are read; "" if there is none.
+        The text of the schema by which tables are read, or "".
     """
 
     form: str

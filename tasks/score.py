@@ -1,6 +1,5 @@
 """Choose the score that fairness is measured in: by the run's setting, or by the data."""
 
-
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.scores import FURTHER, LOSS_SCORE, Score
 from fairbloom.protocol.settings import RunSettings, SettingsError

@@ -200,8 +200,8 @@ def classes_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return outputs.argmax(dim=1), targets
     raise ReportableError(
         f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} and"
-        f" dtype {targets.dtype} are not of classes, whose right answers the accuracy counts: give"
-        " the task scores=, as in scores={MAE: absolute_error} of fairbloom.tasks.measures"
+        f" dtype {targets.dtype} are not of classes, which the accuracy needs: give the task"
+        " scores=, as in scores={MAE: absolute_error} of fairbloom.tasks.measures"
     )
 
 
@@ -273,7 +273,7 @@ class Task:
         A client's name → the way from its raw data to inputs, and from outputs to predictions; ""
         → the part that all clients share. None: inputs are used unchanged.
     schema
-        The text of the schema that the clients' files were read by; "" if there is none.
+        The text of the schema that the clients' files were read by, or "".
     marks
         One word for each client that is special, by name; results show it after the name.
     """

@@ -49,7 +49,7 @@ def pictures(labels: Labels, shape: tuple[int, int, int], seed: int = 0) -> NDAr
 
 
 def balanced(count: int, classes: int) -> Labels:
-    """Return so many labels, each class as often as the others."""
+    """Return `count` labels, each class as often as the others."""
     return np.arange(count) % classes
 
 
@@ -142,8 +142,9 @@ def png(image: NDArray[np.uint8]) -> bytes:
 
 def hub_parquet(path: Path, images: NDArray[np.uint8], **others: Sequence[Any]) -> Path:
     """Write a table of images as the hub has it: a file's content and its path in each cell."""
-    # of the extra datasets
-    pa, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    # installed by the extra datasets
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
     cells = [{"bytes": png(image), "path": f"{i}.png"} for i, image in enumerate(images)]
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -160,7 +161,7 @@ def cinic10(root: Path, count: int = 100) -> Path:
 
 
 def femnist(root: Path, sizes: Mapping[str, int]) -> Path:
-    """Write FEMNIST's file, with so many characters of each writer."""
+    """Write FEMNIST's file, with these numbers of characters by writer."""
     labels = np.concatenate([balanced(count, 62) for count in sizes.values()])
     writers = [name for name, count in sizes.items() for _ in range(count)]
     others = {"writer_id": writers, "hsf_id": [0] * len(labels), "character": labels}

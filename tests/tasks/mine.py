@@ -11,7 +11,7 @@ from fairbloom.tasks import Examples, Score, Setup, Splits, Task
 from fairbloom.tasks.measures import MAE, R2, absolute_error, r2
 
 asked: list[str] = []
-"""The clients whose splits were asked for."""
+"""The clients of the requested splits."""
 
 
 def line(setup: Setup, *, noise: float = 0.1, slope: int = 2, bent: bool = False) -> Task:

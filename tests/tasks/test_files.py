@@ -224,7 +224,7 @@ def test_photos_are_turned_as_their_camera_says(tmp_path: Path, subtests: pytest
 def test_transparent_images_stand_on_white(tmp_path: Path) -> None:
     red = np.zeros((2, 2, 4), np.uint8)
     file = tmp_path / "a.png"
-    # opaque above, one part in five below, nothing beside it
+    # opaque above, one part in five below, transparent elsewhere
     red[..., 0] = 255
     red[0, :, 3] = 255
     red[1, 0, 3] = 51

@@ -250,8 +250,7 @@ def test_hospitals_patients_are_grouped_by_sex_and_numbers(
 
 
 def of_a_user(groups: object) -> Task:
-    """Return a user's task of one client whose examples have these groups, checked as all such
-    tasks are."""
+    """Return a user's task of one client with examples in these groups, with the usual checks."""
     examples = Examples(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64), groups=groups)  # type: ignore[arg-type]
     task = Task(
         clients=("a",),

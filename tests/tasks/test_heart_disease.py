@@ -55,7 +55,7 @@ def line_of(**values: str) -> str:
 
 
 def patients(number: int, sick: int, **values: str) -> str:
-    """Return the lines of patients of different ages, so many of whom are sick."""
+    """Return the lines of patients of different ages; the first `sick` of them are sick."""
     return "".join(
         line_of(age=f"{40 + i}", num=str(int(i < sick)), **values) + "\n" for i in range(number)
     )
@@ -68,8 +68,8 @@ def ages(examples: Examples) -> list[float]:
 
 @pytest.fixture
 def made_up(tmp_path: Path) -> Path:
-    """Return a data folder in which Cleveland has thirty patients, a third of them sick; nobody
-    else has a file."""
+    """Return a data folder in which Cleveland has thirty patients, a third of them sick; the other
+    hospitals have no file."""
     (tmp_path / "heart-disease").mkdir()
     (tmp_path / "heart-disease" / "processed.cleveland.data").write_text(patients(30, 10))
     return tmp_path
@@ -140,7 +140,7 @@ def test_a_hospital_whose_file_is_not_its_own_says_which(
     made_up: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = TASKS["heart-disease"]
-    # where nobody answers
+    # no server is at this address
     files = [file._replace(address="http://127.0.0.1:9") for file in info.files]
     monkeypatch.setitem(TASKS, info.name, replace(info, files=tuple(files)))
     task = load("heart-disease", made_up)

@@ -60,7 +60,7 @@ def described(folder: Path, schema: str = "", **settings: Any) -> dict[str, list
 
 
 def with_column(name: str, cells: list[str], rows: int = 30, seed: int = 0) -> str:
-    """Return a table with one more column, whose cells are repeated."""
+    """Return a table with one more column; its cells are repeated."""
     head, *lines = csv_of(rows, seed).splitlines()
     return (
         "\n".join(

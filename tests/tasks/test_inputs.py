@@ -1,5 +1,4 @@
-"""Inputs of several tensors, and examples of a Dataset: what they are, and what is wrong with them
-in words."""
+"""Inputs of several tensors, examples of a Dataset, and the errors about them."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

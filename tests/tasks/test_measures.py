@@ -1,4 +1,4 @@
-"""Scores beside accuracy, against scikit-learn."""
+"""Scores besides accuracy, against scikit-learn."""
 
 import math
 
@@ -158,14 +158,14 @@ def test_auc_of_one_class_or_of_no_numbers_is_no_number(subtests: pytest.Subtest
 def test_errors_and_explained_variance_are_scikit_learns(targets: list[float], seed: int) -> None:
     answers = np.random.default_rng(seed).normal(scale=100.0, size=len(targets)).astype(np.float32)
     outputs = torch.from_numpy(answers)[:, None]
-    told = torch.tensor(targets)
-    assert absolute_error(outputs, told).mean().item() == pytest.approx(
+    true = torch.tensor(targets)
+    assert absolute_error(outputs, true).mean().item() == pytest.approx(
         metrics.mean_absolute_error(targets, answers), rel=1e-5, abs=1e-3
     )
-    assert rmse(outputs, told) == pytest.approx(
+    assert rmse(outputs, true) == pytest.approx(
         metrics.root_mean_squared_error(targets, answers), rel=1e-6
     )
-    assert r2(outputs, told) == pytest.approx(
+    assert r2(outputs, true) == pytest.approx(
         metrics.r2_score(targets, answers), rel=1e-5, abs=1e-5
     )
 

@@ -1,4 +1,4 @@
-"""Models by name, and what is asked of every model."""
+"""Models by name, and the requirements of all models."""
 
 import math
 from typing import Any
@@ -84,11 +84,11 @@ def test_a_lazy_model_has_all_its_weights_when_it_is_built() -> None:
 
 
 class Told(nn.Module):
-    """Keeps what it was told, and fits."""
+    """A model that fits, and keeps its arguments."""
 
-    def __init__(self, shape: tuple[int, ...], outputs: int, **told: Any) -> None:
+    def __init__(self, shape: tuple[int, ...], outputs: int, **given: Any) -> None:
         super().__init__()
-        self.told = told
+        self.given = given
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -137,8 +137,8 @@ def test_a_users_function_is_told_what_its_signature_asks_for(subtests: pytest.S
         ("Told", {}),
     ):
         with subtests.test(name=name, expected=expected):
-            assert built(name).told == expected
-    assert built("channels_of", (13,)).told == {"channels": 7}  # a vector has none
+            assert built(name).given == expected
+    assert built("channels_of", (13,)).given == {"channels": 7}  # a vector has no channels
 
 
 def ambitious(depth: int, outputs: int) -> nn.Module:

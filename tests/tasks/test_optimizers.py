@@ -1,4 +1,4 @@
-"""Which optimizers there are, and what is said of those that cannot be had."""
+"""The optimizers, and errors about those that cannot be used."""
 
 from typing import Any
 

@@ -241,12 +241,12 @@ def test_shares_are_counted_exactly_and_nothing_is_lost_or_twice(
     size: int, shares: tuple[float, float]
 ) -> None:
     indices = np.arange(size)
-    told = setup(test_share=shares[0], validation_share=shares[1])
-    parts = split(indices, told, "client-3")
+    asked = setup(test_share=shares[0], validation_share=shares[1])
+    parts = split(indices, asked, "client-3")
     for part, share in zip(parts[1:], shares, strict=True):
         assert len(part) == (max(int(Fraction(str(share)) * size), 1) if share else 0)
     assert sorted(np.concatenate(parts)) == indices.tolist()
-    whole, tested, held = split(indices, told, "client-3", tested=np.arange(1000, 1010))
+    whole, tested, held = split(indices, asked, "client-3", tested=np.arange(1000, 1010))
     assert tested.tolist() == [*range(1000, 1010)]
     assert sorted([*whole, *held]) == indices.tolist()
     assert len(held) == len(parts.validation)
@@ -282,10 +282,16 @@ def by_label(labels, clients, random):
     return [np.flatnonzero(labels % clients == client) for client in range(clients)]
 
 
+def too_few(labels, clients, random):
+    return [np.arange(4), *np.array_split(np.arange(4, len(labels)), clients - 1)]
+
+
+def twice_alone(labels, clients, random):
+    return [[7] * 9, *np.array_split(np.arange(8, len(labels)), clients - 1)]
+
+
 too_many = lambda labels, clients, random: np.array_split(np.arange(len(labels)), clients + 1)
-too_few = lambda labels, clients, random: [np.arange(4), *np.array_split(np.arange(4, len(labels)), clients - 1)]
 twice = lambda labels, clients, random: [np.arange(9)] * clients
-twice_alone = lambda labels, clients, random: [[7] * 9, *np.array_split(np.arange(8, len(labels)), clients - 1)]
 beyond = lambda labels, clients, random: np.array_split(np.arange(len(labels)) + 1, clients)
 below = lambda labels, clients, random: np.array_split(np.arange(len(labels)) - 1, clients)
 floats = lambda labels, clients, random: [np.arange(9) / 2] * clients
@@ -344,7 +350,7 @@ IMPOSSIBLE = {
     "number": "got int",
     "shards": "no shards",
 }
-"""What an error says of each function, beside its name."""
+"""The words of each function's error, besides its name."""
 
 
 def test_an_impossible_deal_is_refused_with_the_function(

@@ -40,7 +40,7 @@ def texts_of(table: Table, name: str) -> list[str]:
 
 
 def numbers_of(table: Table, name: str) -> tuple[list[float], list[str]]:
-    """Return the numbers of a column, and what is wrong with its cells."""
+    """Return the numbers of a column, and the faults of its cells."""
     target = '[fields.y]\ntype = "string"\ncategories = ["a", "b"]\n'
     schema = parse_schema(
         f'target = "y"\nmissing = "drop"\n[fields."{name}"]\ntype = "number"\n{target}'
@@ -51,7 +51,7 @@ def numbers_of(table: Table, name: str) -> tuple[list[float], list[str]]:
 
 
 def refusal(path: Path, content: bytes | None = None, **how: Any) -> DataError:
-    """Return the error of a file, whose path the server is not told of."""
+    """Return the error of a file; the text for the server must not have the path."""
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(DataError) as caught:

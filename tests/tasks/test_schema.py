@@ -1,4 +1,4 @@
-"""schema.toml: what it may say, and errors that name file, key and remedy."""
+"""schema.toml: its keys, and errors that name file, key and remedy."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ ORIGINAL = needs("shakespeare/input.txt")
 
 
 def text(length: int, seed: int = 0) -> str:
-    """Return so many characters of no meaning, none of which begins or ends a speech."""
+    """Return characters without meaning; none of them begins or ends a speech."""
     letters = [each for each in CHARACTERS if each not in "\n:"]
     return "".join(np.random.default_rng(seed).choice(letters, length))
 

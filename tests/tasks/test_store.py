@@ -75,7 +75,7 @@ def left_in(root: Path) -> set[str]:
 
 
 class Archive(SimpleHTTPRequestHandler):
-    """Serves a folder, and notes what is asked for."""
+    """Serves a folder, and records the requests."""
 
     def __init__(self, *arguments: object, asked: list[str], directory: str) -> None:
         self.asked = asked

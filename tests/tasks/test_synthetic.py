@@ -35,7 +35,7 @@ def test_inputs_vary_the_less_the_later_they_stand() -> None:
 
 
 def test_alpha_is_how_much_models_differ(subtests: pytest.Subtests) -> None:
-    """Each W has 600 numbers about u_k, whose standard deviation is alpha."""
+    """Each W has 600 numbers about u_k; the standard deviation of u_k is alpha."""
     for alpha in (0.0, 0.5, 3.0):
         with subtests.test(alpha=alpha):
             devices = [draw_device(0, place, alpha, 1.0) for place in range(1000)]

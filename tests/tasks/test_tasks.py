@@ -1,5 +1,4 @@
-"""Tasks by name: what is registered is what is loaded, with its own settings, from its own
-folder."""
+"""Tasks by name: the registered task is loaded, with its own settings, from its own folder."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ opened: list[str] = []
 
 
 def load(setup: Setup, **own: Any) -> Task:
-    """Load a task whose clients have as many ones as their number says."""
+    """Load a task; client "n" has n ones."""
     loaded.append((setup, own))
 
     def splits(client: str) -> Splits:
@@ -62,8 +61,8 @@ def two_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded.clear()
     opened.clear()
     for info in (
-        TaskInfo("ones", "Ones", "nobody", f"{__name__}:load", settings=SETTINGS),
-        TaskInfo("files", "Ones from files", "nobody", f"{__name__}:load", reads=(".txt",)),
+        TaskInfo("ones", "Ones", "made up", f"{__name__}:load", settings=SETTINGS),
+        TaskInfo("files", "Ones from files", "made up", f"{__name__}:load", reads=(".txt",)),
     ):
         monkeypatch.setitem(TASKS, info.name, info)
 

@@ -43,28 +43,24 @@ def cell(place: int, row: int, value: object) -> str:
             moment = datetime.datetime(value.year, value.month, value.day)
             if isinstance(value, datetime.datetime):
                 moment = value
-            return (
-                f"<c {at}"
-                f' s="1"><v>{(moment - datetime.datetime(1899, 12, 30)) / datetime.timedelta(days=1)!r}</v></c>'
-            )
+            days = (moment - datetime.datetime(1899, 12, 30)) / datetime.timedelta(days=1)
+            return f'<c {at} s="1"><v>{days!r}</v></c>'
         case int() | float():
             return f"<c {at}><v>{value!r}</v></c>"
         case FormulaError():
             return f'<c {at} t="e"><v>{value}</v></c>'
         case _:
-            return (
-                f'<c {at} t="inlineStr"><is><t'
-                f' xml:space="preserve">{escape(str(value))}</t></is></c>'
-            )
+            text = escape(str(value))
+            return f'<c {at} t="inlineStr"><is><t xml:space="preserve">{text}</t></is></c>'
 
 
 def sheet_of(rows: Sequence[Sequence[object]]) -> str:
     """Return the rows of a sheet as XML."""
-    return "".join(
-        "<row"
-        f' r="{number}">{"".join(cell(place, number, value) for place, value in enumerate(row))}</row>'
-        for number, row in enumerate(rows, start=1)
-    )
+    lines = []
+    for number, row in enumerate(rows, start=1):
+        cells = "".join(cell(place, number, value) for place, value in enumerate(row))
+        lines.append(f'<row r="{number}">{cells}</row>')
+    return "".join(lines)
 
 
 def write_workbook(
@@ -73,8 +69,8 @@ def write_workbook(
     hidden: Sequence[str] = (),
     before: str = "",
 ) -> None:
-    """Write an .xlsx file of these sheets, whose rows may be XML; `before` stands at the beginning
-    of each sheet."""
+    """Write an .xlsx file of these sheets, as rows of cells or XML; each sheet begins with
+    `before`."""
     states = ("visible", "hidden")
     names = "".join(
         f'<sheet name="{escape(name)}" sheetId="{k}" state="{states[name in hidden]}"'
