@@ -1,4 +1,4 @@
-"""The folder of a federation: certificates, who is enrolled, and what its federation.toml says."""
+"""The folder of a federation: certificates, enrolled clients, and settings (federation.toml)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from ..processes import split_address
 from .mailbox import MEMORY_BYTES
 from .members import Member, Members
 
-# The systemd unit of a server.
+# The template of a server's systemd unit.
 SERVER_UNIT = Path(__file__).parents[1] / "edge" / "fairbloom-server.service"
 
-# The keys of federation.toml with their defaults; bytes for both sizes. `init` writes the first
-# two.
+# The keys of federation.toml with their defaults; both sizes are in bytes. `init` writes the first
+# two keys.
 DEFAULTS: dict[str, Any] = {
     "server": "",
     "listen": "[::]:9092",
@@ -42,18 +42,19 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-# File in the state folder which the server writes once a second, and how old it may be.
+# The file in the state folder that the server writes once a second, and the age in seconds up to
+# which it shows that a server runs.
 NOW = "now.json"
 FRESH_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Federation:
-    """A federation's folder, which `init` made.
+    """A federation's folder and settings.
 
-    `server` and `listen` are HOST:PORT of what devices dial and of where the server listens.
-    `pin_keys` says whether a device needs the key with which it was enrolled. `max_reply` and
-    `mailbox_memory` are bytes.
+    `server` is the HOST:PORT that devices connect to, `listen` the one that the server listens at.
+    With `pin_keys`, a device must use the key that it was enrolled with. `max_reply` and
+    `mailbox_memory` are in bytes.
     """
 
     path: Path
@@ -69,7 +70,7 @@ class Federation:
         """Read a federation's folder; DeployError for another folder or an unusable setting."""
         file = path / "federation.toml"
         try:
-            said = tomllib.loads(file.read_text())
+            settings = tomllib.loads(file.read_text())
         except FileNotFoundError:
             raise DeployError(
                 f"{path} is not a federation's folder: make one with fairbloom deploy init {path}"
@@ -77,7 +78,7 @@ class Federation:
             ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise DeployError(f"{file} cannot be read: {error}") from error
-        for key, value in said.items():
+        for key, value in settings.items():
             default = DEFAULTS.get(key)
             if default is None:
                 raise DeployError(
@@ -87,31 +88,27 @@ class Federation:
                 raise DeployError(
                     f"{key} = {value!r} in {file}: it must be of type {type(default).__name__}"
                 )
-        if "server" not in said:
+        if "server" not in settings:
             raise DeployError(
                 f'server is missing in {file}: write server = "HOST:PORT", as devices reach the'
                 " server"
             )
         for key in ("server", "listen"):
             try:
-                host, port = split_address(said.get(key, DEFAULTS[key]))
+                host, port = split_address(settings.get(key, DEFAULTS[key]))
             except ValueError as error:
                 raise DeployError(f"{key} in {file}: {error}") from None
             normalise_host(f"{key} in {file}:", host)
             check_port(f"{key} in {file}:", port)
-        return cls(
-            path,
-            **{key.replace("-", "_"): said.get(key, default) for key, default in DEFAULTS.items()},
-        )
+        values = DEFAULTS | settings
+        return cls(path, **{key.replace("-", "_"): value for key, value in values.items()})
 
     @classmethod
     def init(cls, path: Path, hosts: Sequence[str], port: int) -> Federation:
-        """Make the folder of a new federation, whole or not at all.
+        """Create the folder of a new federation, complete or not at all.
 
-        DeployError if an argument is impossible.
-
-        `hosts` are the server's names and addresses, the first for devices, which connect to
-        `port`.
+        `hosts` are the server's names and addresses; devices connect to the first one at `port`.
+        Raise DeployError if an argument is invalid.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise DeployError(
@@ -125,8 +122,10 @@ class Federation:
             )
         names = [normalise_host("--host", host) for host in hosts]
         check_port("--port", port)
-        first = f"[{names[0]}]" if ":" in names[0] else names[0]
-        about = {"server": f"{first}:{port}", "listen": f"[::]:{port}"}
+        first = names[0]
+        if ":" in first:  # an IPv6 address
+            first = f"[{first}]"
+        settings = {"server": f"{first}:{port}", "listen": f"[::]:{port}"}
         try:
             with create_folder(path) as folder:
                 for name in ("clients", "bundles", "state"):
@@ -137,20 +136,20 @@ class Federation:
                     *authority, folder / "server.crt", folder / "server.key", names
                 )
                 write_public(folder / SERVER_UNIT.name, server_unit(path).encode())
-                # last: it makes a folder one
-                write_public(folder / "federation.toml", tomli_w.dumps(about).encode())
+                # last: with this file, the folder is a federation's
+                write_public(folder / "federation.toml", tomli_w.dumps(settings).encode())
         except OSError as error:
             raise DeployError(f"{path} cannot be made: {error}") from error
         return cls.read(path)
 
     @property
     def state(self) -> Path:
-        """The folder of what the server writes."""
+        """The folder of the files that the server writes."""
         return self.path / "state"
 
     @property
     def lock(self) -> Path:
-        """The file that the server holds as long as it runs."""
+        """The file that the server locks while it runs."""
         return self.state / "lock"
 
     @property
@@ -174,19 +173,19 @@ class Federation:
         return is_held(self.lock) and time.time() - read_now(self).get("at", 0.0) < FRESH_SECONDS
 
     def renew(self, hosts: Sequence[str] = (), days: float = pki.SERVER_DAYS) -> list[str]:
-        """Make a new server certificate, by default for the old names.
+        """Make a new server certificate; return its names without those of loopback.
 
-        Return its names, loopback left out.
+        Without `hosts`, it has the names of the old certificate.
         """
         names = [normalise_host("--host", host) for host in hosts]
         if not hosts:
             try:
-                names = [
-                    host for host in pki.read_hosts(self.identity[0]) if host not in pki.LOCAL
-                ] or ["localhost"]
+                old = pki.read_hosts(self.identity[0])
             except DeployError as error:
-                words = "say for which hosts the new one is, by fairbloom deploy renew --host"
-                raise DeployError(f"{error}: {words}") from None
+                raise DeployError(
+                    f"{error}: name the hosts of the new one by fairbloom deploy renew --host"
+                ) from None
+            names = [host for host in old if host not in pki.LOCAL] or ["localhost"]
         try:
             pki.make_server_certificate(*self.authority, *self.identity, names, days)
         except OSError as error:
@@ -194,25 +193,24 @@ class Federation:
         return names
 
     def members(self) -> list[Member]:
-        """Return all who were ever enrolled, in the order of names."""
+        """Return all clients that were ever enrolled, sorted by name."""
         members = Members(self.path / "clients")
         try:
             members.look()
         except OSError as error:
-            words = f"{members.folder} cannot be read ({error.strerror}): bring it back from a copy"
-            raise DeployError(f"{words}, or use its owner's account") from error
+            raise DeployError(
+                f"{members.folder} cannot be read ({error.strerror}): bring it back from a copy, or"
+                " use its owner's account"
+            ) from error
         return [members.by_name[name] for name in sorted(members.by_name)]
 
     def enrolled(self) -> list[Member]:
-        """Return those who are not revoked, in the order of names."""
+        """Return the clients that are not revoked, sorted by name."""
         return [member for member in self.members() if not member.revoked]
 
 
 def normalise_host(option: str, given: str) -> str:
-    """Return a host's name or address as certificates have it.
-
-    DeployError names the option that gave it.
-    """
+    """Return a host's name or address in the form for certificates; `option` is for the error."""
     try:
         return pki.normalise_host(given)
     except DeployError as error:
@@ -220,37 +218,36 @@ def normalise_host(option: str, given: str) -> str:
 
 
 def check_port(option: str, given: int) -> None:
-    """Raise DeployError unless a number can be a port."""
+    """Raise DeployError unless a number is a valid port."""
     if not 0 < given < 65536:
         raise DeployError(f"{option} {given}: a port is a number from 1 to 65535")
 
 
 def read_now(federation: Federation) -> dict[str, Any]:
-    """Return what the server said last of who is online and which runs go on.
-
-    {} where it has said nothing.
-    """
+    """Return the content of now.json, {} if it is missing or damaged: clients and open runs."""
     try:
-        said = json.loads((federation.state / NOW).read_text())
+        now = json.loads((federation.state / NOW).read_text())
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    if not isinstance(now, dict):
+        return {}
+    return now
 
 
 @contextlib.contextmanager
 def create_folder(path: Path) -> Iterator[Path]:
-    """Give a folder to fill, which is at `path` when the block succeeds.
-
-    When it fails, all of it is gone.
-    """
-    if path.exists():  # a volume's root cannot be replaced
+    """Give a folder to fill, which is at `path` if the block succeeds, and is removed otherwise."""
+    if path.exists():  # for example the root of a volume, which cannot be replaced
         path.chmod(0o700)
-        (path / "clients").mkdir()  # of two at once, one stops here
+        (path / "clients").mkdir()  # if two processes do this at once, one of them fails here
         try:
             yield path
         except BaseException:
             for left in path.iterdir():
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+                if left.is_dir():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
             raise
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -264,11 +261,11 @@ def create_folder(path: Path) -> Iterator[Path]:
 
 
 def server_unit(folder: Path) -> str:
-    """Return the systemd unit that runs the server of a folder, as the account that asks."""
+    """Return the systemd unit that runs the server of a folder, as the current account."""
     place = folder.absolute()
     try:
         account = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a container's user has often no name
+    except KeyError:  # a container's user often has no name
         account = str(os.geteuid())
     names = {
         "account": account,
@@ -276,7 +273,7 @@ def server_unit(folder: Path) -> str:
         "folder": str(place),
         "parent": str(place.parent),
     }
-    # To systemd, a percent sign begins a specifier.
+    # in a unit, a percent sign begins a specifier and is written twice to mean itself
     return SERVER_UNIT.read_text().format(
         **{name: value.replace("%", "%%") for name, value in names.items()}
     )

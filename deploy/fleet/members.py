@@ -1,4 +1,4 @@
-"""The clients of a federation, a file each, and the owner of a call's certificate."""
+"""The registry of a federation's clients: one file each, and lookup by certificate."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .messages import node_id_of
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A client as the operator knows it, from clients/NAME.toml.
+    """An enrolled client, from clients/NAME.toml.
 
-    `key` is the SHA-256 (hex) of its public key in DER. `examples` is 0 where it was not given;
-    `enrolled` and `revoked` are moments (ISO 8601), "" for never.
+    `key` is the SHA-256 (hex) of its public key in DER. `examples` is 0 if unknown. `enrolled` and
+    `revoked` are times (ISO 8601), "" for never.
     """
 
     name: str
@@ -33,11 +33,11 @@ class Member:
 
 
 class NotAdmittedError(Exception):
-    """A caller that is no member; the message says what its owner can do."""
+    """A caller that is not a member; the message has the remedy."""
 
 
 class Members:
-    """The members by name, as their files say at the last `look`."""
+    """The members by name, from their files at the last `look`."""
 
     def __init__(self, folder: Path, *, pin_keys: bool = True) -> None:
         self.folder = folder
@@ -45,15 +45,13 @@ class Members:
         self._files: dict[str, tuple[tuple[int, int, int], Member]] = {}
         self.by_name: dict[str, Member] = {}
         self.names: dict[int, str] = {}
-        """The names by node id."""
+        """The members' names by node id."""
 
     def look(self) -> set[str]:
-        """Read the files that have changed.
+        """Read the files that have changed; return the names of new, changed and missing members.
 
-        Return the names of members that are now others than before.
-
-        OSError where the folder cannot be read. A file that cannot be used is logged, and its
-        client is no member.
+        A file that cannot be used is logged, and its client is not a member. Raise OSError if the
+        folder cannot be read.
         """
         before = self.by_name
         found = dict[str, tuple[tuple[int, int, int], Member]]()
@@ -82,7 +80,7 @@ class Members:
     def admit(self, certificate: bytes) -> Member:
         """Return the member with this certificate (PEM).
 
-        Raise NotAdmittedError if it is unknown or revoked.
+        Raise NotAdmittedError if it is unknown or revoked, or was enrolled with another key.
         """
         name, key = identity_in(certificate)
         member = self.by_name.get(name)
@@ -102,12 +100,12 @@ class Members:
 
     def _read(self, file: Path) -> Member | None:
         try:
-            said = tomllib.loads(file.read_text())
+            values = tomllib.loads(file.read_text())
             for each in fields(Member):
                 kind = int if each.name in ("partition", "examples") else str
-                if each.name in said and type(said[each.name]) is not kind:
-                    raise ValueError(f"{each.name} = {said[each.name]!r} is of another type")
-            member = Member(**said)
+                if each.name in values and type(values[each.name]) is not kind:
+                    raise ValueError(f"{each.name} = {values[each.name]!r} is of another type")
+            member = Member(**values)
             if member.name != file.stem:
                 raise ValueError(f"it is of a client {member.name!r}")
         except FileNotFoundError:
@@ -123,5 +121,5 @@ class Members:
 @lru_cache(maxsize=10_000)
 def identity_in(certificate: bytes) -> tuple[str, str]:
     """Return the common name and the key's digest of a certificate that TLS has verified."""
-    read = x509.load_pem_x509_certificate(certificate)
-    return pki.common_name(read.subject), pki.digest_key(read.public_key())
+    loaded = x509.load_pem_x509_certificate(certificate)
+    return pki.common_name(loaded.subject), pki.digest_key(loaded.public_key())

@@ -1,4 +1,4 @@
-"""A run's process: it calls the ServerApp with a grid over the pipe to the server."""
+"""A run's process: it calls the ServerApp with a grid that uses the pipe to the server."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fairbloom.system.parents import end_with_parent
 from ..processes import load_app
 from .grid import RunGrid
 
-# The node id that Flower gives servers, and the exit code of a run that raised.
+# Flower's node id of a server, and the exit code of a run that raised.
 SERVER_NODE = 1
 FAILED = 1
 
 
 def main(parent: int) -> None:
-    """Carry out the run that the server which started this process sends: `run_process.py FD`."""
+    """Carry out a run: `run_process.py FD`, the pipe through which the server sends it."""
     end_with_parent(parent)
-    # a server begun in the background leaves it ignored
+    # a shell starts background processes with SIGINT ignored, and children inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
     pipe = Connection(int(sys.argv[1]))
     given = pipe.recv()

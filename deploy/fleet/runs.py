@@ -1,4 +1,4 @@
-"""The runs of a federation: orders in state/runs/ID/run.toml, one process after the other."""
+"""The runs of a federation: orders in state/runs/ID/run.toml, carried out one after the other."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ from .mailbox import Mailbox
 from .members import Members
 from .port import Port
 
-# A killed run process is restarted at most MOST_STARTS times within this many seconds.
-MOST_STARTS = 5
-STARTS_SECONDS = 600.0
+# A killed run process is restarted at most MAX_RESTARTS times within RESTARTS_SECONDS.
+MAX_RESTARTS = 5
+RESTARTS_SECONDS = 600.0
 
-# How long a run's process may take to end in order before it is killed.
+# Seconds that a stopped run's process may take to end before it is killed.
 END_SECONDS = 15.0
 
-# Pause between two looks at orders and processes.
+# Pause in seconds between two looks at orders.
 LOOK_SECONDS = 0.5
 
-# Environment variables by which a run knows the registry (server/waiting.py) and its files
-# (server/progress.py): these modules load libraries that are not loaded here.
+# Environment variables that tell a run the folders of the registry and of its files. The names are
+# repeated in server/waiting.py and server/progress.py, which load libraries that this module must
+# not load.
 CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
 RUN_FOLDER = "FAIRBLOOM_RUN"
 
@@ -54,9 +55,9 @@ STOPPED = 130
 
 @dataclass(frozen=True)
 class Order:
-    """A submitted run: the ServerApp's import string, the app's distribution, the settings.
+    """A submitted run: the ServerApp's import string, the app's distribution, and the settings.
 
-    `folder` is where the app lies that is not installed, "" for one that is.
+    `folder` is the folder of an app that is not installed, "" for an installed one.
     """
 
     app: str
@@ -67,30 +68,29 @@ class Order:
 
     @classmethod
     def read(cls, file: Path) -> Order:
-        """Parse a run.toml; OSError, ValueError or KeyError for an invalid one."""
+        """Read a run.toml; raise OSError, ValueError or KeyError if it is invalid."""
         try:
-            said = tomllib.loads(file.read_text())
+            values = tomllib.loads(file.read_text())
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
-        if unknown := said.keys() - {field.name for field in fields(cls)}:
+        if unknown := values.keys() - {field.name for field in fields(cls)}:
             raise ValueError(f"it has the key {sorted(unknown)[0]}, which an order does not have")
-        texts = (said["app"], said["distribution"], said["version"], said["folder"])
-        if not all(isinstance(each, str) for each in texts) or not isinstance(
-            said["settings"], dict
-        ):
+        texts = [values[key] for key in ("app", "distribution", "version", "folder")]
+        settings = values["settings"]
+        if not all(isinstance(text, str) for text in texts) or not isinstance(settings, dict):
             raise ValueError(
                 "app, distribution, version and folder are texts, and settings is a table"
             )
-        for key, value in said["settings"].items():
+        for key, value in settings.items():
             if not isinstance(value, bool | int | float | str):
                 raise ValueError(f"the setting {key} is neither a number, a text nor true or false")
-        return cls(*texts[:3], said["settings"], texts[3])
+        return cls(**values)
 
 
 class RunFiles:
-    """The files of one run: its order, its log, and how it ended.
+    """The files of one run: order, log, exit status, and the request to stop it.
 
-    Its number is the folder's name.
+    The folder's name is the run's number.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -103,53 +103,57 @@ class RunFiles:
 
     @property
     def status(self) -> int | None:
-        """The exit status of a run that has ended, None before."""
+        """The exit status of an ended run, or None."""
         with contextlib.suppress(OSError, ValueError):
             return int(self._status.read_text())
         return None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the operator has asked for its end."""
+        """Whether the operator has asked to stop the run."""
         return self._stop.exists()
 
     def stop(self) -> None:
-        """Ask for the run's end."""
+        """Ask the server to stop the run."""
         self._stop.touch(mode=0o600)
 
     @property
     def last_line(self) -> str:
-        """The last line of its log, or ""."""
+        """The last line of the log, or ""."""
         try:
             lines = self.log.read_text(errors="replace").splitlines()
         except OSError:
             return ""
-        return lines[-1] if lines else ""
+        return "".join(lines[-1:])
 
     def end(self, status: int) -> None:
-        """Write how the run ended."""
+        """Write the run's exit status."""
         write_whole(self._status, f"{status}\n".encode())
 
     def say(self, words: str) -> None:
-        """Add a line to the run's log."""
+        """Add a line to the run's log and to the server's."""
         log.warning("run %d: %s", self.number, words)
-        with contextlib.suppress(OSError), self.log.open("a") as file:  # a full disk takes no log
+        with contextlib.suppress(OSError), self.log.open("a") as file:  # the disk may be full
             file.write(f"fairbloom server: {words}\n")
 
 
 def list_runs(folder: Path, but: Collection[int] = ()) -> list[RunFiles]:
-    """Return the runs in a folder that have an order, but for some numbers, in order."""
-    folders = folder.iterdir() if folder.is_dir() else ()
-    numbers = sorted({int(each.name) for each in folders if each.name.isdecimal()}.difference(but))
-    return [run for number in numbers if (run := RunFiles(folder / str(number))).order.exists()]
+    """Return the runs with an order in a folder, in order of their numbers, except those in `but`.
+
+    Numbers grow with time, so the oldest run is first.
+    """
+    if not folder.is_dir():
+        return []
+    numbers = {int(each.name) for each in folder.iterdir() if each.name.isdecimal()}
+    runs = [RunFiles(folder / str(number)) for number in sorted(numbers.difference(but))]
+    return [run for run in runs if run.order.exists()]
 
 
 def submit(folder: Path, order: Order) -> RunFiles:
-    """Write a run's order below a folder.
+    """Write a run's order below a folder; raise DeployError if the disk refuses it.
 
-    Its number is the moment, since devices know runs of other servers too.
-
-    DeployError where the disk refuses it.
+    The run's number is the time in milliseconds: devices also know runs of other servers, so
+    counting from 1 would not be unique.
     """
     try:
         make_folder(folder)
@@ -164,7 +168,7 @@ def submit(folder: Path, order: Order) -> RunFiles:
 
 
 class Runs:
-    """Carries out the runs in a folder, and answers their processes."""
+    """Carries out the runs in a folder and answers the requests of their processes."""
 
     def __init__(self, folder: Path, members: Members, mailbox: Mailbox, port: Port) -> None:
         self._folder = folder
@@ -178,43 +182,45 @@ class Runs:
         mailbox.on_reply = self._note_reply
 
     def waiting(self) -> list[RunFiles]:
-        """Return the runs that have not ended, in order: the first is the one that goes on."""
+        """Return the runs that have not ended, in order: the first one is in progress."""
         runs = list_runs(self._folder, but=self._ended)
         self._ended |= {run.number for run in runs if run.status is not None}
         return [run for run in runs if run.number not in self._ended]
 
     async def carry_out(self) -> None:
-        """Carry out runs, one after the other, for ever.
-
-        Where this is cancelled, a run that goes on is killed.
-        """
+        """Carry out runs, one after the other, for ever; cancelling kills the current run."""
         while True:
             for run in self.waiting():
                 try:
-                    status = STOPPED if run.is_stopped else await self._carry_out(run)
+                    if run.is_stopped:
+                        status = STOPPED
+                    else:
+                        status = await self._carry_out(run)
                     run.end(status)
-                except OSError as error:  # a full disk, no memory: the run waits for its turn again
+                except (
+                    OSError
+                ) as error:  # for example a full disk: the run waits for its turn again
                     log.error("run %d cannot go on, and is tried again: %s", run.number, error)
                     break
                 self._mailbox.end(run.number)
                 self._port.settings.pop(run.number, None)
-                words = {STOPPED: "stopped", 0: "completed"}
-                log.info("run %d %s", run.number, words.get(status, f"failed: {run.last_line}"))
+                ends = {STOPPED: "stopped", 0: "completed"}
+                log.info("run %d %s", run.number, ends.get(status, f"failed: {run.last_line}"))
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _carry_out(self, run: RunFiles) -> int:
-        """Carry out a run; return its exit status."""
+        """Carry out a run, restarting a killed process; return its exit status."""
         try:
             order = Order.read(run.order)
         except (OSError, ValueError, KeyError) as error:
             run.say(f"{run.order} cannot be used: {error}")
             return 2
-        about = {
+        description = {
             "distribution": order.distribution,
             "version": order.version,
             "settings": dict(order.settings),
         }
-        text = json.dumps(about, sort_keys=True)
+        text = json.dumps(description, sort_keys=True)
         self._port.settings[run.number] = hashlib.sha256(text.encode()).hexdigest(), text
         starts = deque[float]()
         while True:
@@ -224,7 +230,7 @@ class Runs:
             if code >= 0:
                 return code
             starts.append(monotonic())
-            if len(starts) > MOST_STARTS and starts[-1] - starts.popleft() < STARTS_SECONDS:
+            if len(starts) > MAX_RESTARTS and starts[-1] - starts.popleft() < RESTARTS_SECONDS:
                 run.say(
                     f"the run's process was killed {len(starts) + 1} times ({exit_reason(code)}):"
                     " it is given up"
@@ -233,10 +239,7 @@ class Runs:
             run.say(f"the run's process was {exit_reason(code)}: it is started again")
 
     async def _start(self, run: RunFiles, order: Order) -> int:
-        """Start a run's process, answer it until it ends, and end it where the operator asks.
-
-        Return its exit code.
-        """
+        """Start a run's process, answer it until it ends or is stopped; return its exit code."""
         self._mailbox.begin(run.number)
         ours, theirs = Pipe()
         program = f"from fairbloom.deploy.fleet.run_process import main; main({os.getpid()})"
@@ -275,17 +278,17 @@ class Runs:
                 await asyncio.sleep(LOOK_SECONDS / 5)
             return code
         finally:
-            with contextlib.suppress(ProcessLookupError):  # and processes that it left behind
-                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also ends processes that it left behind
             process.wait()
 
-    # What a run's process asks --------------------------------------------------------------------
+    # Requests of a run's process ------------------------------------------------------------------
 
     def _serve(
         self, pipe: Connection, description: Mapping[str, Any], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Tell a process which run it is, and answer it until it ends, in a thread of its own."""
-        # it was killed, or this process ends
+        """Send a process its run, and answer it until it ends; runs in a thread."""
+        # the errors of a killed process, and of a loop that has ended
         with pipe, contextlib.suppress(EOFError, OSError, RuntimeError):
             pipe.send(description)
             while True:
@@ -296,9 +299,9 @@ class Runs:
                 pipe.send(answer)
 
     async def _answer(self, run: int, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Return what a run's process asks for.
+        """Answer a request of a run's process, which `RunGrid` sends.
 
-        `wait`: until this number of messages is answered, or for some seconds.
+        `wait` returns once the given number of messages is answered, or after the given seconds.
         """
         match name:
             case "nodes":
@@ -330,7 +333,7 @@ class Runs:
             case "save":
                 self._mailbox.save(run, arguments[0])
             case _:
-                raise ValueError(f"a run asks for {name!r}, which is nothing")
+                raise ValueError(f"a run sends the unknown request {name!r}")
         return None
 
     def _note_reply(self, id: str) -> None:

@@ -19,6 +19,9 @@ from .messages import BEAT_SECONDS, node_id_of
 from .wire_pb2 import Head, Taken
 from .worker import CrashedError, DroppedError, Worker
 
+# A client logs this with its name once the server has admitted it.
+CONNECTED = "connected as client"
+
 # Random bytes of a session's id.
 SESSION_BYTES = 16
 
@@ -112,7 +115,7 @@ class Session:
     def serve(self) -> None:
         """Answer messages until the server refuses this client; raise RefusedError then."""
         self._calls.connect()
-        log.info("connected as client %s", self._name)
+        log.info("%s %s", CONNECTED, self._name)
         while True:
             message = self._calls.next(hashlib.sha256(self._settings.encode()).hexdigest())
             if message is None:

@@ -1,4 +1,4 @@
-"""The process in which a client's app answers messages, seen from its parent."""
+"""Start, use and end the process in which a client's app answers messages."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from fairbloom.system.supervise import exit_reason
 
 from ..device.client import ClientSettings
 
-# How long the worker may take to end in order before it is killed.
+# Seconds that the worker may take to end before it is killed.
 END_SECONDS = 5.0
 
-# How often a message is given to the worker, where the worker ends before it has answered.
-MOST_TIMES = 3
+# Attempts at one message, if the worker ends without an answer.
+MAX_ATTEMPTS = 3
 
 
 class DroppedError(Exception):
-    """The work on a message was ended before it was finished; the message says why."""
+    """The work on a message was stopped; the error has the reason."""
 
 
 class CrashedError(Exception):
-    """The worker ended again and again without an answer."""
+    """The worker ended MAX_ATTEMPTS times without an answer."""
 
 
 class Worker:
     """A process that loads the client's app for the first message and keeps it loaded.
 
-    One thread asks for answers; others may drop the work.
+    One thread asks for answers; other threads may drop the work.
     """
 
     def __init__(self, client: ClientSettings) -> None:
         self._client = client
         self._limit = float(client.limits.get("round-seconds", 0.0))
         self.working = ""
-        """The name of the current task, or ""."""
+        """The id of the current message, or ""."""
         self._reason = ""
         self._ready = False
         self._lock = threading.Lock()
@@ -51,22 +51,22 @@ class Worker:
 
     @property
     def runs(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process is running."""
         process = self._process
         return process is not None and process.poll() is None
 
-    def answer(self, task: object, name: str) -> Any:
-        """Return what the worker makes of a task.
+    def answer(self, task: object, id: str) -> Any:
+        """Return the worker's answer to a task, the message with this id.
 
-        Raises DroppedError when the work is dropped, and CrashedError when the process ends three
+        Raise DroppedError if the work is dropped, and CrashedError if the process ends MAX_ATTEMPTS
         times without an answer.
         """
         with self._lock:
-            self.working = name
+            self.working = id
             self._reason = ""
         reason = ""
         try:
-            for _ in range(MOST_TIMES):
+            for _ in range(MAX_ATTEMPTS):
                 try:
                     return self._answer(task)
                 except (EOFError, ConnectionError):
@@ -80,24 +80,24 @@ class Worker:
             with self._lock:
                 self.working = ""
         raise CrashedError(
-            f"the client app's process ended {MOST_TIMES} times without a reply: {reason}"
+            f"the client app's process ended {MAX_ATTEMPTS} times without a reply: {reason}"
         )
 
-    def drop(self, name: str, reason: str) -> None:
-        """End the work on this, and the process with it; for other threads, once or often.
+    def drop(self, id: str, reason: str) -> None:
+        """Stop the work on a message by ending the process; any thread may call this repeatedly.
 
-        A process that still loads its libraries stays: where that takes longer than a message may
-        wait, the client would never have one.
+        A process that still loads its libraries is left to finish loading. Otherwise, a device that
+        loads them for longer than a message may take would never answer one.
         """
         with self._lock:
-            if name != self.working or self._reason:
+            if id != self.working or self._reason:
                 return
             self._reason = reason
             if self._ready:
                 self._kill()
 
     def end(self) -> None:
-        """End the process, where there is one; the next task starts another."""
+        """End the process if there is one; the next task starts another."""
         self._kill()
         if self._pipe is not None:
             self._pipe.close()
@@ -109,8 +109,8 @@ class Worker:
         if self._pipe is None or not self.runs:
             self.end()
             self._pipe, theirs = Pipe()
-            # A new session: Ctrl-C reaches the client alone, and what the app starts can be ended
-            # with it.
+            # In a new session, Ctrl-C reaches only the client, and one signal to the group ends the
+            # processes that the app has started.
             self._process = subprocess.Popen(  # noqa: S603 (this Python)
                 self._client.worker(theirs.fileno()),
                 env=self._client.environment(),
@@ -121,15 +121,15 @@ class Worker:
             )
             theirs.close()
         while not self._ready:
-            came = self._wait(self._pipe)
+            loaded = self._wait(self._pipe)
             with self._lock:
-                self._ready = came and self._pipe.recv()
+                self._ready = loaded and self._pipe.recv()
                 if self._reason:
                     raise DroppedError(self._reason)
         self._pipe.send(task)
-        over = time.monotonic() + self._limit
+        deadline = time.monotonic() + self._limit
         while not self._wait(self._pipe):
-            if self._limit and time.monotonic() > over:
+            if self._limit and time.monotonic() > deadline:
                 seconds = f"{self._limit:g} s, limits.round-seconds"
                 self.drop(
                     self.working, f"it took longer than the owner of this device allows ({seconds})"
@@ -137,13 +137,10 @@ class Worker:
         return self._pipe.recv()
 
     def _wait(self, pipe: Connection) -> bool:
-        """Wait a little; return whether the process has said something.
-
-        Raise EOFError once it has ended.
-        """
+        """Return whether the pipe has an answer within 0.2 s; raise EOFError without a process."""
         if pipe.poll(0.2):
             return True
-        # processes that the app has started may hold the pipe open
+        # checked because a process that the app has started may hold the pipe open
         if not self.runs and not pipe.poll():
             raise EOFError
         return False
@@ -154,11 +151,11 @@ class Worker:
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
-        _signal(process, signal.SIGKILL)  # what the app has started, too
+        _signal(process, signal.SIGKILL)  # also ends the processes that the app has started
         process.wait()
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to a process and all that it has started."""
+    """Send a signal to a process and the processes that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

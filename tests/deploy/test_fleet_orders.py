@@ -20,7 +20,7 @@ from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox, MemoryBudget, Reply
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.port import Port
-from fairbloom.deploy.fleet.runs import MOST_STARTS, Order, RunFiles, Runs, submit
+from fairbloom.deploy.fleet.runs import MAX_RESTARTS, Order, RunFiles, Runs, submit
 
 ORDER = Order("fairbloom.serverapp:app", "fairbloom", "0.1.0", {"clients": 2, "device": "cpu"})
 
@@ -83,9 +83,9 @@ def test_a_run_that_is_killed_again_and_again_is_given_up(tmp_path: Path) -> Non
     runs, started = make_runs(tmp_path, lambda: -9)
     carry_out(runs, run)
     assert run.status == 128 + 9
-    assert len(started) == MOST_STARTS + 1
+    assert len(started) == MAX_RESTARTS + 1
     assert (
-        f"was killed {MOST_STARTS + 1} times (killed by SIGKILL): it is given up"
+        f"was killed {MAX_RESTARTS + 1} times (killed by SIGKILL): it is given up"
         in run.log.read_text()
     )
 
