@@ -55,7 +55,7 @@ class Day:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Day:
     clock = Day()
-    for place in ("quorum", "flower", "roster"):
+    for place in ("quorum", "flower", "node_tracker"):
         monkeypatch.setattr(f"fairbloom.rounds.{place}.time", clock)
     return clock
 
