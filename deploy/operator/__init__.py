@@ -1,1 +1,1 @@
-"""Commands of the federation's operator on its folder."""
+"""The commands of a federation's operator, which work on its folder."""

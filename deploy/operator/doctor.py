@@ -1,4 +1,4 @@
-"""Checks of a federation or of one device: each reports its finding and the remedy."""
+"""Checks of a federation or of one device; each returns its finding and the remedy."""
 
 import shutil
 import socket
@@ -19,7 +19,10 @@ from ..fleet.federation import Federation
 from ..fleet.runs import list_runs
 from ..processes import split_address
 
-SECONDS = 5.0
+# Seconds that a port or a command may take to answer.
+ANSWER_SECONDS = 5.0
+
+# Less free space than this is a fault.
 SMALL_DISK_BYTES = 2e9
 
 
@@ -40,7 +43,7 @@ def examine(federation: Federation) -> Iterator[CheckResult]:
     yield check_expiry("CA certificate", federation.authority[0])
     yield check_expiry("server certificate", federation.identity[0])
     yield check_identity(federation)
-    # What is secret, and the folder itself: who may write there orders runs.
+    # the keys, and the folder itself: any account that can write there can order runs
     keys = ("ca.key", "server.key", "bundles/*/key")
     secrets = [file for pattern in keys for file in sorted(federation.path.glob(pattern))]
     yield check_private("secrets", [federation.path, *secrets])
@@ -60,19 +63,24 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
     yield authority
     yield check_expiry("client certificate", Path(client.certificate))
     if authority.verdict != "fault":
-        reason = connection_fault(client)
-        yield fault("server", reason) if reason else ok("server", f"{client.server} answers")
+        if reason := connection_fault(client):
+            yield fault("server", reason)
+        else:
+            yield ok("server", f"{client.server} answers")
     yield check_private("state-dir", [Path(client.state_dir)], warning)
     yield check_clock()
     yield check_disk(Path(client.state_dir))
 
 
 def check_expiry(what: str, certificate: Path) -> CheckResult:
-    """Check how long a certificate still holds."""
-    remedy = {
+    """Check how long a certificate is still valid."""
+    remedies = {
         "server certificate": "fairbloom deploy renew, and restart the server",
         "client certificate": "the federation's operator enrols this client again",
-    }.get(what, "take it from the bundle or from the operator; the operator, from a copy")
+    }
+    remedy = remedies.get(
+        what, "take it from the bundle or from the operator; the operator, from a copy"
+    )
     try:
         days = pki.days_left(certificate)
     except DeployError as error:
@@ -126,7 +134,7 @@ def check_server(federation: Federation) -> CheckResult:
         return fault("server", f"no server runs: start fairbloom server --dir {federation.path}")
     port = split_address(federation.listen)[1]
     try:
-        with socket.create_connection(("localhost", port), timeout=SECONDS):
+        with socket.create_connection(("localhost", port), timeout=ANSWER_SECONDS):
             return ok("server", f"answers at port {port}; devices dial {federation.server}")
     except OSError as error:
         return fault(
@@ -137,9 +145,11 @@ def check_server(federation: Federation) -> CheckResult:
 
 def check_clock() -> CheckResult:
     """Check that this machine's clock is kept by a time server."""
-    asked = ["timedatectl", "show", "--property", "NTPSynchronized", "--value"]
+    command = ["timedatectl", "show", "--property", "NTPSynchronized", "--value"]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603 (our own words)
+            command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+        )
         answer = done.stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         answer = ""
@@ -150,15 +160,17 @@ def check_clock() -> CheckResult:
     else:
         words = "is not known to be kept by a time server"
     return warning(
-        "clock", f"{words}; certificates are refused where it is far off (timedatectl set-ntp true)"
+        "clock",
+        f"{words}; certificates are refused if it is far off (timedatectl set-ntp true)",
     )
 
 
 def check_disk(folder: Path) -> CheckResult:
-    """Check that there is room."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    words = f"{free / 1e9:.1f} GB free at {there}"
+    """Check that the disk has at least SMALL_DISK_BYTES free."""
+    path = folder.absolute()
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    words = f"{free / 1e9:.1f} GB free at {existing}"
     if free >= SMALL_DISK_BYTES:
         return ok("disk", words)
     return fault("disk", f"{words}: make room")

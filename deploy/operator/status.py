@@ -1,9 +1,9 @@
-"""A federation's status from its server's files: clients, runs, disk, certificate."""
+"""A federation's status, from its server's files: clients, runs, disk and certificate."""
 
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
@@ -24,40 +24,49 @@ from ..fleet.runs import RunFiles, list_runs
 from ..processes import duration
 from .submit import describe_end
 
-# How many characters of a reason the tables show; the JSON has it whole.
+# Most characters of a reason that the tables show; the JSON has all of it.
 WIDEST_REASON = 200
 
 
 def survey(federation: Federation) -> dict[str, Any]:
     """Return the status of a federation: docs/deployment.md lists the keys.
 
-    Its runs are those that go on and wait, and the latest that have ended, the latest first.
+    It has the open runs and the five that ended last, the newest run first.
     """
     now = read_now(federation)
-    serves = federation.is_served
-    online = now.get("online", {}) if serves else {}
+    online = dict[str, int]()
+    server = "down"
+    if federation.is_served:
+        online = now.get("online", {})
+        server = "up"
     seen = now.get("seen", {})
     clients = dict[str, Any]()
     for member in federation.members():
         name = member.name
-        there = "away" if name in seen else "never"
-        if name in online:
-            there = "online"
+        if member.revoked:
+            state = "revoked"
+        elif name in online:
+            state = "online"
+        else:
+            state = "away" if name in seen else "never"
         clients[name] = {
-            "state": "revoked" if member.revoked else there,
-            "last-seen": _moment(seen[name]) if name in seen else None,
+            "state": state,
+            "last-seen": _format_time(seen[name]) if name in seen else None,
             "partition-id": member.partition,
             "examples": member.examples,
             "refused-with-same-key": online.get(name, 0),
         }
-    status = [(run, run.status) for run in list_runs(federation.runs)]
-    ended = [(run, code) for run, code in status if code is not None][-5:]
-    runs = [_describe_run(run, "", code) for run, code in ended]
-    for number, run in enumerate(run for run, code in status if code is None):
-        runs.append(_describe_run(run, "waiting" if number else "running", None))
+    runs_with_status = [(run, run.status) for run in list_runs(federation.runs)]
+    ended = [(run, status) for run, status in runs_with_status if status is not None]
+    runs = [_describe_run(run, "", status) for run, status in ended[-5:]]
+    is_first = True
+    for run, status in runs_with_status:
+        if status is None:
+            runs.append(_describe_run(run, "running" if is_first else "waiting", None))
+            is_first = False
     return {
-        "at": _moment(time.time()),
-        "server": "up" if serves else "down",
+        "at": _format_time(time.time()),
+        "server": server,
         "clients": clients,
         "runs": runs[::-1],
         "disk": {"free-bytes": shutil.disk_usage(federation.path).free},
@@ -66,10 +75,12 @@ def survey(federation: Federation) -> dict[str, Any]:
 
 
 def _describe_run(run: RunFiles, state: str, status: int | None) -> dict[str, Any]:
+    """Return a run's entry of the survey; `state` is for a run that has not ended."""
     about: dict[str, Any] = {"run": run.number, "state": state, "exit-status": status, "said": ""}
     if status is not None:
         about["state"] = describe_end(status).partition(" ")[0]
-        about["said"] = run.last_line if status else ""
+    if status:
+        about["said"] = run.last_line
     folder = find_announced(run.folder)
     if folder is None:
         return about
@@ -79,75 +90,83 @@ def _describe_run(run: RunFiles, state: str, status: int | None) -> dict[str, An
         return about | {"folder": str(folder), "unknown": str(error)}
 
 
-def _moment(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-# For the eye --------------------------------------------------------------------------------------
+# The terminal -------------------------------------------------------------------------------------
 
 
-def show(found: Mapping[str, Any]) -> None:
+def show(status: Mapping[str, Any]) -> None:
     """Print a survey as tables and lines."""
-    runs = found["runs"]
-    clients = found["clients"]
-    going = [run for run in runs if run["exit-status"] is None]
-    parts: list[RenderableType] = [_line("server", found["server"], warn=found["server"] != "up")]
-    parts += [part for run in going for part in _describe_going(run)] or [
-        Text("no run is going on")
-    ]
+    runs = status["runs"]
+    clients = status["clients"]
+    open_runs = [run for run in runs if run["exit-status"] is None]
+    ended_runs = [run for run in runs if run["exit-status"] is not None]
+    parts: list[RenderableType] = [_line("server", status["server"], warn=status["server"] != "up")]
+    for run in open_runs:
+        parts += _describe_open_run(run)
+    if not open_runs:
+        parts.append(Text("no run is in progress"))
     counts = Counter(client["state"] for client in clients.values())
-    parts.append(
-        _line(
-            "clients",
-            ", ".join(f"{number} {state}" for state, number in sorted(counts.items())) or "none",
-        )
-    )
+    states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    parts.append(_line("clients", states or "none"))
     if clients:
-        table = Table("client", "partition", "state", "last seen")
-        for name, client in clients.items():
-            style, seen = (
-                ("", "") if client["state"] == "online" else ("yellow", client["last-seen"] or "")
-            )
-            state = client["state"] + (
-                text_if(client["refused-with-same-key"], ", and another process with its key")
-            )
-            table.add_row(*map(Text, (name, str(client["partition-id"]), state, seen)), style=style)
-        table.columns[0].no_wrap = True
-        parts.append(table)
-    if len(going) < len(runs):
-        table = Table(title="runs before", title_justify="left", title_style="bold")
-        for heading in ("run", "state", "method", "rounds", "folder", "what was said"):
-            table.add_column(heading, overflow="fold")
-        for run in (run for run in runs if run["exit-status"] is not None):
-            rounds = f"{run['round']}/{run['of-rounds']}" if "round" in run else ""
-            folder = PurePath(run.get("folder", "")).name
-            cells = (
-                str(run["run"]),
-                run["state"],
-                run.get("method", ""),
-                rounds,
-                folder,
-                _shorten(run["said"]),
-            )
-            table.add_row(*map(Text, cells))
-        parts.append(table)
-    parts.append(_line("disk", f"{found['disk']['free-bytes'] / 1e9:.1f} GB free"))
+        parts.append(_client_table(clients))
+    if ended_runs:
+        parts.append(_run_table(ended_runs))
+    parts.append(_line("disk", f"{status['disk']['free-bytes'] / 1e9:.1f} GB free"))
     parts.append(
-        _line("certificate", f"the server's holds for {found['certificate-days']:.0f} more days")
+        _line("certificate", f"the server's holds for {status['certificate-days']:.0f} more days")
     )
     Terminal().print(Group(*parts))
 
 
-def _describe_going(run: Mapping[str, Any]) -> list[RenderableType]:
-    """Return the progress of a running or waiting run, and its fault."""
+def _client_table(clients: Mapping[str, Any]) -> Table:
+    table = Table("client", "partition", "state", "last seen")
+    for name, client in clients.items():
+        style = ""
+        seen = ""
+        if client["state"] != "online":
+            style = "yellow"
+            seen = client["last-seen"] or ""
+        state = client["state"] + text_if(
+            client["refused-with-same-key"], ", and another process with its key"
+        )
+        table.add_row(*map(Text, (name, str(client["partition-id"]), state, seen)), style=style)
+    table.columns[0].no_wrap = True
+    return table
+
+
+def _run_table(runs: Iterable[Mapping[str, Any]]) -> Table:
+    table = Table(title="runs before", title_justify="left", title_style="bold")
+    for heading in ("run", "state", "method", "rounds", "folder", "last line"):
+        table.add_column(heading, overflow="fold")
+    for run in runs:
+        rounds = ""
+        if "round" in run:
+            rounds = f"{run['round']}/{run['of-rounds']}"
+        cells = (
+            str(run["run"]),
+            run["state"],
+            run.get("method", ""),
+            rounds,
+            PurePath(run.get("folder", "")).name,
+            _shorten(run["said"]),
+        )
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _describe_open_run(run: Mapping[str, Any]) -> list[RenderableType]:
+    """Return lines with the progress and the faults of a running or waiting run."""
     words = run["state"]
     if "round" in run:
         words += f": {run['method']} on {run['task'] or 'a user-defined task'}, "
-        words += (
-            f"round {run['round']} of {run['of-rounds']}"
-            if run["round"]
-            else "before its first round"
-        )
+        if run["round"]:
+            words += f"round {run['round']} of {run['of-rounds']}"
+        else:
+            words += "before its first round"
         if run["seconds-a-round"] is not None:
             since = duration(run["seconds-since-round"])
             words += f", {run['seconds-a-round']:.3g} s a round, the last one {since} ago"
@@ -174,4 +193,6 @@ def _line(what: str, words: str, *, warn: bool = False, style: str = "") -> Text
 
 def _shorten(words: str) -> str:
     words = escape_unprintable(words)
-    return words if len(words) <= WIDEST_REASON else f"{words[:WIDEST_REASON]}…"
+    if len(words) > WIDEST_REASON:
+        return f"{words[:WIDEST_REASON]}…"
+    return words

@@ -1,4 +1,4 @@
-"""A run on a federation, by files that commands and the server share: order, log, end."""
+"""Submit, follow and stop a run, through files that the server shares: order, log, status."""
 
 import contextlib
 import shlex
@@ -37,7 +37,7 @@ from ..fleet.federation import Federation
 from ..fleet.members import Member
 from ..fleet.runs import END_SECONDS, STOPPED, Order, RunFiles, list_runs
 
-# Pause between two looks at a run's log.
+# Pause in seconds between two looks at a run's log.
 LOOK_SECONDS = 0.2
 
 SIZES = "enrolled-sizes"
@@ -45,9 +45,9 @@ SIZES = "enrolled-sizes"
 
 @dataclass(frozen=True)
 class App:
-    """A Flower app: its ServerApp's import string, distribution, default settings, folder.
+    """A Flower app: its ServerApp's import string, distribution, default settings and folder.
 
-    `config` is None where they are not known, `folder` None where it is installed.
+    `folder` is None for an installed app. Its `config` is None: its default settings are unknown.
     """
 
     serverapp: str
@@ -58,25 +58,31 @@ class App:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is Fairbloom's own, whatever folder it lies in."""
+        """Whether this is Fairbloom's app, installed or in a folder."""
         return self.distribution == "fairbloom"
 
     def order(self, federation: Federation, given: Mapping[str, Value]) -> Order:
-        """Return the order of a run of this app.
-
-        Its settings are checked before anything is written.
-        """
-        config = self.config or {}
-        folder = "" if self.folder is None or self.is_ours else str(self.folder.absolute())
-        settings = prepare(federation, given) if self.is_ours else self.check(given)
+        """Return the order of a run of this app with the checked settings."""
+        folder = ""
+        if self.is_ours:
+            settings = prepare(federation, given)
+        else:
+            settings = self.check(given)
+            if self.folder is not None:
+                folder = str(self.folder.absolute())
         return Order(
-            self.serverapp, self.distribution, self.version, {**config, **settings}, folder
+            app=self.serverapp,
+            distribution=self.distribution,
+            version=self.version,
+            settings={**(self.config or {}), **settings},
+            folder=folder,
         )
 
     def check(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        """Return settings of a user's app, each with the type of its default.
+        """Return settings of a user's app, converted to the types of their defaults.
 
-        SettingsError where one has none.
+        Raise SettingsError for a setting without a default, or of another type. The settings of an
+        installed app are returned unchanged.
         """
         if self.config is None or self.folder is None:
             return dict(given)
@@ -85,8 +91,8 @@ class App:
         for key, value in given.items():
             if key not in self.config:
                 hint = did_you_mean(key, self.config)
-                there = ", ".join(self.config) or "no key"
-                raise SettingsError(f"unknown setting {key} = {value!r}: {hint}{where} has {there}")
+                keys = ", ".join(self.config) or "no key"
+                raise SettingsError(f"unknown setting {key} = {value!r}: {hint}{where} has {keys}")
             kind = type(self.config[key])
             if not of_kind(value, kind):
                 raise SettingsError(
@@ -103,22 +109,25 @@ OURS = App("fairbloom.serverapp:app", "fairbloom", __version__, default_config()
 def choose_app(given: str | None) -> App:
     """Return the app that --app names: a folder, or the import string of an installed ServerApp.
 
-    Without one it is the app in the current folder, or else Fairbloom's.
+    Without --app, it is the app in the current folder, or else Fairbloom's.
     """
     if given is None:
-        return app_in(Path.cwd()) or OURS
-    if Path(given).is_dir() and (found := app_in(Path(given))):
-        return found
-    if is_import_string(given) and (about := distribution_of(given.partition(":")[0])):
-        return OURS if about[0] == "fairbloom" else App(given, *about, config=None)
+        return read_app(Path.cwd()) or OURS
+    if Path(given).is_dir() and (app := read_app(Path(given))):
+        return app
+    if is_import_string(given) and (installed := distribution_of(given.partition(":")[0])):
+        name, version = installed
+        if name == "fairbloom":
+            return OURS
+        return App(given, name, version, config=None)
     raise DeployError(
         f"--app {given}: it is neither a folder with [tool.flwr.app] in its pyproject.toml nor a"
         " module:attribute of an installed package"
     )
 
 
-def app_in(folder: Path) -> App | None:
-    """Return the app in a folder, or None."""
+def read_app(folder: Path) -> App | None:
+    """Read the app in a folder from its pyproject.toml; return None if there is none."""
     file = folder / "pyproject.toml"
     try:
         project = tomllib.loads(file.read_text())
@@ -127,15 +136,15 @@ def app_in(folder: Path) -> App | None:
     except (OSError, ValueError) as error:
         raise DeployError(f"{file} cannot be read: {error}") from error
     app = project.get("tool", {}).get("flwr", {}).get("app")
-    about = project.get("project", {})
+    metadata = project.get("project", {})
     if app is None:
         return None
-    if about.get("name") == "fairbloom":
+    if metadata.get("name") == "fairbloom":
         return OURS
     try:
         serverapp = str(app["components"]["serverapp"])
-        name = str(about["name"])
-        version = str(about["version"])
+        name = str(metadata["name"])
+        version = str(metadata["version"])
     except KeyError as error:
         raise DeployError(
             f"{file} lacks {error}: a run needs name and version of [project], and serverapp of "
@@ -145,17 +154,21 @@ def app_in(folder: Path) -> App | None:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return tables of tables as settings with dotted keys, as Flower reads them."""
+    """Return nested tables as settings with dotted keys, as Flower reads them."""
     settings: dict[str, Any] = {}
     for key, value in config.items():
-        settings |= (
-            flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
+        if isinstance(value, dict):
+            settings |= flatten(value, f"{prefix}{key}.")
+        else:
+            settings[prefix + key] = value
     return settings
 
 
 def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the checked settings of a run of our app, with the clients' enrolled sizes."""
+    """Return the checked settings of a run of our app, with the clients' enrolled sizes.
+
+    Print warnings about settings that some devices may refuse.
+    """
     for key in marked(Mark.DEVICE):
         if key in given:
             raise SettingsError(
@@ -164,24 +177,28 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
             )
     members = federation.enrolled()
     sizes = [f"{member.name}={member.examples}" for member in members if member.examples]
-    config = {SIZES: " ".join(sizes), **given} if sizes else dict(given)
+    config = dict(given)
+    if sizes:
+        config = {SIZES: " ".join(sizes), **given}
     named = RunSettings.of(config).given()
     check_not_pythons(named)
     settings = Settings.of(config)
     settings.check_deployed()
     check_used(named, [settings.method], settings.task, deployed=True)
     settings.check_schema()
-    for words in check_honoured(members, settings, named):
-        say(words)
-    return pack_own_settings({**config, "schema": settings.schema_} if settings.schema_ else config)
+    for warning in find_device_warnings(members, settings, named):
+        say(warning)
+    if settings.schema_:
+        config["schema"] = settings.schema_  # its text, instead of the name of its file
+    return pack_own_settings(config)
 
 
-def check_honoured(
+def find_device_warnings(
     members: Sequence[Member], settings: Settings, given: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield what the operator must know of how devices take a run's settings.
+    """Yield a warning for each setting that only some devices accept, and for far partitions.
 
-    SettingsError if no device takes one.
+    Raise SettingsError if no device accepts a setting.
     """
     refused = settings_to_allow(given)
     if "device" in refused:
@@ -195,8 +212,8 @@ def check_honoured(
             f"{key} = {value!r} is accepted only by devices with owners who allow it (allow ="
             f" [{value!r}] in owner.toml{module}); the others are refused, by name in each round"
         )
-    dealt = info.setup(given).clients
-    if dealt and not info.is_user_defined and (far := describe_clients_beyond(members, dealt)):
+    clients = info.setup(RunSettings.of(given)).clients
+    if clients and not info.is_user_defined and (far := describe_clients_beyond(members, clients)):
         yield far
 
 
@@ -218,13 +235,15 @@ def pack_own_settings(config: Mapping[str, Value]) -> dict[str, Value]:
     own = [f"{key}={format_value(value)}" for key, value in config.items() if key not in known]
     if not own:
         return dict(config)
-    words = [str(config[OWN_SETTINGS])] if config.get(OWN_SETTINGS) else []
+    packed = list(map(shlex.quote, own))
+    if before := config.get(OWN_SETTINGS):
+        packed = [str(before), *packed]
     rest = {key: value for key, value in config.items() if key in known}
-    return {**rest, OWN_SETTINGS: " ".join([*words, *map(shlex.quote, own)])}
+    return {**rest, OWN_SETTINGS: " ".join(packed)}
 
 
 def format_value(value: Value) -> str:
-    """Return a setting's value as a user would write it, so that it is read as the same again."""
+    """Return a setting's value as a user would write it, so that it is read as the same value."""
     if isinstance(value, str) and parsed(value.strip()) == value:
         return value
     return tomli_w.dumps({"": value}).removeprefix('"" = ').rstrip("\n")
@@ -232,18 +251,17 @@ def format_value(value: Value) -> str:
 
 def follow(federation: Federation, run: RunFiles) -> int:
     """Print a run's log as it is written, until the run ends; return its exit status."""
-    place = 0
-    said = ""
+    position = 0
+    printed = ""
     while True:
-        status = run.status
+        status = run.status  # read before the log, so that the log of an ended run is complete
         content = b""
-        # without a log the run has not begun
-        with contextlib.suppress(OSError), run.log.open("rb") as file:
-            file.seek(place)
+        with contextlib.suppress(OSError), run.log.open("rb") as file:  # missing at the start
+            file.seek(position)
             content = file.read()
         sys.stdout.write(content.decode(errors="replace"))
         sys.stdout.flush()
-        place += len(content)
+        position += len(content)
         if status is not None:
             return status
         if not run.folder.exists():
@@ -251,15 +269,15 @@ def follow(federation: Federation, run: RunFiles) -> int:
                 f"{run.folder} is gone: the same submit continues the run after its last finished"
                 " round"
             )
-        words = describe_wait(federation, run)
-        if words and words != said:
-            say(words)
-        said = words
+        reason = describe_wait(federation, run)
+        if reason and reason != printed:
+            say(reason)
+        printed = reason
         time.sleep(LOOK_SECONDS)
 
 
 def describe_wait(federation: Federation, run: RunFiles) -> str:
-    """Return in words why a run does not go on, "" where it does."""
+    """Return the reason why a run waits, "" if it is in progress."""
     if not federation.is_served:
         return (
             f"no server runs, and run {run.number} waits for it: start fairbloom server --dir"
@@ -267,37 +285,39 @@ def describe_wait(federation: Federation, run: RunFiles) -> str:
         )
     first = next((each for each in list_runs(federation.runs) if each.status is None), run)
     return text_if(
-        first.number != run.number, f"run {run.number} waits for run {first.number}, which goes on"
+        first.number != run.number,
+        f"run {run.number} waits for run {first.number}, which is in progress",
     )
 
 
 def describe_end(status: int) -> str:
-    """Return how a run ended by its exit status."""
+    """Describe how a run ended from its exit status."""
     return {0: "completed", STOPPED: "stopped"}.get(status, f"failed (exit status {status})")
 
 
 def choose_run(federation: Federation, number: str | None) -> RunFiles:
-    """Return the run of this number, or without one the only run that has not ended."""
+    """Return the run with this number, or without a number the only run that has not ended."""
     runs = {str(run.number): run for run in list_runs(federation.runs)}
     open_runs = {each: run for each, run in runs.items() if run.status is None}
+    names = ", ".join(open_runs)
     if number is not None:
         if number not in runs:
-            there = ", ".join(open_runs) or "none"
             raise DeployError(
-                f"run {number!r} is not one of this federation; going on or waiting are: {there}"
+                f"run {number!r} is not one of this federation; in progress or waiting:"
+                f" {names or 'none'}"
             )
         return runs[number]
-    if len(open_runs) != 1:
-        if open_runs:
-            words = f"runs {', '.join(open_runs)} go on or wait: name one"
-        else:
-            words = "no run goes on or waits; fairbloom deploy status lists those that ended"
-        raise DeployError(words)
+    if not open_runs:
+        raise DeployError(
+            "no run is in progress or waits; fairbloom deploy status lists those that ended"
+        )
+    if len(open_runs) > 1:
+        raise DeployError(f"runs {names} are in progress or wait: name one")
     return next(iter(open_runs.values()))
 
 
 def stop(federation: Federation, run: RunFiles) -> str:
-    """Stop a run, and wait until it has ended, where a server runs; return what became of it."""
+    """Stop a run and, if a server runs, wait until it has ended; return its state as a sentence."""
     if run.status is not None:
         return f"run {run.number} has ended already: {describe_end(run.status)}"
     try:
@@ -308,7 +328,7 @@ def stop(federation: Federation, run: RunFiles) -> str:
     while run.status is None and federation.is_served and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
     if run.status is None:
-        return f"run {run.number} does not begin again once a server runs"
+        return f"run {run.number} will not continue once a server runs"
     return f"run {run.number} is {describe_end(run.status)}"
 
 

@@ -80,19 +80,20 @@ def test_a_run_whose_files_are_gone_is_not_followed_for_ever(made: Path) -> None
 
 def test_stop_names_what_it_stops(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fairbloom("deploy", "stop") == 2
-    assert "no run goes on" in capsys.readouterr().err
+    assert "no run is in progress" in capsys.readouterr().err
     assert fairbloom("deploy", "submit", "--detach") == 0
     assert fairbloom("deploy", "submit", "--detach") == 0
     first, second = list_runs(Federation.read(made).runs)
     assert fairbloom("deploy", "stop") == 2
     assert (
-        f"runs {first.number}, {second.number} go on or wait: name one" in capsys.readouterr().err
+        f"runs {first.number}, {second.number} are in progress or wait: name one"
+        in capsys.readouterr().err
     )
     assert fairbloom("deploy", "stop", "nothing") == 2
     assert "run 'nothing' is not one of this federation" in capsys.readouterr().err
     assert fairbloom("deploy", "stop", first.number) == 0
     assert (first.is_stopped, second.is_stopped) == (True, False)
-    assert "does not begin again once a server runs" in capsys.readouterr().out
+    assert "will not continue once a server runs" in capsys.readouterr().out
     first.end(STOPPED)
     assert fairbloom("deploy", "stop", first.number) == 0
     assert "has ended already: stopped" in capsys.readouterr().out
