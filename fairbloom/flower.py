@@ -9,8 +9,8 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Context, Message, Metadata, RecordDict
@@ -118,18 +118,10 @@ def identify(*, run_id: int, node_id: int, task_id: int) -> None:
     identity.task_id = task_id
 
 
-@dataclass
-class NamedNode:
-    """A node, in the absence of Flower's NodeInfo."""
-
-    node_id: int
-    name: str
-
-
 def node_info(node_id: int, name: str) -> Any:
     """Return a node of `Grid.get_nodes`."""
-    node: Callable[..., Any] = find_message(NODE) or NamedNode
-    return node(node_id=node_id, name=name)
+    make: Callable[..., Any] = find_message(NODE) or SimpleNamespace
+    return make(node_id=node_id, name=name)
 
 
 def find_message(name: str) -> Any:
@@ -140,16 +132,9 @@ def find_message(name: str) -> Any:
     return None
 
 
-@dataclass
-class NumberedRun:
-    """A run, in the absence of Flower's."""
-
-    run_id: int
-
-
 def empty_run(run_id: int) -> Any:
     """Return a run of which only its number is known."""
-    make: Callable[..., Any] = getattr(FOUND[RUN], "create_empty", NumberedRun)
+    make: Callable[..., Any] = getattr(FOUND[RUN], "create_empty", SimpleNamespace)
     return make(run_id=run_id)
 
 

@@ -55,7 +55,7 @@ from .run_folder.files import (
     MODEL,
     ROUNDS,
     is_finished,
-    read_stop,
+    log_finished,
     record_known,
     write_first_files,
 )
@@ -173,7 +173,8 @@ def federate(
     check_folder(path, wanted)
     check_same_data(path, data)
     if is_finished(path) and not find_grown(CONFIG.read(path).settings, wanted):
-        return _leave_finished(path)
+        log_finished(path)
+        return path
     method = settings.strategy()
     clients = clients_of(method)
     settings = settings.decide_fraction(clients.online(1), CONFIG.read(path).settings)
@@ -203,7 +204,8 @@ def federate(
             stopping=EarlyStopping.of(settings.early_stopping, Validation.of(score, method.serves)),
         )
         if recorder.finished:  # by the process that was waited for
-            return _leave_finished(path)
+            log_finished(path)
+            return path
         recorder.begin()
         write_first_files(path, RunStart(task, data, choice, deployed))
         check_arrays(module)
@@ -216,19 +218,6 @@ def federate(
             method, clients, settings.num_rounds, drop_revoked(known), first_limit=limit
         )
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
-    return path
-
-
-def _leave_finished(path: Path) -> Path:
-    finished = (
-        "%s is finished%s; nothing to run: %s extend it, and another folder (out) begins a new run"
-    )
-    reason = ""
-    extends = "more num-rounds"
-    if stopped := read_stop(path):
-        reason = f", since {stopped}"
-        extends = "more num-rounds, and a larger early-stopping if that was the reason,"
-    log.info(finished, path, reason, extends)
     return path
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
+from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.system.files import write_whole
 from fairbloom.system.values import decode_as
@@ -257,6 +258,21 @@ def read_stop(folder: Path) -> str:
     if is_finished(folder):
         return str(MODEL.read_about(folder).get("stopped", ""))
     return ""
+
+
+def log_finished(folder: Path) -> None:
+    """Log that a run is finished, why it ended early if it did, and how to extend it."""
+    reason = ""
+    extends = "more num-rounds"
+    if stopped := read_stop(folder):
+        reason = f", since {stopped}"
+        extends = "more num-rounds, and a larger early-stopping if that was the reason,"
+    log.info(
+        "%s is finished%s; nothing to run: %s extend it, and another folder begins a new run",
+        folder,
+        reason,
+        extends,
+    )
 
 
 def runs_of_study(folder: Path) -> list[str]:

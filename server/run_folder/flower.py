@@ -39,7 +39,7 @@ from ..polling import PollingGrid
 from ..progress import announce
 from .csv_rows import Validation
 from .errors import explain_other_state, said_in_app
-from .files import CHECKPOINTS, CONFIG, MODEL
+from .files import CHECKPOINTS, CONFIG, MODEL, log_finished
 from .lock import locked_folder
 from .recorder import RunRecorder
 from .stopping import EarlyStopping
@@ -206,7 +206,7 @@ class RunFolder:
                 code=digest_own_code(names),
             )
             if recorder.finished:
-                log.info("%s is finished; nothing to run", self.path)
+                log_finished(self.path)
                 return Result(arrays=record_of(MODEL.read(self.path)))
             log.info("run folder: %s", self.path)
             continued = recorder.resume()
