@@ -1,4 +1,4 @@
-"""Certificates and keys: the federation's authority, the server's and the devices'."""
+"""Certificates and keys of the federation's authority, the server and the devices."""
 
 import contextlib
 import hashlib
@@ -19,23 +19,23 @@ from fairbloom.system.files import write_private, write_public
 
 from .errors import DeployError
 
-# How long certificates hold; 398 days is the longest that strict TLS clients accept of a server.
+# Days that certificates are valid. Strict TLS clients accept at most 398 days of a server.
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 398
 
-# Names that the server's certificate always has, for checks on the server itself.
+# Names that are in every server certificate, for checks on the server itself.
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
-# How far in the past a certificate's time begins, for devices with slow clocks.
+# Certificates are valid from this time in the past, for devices with slow clocks.
 SKEW = timedelta(hours=1)
 
+# One part of a host name, between dots.
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
-
-# Names that a client may have.
+# A client's name.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
-# What a message says of a name that a client may not have.
+# The remedy in errors about an invalid name.
 NAME_RULE = "use up to 63 letters, digits, dots, dashes and underscores"
 
 
@@ -45,32 +45,36 @@ def make_key() -> ec.EllipticCurvePrivateKey:
 
 
 def format_key(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Return a private key as its file has it (PEM, PKCS #8, not encrypted)."""
-    form = serialization.PrivateFormat.PKCS8
-    plain = serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, form, plain)
+    """Return the content of a private key's file (PEM, PKCS #8, not encrypted)."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
 
 
 def digest_key(key: CertificatePublicKeyTypes) -> str:
     """Return the SHA-256 (hex) of a public key in DER."""
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
+    encoded = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(encoded).hexdigest()
 
 
 def write_request(key: ec.EllipticCurvePrivateKey, name: str) -> str:
-    """Return the request by which a device asks for a certificate (PKCS #10, PEM)."""
+    """Return a device's request for a certificate (PKCS #10, PEM)."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
 def read_request(text: str, source: str) -> tuple[ec.EllipticCurvePublicKey, str]:
-    """Return the public key and the name in a request; `source` is what DeployError calls it."""
-    remedy = "take what fairbloom client keys NAME printed on the device"
+    """Return the public key and the name in a request; raise DeployError, which names `source`."""
+    remedy = "take the request that fairbloom client keys NAME printed on the device"
     if "PRIVATE KEY" in text:
         raise DeployError(
             f"{source} holds a private key, which has travelled and must be replaced: make a new"
             " one on the device with fairbloom client keys NAME, delete this file wherever it is,"
-            " and bring what was printed"
+            " and bring the request that was printed"
         )
     try:
         request = x509.load_pem_x509_csr(text.encode())
@@ -88,25 +92,27 @@ def read_request(text: str, source: str) -> tuple[ec.EllipticCurvePublicKey, str
 
 
 def common_name(subject: x509.Name) -> str:
-    """Return the common name of a subject, "" where it has none, or several."""
+    """Return the common name of a subject, "" unless it has exactly one."""
     names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(names[0].value) if len(names) == 1 else ""
+    if len(names) != 1:
+        return ""
+    return str(names[0].value)
 
 
 def read_name(certificate: Path) -> str:
-    """Return the common name in a certificate; DeployError where it cannot be read."""
+    """Return the common name in a certificate; raise DeployError if it cannot be read."""
     return common_name(_load_certificate(certificate).subject)
 
 
 def normalise_host(host: str) -> str:
-    """Return a host as certificates have it: bücher.example is xn--bcher-kva.example."""
+    """Return a host in the form for certificates: bücher.example becomes xn--bcher-kva.example."""
     with contextlib.suppress(ValueError):
         if "%" not in host:
             return str(ipaddress.ip_address(host))
     try:
         name = host.encode("idna").decode()
-        # Python's codec is of 2003: names that it cannot decode again, as ß, differ by the rules of
-        # today.
+        # Python's codec follows the rules of 2003. Names that it does not decode back, for example
+        # with ß, have another form by today's rules.
         if not host.isascii() and name.encode().decode("idna").lower() != host.lower():
             raise DeployError(
                 f"{host!r} may be spelt in two ways on the wire: give it in its ASCII form, xn--..."
@@ -116,13 +122,13 @@ def normalise_host(host: str) -> str:
     labels = name.split(".")
     if len(name) > 253 or labels[-1].isdigit() or not all(map(LABEL.fullmatch, labels)):
         raise DeployError(
-            f"{host!r}: give a name or an address without port, server.example.org say"
+            f"{host!r}: give a name or an address without port, for example server.example.org"
         )
     return name
 
 
 def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -> None:
-    """Write a new certificate authority: certificate and key, which only the operator may read."""
+    """Write a new authority's certificate and its key, which only the operator can read."""
     made = make_key()
     usage = x509.KeyUsage(
         digital_signature=False,
@@ -154,7 +160,7 @@ def make_server_certificate(
     hosts: Sequence[str],
     days: float = SERVER_DAYS,
 ) -> None:
-    """Write the server's key and certificate, for all of `hosts` and loopback."""
+    """Write the server's key and certificate, for `hosts` and loopback."""
     hosts = [normalise_host(host) for host in hosts]
     made = make_key()
     issuer, signer = _load_authority(authority, authority_key)
@@ -182,7 +188,7 @@ def issue_device_certificate(
     name: str,
     days: float = AUTHORITY_DAYS,
 ) -> bytes:
-    """Return a device's certificate (PEM), for TLS clients only: it cannot pass as a server's."""
+    """Return a device's certificate (PEM), which is only for TLS clients, never for servers."""
     extensions: dict[x509.ExtensionType, bool] = {
         x509.BasicConstraints(ca=False, path_length=None): True,
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]): False,
@@ -191,19 +197,19 @@ def issue_device_certificate(
 
 
 def days_left(certificate: Path) -> float:
-    """Return how many days a certificate is still valid; below 0 where it has expired."""
+    """Return the number of days that a certificate is still valid, negative if it has expired."""
     end = _load_certificate(certificate).not_valid_after_utc
     return (end - datetime.now(UTC)) / timedelta(days=1)
 
 
 def lifetime(certificate: Path) -> float:
-    """Return for how many days a certificate was made."""
+    """Return the number of days that a certificate was made for."""
     loaded = _load_certificate(certificate)
     return (loaded.not_valid_after_utc - loaded.not_valid_before_utc - SKEW) / timedelta(days=1)
 
 
 def read_hosts(certificate: Path) -> list[str]:
-    """Return the names and addresses that a certificate is for."""
+    """Return the host names and addresses in a certificate."""
     loaded = _load_certificate(certificate)
     names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
@@ -222,8 +228,8 @@ def _load_authority(
     certificate: Path, key: Path
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     remedy = (
-        "bring it back from your copy. Without one, no certificate can be made for this federation:"
-        " make a new one with fairbloom deploy init, and enrol its clients again"
+        "bring it back from your copy. Without one, no certificate can be made for this"
+        " federation: make a new federation with fairbloom deploy init, and enrol its clients again"
     )
     try:
         issuer = _load_certificate(certificate)
@@ -255,21 +261,22 @@ def _certify(
     days: float,
     extensions: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Return a certificate (PEM), signed by an issuer or, without one, by itself.
+    """Return a certificate (PEM), signed by its issuer or, without one, by itself.
 
-    `extensions` says which are critical.
-
-    It ends with its issuer's.
+    `extensions` maps each extension to whether it is critical. The certificate expires no later
+    than that of its issuer.
     """
     subject = _subject(name)
     now = datetime.now(UTC)
     end = now + timedelta(days=days)
+    issuer_name = subject
     if issuer is not None:
         end = min(end, issuer.not_valid_after_utc)
+        issuer_name = issuer.subject
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer.subject if issuer else subject)
+        .issuer_name(issuer_name)
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now, end) - SKEW)

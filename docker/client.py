@@ -1,6 +1,6 @@
-"""A client's container: it takes the first free folder of the volume and runs there.
+"""A client's container: it takes the first free folder of the volume and runs the client there.
 
-A container that is started again finds its folder free, and goes on as the same client.
+A restarted container finds its folder free and continues as the same client.
 """
 
 import fcntl
@@ -27,14 +27,14 @@ def take_folder() -> Path:
         except BlockingIOError:
             os.close(lock)
             continue
-        # the client, which takes the place of this process, holds it
+        # the client, which replaces this process, must keep the lock
         os.set_inheritable(lock, True)
         return folder
     raise AssertionError("numbers do not end")
 
 
 def main() -> None:
-    """Ask to be enrolled where that has not been done, and go on as the client."""
+    """Request enrolment unless that was done before, wait for it, and become the client."""
     os.umask(0o077)
     folder = take_folder()
     if not (folder / "key").exists():

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Write the digest that the registry has today behind the tag of the base image (make digests).
+# Append the registry's current digest to the tag of the base image (make digests).
 #
 #   docker/digests.sh DOCKERFILE     a Dockerfile with ARG BASE=NAME:TAG
 set -euo pipefail

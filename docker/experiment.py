@@ -19,19 +19,20 @@ from fairbloom.protocol.settings import parse_assignments
 from fairbloom.server.progress import find_announced
 from fairbloom.server.settings import Settings
 
-# Pause between two looks at who is online; how long no other client may come; and how long all
-# this may take.
 FEDERATION = Path("/federation")
+
+# Pause in seconds between two looks at the clients online.
 LOOK_SECONDS = 0.5
+
+# A run starts once no client has connected for this number of seconds.
 SETTLED_SECONDS = 3.0
+
+# Most seconds to wait for clients.
 LONGEST_SECONDS = 120.0
 
 
 def wait_for_clients() -> tuple[Federation, int]:
-    """Wait until clients are online and no further one comes.
-
-    Return the federation and their number.
-    """
+    """Wait until clients are online and no more connect; return federation and their number."""
     number = 0
     since = time.monotonic()
     until = time.monotonic() + LONGEST_SECONDS
@@ -39,9 +40,11 @@ def wait_for_clients() -> tuple[Federation, int]:
         time.sleep(LOOK_SECONDS)
         try:
             federation = Federation.read(FEDERATION)
-        except FairbloomError:  # it is being made
+        except FairbloomError:  # the server is still creating it
             continue
-        online = len(read_now(federation).get("online", {})) if federation.is_served else 0
+        online = 0
+        if federation.is_served:
+            online = len(read_now(federation).get("online", {}))
         if online != number:
             number = online
             since = time.monotonic()
@@ -53,14 +56,14 @@ def wait_for_clients() -> tuple[Federation, int]:
 
 
 def follow(federation: Federation, run: RunFiles) -> int:
-    """Follow a run to its end; SIGTERM and SIGINT stop this run, and no other."""
+    """Follow a run to its end; SIGTERM and SIGINT stop this run, but no other."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: run.stop())
     return runs.follow(federation, run)
 
 
 def show(folder: Path) -> None:
-    """Print the last scores of each client, as far as its run has any."""
+    """Print each client's last score of the global model."""
     with (folder / "clients.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     column = next(
@@ -73,7 +76,7 @@ def show(folder: Path) -> None:
 
 
 def main() -> int:
-    """Carry out one run; return its status."""
+    """Submit and follow one run; return its exit status."""
     words = shlex.split(os.environ.get("SETTINGS") or "method=fedfv num-rounds=5")
     try:
         given = parse_assignments(words)

@@ -1,17 +1,19 @@
-"""Health of a container: `listens PORT`, something does here.
+"""Health check of a container.
 
-`connected PORT`, a connection to one is up.
+`listens PORT`: a program listens at this port here. `connected PORT`: a connection to such a port
+is open.
 """
 
 import sys
 from pathlib import Path
 
+# States of a TCP socket in /proc/net/tcp.
 LISTEN = "0A"
 ESTABLISHED = "01"
 
 
 def has_socket(port: str, state: str, column: int) -> bool:
-    """Return whether a TCP socket is in a state, by its local (1) or remote (2) port."""
+    """Return whether a TCP socket has this state and this local (column 1) or remote (2) port."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             words = line.split()

@@ -1,6 +1,6 @@
-"""The container of the server: it makes the federation, serves it, and enrols clients.
+"""The server's container: it creates the federation, serves it, and enrols clients.
 
-Whoever may write to the clients' volume is enrolled: these are the containers of this composition.
+Every container that can write to the clients' volume is enrolled: those of this composition.
 """
 
 import os
@@ -21,33 +21,27 @@ LOOK_SECONDS = 0.5
 
 
 def open_federation(hosts: list[str]) -> Federation:
-    """Return the federation in the volume, made where the volume is empty.
-
-    What is there is never deleted.
-    """
+    """Return the federation in the volume; create one if the volume is empty."""
     if any(FEDERATION.iterdir()):
         return Federation.read(FEDERATION)
     return Federation.init(FEDERATION, hosts, 9092)
 
 
 def enroll_requests(federation: Federation) -> None:
-    """Enrol each client that has written a request, and give it the files of its bundle.
-
-    The key stays its own.
-    """
+    """Enrol each client that has written a request, and copy the bundle's files to its folder."""
     for request in sorted(CLIENTS.glob("client-*/*.request")):
         folder = request.parent
         name = request.stem
         if not (folder / "client.toml").exists():
             number = int(name.removeprefix("client-"))
             bundle = enroll(federation, name, partition=number, request=request)
-            # the last one says that all is there
+            # client.toml last: the client's container waits for it
             for file in ("ca.crt", "certificate", "client.toml"):
                 shutil.copy(bundle / file, folder / file)
 
 
 def main() -> int:
-    """Serve until SIGTERM; return how the server ended."""
+    """Serve until SIGTERM or SIGINT; return the server's exit code."""
     os.umask(0o077)
     try:
         federation = open_federation(["server", *os.environ.get("HOSTS", "").split()])

@@ -1,4 +1,4 @@
-"""Keys for Flower's own nodes, made once: a folder for each service of docker/stock.yaml."""
+"""Make the keys of Flower's own nodes once: a folder for each service of docker/stock.yaml."""
 
 import os
 import secrets
@@ -37,7 +37,7 @@ def make_keys(keys: Path, host: str, nodes: int) -> None:
     pki.make_server_certificate(*authority, link / "server.crt", link / "server.key", [host])
     for name in ("superlink", "superexec"):
         (folders[name] / "secret").write_bytes(secret)
-    authority[1].unlink()  # no further certificate is needed
+    authority[1].unlink()  # no other certificate will be made
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Print the lock file with a PyTorch requirement, or else the requirement, for pip.
+"""Print the lock file that pins a PyTorch requirement, or else the requirement itself, for pip.
 
 python locks/pytorch.py torch==2.13.0+cpu > torch.txt && pip install --requirement torch.txt
 
-Without a requirement it is the registry's build; on Linux without an NVIDIA driver the CPU build,
-where pip can get it.
+Without a requirement, print the lock file of the registry's build; on Linux without an NVIDIA
+driver, that of the CPU build if pip can get it.
 """
 
 import re
@@ -16,7 +16,7 @@ from pathlib import Path
 LOCKS = ("torch.lock", "torch-cpu.lock")
 
 
-def wanted(requirement: str) -> str:
+def find_lock(requirement: str) -> str:
     """Return the lock file that pins this requirement, or the requirement with a warning."""
     for name in LOCKS:
         lock = read(name)
@@ -30,8 +30,8 @@ def wanted(requirement: str) -> str:
     return f"{requirement}\n"
 
 
-def chosen() -> str:
-    """Return the lock file for this machine; a line on stderr names the CPU build."""
+def choose_lock() -> str:
+    """Return the lock file for this machine; print a line on stderr if it is the CPU build's."""
     cpu = re.findall(r"^torch==(\S+)", read("torch-cpu.lock"), re.MULTILINE)[0]
     if sys.platform != "linux" or shutil.which("nvidia-smi") or not can_get(cpu):
         return read("torch.lock")
@@ -43,10 +43,10 @@ def chosen() -> str:
 
 
 def can_get(version: str) -> bool:
-    """Return whether pip finds this version of PyTorch."""
+    """Return whether pip finds this version of PyTorch in its indexes."""
     command = [sys.executable, "-m", "pip", "index", "versions", "torch"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (this Python)
-    return version in re.split(r"[\s,]+", found.stdout)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (this Python)
+    return version in re.split(r"[\s,]+", done.stdout)
 
 
 def read(name: str) -> str:
@@ -55,4 +55,7 @@ def read(name: str) -> str:
 
 
 if __name__ == "__main__":
-    print(wanted(sys.argv[1]) if len(sys.argv) > 1 else chosen(), end="")
+    if len(sys.argv) > 1:
+        print(find_lock(sys.argv[1]), end="")
+    else:
+        print(choose_lock(), end="")

@@ -1,4 +1,4 @@
-"""`fairbloom new`: a small Flower app that runs, for its user to go on from."""
+"""`fairbloom new`: write a small Flower app that runs, for its user to continue from."""
 
 import importlib.util
 import keyword
@@ -11,11 +11,12 @@ import typer
 
 from fairbloom.errors import FairbloomError
 
-# The app as it is written, under the name my-app.
+# The app, under the name my-app.
 TEMPLATE = Path(__file__).parent / "template"
 
-# Flower takes no longer name.
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+# Flower's limit.
 LONGEST_NAME = 32
 
 
@@ -38,33 +39,31 @@ def new(
 
 
 def package_of(name: str) -> str:
-    """Return the name of an app's package.
+    """Return the package name of an app.
 
-    Raise FairbloomError if it is invalid or hides an installed one.
+    Raise FairbloomError if the app's name is invalid, or if its package would hide another one.
     """
     if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise FairbloomError(
-            f"{name!r} is no name for an app: write up to {LONGEST_NAME} small letters and digits,"
-            " words joined by hyphens, as in my-app"
+            f"{name!r} is not a valid app name: use up to {LONGEST_NAME} lower-case letters and"
+            " digits, words joined by hyphens, as in my-app"
         )
     package = name.replace("-", "_")
     if keyword.iskeyword(package):
         raise FairbloomError(
-            f"{name!r} is a keyword of Python, which no package can be called: my-{name} would do"
+            f"{name!r} is a keyword of Python, which cannot be the name of a package: choose"
+            f" another name, for example my-{name}"
         )
     if importlib.util.find_spec(package) is not None:
         raise FairbloomError(
             f"{name!r}: a module {package} is installed already, and your app would hide it:"
-            f" my-{name} would do"
+            f" choose another name, for example my-{name}"
         )
     return package
 
 
 def write_app(folder: Path, name: str, package: str) -> None:
-    """Write the template's files under other names.
-
-    The folder appears once all of them are written.
-    """
+    """Write the template's files with the app's names; the folder appears once it is complete."""
     draft = folder.with_name(f".{name}.draft")
     try:
         for file in sorted(TEMPLATE.rglob("*")):

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from fairbloom.cli.settings_command import settings_of
 from fairbloom.deploy.device.client import ClientSettings
-from fairbloom.deploy.edge.unpack import BundleError, files_of
+from fairbloom.deploy.edge.unpack import BundleError, read_bundle
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import DEFAULTS, Federation
 from fairbloom.deploy.fleet.members import Members
@@ -466,7 +466,7 @@ KINDS: Mapping[str, Kind] = {
             *(["site-a/client.toml", b'server = "a:1"'], ["site-a/key", b"secret"]),
         ],
         packed,
-        files_of,
+        read_bundle,
         lambda structure: {name.partition("/")[2]: content for name, content in structure},
         BundleError,
         sealed=True,

@@ -70,7 +70,7 @@ def test_the_app_has_its_name_and_nothing_of_the_templates(
 
 
 NO_NAME = (
-    "is no name for an app: write up to 32 small letters and digits, words joined by hyphens, as in"
+    "is not a valid app name: use up to 32 lower-case letters and digits, words joined by hyphens"
 )
 WRONG_NAMES = {
     **{
@@ -78,10 +78,13 @@ WRONG_NAMES = {
         for name in ("", "../app", "My-App", "my_app", "2-apps", "app-", "a" * 33)
     },
     **{name: f"a module {name} is installed already" for name in ("fairbloom", "flwr", "test")},
-    "class": "'class' is a keyword of Python, which no package can be called: my-class would do",
+    "class": (
+        "'class' is a keyword of Python, which cannot be the name of a package: choose another"
+        " name, for example my-class"
+    ),
     "torch": (
-        "'torch': a module torch is installed already, and your app would hide it: my-torch"
-        " would do"
+        "'torch': a module torch is installed already, and your app would hide it: choose another"
+        " name, for example my-torch"
     ),
 }
 

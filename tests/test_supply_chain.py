@@ -446,13 +446,13 @@ def test_an_audit_that_could_not_look_says_so(subtests: pytest.Subtests) -> None
         (None, 0, "SKIPPED"),
     ):
         with subtests.test(answers=answers, code=code):
-            said, ended = AUDIT["verdict"](answers)
-            assert ended == code
-            assert words in said
+            message, exit_code = AUDIT["judge"](answers)
+            assert exit_code == code
+            assert words in message
 
 
 def test_every_version_that_is_locked_is_audited() -> None:
-    versions = AUDIT["pinned"](list(LOCKS.values()))
+    versions = AUDIT["read_pins"](list(LOCKS.values()))
     assert {name for lock in LOCKS for name in locked(lock)} == set(versions)
     (torch,) = locked("torch")["torch"]
     (cpu,) = locked("torch-cpu")["torch"]

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Make a Debian, Raspberry Pi OS or Jetson box a Fairbloom client, or bring one up to date. Run it as root.
+# Make a Debian, Raspberry Pi OS or Jetson machine a Fairbloom client, or upgrade one. Run it as root.
 #
-#   ./install.sh --bundle site-1.tar.gz --wheels FOLDER     offline, from what wheels.sh has gathered
+#   ./install.sh --bundle site-1.tar.gz --wheels FOLDER     offline, from the folder of wheels.sh
 #   ./install.sh --bundle site-1.tar.gz --source CHECKOUT   from a checkout and the network
 #   ./install.sh --wheels FOLDER                            upgrade; bundle, data and personal models stay
 #   ./install.sh --uninstall                                keeps bundle, data and personal models
 #
-# So that the key is made here and never leaves: first --keys NAME in place of --bundle, which prints a request for the
-# operator; then --bundle, alone, with what comes back.
+# To make the key on this device, where it stays: first use --keys NAME instead of --bundle, which prints a request for
+# the operator; then use only --bundle, with the bundle that the operator sends back.
 #
 # A second --bundle replaces client.toml, which is the operator's. The settings of this device's owner (data-dir, allow,
-# limits, ...) are in owner.toml beside it, which --data-dir begins and nothing ever changes.
+# limits, ...) are in owner.toml next to it. --data-dir creates that file; an existing one is never changed.
 #
-# More: --torch SPEC (what was gathered or is locked), --system-torch (the device's own PyTorch, as on Jetson),
-# --index URL (of CPU wheels), --python PATH (python3), --data-dir DIR, --no-service (no systemd), --root DIR (put
-# everything below DIR).
+# More options: --torch SPEC (default: the gathered or locked PyTorch), --system-torch (the device's own PyTorch, as on
+# Jetson), --index URL (of CPU wheels), --python PATH (python3), --data-dir DIR, --no-service (no systemd), --root DIR
+# (put everything below DIR).
 set -euo pipefail
 umask 022
 
@@ -69,7 +69,7 @@ check() {
   [ -z "$wheels$source" ] || [ "$free" -ge 3000 ] || fail "$free MB are free for $opt: 3000 MB are needed"
 }
 
-is_installed() { # and this command is about bundle or keys, for which the libraries can stay
+is_installed() { # and the command is about a bundle or keys, for which the libraries can stay
   [ -n "$bundle$keys" ] && [ -x "$opt/venv/bin/python" ]
 }
 
@@ -95,20 +95,20 @@ nearest() { # the nearest folder that exists
 
 make_user() {
   id "$user" > /dev/null 2>&1 || useradd --system --home-dir /var/lib/fairbloom --shell /usr/sbin/nologin "$user"
-  # Cameras, accelerators: groups that not every system has.
+  # For cameras and accelerators; not every system has these groups.
   local group
   for group in video render; do
     if getent group "$group" > /dev/null; then usermod --append --groups "$group" "$user"; fi
   done
 }
 
-torch_requirement() { # with hashes, unless --torch names one that is in no lock file
+torch_requirement() { # with hashes, unless --torch names a version that is in no lock file
   if [ -z "$wheels" ]; then
     "$python" "$source/locks/pytorch.py" "${torch:-$(grep -o '^torch==[^ ]*' "$source/locks/torch.lock")}"
   elif [ -n "$torch" ]; then echo "$torch"; else cat "$wheels/torch.txt"; fi
 }
 
-install_libraries() { # into a new folder; the old one serves until the new one is whole
+install_libraries() { # into a new folder; the old one is used until the new one is complete
   local venv wheel pip locks
   venv=$opt/venv-$(date -u +%Y%m%d%H%M%S)
   mkdir -p "$opt"
@@ -134,7 +134,7 @@ install_libraries() { # into a new folder; the old one serves until the new one 
     torch_requirement > "$venv/torch.txt"
     "${pip[@]}" --requirement "$venv/torch.txt"
   fi
-  "${pip[@]}" --no-deps "$wheel" # its other libraries are for servers
+  "${pip[@]}" --no-deps "$wheel" # its other dependencies are only for servers
   "$venv/bin/python" -c 'import torch, flwr' || fail "PyTorch or Flower cannot be loaded; the old installation, if any, is in place"
   trap - EXIT
   ln -sfn "$(basename "$venv")" "$opt/venv.new"
@@ -158,7 +158,7 @@ make_keys() {
   say "the line above is the request; once the bundle has come back: $0 --bundle FILE"
 }
 
-install_files() { # of a bundle
+install_files() { # of a bundle that was unpacked into this folder
   local file
   for file in ca.crt certificate client.toml; do install -T -m 644 "$1/$file" "$etc/$file"; done
   [ ! -f "$1/key" ] || install -T -m 600 -o "$user" -g "$user" "$1/key" "$etc/key"
@@ -212,7 +212,7 @@ main() {
   if [ -n "$keys" ]; then make_keys; exit; fi
   install_bundle
   install_service
-  cd "$state" # its disk is the one to look at
+  cd "$state" # doctor checks the disk of the current folder
   runuser -u "$user" -- "$opt/venv/bin/python" -P -m fairbloom.deploy doctor --client "$etc/client.toml" \
     || say "the client is installed and keeps trying; see to the faults above"
 }

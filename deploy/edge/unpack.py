@@ -1,7 +1,7 @@
-"""Unpack an untrusted bundle: `unpack.py BUNDLE [FOLDER]`; without FOLDER only check it.
+"""Unpack an untrusted bundle: `unpack.py BUNDLE [FOLDER]`; without FOLDER, only check it.
 
-It runs as root on a device, so each file is read and written as bytes: no link is followed, no
-other name written. Prints the names of the files that the bundle has.
+It runs as root on a device. It therefore reads and writes each file as bytes, follows no link, and
+writes no other name. It prints the names of the bundle's files.
 """
 
 import gzip
@@ -11,8 +11,8 @@ import tarfile
 import zlib
 from pathlib import Path
 
-# What a bundle has, in one folder, and whether it must have it: a key that was made on the device
-# is not in it.
+# The files of a bundle, in one folder, and whether each is required. The key is not in the bundle
+# if it was made on the device.
 FILES = {
     "ca.crt": True,
     "certificate": True,
@@ -21,18 +21,19 @@ FILES = {
     "fairbloom-client.service": False,
 }
 
-# Bytes of a whole bundle, unpacked; a real one has 10 kB.
+# Most bytes of an unpacked bundle; a real one has 10 kB.
 LARGEST = 2**20
 
 
 class BundleError(Exception):
-    """A bundle that no operator made; the message names the fault."""
+    """An invalid bundle; the message names the fault."""
 
 
-def files_of(bundle: Path) -> dict[str, bytes]:
-    """Return the files of a bundle.
+def read_bundle(bundle: Path) -> dict[str, bytes]:
+    """Return the files of a bundle, by name.
 
-    BundleError if it is too large or damaged, lacks a file or has any other.
+    Raise BundleError if it is too large or damaged, or if a file is missing or does not belong in
+    it.
     """
     found: dict[str, bytes] = {}
     folders = set()
@@ -48,15 +49,13 @@ def files_of(bundle: Path) -> dict[str, bytes]:
                 if member.isdir() and not name:
                     continue
                 plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
+                file = None
                 if plain and name in FILES and name not in found:
                     file = archive.extractfile(member)
-                else:
-                    file = None
                 if file is None or len(folders) > 1 or folder in ("", ".."):
+                    link = ""
                     if member.issym() or member.islnk():
                         link = f": a link to {member.linkname[:80]!r}"
-                    else:
-                        link = ""
                     raise BundleError(f"{member.name[:80]!r} does not belong in it{link}")
                 found[name] = file.read()
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
@@ -68,12 +67,12 @@ def files_of(bundle: Path) -> dict[str, bytes]:
 
 
 def main() -> int:
-    """Check the bundle that is named, and write its files into the folder, if one is named."""
+    """Check the bundle in the first argument, and write its files to the folder in the second."""
     bundle = Path(sys.argv[1])
     try:
-        files = files_of(bundle)
+        files = read_bundle(bundle)
     except BundleError as error:
-        print(f"{bundle} is no bundle of a client: {error}", file=sys.stderr)
+        print(f"{bundle} is not a client's bundle: {error}", file=sys.stderr)
         return 1
     for folder in map(Path, sys.argv[2:]):
         for name, content in files.items():

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Gather all that an edge device needs into one folder, on a machine with network, for install.sh --wheels.
+# Gather the files that an edge device needs in one folder, on a machine with network, for install.sh --wheels.
 #
 #   deploy/edge/wheels.sh FOLDER [PIP OPTIONS]
 #
-# For a device of another kind than this machine, say which. A Raspberry Pi with a 64-bit system, for example:
+# For a device of another kind than this machine, name its platform. For example, a Raspberry Pi with a 64-bit system:
 #
 #   deploy/edge/wheels.sh wheels --only-binary=:all: --python-version 3.11 \
 #     --platform manylinux_2_34_aarch64 --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64
 #
-# TORCH is the PyTorch to take, the locked one by default, "" for none; a CPU build is smaller than a CUDA one by gigabytes.
-# Every file is checked against the hashes in locks/ (another TORCH than those in locks/ is not).
+# TORCH is the requirement of PyTorch: the locked one by default, "" for none; a CPU build is gigabytes smaller than a
+# CUDA build. Every file is checked against the hashes in locks/, except a TORCH that is not in locks/.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)

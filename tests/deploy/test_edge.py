@@ -198,12 +198,12 @@ def test_of_a_malicious_bundle_nothing_is_installed(kind: str, tmp_path: Path) -
     limits = "ulimit -v 400000"  # kB: what is huge is refused before it fills memory
     checked = install(tmp_path, f"{limits}; check_bundle", bundle)
     assert checked.returncode == 1
-    assert "is no bundle of a client" in checked.stderr
+    assert "is not a client's bundle" in checked.stderr
     assert "Traceback" not in checked.stderr
     assert sorted(tmp_path.rglob("*")) == before
     done = install(tmp_path, f"{limits}; make_folders; install_bundle", bundle)
     assert done.returncode == 1
-    assert "is no bundle of a client" in done.stderr
+    assert "is not a client's bundle" in done.stderr
     assert etc(tmp_path) == {}
     assert not (tmp_path / "stolen").exists()
 
