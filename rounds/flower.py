@@ -26,6 +26,7 @@ from .arrays import Model
 from .clients import NOTHING, Replies, Reports, TrainReplies
 from .layout import Layout
 from .method import Method
+from .node_tracker import NodeTracker
 from .quorum import Quorum
 from .records import (
     check_supported,
@@ -43,7 +44,6 @@ from .records import (
     size_of,
 )
 from .refusals import Refusals
-from .node_tracker import NodeTracker
 from .screening import usable_evaluation, usable_metrics
 
 FLOWER = logging.getLogger("flwr")
