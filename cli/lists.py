@@ -12,13 +12,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from fairbloom.errors import did_you_mean
-from fairbloom.experiments.arms import format_value
 from fairbloom.experiments.render.page import Cell, Table
 from fairbloom.experiments.render.terminal import console, show_table
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import SETTINGS, SettingsError
 from fairbloom.server.settings import default_config, parameters
 from fairbloom.strategies import METHODS, FromTorchJD, canonical, find_method
+from fairbloom.strategies.named import format_value
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo, find_task
 from fairbloom.tasks.task_info import OWN_PARTITION

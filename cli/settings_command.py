@@ -64,7 +64,7 @@ class SettingsCommand(TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line."""
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, repeat_runs(args))
         except click.NoSuchOption as error:
             key = key_of(error.option_name.lstrip("-"))
             settings = default_config()
@@ -85,6 +85,22 @@ class SettingsCommand(TyperCommand):
                 say = f"did you mean --set {nearest}=VALUE?"
             message = f"No such option {error.option_name!r}: {say}"
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+
+
+def repeat_runs(words: Iterable[str]) -> list[str]:
+    """Return the words with --runs before each of the folders that follow it.
+
+    A shell makes several words of --runs runs/*.
+    """
+    repeated = list[str]()
+    after_runs = False
+    for word in words:
+        if word.startswith("-"):
+            after_runs = word == "--runs"
+        elif after_runs and repeated[-1] != "--runs":
+            repeated.append("--runs")
+        repeated.append(word)
+    return repeated
 
 
 class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on

@@ -8,7 +8,6 @@ from pathlib import Path
 from torchjd import aggregation
 
 from fairbloom.cli.lists import REQUIRED
-from fairbloom.experiments.arms import format_value
 from fairbloom.protocol.names import (
     ACCURACY_AFTER,
     ACCURACY_BEFORE,
@@ -22,6 +21,7 @@ from fairbloom.protocol.names import (
 )
 from fairbloom.protocol.parameters import Parameter, Value
 from fairbloom.strategies import METHODS, FairStrategy
+from fairbloom.strategies.named import format_value
 from fairbloom.strategies.torchjd import STARTING_POINTS, takes_gram
 
 from . import toy

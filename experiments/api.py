@@ -11,10 +11,11 @@ from fairbloom.server.run_folder.files import CLIENTS, SCORES
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import name_of
+from fairbloom.strategies.named import title
 from fairbloom.tasks import forget_tasks
 
 from . import pages as pages  # registers the pages of results
-from .arms import Named, baseline_of, parse_arms, settings_of_method, title
+from .arms import Named, baseline_of, parse_arms, settings_of_method
 from .options import CommonOptions, as_settings, expand_options, merge_settings
 from .results.comparison import Comparison, read_comparison
 from .results.evaluation import Evaluation
@@ -23,6 +24,7 @@ from .results.reproduction import Reproduction
 from .results.run import Run, load as load_run
 from .results.search import Search, read_search
 from .studies.compare import compare_arms
+from .studies.given_runs import Folders, compare_runs
 from .studies.on_ray import Pool, place_of
 from .studies.progress import RunBar, progress as progress_bar, study_progress
 from .studies.reproduce import load_reproduction, reproduce
@@ -155,6 +157,7 @@ def compare(
     task: str | None = None,
     *,
     methods: Named | Sequence[Named] = METHODS,
+    runs: Folders = (),
     baseline: Named | None = None,
     seeds: int = 3,
     seed: int = 0,
@@ -179,6 +182,9 @@ def compare(
     methods
         The methods, separated by commas, with their parameters in parentheses:
         'fedavg,qfedavg(q=1),my_module:Mine'. In Python also a list of names and classes.
+    runs
+        Folders of runs to compare by the method and seed that they recorded, instead of training:
+        runs/a runs/b, or runs/*.
     baseline
         The method that the others are compared with; by default FedAvg, or the first.
     seeds
@@ -212,10 +218,19 @@ def compare(
         When a setting is unknown, impossible or unused, a folder cannot be used, or a run fails.
     """
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
+    named = name_of(baseline) if baseline else ""
+    if runs:
+        changed = {"methods": methods != METHODS, "seeds": seeds != 3, "seed": seed != 0}
+        given = [*config, *(name for name, value in changed.items() if value)]
+        if given:
+            raise SettingsError(
+                f"{given[0]} has no effect with --runs, as these runs have theirs: leave it out"
+            )
+        return compare_runs(runs, named, Path(out))
     among = parse_arms(methods, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
-    base = baseline_of(name_of(baseline) if baseline else "", among)
+    base = baseline_of(named, among)
     study = Study("compare", among, list(range(seed, seed + seeds)), base, config)
     place = place_of(jobs, pool, gpus_per_run)
     with study_progress("comparing", shown=progress) as bar:

@@ -7,23 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fairbloom.imports import is_import_string
-from fairbloom.protocol.parameters import Parameter
-from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, Value, key_of, parsed
-from fairbloom.server.settings import parameters
-from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method, name_of
-from fairbloom.strategies.torchjd import TORCHJD
-
-# The settings of every method that may differ between arms.
-COMMON = {key: setting for key, setting in SETTINGS.items() if Mark.VARIANT in setting.marks}
+from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.strategies import FairStrategy, name_of
+from fairbloom.strategies.named import (
+    format_value,
+    method_options,
+    parse_method,
+    short_key,
+    split_parts,
+    title,
+)
 
 # The most characters of a run folder's name before its seed; file systems take 255.
 LONGEST_NAME = 100
-
-
-# A part between commas: a method with its parameters, or a parameter with its value.
-QUOTED = r"\"[^\"]*\"|'[^']*'"
-PART = rf"(?:[^,()\"']|{QUOTED}|\((?:[^()\"']|{QUOTED})*\))*"
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,9 @@ class Arm:
 
 def complete(arm: Arm) -> dict[str, Value | None]:
     """Return the settings of an arm, with defaults for those that it does not set."""
-    return {key: each.default for key, each in _options(arm.method).items()} | dict(arm.settings)
+    return {key: each.default for key, each in method_options(arm.method).items()} | dict(
+        arm.settings
+    )
 
 
 # A method by its name, perhaps with parameters, or by its class.
@@ -89,7 +87,7 @@ def parse_arms(
     texts = [name_of(each) for each in words]
     found: list[Arm] = []
     for text in [part for each in texts for part in split_parts(each)]:
-        arm = parse_arm(text)
+        arm = make_arm(*parse_method(text))
         for key in arm.settings:
             if shared and key in shared:
                 raise SettingsError(
@@ -116,51 +114,9 @@ def settings_of_method(method: Named | None, config: Mapping[str, Value]) -> Map
     return found[0].config
 
 
-def parse_arm(text: str) -> Arm:
-    """Return the arm of one word; see `parse_arms`."""
-    match = re.fullmatch(r"([^\s(),=]+)\s*(?:\((.*)\))?", text.strip(), re.DOTALL)
-    if match is None:
-        raise SettingsError(
-            f"methods: {text!r} is no method with parameters: write it as in qfedavg(q=1)"
-        )
-    method = canonical(match[1])
-    known = _options(method)
-    given: dict[str, Value] = {}
-    for assignment in split_parts(match[2] or ""):
-        name, equals, value = (part.strip() for part in assignment.partition("="))
-        if not equals and given:
-            *_, (last, first) = given.items()
-            raise SettingsError(
-                f"{text}: {assignment!r} has no name: write each parameter with its value, as in"
-                f" qfedavg(q=1); fairbloom search --methods {method} --grid"
-                f" {short_key(last)}={format_value(first)},{assignment} tries several values of one"
-            )
-        if not equals or not value:
-            raise SettingsError(
-                f"{text}: write {assignment!r} as a parameter with its value, as in qfedavg(q=1)"
-            )
-        key = find_key(name, method_parameters(method)) or find_key(name, COMMON)
-        if key is None and key_of(name) in SETTINGS:
-            raise SettingsError(
-                f"{text}: {key_of(name)} is the same for all methods of a comparison, as clients"
-                f" and draws are then: set it for all by --set {key_of(name)}=…; methods may differ"
-                f" in {', '.join(COMMON)}"
-            )
-        if key is None:
-            own = ", ".join(map(short_key, method_parameters(method))) or "none of its own"
-            raise SettingsError(
-                f"{text}: {title(method)} has no parameter {name}; there are {own}, and for all"
-                f" {', '.join(COMMON)}"
-            )
-        if key in given:
-            raise SettingsError(f"{text}: {name} is given twice: give it once")
-        given[key] = known[key].checked(parsed(value))
-    return make_arm(method, given)
-
-
 def make_arm(method: str, given: Mapping[str, Value]) -> Arm:
     """Return a method with its own settings, its parameters first, in their order."""
-    ordered = {key: given[key] for key in (*_options(method), *given) if key in given}
+    ordered = {key: given[key] for key in (*method_options(method), *given) if key in given}
     return Arm(label_of(title(method), ordered), method, ordered)
 
 
@@ -172,36 +128,12 @@ def baseline_of(name: str, among: Sequence[Arm]) -> str:
     for arm in among:
         if arm.label.casefold() == name.strip().casefold():
             return arm.label
-    wanted = parse_arm(name)
+    wanted = make_arm(*parse_method(name))
     for arm in among:
-        if arm.is_same(wanted):
+        if arm.label == wanted.label or arm.is_same(wanted):
             return arm.label
     labels = ", ".join(arm.label for arm in among)
     raise SettingsError(f"baseline = {name!r} is not among the methods: there are {labels}")
-
-
-def owner_of(method: str) -> str:
-    """Return the prefix of the keys of a method's parameters."""
-    return find_method(method).__name__.lower()
-
-
-def method_parameters(method: str) -> Mapping[str, Parameter]:
-    """Return the parameters of a method by their run-config keys."""
-    return {
-        key: each
-        for key, each in parameters(methods=[method]).items()
-        if each.owner == owner_of(method)
-    }
-
-
-def find_key(name: str, known: Iterable[str]) -> str | None:
-    """Return the run-config key of a name: as in Python, as a setting, or without its method."""
-    return next((key for key in known if key_of(name) in (key, short_key(key))), None)
-
-
-def _options(method: str) -> dict[str, Parameter]:
-    """Return the keys that an arm of a method may set: its parameters, and common settings."""
-    return {**method_parameters(method), **COMMON}
 
 
 def label_arms(found: Sequence[Arm]) -> list[Arm]:
@@ -214,36 +146,7 @@ def label_arms(found: Sequence[Arm]) -> list[Arm]:
     return labelled
 
 
-def split_parts(text: str) -> list[str]:
-    """Return the parts of a text between commas outside parentheses and quotes."""
-    if not re.fullmatch(f"{PART}(?:,{PART})*", text):
-        raise SettingsError(
-            f"methods = {text!r}: a parenthesis or quote is open at one end: write"
-            " fedavg,qfedavg(q=1)"
-        )
-    return [part.strip() for part in re.findall(PART, text) if part.strip()]
-
-
 # Names in tables ----------------------------------------------------------------------------------
-
-
-def title(name: str) -> str:
-    """Return a method's name in tables and figures: the name of its class.
-
-    Names that are neither methods of ours nor import strings, such as TorchJD's, are unchanged.
-    """
-    if canonical(name) in METHODS:
-        return METHODS[canonical(name)].__name__
-    if is_import_string(name) and not name.startswith(TORCHJD):
-        return name.rpartition(":")[2]
-    return name
-
-
-def format_value(value: Value | None) -> str:
-    """Return a parameter's value as users write it: 5 for 5.0, true for True."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def label_of(name: str, given: Mapping[str, Value]) -> str:
@@ -254,8 +157,3 @@ def label_of(name: str, given: Mapping[str, Value]) -> str:
         plain = re.fullmatch(r"[\w.+:/-]*", text)
         words.append(f"{short_key(key)}={text if plain else json.dumps(text)}")
     return f"{name} ({', '.join(words)})" if words else name
-
-
-def short_key(key: str) -> str:
-    """Return a parameter's name without its method."""
-    return key.rpartition(".")[2]

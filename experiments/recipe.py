@@ -14,8 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.settings import SETTINGS, Value, key_of
 from fairbloom.strategies import METHODS, canonical, find_method
+from fairbloom.strategies.named import find_key, method_parameters, owner_of, short_key
 
-from .arms import find_key, label_of, method_parameters, owner_of, short_key
+from .arms import label_of
 from .results.measures import find_measure
 
 # The folder of the recipes of published tables.

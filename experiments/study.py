@@ -17,11 +17,12 @@ from fairbloom.server.run_folder.errors import (
 from fairbloom.server.run_folder.files import CONFIG, is_finished
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS
+from fairbloom.strategies.named import owner_of
 from fairbloom.system.files import write_whole
 from fairbloom.system.values import decode_as
 from fairbloom.text import text_if
 
-from .arms import Arm, owner_of
+from .arms import Arm
 
 # The file that marks the folder of a study.
 STUDY = "study.json"

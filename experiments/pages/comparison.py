@@ -50,7 +50,7 @@ def page_of_comparison(comparison: Comparison) -> Page:
     lines = lines_of(comparison)
     facts: dict[str, object] = {"baseline": comparison.baseline, "clients": comparison.client_count}
     facts |= {"seeds": len(seeds)} | ({"rounds": lines[0].runs[0].rounds_done} if lines else {})
-    task = f" on {lines[0].runs[0].settings.get('task')}" if lines else ""
+    task = lines[0].runs[0].on_task if lines else ""
     count = len([line for line in lines if not line.same_runs_as]) or len(comparison.methods)
     figures = [path for end in ("png", "svg") if (path := folder / f"clients.{end}").exists()]
     figure = [("figure", str(figures[0]))] if figures else []

@@ -43,6 +43,11 @@ ONE_SEED = (
     " use fairbloom compare with five seeds or more."
 )
 
+ONE_RUN_OF_APP = (
+    "One run with one seed does not show whether another method would serve these clients better:"
+    " run other methods and seeds, and compare these runs by fairbloom compare --runs RUN RUN …"
+)
+
 
 @page_of.register
 def page_of_run(run: Run) -> Page:
@@ -86,7 +91,6 @@ def page_of_run(run: Run) -> Page:
         "state": run.state,
         "engine": describe_engine(run),
     }
-    task = f" on {run.settings['task']}" if "task" in run.settings else ""
 
     def details() -> list[Section]:
         sections = [
@@ -98,7 +102,7 @@ def page_of_run(run: Run) -> Page:
         return present([*sections, cost_section(scene), all_settings_section(lines[:1])])
 
     return Page(
-        f"{run.label}{task}",
+        f"{run.label}{run.on_task}",
         headline,
         sentences,
         [(name, str(value)) for name, value in facts.items() if value is not None],
@@ -134,7 +138,8 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
         )
     without = run.without(score)
     left = [f"Without a test {score.words}: {', '.join(without)}."] if without else []
-    return f"{headline}.", [*unfinished, *left, ONE_SEED]
+    remedy = ONE_RUN_OF_APP if run.of_app else ONE_SEED
+    return f"{headline}.", [*unfinished, *left, remedy]
 
 
 def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | None:

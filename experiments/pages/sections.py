@@ -11,9 +11,9 @@ import numpy as np
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import ABSENT, parse_refusals
 from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
+from fairbloom.strategies.named import format_value
 from fairbloom.text import text_if
 
-from ..arms import format_value
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..render.theme import Series, Spec
 from ..results.measures import measure_title

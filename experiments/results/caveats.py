@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.server.run_folder.files import MODEL
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.tables.targets import join_names
@@ -44,7 +45,7 @@ class SharedData:
         settings = runs[0].settings
         task = runs[0].task
         if task is None:
-            return cls(test_share=TaskInfo("", "", "", "").test_by_train(settings), unknown=True)
+            return cls(test_share=_test_by_train(runs[0]), unknown=True)
         tests = task.tests_by_seed(settings)
         natural = (settings.get("partition") or next(iter(task.partitions), "")) in task.natural
         # The clients of a seed are parts of a data set, or drawn from the many that it has.
@@ -56,6 +57,24 @@ class SharedData:
         if tests == "fixed":
             return cls(same_test_examples=True)
         return cls(test_share=task.test_by_train(settings))
+
+
+def _test_by_train(run: Run) -> float:
+    """Return the ratio of test to training examples of a run without a known task.
+
+    The clients of an app report both numbers; others have those that the settings set apart.
+    """
+    usual = TaskInfo("", "", "", "").test_by_train(run.settings)
+    rows = run.metrics
+    if rows.empty:
+        return usual
+    rows = rows[(rows["phase"] == "train") & (rows["metric"] == NUM_EXAMPLES)]
+    trained = dict(zip(rows["client"], rows["value"], strict=True))
+    tested = run.test_examples()
+    clients = tested.keys() & trained.keys()
+    if not clients:
+        return usual
+    return sum(tested[name] for name in clients) / sum(trained[name] for name in clients)
 
 
 def caveats_of_run(run: Run) -> list[str]:

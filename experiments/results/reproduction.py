@@ -10,8 +10,9 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Mark, Value, marked
 from fairbloom.server.settings import may_differ
+from fairbloom.strategies.named import format_value
 
-from ..arms import Arm, format_value
+from ..arms import Arm
 from ..recipe import Printed, Recipe, Row
 from ..study import Study
 from .differences import mean_and_deviation

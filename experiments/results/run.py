@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import WHY_UNDEFINED, Score
-from fairbloom.protocol.settings import Mark, Value, key_of
+from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.server.fairness import summarize
@@ -41,11 +41,13 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.run_folder.flower import collect_options
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import METHODS, FairStrategy, canonical, served_model
+from fairbloom.strategies.named import COMMON, title
+from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo
 from fairbloom.tasks.tables.targets import join_names
 from fairbloom.text import text_if
 
-from ..arms import COMMON, Arm, label_of, title
+from ..arms import Arm, label_of
 from ..study import Study, find_study
 from .group_scores import GroupReport, read_groups
 from .presentation import Shown
@@ -85,8 +87,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
         runs = runs_of_study(path)
         names = f": {join_names(runs)}" if runs else ", once there is one"
         raise RunFolderError(
-            f"{path} holds a {study.noun}, of several runs: name one in"
-            f" {path / 'runs'}{names}"
+            f"{path} holds a {study.noun}, of several runs: name one in {path / 'runs'}{names}"
         )
     if not path.exists():
         raise RunFolderError(
@@ -132,6 +133,11 @@ class Run(Shown):
     def of_app(self) -> bool:
         """Whether it is the run of a user's ServerApp, which has no task."""
         return "task" not in self.settings
+
+    @property
+    def on_task(self) -> str:
+        """The end of a title, such as " on digits"; "" for the run of an app."""
+        return text_if(not self.of_app, f" on {self.settings.get('task')}")
 
     @property
     def parameters(self) -> dict[str, Value]:
@@ -416,7 +422,7 @@ class Run(Shown):
         # A task or method may no longer exist, or have no defaults.
         with contextlib.suppress(FairbloomError, TypeError):
             if not self.of_app:
-                setup = (self.task or TaskInfo("", "", "", "")).setup({})
+                setup = (self.task or TaskInfo("", "", "", "")).setup(RunSettings.of({}))
                 usual |= {
                     "model": setup.model,
                     "clients": setup.clients,
@@ -427,6 +433,8 @@ class Run(Shown):
                 )
             else:  # the defaults of a class of the user's own are not known
                 usual = {**collect_options(METHODS.get(self.method, FairStrategy)()), "method": ""}
+                if self.method.startswith(TORCHJD):  # which has no prior
+                    usual["weighting"] = "uniform"
         return {
             key: value
             for key, value in self.settings.items()

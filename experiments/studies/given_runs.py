@@ -1,22 +1,22 @@
 """A comparison of runs that exist, whatever made them."""
 
-import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.protocol.settings import Mark, Setup, Value, key_of, marked
 from fairbloom.server.run_folder.files import is_run_folder
+from fairbloom.strategies.named import title
 
-from ..arms import Arm, baseline_of, label_of, title
+from ..arms import Arm, baseline_of, label_of
 from ..results.comparison import Comparison, read_comparison
 from ..results.run import Run, load
 from ..study import Study
 from .compare import write_comparison
 from .running import study_folder
 
-Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+Folders = Iterable[str | os.PathLike[str]]
 
 # Settings that tell neither methods nor data apart.
 ALIKE = {"method", "seed", *marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.ROUNDING)}
@@ -31,7 +31,8 @@ Seeds = dict[int, Run]
 def compare_runs(folders: Folders, baseline: str, out: Path) -> Comparison:
     """Compare runs that exist; write the tables, the figure and the report into `out`."""
     out = out.absolute()
-    study = study_of_runs([each for each in _expand(folders) if each.absolute() != out], baseline)
+    different = dict.fromkeys(map(Path, folders))
+    study = study_of_runs([each for each in different if each.absolute() != out], baseline)
     comparison = read_comparison(out, study)
     with study_folder(study, out):
         write_comparison(comparison, out)
@@ -45,7 +46,10 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
     each with a sentence. Raise FairbloomError if clients, scores or data differ.
     """
     left_out = list[str]()
-    by_label, arms = _group(_open(folders, left_out), left_out)
+    opened = _open(folders, left_out)
+    for run in opened[1:]:
+        _check_same_data(run, opened[0])
+    by_label, arms = _group(opened, left_out)
     base = baseline_of(baseline, list(arms.values()))
     for label in [label for label, runs in by_label.items() if not runs.keys() & by_label[base]]:
         seeds = ", ".join(map(str, by_label.pop(label)))
@@ -60,7 +64,7 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
         )
     for runs in by_label.values():
         for seed in sorted(shared):
-            left_out += _check_same(runs[seed], by_label[base][seed])
+            left_out += _check_same_clients(runs[seed], by_label[base][seed])
     seeds = sorted(shared)
     study = Study("compare", [arms[label] for label in by_label], seeds, base)
     places = {
@@ -69,13 +73,6 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
         for seed in seeds
     }
     return Study("compare", study.arms, seeds, base, places=places, left_out=left_out)
-
-
-def _expand(folders: Folders) -> Iterator[Path]:
-    """Yield each folder once; a pattern such as runs/* stands for what it matches."""
-    words = [folders] if isinstance(folders, str | os.PathLike) else folders
-    texts = [os.fspath(each) for each in words]
-    yield from dict.fromkeys(Path(name) for each in texts for name in sorted(glob.glob(each)) or [each])
 
 
 def _open(folders: Iterable[Path], left_out: list[str]) -> list[Run]:
@@ -96,3 +93,75 @@ def _open(folders: Iterable[Path], left_out: list[str]) -> list[Run]:
     if not found:
         raise FairbloomError(f"there is no finished run to compare. {' '.join(left_out)}".strip())
     return found
+
+
+def _group(runs: Sequence[Run], left_out: list[str]) -> tuple[dict[str, Seeds], Mapping[str, Arm]]:
+    """Return the runs of each method by seed, and the methods as arms, by their labels.
+
+    A label has the method's parameters, and other settings in which the runs differ.
+    """
+    by_label = dict[str, Seeds]()
+    arms = dict[str, Arm]()
+    for run in runs:
+        own = run.parameters
+        shown: dict[str, Value] = {
+            key: value
+            for key, value in run.differing().items()
+            if key in own
+            or (key not in ALIKE and any(each.settings.get(key) != value for each in runs))
+        }
+        label = label_of(title(run.method), shown)
+        arms.setdefault(label, Arm(label, run.method, shown))
+        seed = int(run.settings.get("seed", 0))
+        first = by_label.setdefault(label, {}).setdefault(seed, run)
+        if first is not run:
+            left_out.append(
+                f"{_name(run)} is left out: it is another run of {label} with seed {seed}, like"
+                f" {_name(first)}."
+            )
+    return by_label, arms
+
+
+def _check_same_data(run: Run, other: Run) -> None:
+    """Raise FairbloomError if two runs have other scores or settings of their data."""
+    pair = f"{_name(run)} and {_name(other)} cannot be compared"
+    task = f"{run.settings.get('task')}."
+    of_task = (key for key in {*run.settings, *other.settings} if key.startswith(task))
+    for key in ("task", *sorted(OF_DATA.union(of_task))):
+        here, there = (each.settings.get(key) for each in (run, other))
+        if here != there:
+            raise FairbloomError(
+                f"{pair}: their {key} is {here!r}, and {there!r}: choose runs with the same data"
+            )
+    if run.scores != other.scores:
+        here, there = (", ".join(each.words for each in of.scores) for of in (run, other))
+        raise FairbloomError(
+            f"{pair}: their scores are {here}, and {there}: choose runs with the same scores, the"
+            " one that fairness goes by first"
+        )
+
+
+def _check_same_clients(run: Run, base: Run) -> list[str]:
+    """Raise FairbloomError if two runs of a seed have other clients.
+
+    Return a sentence if clients have other numbers of test examples.
+    """
+    pair = f"{_name(run)} and {_name(base)}"
+    if differing := run.known ^ base.known:
+        raise FairbloomError(
+            f"{pair} cannot be compared: only one of them has {join_names(sorted(differing))}:"
+            " choose runs of the same clients, which have the same names in every run"
+        )
+    before = base.test_examples()
+    tested = run.test_examples().items()
+    changed = [name for name, count in tested if count != before.get(name, count)]
+    if not changed:
+        return []
+    return [
+        f"{pair} have other numbers of test examples of {join_names(changed)}: differences are"
+        " also due to these."
+    ]
+
+
+def _name(run: Run) -> str:
+    return os.path.relpath(run.folder)

@@ -12,8 +12,9 @@ from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings, check_used
+from fairbloom.strategies.named import format_value
 
-from ..arms import Arm, format_value
+from ..arms import Arm
 from ..recipe import Recipe, Row, load_recipe
 from ..results.presentation import write_figure, write_report
 from ..results.reproduction import Reproduction, choose_arm, read_reproduction, seeds_of

@@ -18,19 +18,21 @@ from fairbloom.protocol.parameters import Parameter
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, key_of, parsed
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS, FairStrategy, find_method
+from fairbloom.strategies.named import (
+    find_key,
+    format_value,
+    method_parameters,
+    owner_of,
+    short_key,
+)
 from fairbloom.strategies.strategy import Tries
 
 from ..arms import (
     Arm,
     Named,
-    find_key,
-    format_value,
     label_arms,
     make_arm,
-    method_parameters,
-    owner_of,
     parse_arms,
-    short_key,
 )
 from ..results.measures import GAP
 from ..results.presentation import write_report

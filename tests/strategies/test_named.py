@@ -1,0 +1,83 @@
+"""`from_config`: the strategy that the run config of a user's app names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from fairbloom.errors import FairbloomError
+from fairbloom.server.run_folder.flower import collect_options
+from fairbloom.server.settings import Settings
+from fairbloom.strategies import METHODS, FedAvg, FedFV, from_config
+
+
+def test_every_method_is_the_one_of_its_settings(subtests: pytest.Subtests) -> None:
+    """A run of Fairbloom's own app and an app of a user's have the same method by the same name."""
+    for name in METHODS:
+        with subtests.test(name=name):
+            config = {"method": name, "seed": 5}
+            expected = Settings.of(config).strategy(seed=5)
+            assert collect_options(from_config(config)) == collect_options(expected)
+
+
+def test_options_are_taken_from_the_run_config_where_it_has_them() -> None:
+    config = {"method": "fedfv(alpha=0.25)", "seed": 3, "fraction-train": 0.5, "batch-size": 16}
+    strategy = from_config(config, min_available_nodes=4)
+    assert collect_options(strategy) == collect_options(
+        FedFV(alpha=0.25, seed=3, fraction_train=0.5, min_available_nodes=4)
+    )
+    assert collect_options(from_config({"method": "FedFV"})) == collect_options(FedFV())
+
+
+def test_the_text_comes_before_the_run_config_and_arguments_before_both() -> None:
+    config = {"method": "fedavg(weighting=uniform)", "weighting": "examples", "seed": 3}
+    assert from_config(config).weighting == "uniform"
+    assert from_config(config, seed=4).seed == 4
+    assert from_config({"method": "fedavg", "weighting": ""}).weighting == FedAvg().weighting
+
+
+def test_numbers_words_and_a_server_optimizer_are_read() -> None:
+    text = "fedfv(order=reverse, tau=2, server-optimizer=adam, server-optimizer-lr=0.1)"
+    strategy = from_config({"method": text})
+    assert isinstance(strategy, FedFV)
+    assert (strategy.order, strategy.tau) == ("reverse", 2)
+    assert strategy.server_optimizer is not None
+    assert strategy.server_optimizer.lr == 0.1
+
+
+def test_a_method_of_torchjd_is_recorded_by_its_weighting() -> None:
+    pytest.importorskip("torchjd")
+    upgrad, mgda = (from_config({"method": f"torchjd:{name}"}) for name in ("upgrad", "mgda"))
+    assert collect_options(upgrad)["method"] == "torchjd:upgrad"
+    assert collect_options(mgda)["method"] == "torchjd:mgda"
+
+
+FAULTS: list[tuple[Mapping[str, Any], Mapping[str, Any], str]] = [
+    ({}, {}, r"method = None: name a method in \[tool.flwr.app.config\] of pyproject.toml, as in"),
+    ({"method": ""}, {}, r"method = '': name a method"),
+    ({"method": "fedfvv"}, {}, "method = 'fedfvv': unknown method: did you mean FedFV?"),
+    ({"method": "fedavg,fedfv"}, {}, "method = 'fedavg,fedfv': write one method, with its"),
+    ({"method": "fedfv(alpha=0.1"}, {}, "method = 'fedfv.alpha=0.1': write one method"),
+    ({"method": "fedfv(alpha=7)"}, {}, r"fedfv.alpha = 7: allowed is float in \[0, 1\]"),
+    ({"method": "fedfv(beta=1)"}, {}, "FedFV has no parameter beta; there are alpha, tau, order"),
+    (
+        {"method": "fedavg(learning-rate=1)"},
+        {},
+        "method = 'fedavg.learning-rate=1.': learning-rate is no option of a strategy: give it as a"
+        " key of its own",
+    ),
+    ({"method": "fedfv", "seed": "a"}, {}, "method = 'fedfv': seed = 'a': allowed is int at"),
+    (
+        {"method": "fedfv(alpha=0.1)"},
+        {"alpha": 0.2},
+        "method = 'fedfv.alpha=0.1.': alpha is given twice, here and as an argument of from_config",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "given", "said"), FAULTS)
+def test_a_fault_names_key_value_and_remedy(
+    config: Mapping[str, Any], given: Mapping[str, Any], said: str
+) -> None:
+    with pytest.raises(FairbloomError, match=said):
+        from_config(config, **given)
