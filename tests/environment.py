@@ -8,3 +8,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # pytest-xdist sets one, readline both, and what is printed would have another width
 for size in ("COLUMNS", "LINES"):
     os.environ.pop(size, None)
+# Everyday tests mean the CPU: with a card, `device = auto` would take it, and forked workers cannot
+# train once CUDA is initialised. FAIRBLOOM_TEST_CUDA=1 lets the tests of the card run.
+if not os.environ.get("FAIRBLOOM_TEST_CUDA"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -86,7 +86,9 @@ def test_auto_goes_on_without_a_gpu_that_is_busy(
         choose_device("cuda")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device, and FAIRBLOOM_TEST_CUDA=1"
+)
 @pytest.mark.usefixtures("fresh")
 def test_cuda_has_full_precision_and_gives_models_back() -> None:
     device = choose_device("cuda")

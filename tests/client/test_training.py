@@ -321,7 +321,9 @@ def test_a_model_that_draws_in_evaluation_is_measured_alike() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device, and FAIRBLOOM_TEST_CUDA=1"
+)
 def test_dropout_on_cuda_is_seeded_and_leaves_its_generator(subtests: pytest.Subtests) -> None:
     device = torch.device("cuda:0")
     dropout = nn.Dropout(0.5).train()
