@@ -277,29 +277,26 @@ def checkpoint() -> Structure:
 
 
 SETTINGS = {
-    **{
-        "task": "digits",
-        "clients": 4,
-        "method": "fedfv",
-        "fedfv.alpha": 0.2,
-        "num-rounds": 3,
-        "fraction": 0.5,
-    },
-    **{
-        "learning-rate": 0.1,
-        "batch-size": 16,
-        "partition": "dirichlet",
-        "dirichlet-alpha": 0.5,
-        "seed": 3,
-    },
-    **{"attack": "sign-flip", "attackers": "client-1", "attack-strength": 0.5, "defence": "nnm"},
-    **{
-        "device": "cpu",
-        "optimizer": "sgd",
-        "evaluate-every": 2,
-        "personal-lambda": 0.0,
-        "scores": "",
-    },
+    "task": "digits",
+    "clients": 4,
+    "method": "fedfv",
+    "fedfv.alpha": 0.2,
+    "num-rounds": 3,
+    "fraction": 0.5,
+    "learning-rate": 0.1,
+    "batch-size": 16,
+    "partition": "dirichlet",
+    "dirichlet-alpha": 0.5,
+    "seed": 3,
+    "attack": "sign-flip",
+    "attackers": "client-1",
+    "attack-strength": 0.5,
+    "defence": "nnm",
+    "device": "cpu",
+    "optimizer": "sgd",
+    "evaluate-every": 2,
+    "personal-lambda": 0.0,
+    "scores": "",
 }
 NOT_IN_JSON = {"nan": np.nan, "inf": np.inf, "+inf": np.inf, "-inf": -np.inf}
 """What the command line reads as numbers, and JSON does not."""
@@ -329,22 +326,26 @@ ROUNDS = {
     ],
 }
 ENROLLED = {
-    **{"name": "site-a", "partition": 0, "key": "77aa", "revoked": ""},
-    **{"enrolled": "2026-01-01T00:00:00+00:00", "examples": 5},
+    "name": "site-a",
+    "partition": 0,
+    "key": "77aa",
+    "revoked": "",
+    "enrolled": "2026-01-01T00:00:00+00:00",
+    "examples": 5,
 }
 UNSET = {"revoked": "", "enrolled": "", "examples": 0}
 CLIENT = {
-    **{"server": "fl.example.org:9092", "partition-id": 2},
-    **{"allow": ["mine:load"], "limits": {"rows": 10}},
+    "server": "fl.example.org:9092",
+    "partition-id": 2,
+    "allow": ["mine:load"],
+    "limits": {"rows": 10},
 }
 RECIPE = {
-    **{
-        "title": "Small",
-        "what": "Does it work?",
-        "source": "Nobody",
-        "measures": ["mean", "worst_10"],
-        "notes": ["a"],
-    },
+    "title": "Small",
+    "what": "Does it work?",
+    "source": "Nobody",
+    "measures": ["mean", "worst_10"],
+    "notes": ["a"],
     "settings": {"task": "digits", "clients": 4, "num-rounds": 2},
     "rows": [{"label": "FedAvg", "settings": {"method": "fedavg"}}],
 }
@@ -359,11 +360,17 @@ STUDY = {
             "evaluated": "personal",
         },
     ],
-    **{"seeds": [1, 2], "baseline": "fedavg", "settings": {"clients": 4, "average-models": True}},
+    "seeds": [1, 2],
+    "baseline": "fedavg",
+    "settings": {"clients": 4, "average-models": True},
     "failed": {"runs/ditto-lam=0.1-seed2": "it diverged"},
-    **{"criterion": "worst_10", "mean_within": 1.5, "minutes": None},
+    "criterion": "worst_10",
+    "mean_within": 1.5,
+    "minutes": None,
     "found": {"judged": [1], "best": ["FedAvg"], "fresh": [1001]},
-    **{"recipe": "", "quick": False, "overrides": {}},
+    "recipe": "",
+    "quick": False,
+    "overrides": {},
 }
 CSV = {
     "header": csv_of(1).split("\n")[0].split(","),

@@ -320,12 +320,10 @@ def test_without_a_driver_pytorchs_cpu_build_is_taken_if_pip_has_it(
                 (tmp_path / f"{name}.lock").write_text(LOCKS[name].read_text())
             told = subprocess.run(
                 [sys.executable, "pytorch.py"],
-                **{
-                    "cwd": tmp_path,
-                    "env": {"PATH": "", "PYTHONPATH": str(tmp_path)},
-                    "capture_output": True,
-                    "text": True,
-                },
+                cwd=tmp_path,
+                env={"PATH": "", "PYTHONPATH": str(tmp_path)},
+                capture_output=True,
+                text=True,
             )
             assert told.stdout == LOCKS[lock].read_text()
             assert ("No NVIDIA driver here" in told.stderr) == (lock == "torch-cpu")

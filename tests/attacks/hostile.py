@@ -1,7 +1,6 @@
-"""A ClientApp with ill will: it trains as ours does, and then replies what no client should,
-another thing each round.
+"""A hostile ClientApp: it trains as ours does, but sends another invalid reply in each round.
 
-A device's owner may run what she wants, so she names it as `app` in her own client.toml.
+The owner of a device can run any app, by the key `app` of owner.toml.
 """
 
 import math
@@ -117,5 +116,4 @@ ATTACKS: Mapping[str, Callable[[RecordDict], RecordDict]] = {
     "no examples": lambda content: with_metrics(content, num_examples=0),
     "24 MB in one piece": lambda content: long_list(content, 3_000_000),
 }
-"""What is replied in each round, one after the other. The first is honest, so that a later count
-can jump."""
+"""The reply of each round, in this order. The first is honest, so that a later count can jump."""

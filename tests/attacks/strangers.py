@@ -1,5 +1,4 @@
-"""Somebody on the network without a certificate: connections and handshakes that a server must not
-pay for."""
+"""Connections and handshakes of a stranger: a program without a certificate of the federation."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 @contextlib.contextmanager
 def descriptors(number: int) -> Iterator[None]:
-    """Let this process, and those that it starts, have so many descriptors, as far as its hard
-    limit allows."""
+    """Raise the limit of open files for this process and its children, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -27,7 +25,7 @@ def descriptors(number: int) -> Iterator[None]:
 
 
 class Stranger:
-    """Knows the address of a port and the authority's certificate, and nothing else."""
+    """A program that knows only the address of a port and the certificate of the authority."""
 
     def __init__(self, port: int, authority: Path) -> None:
         self.port = port
@@ -36,27 +34,26 @@ class Stranger:
         self._open: list[socket.socket] = []
 
     def plain(self) -> socket.socket:
-        """Open a connection on which nothing is said."""
+        """Open a connection and send nothing."""
         made = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         self._open.append(made)
         return made
 
     def tls(self) -> ssl.SSLSocket:
-        """Open a connection and shake hands, without a certificate."""
+        """Open a connection and complete the handshake without a certificate."""
         made = self._tls.wrap_socket(self.plain(), server_hostname="localhost")
         self._open.append(made)
         return made
 
     def half_open(self) -> None:
-        """Begin a handshake that does not end."""
+        """Begin a handshake and do not end it."""
         hello = ssl.MemoryBIO()
         with contextlib.suppress(ssl.SSLWantReadError):
             self._tls.wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
         self.plain().sendall(hello.read())
 
     def say(self, content: bytes) -> bytes:
-        """Say something over TLS; return what the server answers at last, b"" where it ends the
-        connection."""
+        """Send content over TLS; return the server's last answer, b"" if it ends the connection."""
         with contextlib.suppress(OSError), contextlib.closing(self.tls()) as connection:
             connection.settimeout(20)
             connection.sendall(content)

@@ -1,4 +1,4 @@
-"""The server's disk is full: the run waits, and goes on by itself when there is room."""
+"""The server's disk is full: the run waits, and continues by itself once there is room."""
 
 import subprocess
 import time
@@ -30,8 +30,7 @@ FULL_SECONDS = 5.0
 
 @pytest.fixture
 def there(tmp_path: Path) -> Iterator[Deployment]:
-    """A federation whose state has a disk of its own, of 24 MB, on which messages and replies are
-    kept."""
+    """A federation with its state on a disk of 24 MB, which holds messages and replies."""
     runtime = Deployment(tmp_path / "home")
     with (runtime.folder / "federation.toml").open("a") as file:
         file.write("mailbox-memory = 1000\n")
@@ -55,7 +54,7 @@ def there(tmp_path: Path) -> Iterator[Deployment]:
 
 
 def fill(file: Path) -> None:
-    """Take all room that is left."""
+    """Write until the disk is full."""
     with file.open("wb", buffering=0) as hog:
         for size in (1 << 20, 1 << 12):
             try:

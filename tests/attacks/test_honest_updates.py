@@ -1,5 +1,4 @@
-"""No honest reply is refused for its length: the largest ratio of an update to what is usual, on
-data of many kinds."""
+"""Honest replies are far below the limit on update norms, on data of many kinds."""
 
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,15 @@ from tests.tasks.tables import csv_of
 
 DEFAULT = 100.0
 MEASURED = 10.0
-"""What was measured is below: from 1.05 to 5.4, of the limit's 100."""
+"""The measured ratios are between 1.05 and 5.4; the limit is 100."""
 
 UNLIKE = ["fedavg", "qfedsgd", "drfa", "propfair", "fedfa", "fedmgdaplus", "fedfv"]
-"""Methods whose clients work in different ways, or whose steps have very different lengths."""
+"""Methods with clients that work in different ways, or with steps of very different norms."""
 
 
 @pytest.fixture
 def ratios(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The largest ‖u_k‖/(e_k r) of each round that is run, of all replies that reach the screening
-    of lengths."""
+    """The largest ‖u_k‖/(e_k r) of each round, over all replies that are screened by norm."""
     found: list[float] = []
     plain = screening.find_outlier_norms
 
@@ -49,7 +47,7 @@ def ratios(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def rounds_of(*, zero: bool = False, **changes: Any) -> list[Round]:
-    """Return the rounds of a run in this process, from a model of zeros or from the usual one."""
+    """Return the rounds of a run in this process, from a model of zeros or from the usual model."""
     given = {"device": "cpu", "evaluate-every": 0, "fraction": 1.0, "unused-rounds": 0}
     settings = Settings.of(given | {key_of(name): value for name, value in changes.items()})
     config = settings.run_config()
@@ -111,7 +109,7 @@ def test_no_honest_reply_comes_near_the_limit(ratios: list[float], changes: dict
 def test_of_hospitals_with_10_and_20000_rows(
     ratios: list[float], tmp_path: Path, fraction: float
 ) -> None:
-    """The large one's updates are by far the longest, as it takes 2,000 times as many steps."""
+    """The large client takes 2,000 times as many steps: its updates are by far the longest."""
     rows = {"a": 12, "b": 12, "c": 15, "large": 20_000}
     (tmp_path / "data").mkdir()
     for seed, (name, count) in enumerate(rows.items()):

@@ -28,7 +28,7 @@ ENDLESS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A federation with an honest client in an endless run, and a hostile one that is enrolled."""
+    """A federation with an honest client in an endless run, and an enrolled hostile device."""
     with federation(tmp_path_factory.mktemp("nodes") / "home") as runtime:
         runtime.enroll("honest", "mallory")
         start_unhurried_client(runtime, "honest")
@@ -44,7 +44,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 class Mallory:
-    """The calls of an enrolled device, one by one."""
+    """The calls of an enrolled device."""
 
     def __init__(self, there: Deployment) -> None:
         bundle = there.bundle("mallory")
@@ -60,7 +60,7 @@ class Mallory:
 
 
 def honest_messages(there: Deployment) -> tuple[int, list[str]]:
-    """Return the run's number and how the ids of the honest client's messages begin."""
+    """Return the run's number, and the start of each id of the honest client's messages."""
     words = [
         line.split()
         for line in there.log(there.clients["honest"]).splitlines()

@@ -1,5 +1,4 @@
-"""An enrolled client with ill will: whatever it replies is refused by name, and the others' run is
-as without it."""
+"""A hostile enrolled client: each of its replies is refused by name, and the run is unharmed."""
 
 import re
 from collections.abc import Iterator
@@ -49,7 +48,7 @@ SETTINGS: dict[str, Any] = {
     "evaluate-every": 0,
     "method": "qfedavg",
     "device": "cpu",
-    "round-timeout": 600.0,  # 1 GB takes long to make, keep and send on a slow machine
+    "round-timeout": 600.0,  # making, keeping and sending 1 GB takes long on a slow machine
 }
 
 
@@ -96,7 +95,7 @@ def test_the_run_ends_as_if_the_hostile_client_only_failed(
 
 
 class Failing(InProcessGrid):
-    """Clients in this process, of which the last one answers the first round and then errors."""
+    """Clients in this process; the last one answers the first round and fails in the others."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(app, settings.run_config(), settings.clients)
@@ -121,7 +120,7 @@ def test_nothing_of_it_stays_on_the_servers_disk(run: tuple[Deployment, Path]) -
     size = sum(
         file.stat().st_size for file in (there.folder / "state").rglob("*") if file.is_file()
     )
-    assert size < 10e6  # of a gigabyte that was sent
+    assert size < 10e6  # although a gigabyte was sent
 
 
 def test_the_servers_log_names_it(run: tuple[Deployment, Path]) -> None:

@@ -1,5 +1,4 @@
-"""Strangers on the network, without a certificate: whatever they do, the server stays small and a
-run goes on."""
+"""Strangers without a certificate: the server stays small, and a run continues."""
 
 import contextlib
 import os
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.slow
 MB = 1 << 20
 ALLOWED_MB = 150
 GIVEN_BACK_MB = 60
-"""What a server may keep of a flood's memory a minute later."""
+"""MB of a flood's memory that a server may still hold a minute later."""
 IDLE = 1200
 HALF_OPEN = 1500
 ENDLESS: dict[str, Any] = {
@@ -36,7 +35,7 @@ ENDLESS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A federation with one client and an endless run, and another client that is not started."""
+    """A federation with one client in an endless run, and another client that is not started."""
     with (
         descriptors(4 * IDLE),
         federation(tmp_path_factory.mktemp("strangers") / "home") as runtime,
@@ -59,8 +58,7 @@ def stranger(there: Deployment) -> Iterator[Stranger]:
 
 @contextlib.contextmanager
 def unharmed(there: Deployment) -> Iterator[None]:
-    """See to it that what is done takes little memory, and holds neither the run nor the
-    operator."""
+    """Assert that the block costs little memory, and stops neither the run nor the operator."""
     with grown_memory(there.server.pid) as grown:
         yield
         assert "client-0" in there.online()
@@ -111,7 +109,7 @@ def test_idle_connections_keep_no_client_out(
 ) -> None:
     with unharmed(there):
         for _ in range(IDLE):
-            # the server takes no more for now, or has closed it already
+            # the server accepts no more for now, or has closed this connection
             with contextlib.suppress(OSError):
                 _ = stranger.tls() if shaken else stranger.plain()
         there.start_client("late")
@@ -132,7 +130,7 @@ def is_open(connection: socket.socket) -> bool:
 
 
 def test_a_handshake_that_does_not_end_is_ended(there: Deployment, stranger: Stranger) -> None:
-    """By silence, and by a hello a byte at a time, which would take hours."""
+    """Neither silence nor a hello of one byte at a time, which would take hours, keeps it open."""
     hello = bytes.fromhex("1603010200010001fc0303") + bytes(500)
     slow = [(stranger.plain(), iter(content)) for content in (hello, b"")]
     until = time.monotonic() + 60.0

@@ -1,5 +1,7 @@
-"""A ClientApp that works as ours does and rests before each training: an endless run of it leaves
-processors idle."""
+"""A ClientApp that works as ours does, but waits before each training.
+
+It leaves processors idle during an endless run.
+"""
 
 import time
 

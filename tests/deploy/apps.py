@@ -1,4 +1,4 @@
-"""Apps made of a few files, which are on the path, and the tasks of runs that are of them."""
+"""Small apps on the path, and the tasks of their runs."""
 
 import json
 from collections.abc import Mapping
@@ -41,19 +41,19 @@ def train(message, context):
 
 
 def write_app(home: Path, files: Mapping[str, str]) -> None:
-    """Write an app's files into the folder that is on the path."""
+    """Write an app's files to the folder on the path."""
     (home / "app").mkdir(exist_ok=True)
     for name, text in files.items():
         (home / "app" / name).write_text(text)
 
 
 def write_version(home: Path, version: int) -> None:
-    """Write an app that says this version, and does what the message asks."""
+    """Write an app that returns this version, and behaves as the message asks."""
     write_app(home, {"tried_app.py": f"VERSION = {version}\n{APP}"})
 
 
 def task_of(do: str, kind: str = "train", state: bytes = b"", run: RunDescription = RUN) -> Task:
-    """Return what a client's worker gets of a message that asks for this."""
+    """Return the task that a client's worker gets for a message with this action."""
     content = serialize(RecordDict({"config": ConfigRecord({"do": do})}))
     head = Head(id="m", run=run.number, type=kind, seconds=60.0, round="1")
     told = {
@@ -65,6 +65,6 @@ def task_of(do: str, kind: str = "train", state: bytes = b"", run: RunDescriptio
 
 
 def content_of(answer: Answer) -> RecordDict:
-    """Return the content of a reply that is no error."""
+    """Return the content of a reply, which must not be an error."""
     assert not answer.code, answer.reason
     return deserialize(answer.data)

@@ -1,4 +1,4 @@
-"""The commands of a client, as a process of their own."""
+"""The commands of a client, each in a separate process."""
 
 import os
 import subprocess

@@ -1,5 +1,4 @@
-"""What several of these tests begin with: a federation's folder, a client's bundle, an app on the
-path."""
+"""Fixtures of several tests: a federation's folder, a client's bundle, and an app on the path."""
 
 import os
 import sys
@@ -28,14 +27,14 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """The bundle of a client with partition 3, beside the federation's folder `fed`."""
+    """The bundle of a client with partition 3, next to the federation's folder `fed`."""
     federation = Federation.init(tmp_path / "fed", ["localhost"], 1)
     return enroll(federation, "site-a", partition=3)
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder whose `app` is on the path, also of processes that are started."""
+    """A folder with an `app` that is on the path, also in processes that are started."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "app"), prepend=os.pathsep)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "app"), *sys.path])
@@ -45,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def own_client(home: Path) -> ClientSettings:
-    """The settings of a client with the app of `home`; nothing looks into its files."""
+    """The settings of a client with the app of `home`; the files that they name are never read."""
     files = {key: home / key for key in ("ca", "key", "certificate")}
     for file in files.values():
         file.touch()

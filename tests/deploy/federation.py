@@ -1,5 +1,4 @@
-"""A federation of real processes on loopback: server, clients, certificates, and the operator's
-commands."""
+"""A federation of real processes on loopback: server, clients and operator's commands."""
 
 import contextlib
 import json
@@ -32,15 +31,14 @@ DISTURBED: dict[str, Any] = {
     "device": "cpu",
     "seed": 3,
 }
-"""The settings of a run that is disturbed: the bits of its model depend on all of its rounds.
+"""The settings of a run for tests of faults: the bits of its model depend on all rounds.
 
-A round takes a fifth of a second at least, so that a test that waits for one of them acts before
-the last one.
+A round takes at least 0.2 s, so that a test that waits for a round can act before the last one.
 """
 
 
 class Deployment(Flower):
-    """Server and clients of a federation, enrolled by the operator's commands."""
+    """The server and clients of a federation, enrolled by the operator's commands."""
 
     def __init__(self, home: Path, scripts: Path = SCRIPTS) -> None:
         super().__init__(home, scripts)
@@ -75,7 +73,7 @@ class Deployment(Flower):
         )
 
     def start_clients(self, *names: str) -> None:
-        """Start clients, and wait until they are online."""
+        """Start clients and wait until they are online."""
         for name in names:
             self.start_client(name)
         self.wait_for_clients(*names)
@@ -95,7 +93,7 @@ class Deployment(Flower):
     def submitting(
         self, run_config: Mapping[str, object], app: Path | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start the submission of an app, or of the installed Fairbloom."""
+        """Start the submission of an app, by default of the installed Fairbloom."""
         words = [
             word
             for key, value in run_config.items()
@@ -109,8 +107,7 @@ class Deployment(Flower):
     def submit(
         self, run_config: Mapping[str, object], app: Path | None = None, code: int = 0
     ) -> None:
-        """Submit an app, or the installed Fairbloom, and wait for the end of the submission, with
-        this exit code."""
+        """Submit an app and wait until the submission ends with this exit code."""
         self.wait_for_end(self.submitting(run_config, app), code)
 
     def submitted_run(self) -> str:
@@ -120,7 +117,7 @@ class Deployment(Flower):
         return said.findall(self.log(self.submitted))[0]
 
     def status(self) -> dict[str, Any]:
-        """Return what the operator's command says."""
+        """Return the output of fairbloom deploy status --json."""
         found: dict[str, Any] = json.loads(self.fairbloom("deploy", "status", "--json").stdout)
         return found
 
@@ -130,7 +127,7 @@ class Deployment(Flower):
         }
 
     def wait_for_clients(self, *names: str, seconds: float = PATIENCE) -> None:
-        """Wait until these have been connected since they were started, which they log."""
+        """Wait until these clients have logged a connection since they were started."""
         for name in names:
             self.wait_for_words(self.clients[name], CONNECTED, seconds=seconds)
 
@@ -144,7 +141,7 @@ class Deployment(Flower):
         wait_until(said, lambda: f"not all of {words} in:\n{self.log(process)}", seconds)
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill a process and all it started, as a power cut does."""
+        """Kill a process and all processes that it started, as a power cut does."""
         os.killpg(process.pid, signal.SIGKILL)
         for child in self.offspring(process):
             with contextlib.suppress(ProcessLookupError):
@@ -152,7 +149,7 @@ class Deployment(Flower):
         process.wait()
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
-        """End a process in order."""
+        """Stop a process by SIGTERM."""
         process.terminate()
         process.wait(timeout=30)
 
@@ -160,13 +157,12 @@ class Deployment(Flower):
         assert "is stopped" in self.fairbloom("deploy", "stop").stdout
 
     def kill_run(self) -> None:
-        """Kill the process of the run that goes on."""
+        """Kill the process of the current run."""
         for pid in self.run_processes():
             os.kill(pid, signal.SIGKILL)
 
     def offspring(self, process: subprocess.Popen[bytes]) -> list[int]:
-        """Return the ids of processes below this one; a client's worker has a session of its
-        own."""
+        """Return the ids of processes below this one, including clients' workers."""
         return family(process.pid)[1:]
 
     def run_processes(self) -> list[int]:
@@ -178,8 +174,7 @@ class Deployment(Flower):
 
 
 class Cable:
-    """A port that leads to another one on loopback, until it is cut: then connections break and new
-    ones hang."""
+    """A port on loopback that leads to another one; once cut, connections break or hang."""
 
     def __init__(self, port: int) -> None:
         self._far = port
@@ -213,7 +208,7 @@ class Cable:
                 self._whole.wait()
                 try:
                     far = socket.create_connection(("127.0.0.1", self._far))
-                except OSError:  # nobody listens there just now
+                except OSError:  # nothing listens at the other port now
                     near.close()
                     continue
                 self._ends += [near, far]
@@ -230,7 +225,7 @@ def _pump(one: socket.socket, other: socket.socket) -> None:
 
 @contextlib.contextmanager
 def federation(home: Path, clients: int = 0, scripts: Path = SCRIPTS) -> Iterator[Deployment]:
-    """A federation with `clients` enrolled as the digits task names them, none of them started."""
+    """A federation with enrolled `clients`, named as in the digits task; none is started yet."""
     runtime = Deployment(home, scripts)
     try:
         runtime.start_server()

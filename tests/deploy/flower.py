@@ -1,5 +1,4 @@
-"""Real Flower processes on loopback, with a home and ports of their own, ended when the test
-ends."""
+"""Real Flower processes on loopback, with separate homes and ports, ended with the test."""
 
 import contextlib
 import json
@@ -17,14 +16,14 @@ from .processes import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
-# seconds to wait for what is sure to come: machines differ, and have other things to do
+# seconds to wait for a certain event: machines differ, and may be busy
 PATIENCE = 600.0
 
 
 class Flower:
-    """Flower's commands with their own FLWR_HOME; what they leave running is ended by `close`.
+    """Flower's commands with a separate FLWR_HOME; `close` ends the processes that they leave.
 
-    `scripts` is the folder of the commands of another environment than this one.
+    `scripts` is the folder of the commands, if they are not those of this environment.
     """
 
     def __init__(self, home: Path, scripts: Path = SCRIPTS) -> None:
@@ -123,7 +122,7 @@ class Flower:
         self._end_detached()
 
     def _end_detached(self) -> None:
-        """End the local SuperLink, and all that it started, which Flower detaches from us."""
+        """End the local SuperLink, which Flower detaches from this process, and its children."""
         marker = f"FLWR_HOME={self.home}".encode()
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the system tells of running processes, and the ports that they are given."""
+"""Memory and ids of running processes, and free ports for them."""
 
 import atexit
 import contextlib
@@ -13,14 +13,13 @@ PORTS = range(20_000, 32_768)
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on, and that is this process's until it
-    ends.
+    """Return a free port of this machine, which is reserved until this process ends.
 
     No other call returns it, in this process or another: the UDP port of the same number is held as
     the claim.
     """
     while True:
-        # tests seed the other generators, several processes alike
+        # tests seed the other generators, also in several processes with the same seed
         port = random.SystemRandom().choice(PORTS)
         claim = socket.socket(type=socket.SOCK_DGRAM)
         with contextlib.suppress(OSError), socket.socket() as listener:
@@ -46,26 +45,25 @@ def family(pid: int) -> list[int]:
 
 
 def pss(pid: int) -> float:
-    """Return the memory of a process in MB, pages that it shares with others counted in parts; 0
-    where it is gone."""
+    """Return a process's memory in MB, counting shared pages in part; 0 if it has ended."""
     return _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") / 1000
 
 
 def resident_memory(pid: int) -> float:
-    """Return the memory of a process in MB; 0 where it is gone."""
+    """Return a process's memory in MB; 0 if it has ended."""
     return _kilobytes(Path(f"/proc/{pid}/status"), "VmRSS:") / 1000
 
 
 def peak_memory(pid: int) -> float:
-    """Return the most memory that a process has had, in MB; 0 where it is gone."""
+    """Return a process's peak memory in MB; 0 if it has ended."""
     return _kilobytes(Path(f"/proc/{pid}/status"), "VmHWM:") / 1000
 
 
 @contextlib.contextmanager
 def grown_memory(pid: int) -> Iterator[list[float]]:
-    """Give a list that holds, afterwards, by how many MB at most a process grew in the meantime."""
+    """Give a list that holds, after the block, the growth of a process's peak memory in MB."""
     status = Path(f"/proc/{pid}/status")
-    Path(f"/proc/{pid}/clear_refs").write_text("5")  # from here on its peak is counted anew
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
     before = _kilobytes(status, "VmRSS:")
     grown = list[float]()
     yield grown

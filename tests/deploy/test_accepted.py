@@ -1,5 +1,4 @@
-"""What of a run reaches a client that runs installed code: settings of a short list, and nothing
-else."""
+"""The parts of a run that a client accepts: some settings, and never code."""
 
 import sys
 from collections.abc import Iterator
@@ -65,7 +64,7 @@ def test_another_app_or_version_is_refused_with_both_named(subtests: pytest.Subt
 def test_a_run_of_another_version_of_ours_is_taken(
     installed: Installed, subtests: pytest.Subtests
 ) -> None:
-    """The protocol number, which each message has, says whether the two fit."""
+    """Each message has the number of its protocol, which shows whether both versions fit."""
     for number in ("0.0.9", f"{VERSION}.post1", "7.0"):
         with subtests.test(number=number):
             app, _ = installed.accept(run_of(version=number), context())
@@ -81,7 +80,7 @@ def test_the_app_gets_the_short_list_and_the_devices_own_places(
     _, settings = installed.accept(run, context(**{"state-dir": str(tmp_path), "name": "site-a"}))
     assert settings["state-dir"] == str(tmp_path)
     assert not {"out", "data-dir", "fraction"} & set(settings)
-    assert settings["method"] == "fedfv"  # which an owner may limit
+    assert settings["method"] == "fedfv"  # the owner may limit this setting
     assert settings["clients"] == SETTINGS["clients"]
     _, settings = installed.accept(run, context())
     assert not {"state-dir", "data-dir"} & set(settings)
@@ -97,7 +96,7 @@ def test_a_setting_of_another_kind_is_refused(installed: Installed) -> None:
 def test_an_import_string_is_refused_unless_the_owner_allows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without that the module is not even imported; with it, its settings are known."""
+    """Without permission, the module is not even imported; with it, its settings are known."""
     (tmp_path / "hers_on_device.py").write_text("def load(setup, *, noise: float = 0.1): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     task = "hers_on_device:load"
@@ -131,7 +130,7 @@ def test_an_installed_module_is_found_in_its_distribution(module: str, name: str
 
 @pytest.fixture
 def loose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An app that lies on the path without having been installed."""
+    """An app on the path that was never installed."""
     (tmp_path / "loose_app.py").write_text(
         "from flwr.clientapp import ClientApp\napp = ClientApp()\nnumber = 3\n"
     )
@@ -140,7 +139,7 @@ def loose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop("loose_app", None)
 
 
-def test_an_app_that_was_never_installed_has_no_version_to_compare(loose: str) -> None:
+def test_an_app_that_was_never_installed_has_no_version(loose: str) -> None:
     mine = Installed.of(f"{loose}:app", ())
     assert mine.distribution is None
     app, _ = mine.accept(run_of(distribution="loose", version="3"), context())

@@ -1,4 +1,4 @@
-"""How a client's app is called for a message, in a process that keeps it."""
+"""Calls of a client's app for messages, in a process that keeps the app loaded."""
 
 import sys
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Telling(Exception):
 
 @pytest.fixture
 def answer(home: Path) -> Callable[[Task], Answer]:
-    """Answers tasks by the app that is installed."""
+    """Answer tasks by the installed app."""
     return partial(app_process.answer, Installed("tried_app:app"), NODE)
 
 
@@ -37,7 +37,7 @@ def test_a_message_is_answered_and_the_state_kept(answer: Any, home: Path) -> No
     first = answer(task_of("reply"))
     content = content_of(first)
     assert content["metrics"]["version"] == 7
-    # this device's word counts for its own disk
+    # the device's own value wins for its files
     assert content["metrics"]["state-dir"] == len("/own")
     assert deserialize(first.state)["seen"]["calls"] == 1
 
@@ -111,7 +111,7 @@ def test_an_error_of_a_mod_answers_the_message(home: Path) -> None:
         ("exit", "SystemExit in ", "SystemExit: 5"),
     ],
 )
-def test_of_what_an_app_raises_the_server_is_told_kind_and_place_and_its_own_log_the_text(
+def test_the_server_learns_an_errors_kind_and_place_only(
     answer: Any, home: Path, do: str, kind: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_version(home, 1)
@@ -123,7 +123,7 @@ def test_of_what_an_app_raises_the_server_is_told_kind_and_place_and_its_own_log
     assert text in caplog.text
 
 
-def test_an_app_may_say_in_words_what_the_server_is_told(answer: Any, home: Path) -> None:
+def test_an_app_may_choose_what_the_server_learns(answer: Any, home: Path) -> None:
     text = APP.replace("VERSION", "1").replace('ValueError("a reason")', "Telling()") + TELLING
     write_app(home, {"tried_app.py": text})
     assert answer(task_of("raise")).reason == "the scanner is off"

@@ -1,4 +1,4 @@
-"""Settings of a client: what they mean, and what a wrong one says."""
+"""Settings of a client: their meaning, and the errors of invalid ones."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
         ClientSettings.of({}, bundle / "client.toml")
 
 
-def test_what_cannot_be_is_named_with_its_value_and_what_would_do(
+def test_an_invalid_setting_is_named_with_value_and_remedy(
     bundle: Path, subtests: pytest.Subtests
 ) -> None:
     own: dict[str, Any] = {"app": "json.tool:main"}
@@ -120,7 +120,9 @@ def test_the_worker_gets_what_the_app_needs_and_no_key(bundle: Path) -> None:
     assert command == [sys.executable, "-P", "-c", code]
     assert pipe == "7"
     assert json.loads(given) == {
-        **{"app": APP, "allow": [], "limits": {}},
+        "app": APP,
+        "allow": [],
+        "limits": {},
         "node": {
             "partition-id": 3,
             "name": "site-a",
@@ -133,7 +135,7 @@ def test_the_worker_gets_what_the_app_needs_and_no_key(bundle: Path) -> None:
     assert (given["app"], given["allow"]) == ("json.tool:main", ["x:y"])
 
 
-def test_an_app_of_ones_own_finds_the_node_config_of_the_file(bundle: Path) -> None:
+def test_a_users_app_finds_the_node_config_of_the_file(bundle: Path) -> None:
     (bundle / "owner.toml").write_text(
         'app = "json.tool:main"\nnode-config = { num-partitions = 2, path = \'/my "data"\', on ='
         " true, a = 0.5 }\n"
@@ -144,7 +146,7 @@ def test_an_app_of_ones_own_finds_the_node_config_of_the_file(bundle: Path) -> N
 
 @pytest.fixture
 def own_handlers() -> Iterator[None]:
-    """Take back the handlers of signals that a client's process sets for itself."""
+    """Restore the signal handlers that a client's process replaces."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -152,9 +154,7 @@ def own_handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_handlers")
-def test_settings_reach_the_small_process_whole(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_small_process_gets_all_settings(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"allow": ["x:y"], "app": "json.tool:main", "node-config": {"num-partitions": 2}}
     client = ClientSettings.of(given, bundle / "client.toml")
     there = list[ClientSettings]()
@@ -165,13 +165,11 @@ def test_settings_reach_the_small_process_whole(
     masks: list[int] = []
     monkeypatch.setattr(os, "umask", masks.append)
     loop.replace_process(client)
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {
-        signal.SIGINT,
-        signal.SIGTERM,
-    }  # held for that process
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert not blocked & {signal.SIGINT, signal.SIGTERM}
     loop.main()
     assert there == [client]
-    assert masks == [0o077]  # what a client writes is for its account alone
+    assert masks == [0o077]  # only the client's account can read what it writes
 
 
 # Files that cannot be used ------------------------------------------------------------------------
@@ -191,7 +189,7 @@ def test_a_corrupt_authority_is_named(bundle: Path, content: bytes) -> None:
     with pytest.raises(DeployError) as error:
         ClientSettings.of({}, bundle / "client.toml")
     assert str(error.value) == words
-    assert connection_fault(good) == words  # where it breaks later
+    assert connection_fault(good) == words  # if the file breaks after the start
 
 
 def encrypted_key(bundle: Path) -> bytes:
@@ -222,7 +220,7 @@ def test_a_key_that_does_not_fit_is_named_when_the_client_starts(
             enroll(Federation.read(bundle.parents[1]), "site-a")
 
 
-def test_a_missing_key_is_told_how_to_make_one(bundle: Path) -> None:
+def test_the_error_of_a_missing_key_says_how_to_make_one(bundle: Path) -> None:
     (bundle / "key").unlink()
     with pytest.raises(DeployError) as error:
         ClientSettings.of({}, bundle / "client.toml")

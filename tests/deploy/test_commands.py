@@ -1,5 +1,4 @@
-"""Commands begin at once: those of a federation import no library in vain, and Ctrl-C while one
-begins ends it."""
+"""Commands of a federation import few libraries, and Ctrl-C during imports ends them."""
 
 import signal
 import subprocess
@@ -26,7 +25,7 @@ finally:
 @pytest.mark.parametrize(
     "words", [["deploy", "--help"], ["deploy", "enroll", "a", "--dir", "nowhere"]], ids=str
 )
-def test_they_import_no_pytorch_and_end_as_the_whole_command_line_does(
+def test_commands_import_no_pytorch_and_end_as_the_command_line(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -64,7 +63,7 @@ main()
 @pytest.mark.parametrize(
     "module", ["importlib.metadata", "typer", "fairbloom.command", "fairbloom.strategies"]
 )
-def test_ctrl_c_while_a_command_imports_what_it_needs_ends_it_in_silence(module: str) -> None:
+def test_ctrl_c_during_imports_ends_a_command_silently(module: str) -> None:
     program = INTERRUPTED.replace("{}", module)
     done = subprocess.run(
         [sys.executable, "-c", program, "methods"], cwd=ROOT, capture_output=True, text=True
@@ -73,7 +72,6 @@ def test_ctrl_c_while_a_command_imports_what_it_needs_ends_it_in_silence(module:
 
 
 def test_a_devices_help_says_what_each_argument_is(tmp_path: Path) -> None:
-    """By `python -m fairbloom.deploy`, where the whole command line is not installed, as in the
-    client's image."""
+    """By `python -m fairbloom.deploy`, without the whole command line, as in the client's image."""
     done = client_command("keys", "--help", folder=tmp_path)
     assert "Name of this client in the" in done.stdout, done.stderr

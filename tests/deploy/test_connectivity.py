@@ -1,4 +1,4 @@
-"""What stands between a client and its server, in words."""
+"""The reasons why a client cannot reach its server."""
 
 import socket
 import ssl
@@ -16,12 +16,12 @@ from fairbloom.deploy.device.connectivity import connection_fault
 
 GRPC = b"\0\0\x12\x04\0\0\0\0\0" + bytes(18)
 HTTP = b"HTTP/1.1 200 OK\r\n\r\n"
-"""How an answer of a gRPC server begins, and of a web server."""
+"""The first bytes of a gRPC server's answer, and of a web server's."""
 
 
 @contextmanager
 def server(certificate: tuple[Path, Path] | None, answer: bytes = GRPC) -> Iterator[str]:
-    """A port that answers every connection alike, over TLS with this certificate or without."""
+    """A port that answers every connection in the same way, with or without TLS."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         context = None
         if certificate is not None:
@@ -62,7 +62,9 @@ def fault(bundle: Path, address: str) -> str | None:
     return connection_fault(replace(ClientSettings.of({}, bundle / "client.toml"), server=address))
 
 
-def test_what_stands_in_the_way_is_named(bundle: Path, subtests: pytest.Subtests) -> None:
+def test_the_fault_between_client_and_server_is_named(
+    bundle: Path, subtests: pytest.Subtests
+) -> None:
     for days, answer, words in (
         (-1.0, GRPC, "does not vouch for: certificate has expired"),
         (0.0, GRPC, "does not speak TLS"),

@@ -1,5 +1,4 @@
-"""Each command on a folder that is damaged in each way: an answer or one line, and never a
-traceback."""
+"""Each command on a folder with each damage answers or prints one line, never a traceback."""
 
 import shutil
 from collections.abc import Callable
@@ -18,7 +17,7 @@ def put(name: str, content: bytes) -> Callable[[Path], None]:
 
 
 def swap(old: str, new: str) -> Callable[[Path], None]:
-    """Change what is written of the client."""
+    """Return a change of the client's file."""
 
     def change(folder: Path) -> None:
         file = folder / "clients" / "a.toml"
@@ -35,7 +34,7 @@ def gone(name: str) -> Callable[[Path], None]:
 
 
 def other_kind(name: str) -> Callable[[Path], None]:
-    """A folder where a file should be, and a file where a folder should be."""
+    """Replace a file by a folder, or a folder by a file."""
 
     def change(folder: Path) -> None:
         is_folder = (folder / name).is_dir()
@@ -81,7 +80,7 @@ COMMANDS = (
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A federation with one client and one run that waits."""
+    """A federation with one client and one waiting run."""
     folder = tmp_path_factory.mktemp("whole") / "federation"
     run("init", str(folder), "--host", "fl.example.org")
     run("enroll", "a", "--dir", str(folder))
@@ -95,7 +94,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*words: str) -> None:
-    """Run a command as the command line does, but for what it makes of errors."""
+    """Run a command as the command line does, but let its errors through."""
     COMMAND.main(list(words), standalone_mode=False)
 
 

@@ -1,5 +1,4 @@
-"""The tutorial that ends at a prediction on a device, followed to the letter: its commands are read
-from the page."""
+"""The tutorial that ends at a prediction on a device: its commands are read from the page."""
 
 import csv
 import shlex

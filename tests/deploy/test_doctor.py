@@ -1,4 +1,4 @@
-"""What is wrong with a federation or a device, and the remedy."""
+"""Faults of a federation or a device, each with its remedy."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def found(made: Path) -> dict[str, CheckResult]:
     return {check.what: check for check in examine(Federation.read(made))}
 
 
-def test_a_new_federation_lacks_its_server_alone(made: Path) -> None:
+def test_a_new_federation_only_needs_its_server(made: Path) -> None:
     checks = found(made)
     assert [what for what, check in checks.items() if check.verdict == "fault"] == ["server"]
     assert f"start fairbloom server --dir {made}" in checks["server"].words
@@ -69,7 +69,7 @@ def test_the_exit_code_says_whether_something_is_wrong(
     assert fairbloom("deploy", "doctor", "--dir", "nowhere") == 2
 
 
-def test_a_device_is_told_what_its_server_would_say(bundle: Path) -> None:
+def test_a_device_learns_what_its_server_would_answer(bundle: Path) -> None:
     client = ClientSettings.of({}, bundle / "client.toml")
     checks = {check.what: check for check in examine_device(client)}
     assert checks["server"].words.startswith("localhost:1 cannot be reached: Connection refused")

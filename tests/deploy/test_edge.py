@@ -1,5 +1,4 @@
-"""What an edge device gets: scripts that pass a checker, a unit that systemd takes, a guide that
-names what is."""
+"""Scripts and unit of an edge device: checked by tools, and complete in the guide."""
 
 import io
 import os
@@ -79,8 +78,11 @@ def test_install_stops_before_it_changes_anything(
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="the installation is root's")
 GOOD = {
-    **{"ca.crt": b"authority", "certificate": b"certificate", "key": b"private"},
-    **{"client.toml": b'server = "a:1"\n', UNIT: b"[Unit]\n"},
+    "ca.crt": b"authority",
+    "certificate": b"certificate",
+    "key": b"private",
+    "client.toml": b'server = "a:1"\n',
+    UNIT: b"[Unit]\n",
 }
 
 
@@ -93,7 +95,7 @@ def entry(name: str, content: bytes = b"", **changes: Any) -> tuple[tarfile.TarI
 
 
 def bundle_with(file: Path, *more: tuple[tarfile.TarInfo, bytes], without: str = "") -> Path:
-    """Write a bundle as enroll does, with further entries."""
+    """Write a bundle as enroll does, with additional entries."""
     with tarfile.open(file, "w:gz") as bundle:
         good = [
             entry(f"site-a/{name}", content) for name, content in GOOD.items() if name != without
@@ -106,7 +108,7 @@ def bundle_with(file: Path, *more: tuple[tarfile.TarInfo, bytes], without: str =
 def install(
     home: Path, step: str, bundle: Path | None = None, **settings: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run one step of install.sh, of which all goes below a folder of this test."""
+    """Run one step of install.sh with all its files below a folder of this test."""
     words = ["--root", str(home / "device"), *(["--bundle", str(bundle)] if bundle else [])]
     words += [word for key, value in settings.items() for word in (f"--{key}", value)]
     program = f'source "$1"; shift; read_options "$@"; user=$(id -un); {step}'
@@ -177,7 +179,7 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
 
 
 def sparse(at: Path) -> Path:
-    """A file that says that it has a terabyte, none of which is in the archive."""
+    """Return a sparse file that claims a terabyte; the archive has none of it."""
     sizes = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(2**40), "GNU.sparse.numblocks": "1"}
     return bundle_with(at, entry("site-a/key", pax_headers=sizes), without="key")
 
@@ -195,7 +197,7 @@ def test_of_a_malicious_bundle_nothing_is_installed(kind: str, tmp_path: Path) -
     (tmp_path / "secret").chmod(0o600)
     bundle = HOSTILE[kind](tmp_path / "site-a.tar.gz")
     before = sorted(tmp_path.rglob("*"))
-    limits = "ulimit -v 400000"  # kB: what is huge is refused before it fills memory
+    limits = "ulimit -v 400000"  # kB: a huge entry must be refused before it fills memory
     checked = install(tmp_path, f"{limits}; check_bundle", bundle)
     assert checked.returncode == 1
     assert "is not a client's bundle" in checked.stderr
@@ -222,7 +224,7 @@ def test_a_bundle_is_installed_with_a_key_for_the_service_alone(tmp_path: Path) 
 
 @as_root
 def test_a_bundle_as_enroll_makes_it_is_taken(tmp_path: Path) -> None:
-    # with the folder's own entry, as tar makes it
+    # with an entry for the folder, as tar writes it
     with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as bundle:
         bundle.addfile(*entry("site-a", type=tarfile.DIRTYPE)[:1])
         for name, content in GOOD.items():
@@ -250,7 +252,7 @@ def test_nothing_of_an_unpacked_bundle_is_left_over(
 
 
 def python_of(home: Path) -> None:
-    """Put this Python where the installation has its own."""
+    """Link this Python to the place of the installation's Python."""
     venv = home / "device" / "opt" / "fairbloom" / "venv" / "bin"
     venv.mkdir(parents=True)
     (venv / "python").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
@@ -258,7 +260,7 @@ def python_of(home: Path) -> None:
 
 
 @as_root
-def test_a_key_is_made_on_the_device_and_a_bundle_without_one_keeps_it(tmp_path: Path) -> None:
+def test_a_key_of_the_device_stays_with_a_bundle_without_one(tmp_path: Path) -> None:
     bundle = bundle_with(tmp_path / "site-a.tar.gz", without="key")
     folder = tmp_path / "device" / "etc" / "fairbloom"
     early = install(tmp_path, "check_bundle", bundle)
@@ -304,7 +306,7 @@ def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
 
 
 def test_a_client_starts_without_the_servers_libraries() -> None:
-    """The client's command loads neither PyTorch nor Flower nor what only servers have."""
+    """The client's command loads neither PyTorch nor Flower nor a server's library."""
     program = (
         "import sys; sys.argv[1:] = ['client', 'x/client.toml']; import runpy\ntry:"
         " runpy.run_module('deploy', run_name='__main__')\nexcept SystemExit as end:"
@@ -347,9 +349,8 @@ def test_a_data_folder_that_cannot_be_is_refused(name: str, words: str, tmp_path
 
 
 @as_root
-def test_a_second_bundle_replaces_the_operators_file_and_never_the_owners(tmp_path: Path) -> None:
-    """It replaced what the owner had written, so that the device trained without its data or
-    refused its task."""
+def test_a_second_bundle_replaces_only_the_operators_file(tmp_path: Path) -> None:
+    """Otherwise, the device would train without its data or refuse its task."""
     folder = tmp_path / "device" / "etc" / "fairbloom"
     first = bundle_with(tmp_path / "1.tar.gz")
     assert install(tmp_path, "check_bundle; make_folders; install_bundle", first).returncode == 0

@@ -1,4 +1,4 @@
-"""Enrolling clients: their certificates, bundles and files."""
+"""Enrolment of clients: certificates, bundles and files."""
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ def members(made: Path) -> dict[str, Member]:
 
 
 def request_of(folder: Path, name: str, key: ec.EllipticCurvePrivateKey | None = None) -> Path:
-    """Write what a device asks with; return the file."""
+    """Write a device's request to a file and return the path."""
     file = folder / f"{name}.request"
     file.write_text(pki.write_request(key or pki.make_key(), name))
     return file
@@ -53,7 +53,7 @@ def test_the_partition_of_a_revoked_client_is_free_again(made: Path) -> None:
     assert not members(made)["b"].revoked
 
 
-def test_what_cannot_be_is_named(
+def test_an_invalid_option_is_named(
     made: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
     assert fairbloom("deploy", "enroll", "there") == 0
@@ -94,7 +94,7 @@ def test_enroll_says_when_a_partition_is_beyond_the_clients(
         " with"
     )
     assert f"{words} --partition-id 1" in capsys.readouterr().err
-    assert fairbloom("deploy", "enroll", "d", "--partition-id", "1") == 0  # as was said
+    assert fairbloom("deploy", "enroll", "d", "--partition-id", "1") == 0  # as the warning advised
     assert "partition" not in capsys.readouterr().err
     assert members(made)["d"].partition == 1
 
@@ -113,7 +113,7 @@ def test_a_bundle_for_a_key_of_the_device_holds_nothing_secret(made: Path, tmp_p
     assert (member.key, member.examples) == (pki.digest_key(key.public_key()), 1200)
 
 
-def test_a_request_that_cannot_be_is_refused(
+def test_an_invalid_request_is_refused(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = pki.make_key()
@@ -126,7 +126,7 @@ def test_a_request_that_cannot_be_is_refused(
     assert members(made) == {}
 
 
-def test_a_key_is_one_clients_and_never_comes_back_once_revoked(
+def test_a_key_has_one_client_and_never_returns_once_revoked(
     made: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -134,7 +134,7 @@ def test_a_key_is_one_clients_and_never_comes_back_once_revoked(
 ) -> None:
     key = pki.make_key()
     assert fairbloom("deploy", "enroll", "a", "--request", request_of(tmp_path, "a", key)) == 0
-    # a lost bundle
+    # the bundle was lost
     assert fairbloom("deploy", "enroll", "a", "--request", request_of(tmp_path, "a", key)) == 0
     assert fairbloom("deploy", "enroll", "b", "--request", request_of(tmp_path, "b", key)) == 2
     assert fairbloom("deploy", "revoke", "a") == 0
@@ -158,7 +158,7 @@ def test_a_name_is_taken_whatever_its_case_even_if_revoked(
     assert fairbloom("deploy", "enroll", "Gate") == 0
 
 
-def test_clients_that_are_enrolled_at_once_get_partitions_of_their_own(made: Path) -> None:
+def test_clients_enrolled_at_once_get_different_partitions(made: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(
             pool.map(

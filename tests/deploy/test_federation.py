@@ -1,4 +1,4 @@
-"""A federation's folder: how it is made, renewed, and found damaged."""
+"""The folder of a federation: created, renewed, and found damaged."""
 
 import os
 import stat
@@ -65,7 +65,7 @@ def test_init_leaves_a_folder_of_another_account(
     assert not list(Path("federation").iterdir())
 
 
-def test_init_refuses_what_is_impossible_and_writes_nothing(
+def test_init_refuses_invalid_names_and_writes_nothing(
     here: Path,
     capsys: pytest.CaptureFixture[str],
     subtests: pytest.Subtests,
@@ -106,11 +106,11 @@ def test_an_init_that_fails_leaves_nothing(
                 )
                 assert [path.name for path in here.iterdir()] == ["federation"] * there
                 if there:
-                    Path("federation").rmdir()  # it is empty
+                    Path("federation").rmdir()  # the folder is empty
     assert init() == 0
 
 
-def test_init_fills_a_folder_that_is_there_as_a_volumes_root_is(here: Path) -> None:
+def test_init_fills_an_existing_folder_such_as_a_volumes_root(here: Path) -> None:
     Path("federation").mkdir(mode=0o755)
     inode = Path("federation").stat().st_ino
     assert init() == 0
@@ -159,7 +159,9 @@ def test_renew_names_what_it_cannot_use(made: Path, capsys: pytest.CaptureFixtur
     )
 
 
-def test_a_folder_that_is_none_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_federation_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fairbloom("deploy", "status", "--dir", "nowhere") == 2
     said = capsys.readouterr().err
     assert (

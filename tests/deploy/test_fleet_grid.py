@@ -1,5 +1,4 @@
-"""A run's grid over its pipe, and a device's session: what is sent again and what is not computed
-twice."""
+"""A run's grid and a device's session: what they send again, and what is not computed twice."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ NODE = node_id_of("a")
 
 
 class Server:
-    """What a run's process asks, answered by this test."""
+    """Answers the requests of a run's process in place of the server."""
 
     def __init__(self) -> None:
         self.ours, theirs = Pipe()
@@ -43,11 +42,8 @@ class Server:
             try:
                 name, arguments = self.ours.recv()
                 self.ours.send(self._answer(name, arguments))
-            except (
-                EOFError,
-                OSError,
-                TypeError,
-            ):  # the test is over; a closed pipe's handle is None
+            # the test is over; TypeError, because the handle of a closed pipe is None
+            except (EOFError, OSError, TypeError):
                 return
 
     def _answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -97,7 +93,7 @@ def test_ids_are_the_same_in_each_process_of_a_run_that_saves(server: Server) ->
 def test_ids_are_new_in_a_run_that_saves_nothing(server: Server) -> None:
     ids = server.grid.push_messages([message(), message(), message(node=5)])
     assert ids[0] != ids[1]
-    assert ids[2] == ""  # not enrolled
+    assert ids[2] == ""  # this client is not enrolled
     assert [address.kept for address in server.sent] == [False, False]
 
 
@@ -146,20 +142,20 @@ def test_a_client_that_is_away_too_long_ends_as_an_error(
     monkeypatch.setattr(grids, "AWAY_SECONDS", 0.1)
     server.online = []
     (reply,) = server.grid.send_and_receive([message()])
-    assert reply.error.code == 5  # Flower's code for a node that is not there
-    server.online = [(NODE, "a")]
-    assert server.grid.send_and_receive([message()], timeout=0.3) == []  # it is there, and silent
+    assert reply.error.code == 5  # Flower's code for a node that is not available
+    server.online = [(NODE, "a")]  # online, but it does not answer
+    assert server.grid.send_and_receive([message()], timeout=0.3) == []
 
 
 # The device ---------------------------------------------------------------------------------------
 
 
 class EndedError(Exception):
-    """No further message comes."""
+    """No more messages come."""
 
 
 class FakeCalls:
-    """Gives messages, and notes replies."""
+    """Calls that return given messages and record replies."""
 
     def __init__(self, *messages: Received) -> None:
         self.messages = list(messages)
@@ -167,7 +163,7 @@ class FakeCalls:
         self.known = list[str]()
 
     def connect(self) -> None:
-        """Be let in at once."""
+        """Connect at once."""
 
     def next(self, settings: str) -> Received:
         self.known.append(settings)
@@ -181,7 +177,7 @@ class FakeCalls:
 
 
 class FakeWorker:
-    """Answers by a function of the task."""
+    """A worker that answers by a function of the task."""
 
     runs = False
 
@@ -201,7 +197,7 @@ def received(
 
 
 def serve(state: Path, worker: Any, *messages: Received) -> FakeCalls:
-    """Let a device that has just been started answer messages; return what it called."""
+    """Have a restarted device answer messages; return the calls that it made."""
     calls: Any = FakeCalls(*messages)
     with pytest.raises(EndedError):
         Session("a", calls, worker, Contexts(str(state)), KeptReply(str(state))).serve()
@@ -220,7 +216,7 @@ def test_a_restarted_device_gives_its_last_reply_again(tmp_path: Path) -> None:
     assert len(worker.asked) == 3
 
 
-def test_settings_are_known_until_others_come(tmp_path: Path) -> None:
+def test_settings_are_kept_until_others_come(tmp_path: Path) -> None:
     worker = FakeWorker(lambda task: Answer(task.settings.encode()))
     calls = serve(tmp_path, worker, received("1", settings="{}"), received("2"))
     assert [data for _, data, _ in calls.replies] == [b"{}", b"{}"]

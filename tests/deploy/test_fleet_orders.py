@@ -1,5 +1,4 @@
-"""The server's runs and its folder, without processes: orders that are carried out, and files that
-cannot be used."""
+"""The server's runs and folder, without processes: orders are carried out or refused."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -26,7 +25,7 @@ ORDER = Order("fairbloom.serverapp:app", "fairbloom", "0.1.0", {"clients": 2, "d
 
 
 def make_runs(folder: Path, codes: Callable[[], int]) -> tuple[Runs, list[int]]:
-    """Return runs whose processes end with these exit codes, and which were started."""
+    """Return runs with processes that end with these exit codes, and the list of those started."""
     started = list[int]()
 
     class Made(Runs):
@@ -42,7 +41,7 @@ def make_runs(folder: Path, codes: Callable[[], int]) -> tuple[Runs, list[int]]:
 
 
 def carry_out(runs: Runs, *awaited: RunFiles) -> None:
-    """Let runs be carried out until these have ended."""
+    """Carry out runs until these have ended."""
 
     async def until_over() -> None:
         task = asyncio.create_task(runs.carry_out())
@@ -90,7 +89,7 @@ def test_a_run_that_is_killed_again_and_again_is_given_up(tmp_path: Path) -> Non
     )
 
 
-def test_a_wait_ends_with_the_replies_that_are_wanted(tmp_path: Path) -> None:
+def test_a_wait_ends_once_enough_replies_are_there(tmp_path: Path) -> None:
     runs, _ = make_runs(tmp_path, lambda: 0)
     mailbox = runs._mailbox
     mailbox.begin(1)
@@ -165,7 +164,7 @@ def test_the_servers_certificate_is_renewed_in_time(
 
 
 def make_old(authority: tuple[Path, Path], key: Path) -> bytes:
-    """Return a server's certificate of 10 days, of which 9 are over."""
+    """Return a server's certificate of 10 days, 9 of them over."""
     signer = load_pem_private_key(authority[1].read_bytes(), None)
     holder = load_pem_private_key(key.read_bytes(), None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)

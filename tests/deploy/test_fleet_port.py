@@ -1,4 +1,4 @@
-"""The fleet port: who is let in, and what becomes of messages, replies and calls that go wrong."""
+"""The fleet port: admission, and messages, replies and calls that go wrong."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Served:
-    """A port in this process, on an event loop in a thread, with its mailbox and the run RUN."""
+    """A port in this process, on an event loop in a thread, with a mailbox and the run RUN."""
 
     def __init__(self, place: Path, address: str = "127.0.0.1:0") -> None:
         self.place = place
@@ -52,7 +52,7 @@ class Served:
         return function()
 
     def do(self, function: Callable[[], T]) -> T:
-        """Return what a function gives on the port's loop."""
+        """Return the result of a function that runs on the port's loop."""
         return asyncio.run_coroutine_threadsafe(self._call(function), self.loop).result(30)
 
     def _make(self) -> Port:
@@ -104,7 +104,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def next_later(calls: Calls) -> "Future[Any]":
-    """Return a call for the next message that is held."""
+    """Return the future of a held call for the next message."""
     return ThreadPoolExecutor(1).submit(calls.next, "")
 
 
@@ -119,7 +119,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 # Messages and replies -----------------------------------------------------------------------------
 
 
-def test_a_message_comes_whole_and_its_reply_too(served: Served) -> None:
+def test_a_message_and_its_reply_arrive_complete(served: Served) -> None:
     data = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"rest"
     calls = served.calls()
     held = next_later(calls)
@@ -140,7 +140,7 @@ def test_a_message_comes_whole_and_its_reply_too(served: Served) -> None:
     assert calls.reply(Head(id="1", run=RUN), data[::-1]).answer == Taken.TAKEN
     assert served.collect("1").data == data[::-1]
     served.send("2")
-    assert calls.next("digest").head.settings == ""  # the device has them
+    assert calls.next("digest").head.settings == ""  # the device has these settings
     calls.close()
 
 
@@ -153,12 +153,12 @@ def test_a_device_that_comes_back_gets_its_message_again(served: Served) -> None
     assert held.result(30) is None
     served.send("1")
     assert later.result(30).head.id == "1"
-    assert again.next("").head.id == "1"  # it was started again
+    assert again.next("").head.id == "1"  # the device was started again
     for calls in (first, again):
         calls.close()
 
 
-def test_a_reply_that_nobody_waits_for_is_answered_in_words(served: Served) -> None:
+def test_an_unwanted_reply_is_answered_with_the_reason(served: Served) -> None:
     calls = served.calls()
     assert calls.reply(Head(id="x", run=RUN), b"update").answer == Taken.LATER
     assert calls.reply(Head(id="x", run=RUN + 1), b"update").answer == Taken.DROP
@@ -196,7 +196,7 @@ def test_a_reply_with_a_false_head_ends_as_an_error(served: Served) -> None:
             )
             assert "head announces" in reply(iter([Chunk(head=head), Chunk(data=data)])).reason
             assert served.collect(id).code == REFUSED_REPLY
-        assert served.mailbox.budget.used == len(b"model")  # nothing of the replies is left
+        assert served.mailbox.budget.used == len(b"model")  # the replies have left no bytes
 
 
 def test_an_error_of_the_app_is_a_reply(served: Served) -> None:
@@ -242,7 +242,7 @@ def test_a_cut_reply_leaves_nothing_and_is_given_again(served: Served) -> None:
     )
     begun = reply.future(pieces())
     wait_until(lambda: served.mailbox.budget.used == len(b"model") + len(b"begun"))
-    older = reply.future(pieces())  # a newer call takes the place of one that may never end
+    older = reply.future(pieces())  # a newer call replaces one that may never end
     wait_until(lambda: served.mailbox.budget.used == len(b"model") + len(b"begun"))
     older.cancel()
     cut.set()
@@ -295,7 +295,7 @@ def test_held_calls_hold_no_thread(served: Served) -> None:
 
 
 def refusal(served: Served, credentials: grpc.ChannelCredentials) -> grpc.StatusCode:
-    """Return with which code a call for the next message ends."""
+    """Return the code that a call for the next message ends with."""
     with grpc.secure_channel(served.address, credentials) as channel:
         beat: Any = channel.unary_unary(
             f"/{SERVICE}/Beat", Working.SerializeToString, Working.FromString
@@ -339,7 +339,7 @@ def test_a_device_cannot_pass_for_the_server(served: Served) -> None:
         liar.stop()
 
 
-def test_a_client_is_known_by_its_key_at_each_call(served: Served) -> None:
+def test_a_client_is_identified_by_its_key_at_each_call(served: Served) -> None:
     calls = served.calls()
     old = served.credentials("a")
     held = next_later(calls)
@@ -360,7 +360,7 @@ def test_a_client_is_known_by_its_key_at_each_call(served: Served) -> None:
     calls.close()
 
 
-def test_any_key_of_an_enrolled_name_does_where_none_is_pinned(served: Served) -> None:
+def test_without_pinning_any_key_of_an_enrolled_name_works(served: Served) -> None:
     old = served.credentials("a")
     enroll(Federation.read(served.place), "a")
     unpinned = Members(served.place / "clients", pin_keys=False)
@@ -369,7 +369,7 @@ def test_any_key_of_an_enrolled_name_does_where_none_is_pinned(served: Served) -
     assert refusal(served, old) == grpc.StatusCode.OK
 
 
-def test_a_second_process_with_the_same_key_is_refused_in_words(served: Served) -> None:
+def test_a_second_process_with_the_same_key_is_refused(served: Served) -> None:
     first = served.calls()
     second = served.calls(session=b"2" * 16)
     held = next_later(first)
@@ -381,7 +381,7 @@ def test_a_second_process_with_the_same_key_is_refused_in_words(served: Served) 
     assert served.port.devices["a"].others_seen == 1
     served.send("1")
     assert held.result(30).head.id == "1"
-    served.port.devices["a"].seen -= 60.0  # the first one is away
+    served.port.devices["a"].seen -= 60.0  # the first process is offline
     assert second.next("").head.id == "1"
     for calls in (first, second):
         calls.close()

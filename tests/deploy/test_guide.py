@@ -1,4 +1,4 @@
-"""The deployment guide, followed to the letter: its commands are read from the page."""
+"""The deployment guide: its commands are read from the page and run."""
 
 import shlex
 import subprocess
@@ -24,7 +24,7 @@ PORTS = (9092,)
 
 
 def follow(runtime: Flower, words: list[str], *, stays: bool) -> str:
-    """Start a command of a page that stays, or run it; return what it printed."""
+    """Start a long-running command of a page, or run another one; return the output."""
     if stays:
         runtime.start(*words)
         for port in PORTS if words[1] == "server" else ():

@@ -1,5 +1,4 @@
-"""A federation of hospitals with CSV files of their own: each device keeps the final model, and
-predicts with it."""
+"""Devices of hospitals with CSV files keep the final model and predict with it."""
 
 import csv
 import shutil
@@ -51,8 +50,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A federation with a node for each of four hospitals, which has a folder with its own file
-    alone."""
+    """A federation with a client for each of four hospitals; each has only its own file."""
     with federation(tmp_path_factory.mktemp("deployed") / "home") as runtime:
         runtime.enroll(*HOSPITALS)
         files = write_hospitals(runtime.home / "all")
@@ -67,7 +65,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 @pytest.fixture(scope="module")
 def finished(there: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that is over, of which all four keep the model."""
+    """The folder of a finished run; all four clients keep its model."""
     out = tmp_path_factory.mktemp("runs") / "first"
     there.submit({**SETTINGS, "clients": 4, "out": str(out)})
     return out
@@ -101,7 +99,7 @@ def test_each_device_keeps_the_final_model(
 
 
 @pytest.mark.parametrize("model", ["last", "personal"])
-def test_the_predictions_on_a_device_are_those_that_the_run_measured_to_the_row(
+def test_predictions_on_a_device_are_those_measured_in_the_run(
     there: Deployment, finished: Path, tmp_path: Path, model: str
 ) -> None:
     column = f"test_accuracy_of_{'global' if model == 'last' else 'personal'}_model"
@@ -129,7 +127,7 @@ def test_the_predictions_on_a_device_are_those_that_the_run_measured_to_the_row(
         assert 100.0 * sum(right) / len(right) == pytest.approx(measured[name])
 
 
-def test_who_was_offline_is_sent_the_model_at_the_next_submission(
+def test_an_offline_client_gets_the_model_at_the_next_submission(
     there: Deployment, finished: Path
 ) -> None:
     there.stop(there.clients["h3"])

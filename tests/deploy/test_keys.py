@@ -18,7 +18,7 @@ from fairbloom.deploy.fleet.federation import Federation
 from .commands import client_command
 
 
-def test_a_key_is_made_where_it_stays_and_only_the_request_is_printed(tmp_path: Path) -> None:
+def test_a_key_stays_and_only_the_request_is_printed(tmp_path: Path) -> None:
     done = client_command("keys", "site-a", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     key = tmp_path / "site-a" / "key"
@@ -32,7 +32,7 @@ def test_a_key_is_made_where_it_stays_and_only_the_request_is_printed(tmp_path: 
     assert "PRIVATE" not in done.stdout + done.stderr + request.read_text()
 
 
-def test_a_made_key_serves_the_bundle_that_is_unpacked_beside_it(
+def test_a_made_key_fits_the_bundle_that_is_unpacked_next_to_it(
     bundle: Path, tmp_path: Path
 ) -> None:
     device = tmp_path / "device"
@@ -44,7 +44,7 @@ def test_a_made_key_serves_the_bundle_that_is_unpacked_beside_it(
     assert (client.key, client.name, client.partition_id) == (str(device / "key"), "site-a", 3)
 
 
-def test_a_key_that_is_there_is_never_replaced(tmp_path: Path) -> None:
+def test_an_existing_key_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("mine")
     done = client_command("keys", "site-a", "--out", tmp_path, folder=tmp_path)
     assert done.returncode == 2
@@ -59,7 +59,7 @@ def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_of_two_that_make_a_key_at_once_one_does(tmp_path: Path) -> None:
+def test_of_two_processes_at_once_one_makes_the_key(tmp_path: Path) -> None:
     outcomes = list[str]()
 
     def make() -> None:
@@ -78,7 +78,7 @@ def test_of_two_that_make_a_key_at_once_one_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "-a", "a\nb", "x" * 64])
-def test_a_name_that_is_none_makes_no_key(tmp_path: Path, name: str) -> None:
+def test_an_invalid_name_makes_no_key(tmp_path: Path, name: str) -> None:
     with pytest.raises(DeployError, match="letters, digits, dots, dashes and underscores"):
         keys.make(tmp_path, name)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The mailbox: what waits for devices, what they have answered, and for how long either is kept."""
+"""The mailbox: messages that wait for devices, replies, and how long both are kept."""
 
 import tempfile
 from pathlib import Path
@@ -55,7 +55,7 @@ def send(
 
 
 def taken(box: Mailbox, device: str = "a") -> QueuedMessage:
-    """Hand a message out, as the port does."""
+    """Hand out a message, as the port does."""
     message = box.next(device)
     assert message is not None
     message.working = True
@@ -78,7 +78,7 @@ def test_a_message_is_given_until_it_is_answered(mailbox: Mailbox) -> None:
     send(mailbox, "2")
     assert mailbox.next("b") is None
     assert taken(mailbox).envelope.id == "1"
-    message = taken(mailbox)  # a device that asks works on nothing: it was started again
+    message = taken(mailbox)  # a device that asks for a message is idle: it was started again
     assert message.envelope.id == "1"
     answer(mailbox, message)
     assert taken(mailbox).envelope.id == "2"
@@ -107,22 +107,22 @@ def test_replies_of_a_round_stay_until_it_is_saved(mailbox: Mailbox) -> None:
     answer(mailbox, taken(mailbox))
     answer(mailbox, taken(mailbox, "b"))
     assert collected(mailbox, "1", "fresh") == {"1": b"update", "fresh": b"update"}
-    mailbox.begin(RUN)  # the run's process was killed, and another one sends the same
+    mailbox.begin(RUN)  # the run's process was killed, and another one sends the same message
     send(mailbox, "1")
     assert mailbox.next("a") is None
     assert collected(mailbox, "1", "fresh") == {"1": b"update", "fresh": 3}
     mailbox.save(RUN, 1)
-    assert collected(mailbox, "1") == {"1": 3}  # Flower's code for a message that is not there
+    assert collected(mailbox, "1") == {"1": 3}  # Flower's code for an unavailable message
     assert mailbox.budget.used == 0
 
 
-def test_a_saved_round_takes_back_what_nobody_has_begun(mailbox: Mailbox) -> None:
+def test_a_saved_round_withdraws_messages_not_yet_begun(mailbox: Mailbox) -> None:
     send(mailbox, "1", device="away")
     send(mailbox, "2", device="slow")
     message = taken(mailbox, "slow")
     mailbox.save(RUN, 1)
     assert mailbox.next("away") is None
-    assert collected(mailbox, "1", "2") == {"1": 5}  # Flower's code for a node that is not there
+    assert collected(mailbox, "1", "2") == {"1": 5}  # Flower's code for an unavailable node
     answer(mailbox, message)
     assert collected(mailbox, "2") == {"2": b"update"}
     assert collected(mailbox, "2") == {"2": 3}
@@ -131,13 +131,14 @@ def test_a_saved_round_takes_back_what_nobody_has_begun(mailbox: Mailbox) -> Non
 def test_a_late_reply_frees_its_device_and_no_memory_is_held(mailbox: Mailbox) -> None:
     send(mailbox, "1", device="slow")
     answer(mailbox, taken(mailbox, "slow"))
-    mailbox.save(RUN, 1)  # before the run has looked for it
-    assert collected(mailbox, "1") == {"1": 5}  # not 3, by which the device would owe a reply
+    mailbox.save(RUN, 1)  # before the run has asked for it
+    # not 3, after which the run would still wait for the device
+    assert collected(mailbox, "1") == {"1": 5}
     mailbox.save(RUN, 2)
     assert mailbox.budget.used == 0
 
 
-def test_unknown_work_goes_on_while_its_run_does(mailbox: Mailbox, clock: Clock) -> None:
+def test_work_on_unknown_messages_continues_during_its_run(mailbox: Mailbox, clock: Clock) -> None:
     send(mailbox, "1")
     taken(mailbox)
     assert mailbox.work_status("a", "1", RUN).answer == Taken.TAKEN
@@ -158,7 +159,7 @@ def test_messages_expire_and_replies_some_minutes_later(mailbox: Mailbox, clock:
     send(mailbox, "2", device="b")
     answer(mailbox, taken(mailbox))
     clock.now = 5.0
-    send(mailbox, "2", device="b")  # sent again, it lives on
+    send(mailbox, "2", device="b")  # sent again, it expires later
     clock.now = 12.0
     mailbox.expire()
     assert mailbox.next("b") is not None
@@ -186,7 +187,7 @@ def test_more_than_the_memory_goes_to_files_without_names(tmp_path: Path) -> Non
     assert [*tmp_path.iterdir()] == []
     pieces = large.pieces()
     first = next(pieces)
-    large.close()  # while it is on its way to a device
+    large.close()  # while it is sent to a device
     assert b"".join([first, *pieces]) == bytes(range(256)) * (20 << 10)
     small.close()
     assert room.used == 0

@@ -1,5 +1,4 @@
-"""Real federations whose links, server or clients are away for minutes: they wait, and end with the
-same bits."""
+"""Links, server or clients are away for minutes: the run waits and ends with the same bits."""
 
 import time
 from collections.abc import Iterator
@@ -30,8 +29,7 @@ SETTINGS: dict[str, Any] = {
 }
 LINK_SECONDS = 150.0
 SERVER_SECONDS = 90.0
-"""How long links and the server are away: a node counts as offline after one minute and was given
-up after two."""
+"""Seconds that links and the server are away; a client is offline after one minute."""
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +41,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, list[Cable]]]:
-    """A federation with four clients online, each of which but the first has a cable of its own to
-    the server."""
+    """A federation with four clients online; all but the first reach the server by cables."""
     with federation(tmp_path_factory.mktemp("deployed") / "home", len(CLIENTS)) as runtime:
         cables = [Cable(runtime.fleet) for _ in CLIENTS[1:]]
         runtime.start_client(CLIENTS[0])
@@ -57,7 +54,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment
 
 
 def assert_undisturbed(out: Path, undisturbed: Path) -> None:
-    """All rounds are there, each with all clients, and the model has the same bits."""
+    """Assert that all rounds have all clients, and that the model has the same bits."""
     rows = rounds(out)
     assert [int(row["round"]) for row in rows] == [*range(1, ROUNDS + 1)]
     assert {
@@ -66,7 +63,7 @@ def assert_undisturbed(out: Path, undisturbed: Path) -> None:
     assert_same_model(out, undisturbed)
 
 
-def test_a_client_that_is_killed_at_work_and_back_in_seconds_costs_seconds_and_nothing_is_missing(
+def test_a_client_killed_at_work_costs_seconds_and_no_reply(
     there: tuple[Deployment, list[Cable]], undisturbed: Path, tmp_path: Path
 ) -> None:
     runtime, cables = there
@@ -79,13 +76,13 @@ def test_a_client_that_is_killed_at_work_and_back_in_seconds_costs_seconds_and_n
         runtime.kill(killed)
         before = len(rounds(out))
         runtime.start_client(name, "--server", f"localhost:{cables[-1].port}")
-        # a node that is refused comes after a minute
+        # a client that is refused returns after a minute
         wait_for_rounds(out, before + 5, seconds=50.0)
     runtime.wait_for_end(submitted)
     assert_undisturbed(out, undisturbed)
 
 
-def test_three_sites_whose_links_are_down_in_mid_run_are_waited_for(
+def test_three_sites_with_cut_links_are_waited_for(
     there: tuple[Deployment, list[Cable]], undisturbed: Path, tmp_path: Path
 ) -> None:
     runtime, cables = there
@@ -110,7 +107,7 @@ def test_three_sites_whose_links_are_down_in_mid_run_are_waited_for(
     assert_undisturbed(out, undisturbed)
 
 
-def test_a_server_that_is_killed_and_started_again_after_minutes_waits_for_its_clients(
+def test_a_server_back_after_minutes_waits_for_its_clients(
     there: tuple[Deployment, list[Cable]], undisturbed: Path, tmp_path: Path
 ) -> None:
     runtime, _ = there

@@ -1,4 +1,4 @@
-"""Four hospitals with CSV files of their own, deployed: a file on each device."""
+"""Four deployed hospitals, each with its own CSV file on its device."""
 
 import os
 import shutil
@@ -63,8 +63,7 @@ SETTINGS: dict[str, Any] = OURS | {
 
 
 def write_hospital(name: str, file: Path) -> None:
-    """Write a hospital's file as it is, with a line of names, and whether there is a disease for
-    its degree."""
+    """Write a hospital's file with a header, and disease yes or no instead of its degree."""
     lines = (DATA / f"processed.{name}.data").read_text().splitlines()
     cells = (line.rpartition(",") for line in lines)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -84,14 +83,14 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def there(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A federation with a node for each hospital, which has a folder with its own file alone."""
+    """A federation with a client for each hospital; each has only its own file."""
     with federation(tmp_path_factory.mktemp("deployed") / "home") as runtime:
         runtime.enroll(*HOSPITALS)
         for name in HOSPITALS:
             own = runtime.home / f"data-{name}"
             own.mkdir()
             shutil.copy(hospitals / f"{name}.csv", own)
-            # As in process, where nothing is held back.
+            # as in process, where nothing is withheld
             (runtime.bundle(name) / "owner.toml").write_text('[limits]\nrows = 1\nschema = "any"\n')
             runtime.start_client(name, "--data-dir", str(own))
         runtime.wait_for_clients(*HOSPITALS)
@@ -99,7 +98,7 @@ def there(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def restart(there: Deployment, folder: Path) -> None:
-    """Let the client of one hospital go on with the data in a folder."""
+    """Restart the client of one hospital with the data in a folder."""
     there.stop(there.clients["va"])
     there.start_client("va", "--data-dir", str(folder))
     there.wait_for_clients("va")
@@ -120,7 +119,7 @@ def test_four_nodes_with_a_file_each_give_the_run_in_process(
     assert [[row[key] for key in keys] for row in groups] == [
         [row[key] for key in keys] for row in expected
     ]
-    assert min(int(row["count"]) for row in groups) >= 5  # smaller ones do not leave their node
+    assert min(int(row["count"]) for row in groups) >= 5  # smaller groups do not leave their device
     assert {row["client"] for row in groups if row["grouping"] == "sex"} < set(HOSPITALS)
     assert table(deployed / "clients.csv")[0].keys() == table(here / "clients.csv")[0].keys()
     assert all(row["test_f1_of_global_model"] for row in table(deployed / "clients.csv"))
@@ -131,7 +130,7 @@ def test_four_nodes_with_a_file_each_give_the_run_in_process(
     [{"method": "fairfed", "fairfed.beta": 0.1}, {"method": "fcfl", "fcfl.stage1-rounds": 2}],
     ids=str,
 )
-def test_four_nodes_train_for_fairness_between_women_and_men_as_in_process(
+def test_four_nodes_train_for_women_and_men_as_in_process(
     chosen: dict[str, Any], there: Deployment, hospitals: Path, tmp_path: Path
 ) -> None:
     deployed = tmp_path / "deployed"
@@ -148,7 +147,7 @@ def test_four_nodes_train_for_fairness_between_women_and_men_as_in_process(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_node_takes_a_schema_once_its_owner_has_accepted_it(
+def test_a_node_uses_a_schema_once_its_owner_has_accepted_it(
     there: Deployment, tmp_path: Path
 ) -> None:
     own = there.bundle("va") / "owner.toml"
@@ -183,9 +182,7 @@ def test_a_node_whose_file_has_no_header_sends_none_of_its_values(
     assert b"Svensson" not in written + there.log(there.submitted).encode()
 
 
-def test_a_node_with_a_bad_file_is_left_out_by_name_with_the_reason(
-    there: Deployment, tmp_path: Path
-) -> None:
+def test_a_node_with_a_bad_file_is_named_with_the_reason(there: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "run"
     own = there.home / "data-worse"
     write_hospital("va", own / "va.csv")

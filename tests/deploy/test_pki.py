@@ -1,4 +1,4 @@
-"""Certificates and keys: what they say, who can read them, and that they are written whole."""
+"""Certificates and keys: their content, their permissions, and atomic writes."""
 
 import ssl
 from base64 import b64decode, b64encode
@@ -29,7 +29,7 @@ def certificate(authority: tuple[Path, Path], *hosts: str, days: float = 10.0) -
 
 
 def shake_hands(authority: Path, server: tuple[Path, Path], host: str) -> None:
-    """Let a client that trusts `authority` meet a server with this certificate, called `host`."""
+    """Connect a client that trusts `authority` to a server with this certificate, called `host`."""
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(*server)
     asking = ssl.create_default_context(cafile=str(authority))
@@ -76,7 +76,7 @@ def test_a_server_certificate_signs_no_others(authority: tuple[Path, Path]) -> N
 # Hosts --------------------------------------------------------------------------------------------
 
 
-def test_a_host_is_named_as_certificates_have_it(subtests: pytest.Subtests) -> None:
+def test_a_host_is_named_as_in_certificates(subtests: pytest.Subtests) -> None:
     for host, name in (
         ("fl.example.org", "fl.example.org"),
         ("bücher.example", "xn--bcher-kva.example"),
@@ -90,7 +90,7 @@ def test_a_host_is_named_as_certificates_have_it(subtests: pytest.Subtests) -> N
             assert pki.normalise_host(host) == name
 
 
-def test_what_is_no_host_is_refused(subtests: pytest.Subtests) -> None:
+def test_an_invalid_host_is_refused(subtests: pytest.Subtests) -> None:
     no_hosts = (
         "",
         "a b",
@@ -108,7 +108,7 @@ def test_what_is_no_host_is_refused(subtests: pytest.Subtests) -> None:
         with subtests.test(host=host):
             with pytest.raises(DeployError, match="give a name or an address without port"):
                 pki.normalise_host(host)
-    # another one by newer rules
+    # newer rules spell it differently
     with pytest.raises(DeployError, match="give it in its ASCII form"):
         pki.normalise_host("straße.example")
 
@@ -146,7 +146,7 @@ def request_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> s
 
 
 def forged_request() -> str:
-    """Return a request whose signature is another one's."""
+    """Return a request with the signature of another request."""
     one, other = (
         b64decode("".join(pki.write_request(pki.make_key(), "a").splitlines()[1:-1]))
         for _ in range(2)
@@ -156,7 +156,7 @@ def forged_request() -> str:
     return f"-----BEGIN {mark}{body}\n-----END {mark}"
 
 
-def test_what_is_no_request_is_refused(subtests: pytest.Subtests) -> None:
+def test_an_invalid_request_is_refused(subtests: pytest.Subtests) -> None:
     good = pki.write_request(pki.make_key(), "a")
     for text, message in (
         ("", "is not a certificate request"),
@@ -172,7 +172,7 @@ def test_what_is_no_request_is_refused(subtests: pytest.Subtests) -> None:
             assert "site.request" in str(refused.value)
 
 
-def test_a_devices_certificate_is_for_clients_alone(
+def test_a_devices_certificate_is_only_for_clients(
     authority: tuple[Path, Path], tmp_path: Path
 ) -> None:
     made = pki.issue_device_certificate(*authority, pki.make_key().public_key(), "site-1")

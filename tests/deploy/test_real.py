@@ -1,5 +1,4 @@
-"""Real processes on loopback, over mutual TLS: what a run gives, what it survives, who is
-refused."""
+"""Real processes on loopback, over mutual TLS: results, faults, refusals and commands."""
 
 import os
 import re
@@ -48,13 +47,14 @@ CLIENTS = names(DISTURBED["clients"])
 ROUNDS = DISTURBED["num-rounds"]
 SETTINGS = DISTURBED
 STOPPED = 130
-"""Exit status of a run that was stopped by its operator."""
+"""The exit status of a run that its operator stopped."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("in-process") / "run"
-    return simulate(Settings.of({**SETTINGS, "engine": "loop", "out": str(out)}))  # as on nodes
+    # the engine that computes as real nodes do
+    return simulate(Settings.of({**SETTINGS, "engine": "loop", "out": str(out)}))
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 class Replay(InProcessGrid):
-    """Clients in this process that give no answer where they gave none in a run.
+    """Clients in this process that do not answer where they did not answer in a recorded run.
 
-    Where all that are free take part, and these are fewer, it is the last that is away.
+    If all free clients take part and these are fewer than all, the last client is away.
     """
 
     def __init__(self, settings: Settings, rows: list[dict[str, str]]) -> None:
@@ -98,8 +98,7 @@ class Replay(InProcessGrid):
 def assert_same_as_with_the_same_clients(
     folder: Path, settings: dict[str, Any], scratch: Path
 ) -> None:
-    """The model of the last finished round is that of a run in process with the replies that were
-    used."""
+    """Assert that the model equals that of a run in process with the replies that were used."""
     last = load_last(folder / "checkpoint")
     assert last is not None
     model, state = last
@@ -160,8 +159,7 @@ def test_a_killed_serverapp_costs_one_round(
 def test_killed_parts_of_the_server_cost_nothing(
     there: Deployment, undisturbed: Path, tmp_path: Path
 ) -> None:
-    """The run's process is killed twice, and once with the server, which systemd would start
-    again."""
+    """The run's process is killed twice, and once with the server, which systemd would restart."""
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
     wait_for_rounds(out, 1)
@@ -177,7 +175,7 @@ def test_killed_parts_of_the_server_cost_nothing(
     assert_same_model(out, undisturbed)
 
 
-def test_a_killed_server_is_started_again_and_its_run_goes_on_by_itself(
+def test_a_killed_server_restarts_and_its_run_continues(
     there: Deployment, undisturbed: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -221,10 +219,10 @@ def test_what_was_answered_before_a_kill_is_not_computed_again(
 
 
 @pytest.mark.federation
-def test_everything_is_killed_and_started_again_and_nothing_is_lost(
+def test_nothing_is_lost_if_everything_is_killed_and_restarted(
     there: Deployment, undisturbed: Path, tmp_path: Path
 ) -> None:
-    """The clients are let in at once, and the run waits for all that it began with."""
+    """The clients are admitted at once, and the run waits for all clients that it began with."""
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 2)
@@ -241,10 +239,10 @@ def test_everything_is_killed_and_started_again_and_nothing_is_lost(
 
 
 @pytest.mark.federation
-def test_what_clients_keep_outlives_kills_and_a_folder_that_is_lost_is_noticed(
+def test_client_states_survive_kills_and_a_lost_one_is_noticed(
     there: Deployment, tmp_path: Path
 ) -> None:
-    """Everything is killed; later a client comes back without its folder, and all begin anew."""
+    """All are killed; later a client returns without its folder, and all begin anew."""
     plain = {"momentum": 0.0, "server-optimizer": "none", "server-optimizer-lr": 0.0}
     settings = {**SETTINGS, **plain, "method": "scaffold", "fraction": 1.0}
     out = tmp_path / "run"
@@ -281,7 +279,7 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(
         "round-timeout": 8.0,
         "out": str(out),
     }
-    # workers load in it
+    # workers load their libraries in this round
     there.submit({**SETTINGS, "fraction": 1.0, "num-rounds": 1, "out": str(tmp_path / "first")})
     submitted = there.submitting(endless)
     wait_for_rounds(out, 2)
@@ -295,7 +293,7 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(
     there.wait_for_end(submitted, code=STOPPED)
     rows = rounds(out)[before - 1 :]
     away = [row for row in rows if row["replies_used"] != "4"]
-    assert any(row["missing"] == CLIENTS[3] for row in away)  # the deadline came
+    assert any(row["missing"] == CLIENTS[3] for row in away)  # the deadline passed
     assert all(row["replies_used"] == "3" for row in away)
     assert_same_as_with_the_same_clients(out, endless, tmp_path)
 
@@ -329,14 +327,15 @@ def test_a_network_that_is_away_for_a_minute_costs_nothing(
     cable.close()
 
 
-def test_enough_replies_end_a_round_and_the_late_client_takes_part_again(
+def test_enough_replies_end_a_round_and_the_late_client_returns(
     there: Deployment, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     slow = {"fraction": 1.0, "num-rounds": 100_000, "local-epochs": 30}
     endless = {**SETTINGS, **slow, "min-replies": 3, "out": str(out)}
     submitted = there.submitting(endless)
-    wait_until(lambda: (out / "known.json").exists())  # it knows its clients' names: round 1 begins
+    # the run knows its clients' names, so that round 1 begins
+    wait_until(lambda: (out / "known.json").exists())
     frozen = (there.clients[CLIENTS[3]].pid, *there.offspring(there.clients[CLIENTS[3]]))
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
@@ -374,14 +373,14 @@ def test_the_next_run_waits_and_a_run_is_stopped_by_its_number(
 
 
 def refused(there: Deployment, name: str, *words: str, options: tuple[str, ...] = ()) -> None:
-    """Start the client of this bundle and expect that it says these words."""
+    """Start the client of this bundle and expect these words in its log."""
     there.start_client(name, *options)
     there.wait_for_words(there.clients[name], *words)
     there.stop(there.clients.pop(name))
 
 
 def copy_bundle(there: Deployment, name: str, of: str = CLIENTS[0]) -> Path:
-    """Lay out the bundle of an enrolled client under another name."""
+    """Copy the bundle of an enrolled client to another name."""
     return Path(shutil.copytree(there.bundle(of), there.bundle(name)))
 
 
@@ -405,7 +404,7 @@ def test_with_an_expired_server_certificate(there: Deployment, tmp_path: Path) -
 
 
 def write_identity(bundle: Path, ca: tuple[Path, Path], name: str) -> None:
-    """Put a new key and a certificate of this authority and name into a bundle."""
+    """Write a new key, and a certificate of this authority and name, into a bundle."""
     key = pki.make_key()
     (bundle / "certificate").write_bytes(pki.issue_device_certificate(*ca, key.public_key(), name))
     write_private(bundle / "key", pki.format_key(key))
@@ -434,7 +433,7 @@ def test_with_a_name_or_a_key_that_is_not_enrolled(there: Deployment) -> None:
 
 def test_with_a_revoked_key(there: Deployment) -> None:
     there.enroll("guest")
-    copy_bundle(there, "device", "guest")  # the operator's copy goes with the enrolment
+    copy_bundle(there, "device", "guest")  # enrolment removed the operator's copy
     there.start_client("device")
     there.wait_for_clients("device")
     wait_until(lambda: "guest" in there.online())
@@ -450,10 +449,10 @@ def test_a_second_node_with_the_same_key(there: Deployment) -> None:
     assert CLIENTS[0] in there.online()
 
 
-def test_a_node_that_claims_anothers_name_takes_part_under_its_own(
+def test_a_node_with_a_claimed_name_takes_part_under_its_own(
     there: Deployment, tmp_path: Path
 ) -> None:
-    """There is no name to claim: its certificate says it."""
+    """A name cannot be claimed: it is in the certificate."""
     out = tmp_path / "run"
     there.enroll("mallory", options=("--partition-id", "99"))
     with (there.bundle("mallory") / "client.toml").open("a") as file:
@@ -532,7 +531,7 @@ def test_an_expected_end_is_one_sentence_for_everybody(
             assert words not in there.log(there.server)
 
 
-def test_a_client_that_has_no_such_partition_says_so_without_a_traceback(
+def test_a_client_without_such_a_partition_gives_no_traceback(
     there: Deployment, tmp_path: Path
 ) -> None:
     there.submit({**SETTINGS, "clients": 3, "num-rounds": 1, "out": str(tmp_path / "run")})

@@ -1,4 +1,4 @@
-"""Real processes whose state was lost: a server that goes on from a copy."""
+"""The server's state was lost: a run continues from a copy."""
 
 import shutil
 import subprocess
@@ -35,7 +35,7 @@ def there(tmp_path: Path) -> Iterator[Deployment]:
 
 
 def test_a_run_goes_on_from_a_copy_made_while_it_ran(there: Deployment, tmp_path: Path) -> None:
-    """The server is killed and its folder lost; clients are as they were."""
+    """The server is killed and its folder lost; the clients are unchanged."""
     out = tmp_path / "run"
     copy = tmp_path / "federation.tar.gz"
     submitted = there.submitting({**SETTINGS, "num-rounds": 30, "out": str(out)})
@@ -47,7 +47,7 @@ def test_a_run_goes_on_from_a_copy_made_while_it_ran(there: Deployment, tmp_path
     shutil.rmtree(there.folder)
     subprocess.run(["tar", "xzf", copy], cwd=there.home, check=True)
     there.start_server()
-    submitted.wait(timeout=300)  # it follows the run on, or has seen that its files were gone
+    submitted.wait(timeout=300)  # it still follows the run, or has noticed that its files were gone
     there.submit({**SETTINGS, "num-rounds": 30, "out": str(out)})
     assert_same_model(
         out,

@@ -1,5 +1,4 @@
-"""A real federation all of whose clients stand still for longer than a round may last: the run goes
-on after that."""
+"""All clients of a real federation stall for longer than a round may last: the run continues."""
 
 import os
 import signal
@@ -24,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "fraction": 1.0,
     "num-rounds": ROUNDS,
     "method": "fedfv",
-    "local-epochs": 20,  # a round takes longer than a look at it
+    "local-epochs": 20,  # a round takes longer than one look at it
     "round-timeout": 20.0,
     "device": "cpu",
     "seed": 3,
@@ -36,14 +35,14 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with federation(tmp_path_factory.mktemp("stalled") / "home", len(CLIENTS)) as runtime:
         runtime.start_clients(*CLIENTS)
         first = {"num-rounds": 1, "round-timeout": 300.0, "out": str(runtime.home / "first")}
-        # the workers load in it, which may take longer than a round may
+        # workers load their libraries in it, which may take longer than a round may last
         runtime.submit({**SETTINGS, **first})
         yield runtime
 
 
 @contextmanager
 def standing_still(there: Deployment, *clients: str) -> Iterator[None]:
-    """Stop these clients' processes, as a laptop's lid does, until the block ends."""
+    """Stop these clients' processes during the block, as a laptop's lid does."""
     stopped = [
         pid
         for name in clients
@@ -59,8 +58,7 @@ def standing_still(there: Deployment, *clients: str) -> Iterator[None]:
 
 
 def assert_missed_once_at_most(out: Path) -> None:
-    """Whether the round's time is over before its clients count as offline is a matter of
-    seconds."""
+    """The round's time may end shortly before its clients count as offline."""
     assert [int(row["round"]) for row in rounds(out)] == [*range(1, ROUNDS + 1)]
     used = [(row["replies_used"], row["missing"]) for row in rounds(out)]
     assert len(used) - used.count(("3", "")) <= 1
@@ -68,8 +66,7 @@ def assert_missed_once_at_most(out: Path) -> None:
 
 
 def test_a_stall_of_all_is_waited_for_and_the_run_ends(there: Deployment, tmp_path: Path) -> None:
-    """It lasts longer than a round may, and the server knows within half a minute that nobody is
-    there."""
+    """It lasts longer than a round may; the server notices within 30 s that no client is online."""
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 3)
@@ -94,7 +91,9 @@ def test_a_run_killed_in_the_stall_goes_on_after_it(there: Deployment, tmp_path:
     assert_missed_once_at_most(out)
 
 
-def test_the_rounds_go_on_without_one_that_stands_still(there: Deployment, tmp_path: Path) -> None:
+def test_the_rounds_continue_without_a_client_that_stalls(
+    there: Deployment, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "min-clients": 2, "out": str(out)})
     wait_for_rounds(out, 3)
@@ -109,7 +108,7 @@ def test_the_rounds_go_on_without_one_that_stands_still(there: Deployment, tmp_p
 
 
 def test_work_without_an_end_ends_with_its_run(there: Deployment, tmp_path: Path) -> None:
-    """A typing error in a number of epochs: the run fails, and the next one finds every client."""
+    """With far too many epochs, the run fails, and the next one finds every client."""
     endless = {
         **SETTINGS,
         "num-rounds": 5,

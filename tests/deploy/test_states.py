@@ -1,5 +1,4 @@
-"""What clients keep between rounds, on real nodes: through kill −9 of a client and of the server,
-and a lost folder."""
+"""States of clients on real nodes survive kills of a client and of the server."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ SETTINGS: dict[str, Any] = {
     "fraction": 1.0,
     "min-clients": 3,
     "evaluate-every": 0,
-    "local-epochs": 20,  # a round takes longer than a look at it
+    "local-epochs": 20,  # a round takes longer than one look at it
     "device": "cpu",
     "seed": 3,
 }
@@ -37,7 +36,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def restart(there: Deployment, name: str, *, without_state: bool = False) -> None:
-    """Kill a client as a power cut does, perhaps take its folder away, and start it again."""
+    """Kill a client as a power cut does, perhaps delete its folder, and start it again."""
     there.kill(there.clients[name])
     if without_state:
         shutil.rmtree(there.home / f"state-{name}")
@@ -46,11 +45,10 @@ def restart(there: Deployment, name: str, *, without_state: bool = False) -> Non
 
 
 @pytest.mark.parametrize("method", ["scaffold", "eagle"])
-def test_a_killed_client_and_a_killed_server_leave_no_trace_in_the_numbers(
+def test_killed_clients_and_servers_leave_no_trace_in_numbers(
     there: Deployment, tmp_path: Path, method: str
 ) -> None:
-    """EAGLE's clients keep a number that each finds once: in a later round, from another model, it
-    would be another."""
+    """Each client of EAGLE measures a number once; in a later round, the number would differ."""
     settings = {**SETTINGS, "method": method, "num-rounds": 30}
     submitted = there.submitting({**settings, "out": str(tmp_path / "run")})
     wait_for_rounds(tmp_path / "run", 3)
@@ -63,15 +61,15 @@ def test_a_killed_client_and_a_killed_server_leave_no_trace_in_the_numbers(
     assert killed_after < 30
     rows = rounds(tmp_path / "run")
     assert [int(row["round"]) for row in rows] == [*range(1, 31)]
-    # of a method whose clients keep vectors
+    # of a method that keeps vectors on clients
     assert {row.get("lost_states", "") for row in rows} == {""}
     assert {row["replies_used"] for row in rows} == {"3"}
-    # as on nodes, to the last bit
+    # to the last bit, as on real nodes
     alone = {**settings, "engine": "loop", "out": str(tmp_path / "undisturbed")}
     assert_same_model(tmp_path / "run", simulate(Settings.of(alone)))
 
 
-def test_a_device_that_loses_its_folder_makes_all_begin_anew_and_at_the_second_time_is_refused(
+def test_a_lost_folder_restarts_all_and_the_second_is_refused(
     there: Deployment,
     tmp_path: Path,
     subtests: pytest.Subtests,

@@ -1,4 +1,4 @@
-"""What goes on in a federation, at a glance, by the files of its server."""
+"""The status of a federation, from the files of its server."""
 
 import json
 import shutil
@@ -74,7 +74,7 @@ def test_clients_are_online_away_never_seen_or_revoked(
     assert (found["server"], found["clients"]["a"]["state"]) == ("down", "away")
 
 
-def test_runs_tell_their_rounds_and_how_they_ended(
+def test_runs_show_their_rounds_and_how_they_ended(
     made: Path, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(made, status=0, folder=run_folder)
@@ -98,7 +98,7 @@ def test_runs_tell_their_rounds_and_how_they_ended(
     assert runs[4]["folder"] == str(run_folder)
 
 
-def test_a_damaged_run_folder_hides_no_other_thing(
+def test_a_damaged_run_folder_does_not_hide_other_entries(
     made: Path, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(run_folder, tmp_path / "damaged")

@@ -1,4 +1,4 @@
-"""Runs on a federation: submitted, followed, stopped, by files and without a server."""
+"""Runs on a federation are submitted, followed and stopped through files, without a server."""
 
 import sys
 import threading
@@ -38,7 +38,7 @@ def last_run(made: Path) -> RunFiles:
 @pytest.mark.parametrize(
     ("status", "word"), [(0, "completed"), (1, "failed (exit status 1)"), (130, "stopped")]
 )
-def test_submit_follows_the_log_and_tells_the_truth(
+def test_submit_follows_the_log_and_reports_the_end(
     made: Path, status: int, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -63,7 +63,7 @@ def test_submit_follows_the_log_and_tells_the_truth(
     assert settings == {**default_config(), "method": "fedfv", "num-rounds": 2}
 
 
-def test_a_run_without_a_server_is_said_to_wait(
+def test_a_run_without_a_server_waits_and_says_so(
     made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fairbloom("deploy", "submit", "--detach") == 0
@@ -104,7 +104,7 @@ def test_stop_names_what_it_stops(made: Path, capsys: pytest.CaptureFixture[str]
 # What is submitted --------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_named_before_anything_is_written(
+def test_an_invalid_setting_is_named_and_nothing_is_written(
     made: Path,
     capsys: pytest.CaptureFixture[str],
     subtests: pytest.Subtests,
@@ -134,7 +134,7 @@ def test_what_cannot_be_is_named_before_anything_is_written(
     assert orders(made) == []
 
 
-def test_sizes_that_clients_were_enrolled_with_go_along(made: Path) -> None:
+def test_sizes_of_enrolled_clients_are_sent_with_the_run(made: Path) -> None:
     assert fairbloom("deploy", "enroll", "b", "--examples", "300") == 0
     assert fairbloom("deploy", "enroll", "a", "--examples", "1200") == 0
     assert fairbloom("deploy", "enroll", "unknown") == 0
@@ -170,7 +170,7 @@ def test_what_devices_must_allow_is_said(
     assert said.count("is accepted only by devices") == 1
     with pytest.raises(SettingRefusedError, match="allow, in "):
         accepted_settings({"task": value})
-    accepted_settings({"task": value, "learning-rate": 0.2}, allow=[value])  # as the remedy says
+    accepted_settings({"task": value, "learning-rate": 0.2}, allow=[value])  # as the remedy advises
 
 
 def test_partitions_beyond_the_clients_are_said(
@@ -183,7 +183,7 @@ def test_partitions_beyond_the_clients_are_said(
     for settings, said in (
         (["clients=2"], "client c has partition 2, but clients=2 has only 0 to 1: set clients=3"),
         (["clients=3"], ""),
-        ([], ""),  # of the digits, twenty are dealt
+        ([], ""),  # the digits are split over twenty clients
     ):
         with subtests.test(settings=settings, said=said):
             capsys.readouterr()
@@ -221,7 +221,7 @@ net.rate = 0.5
 
 @pytest.fixture
 def hers(made: Path) -> Path:
-    """Somebody's own app, in a folder of the current directory."""
+    """A user's app, in a folder of the current directory."""
     folder = made.parent / "hers"
     folder.mkdir()
     (folder / "pyproject.toml").write_text(HERS)
@@ -229,11 +229,11 @@ def hers(made: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [["--app", "hers"], []])
-def test_an_app_of_somebody_else_runs_with_settings_of_its_own(
+def test_a_users_app_runs_with_its_own_settings(
     made: Path, hers: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert fairbloom("deploy", "enroll", "a", "--examples", "1200") == 0
-    if not options:  # it is the current directory's
+    if not options:  # in its folder, without --app
         monkeypatch.chdir(hers)
         options = ["--dir", str(made)]
     words = ("--set", "rounds=5", "--set", "net.rate=1")
@@ -263,7 +263,7 @@ def test_a_setting_that_an_app_does_not_take_is_named(
     assert orders(made) == []
 
 
-def test_what_holds_no_app_is_named(
+def test_a_place_without_an_app_is_named(
     made: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
     for text, said in (
@@ -287,13 +287,13 @@ def test_what_holds_no_app_is_named(
     assert orders(made) == []
 
 
-def test_without_an_app_it_is_fairblooms_own(
+def test_without_an_app_fairblooms_is_submitted(
     made: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     Path("pyproject.toml").write_text('[project]\nname = "analysis"\n')
     assert fairbloom("deploy", "submit", "--detach") == 0
     assert fairbloom("deploy", "submit", "--detach", "--app", "fairbloom.serverapp:app") == 0
-    monkeypatch.chdir(Path(__file__).parents[2])  # a checkout
+    monkeypatch.chdir(Path(__file__).parents[2])  # of a checkout
     assert fairbloom("deploy", "submit", "--detach", "--dir", str(made)) == 0
     for order in orders(made):
         with subtests.test(order=order):
@@ -332,14 +332,14 @@ def points(setup, *, noise: float = 0.1, kind: str = "flat"):
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module of hers in the current directory."""
+    """A module of the user in the current directory."""
     (tmp_path / "hers_alone.py").write_text(OWN)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield "hers_alone"
     sys.modules.pop("hers_alone", None)
 
 
-def test_settings_of_her_method_and_task_travel(made: Path, own: str) -> None:
+def test_settings_of_a_users_method_and_task_are_sent(made: Path, own: str) -> None:
     words = [
         "method=hers_alone:WorstHalf",
         "worsthalf.share=0.25",
@@ -370,7 +370,7 @@ def test_settings_of_her_method_and_task_travel(made: Path, own: str) -> None:
     assert received.max_growth == float("inf")
 
 
-def test_her_own_settings_go_beside_words_of_own_settings(own: str) -> None:
+def test_a_users_settings_are_added_to_own_settings(own: str) -> None:
     packed = runs.pack_own_settings({OWN_SETTINGS: "points.noise=0.3", "worsthalf.share": 0.5})
     assert packed == {OWN_SETTINGS: "points.noise=0.3 worsthalf.share=0.5"}
 
@@ -379,14 +379,14 @@ VALUES = st.booleans() | st.integers() | st.floats() | st.text()
 
 
 @given(st.dictionaries(st.sampled_from(["own.a", "own.b-c"]), VALUES))
-def test_any_value_of_her_own_setting_arrives(settings: dict[str, Value]) -> None:
+def test_any_value_of_a_users_setting_arrives(settings: dict[str, Value]) -> None:
     arrived = expand_own_settings(runs.pack_own_settings(settings))
     assert {key: repr(value) for key, value in arrived.items()} == {
         key: repr(value) for key, value in settings.items()
     }
 
 
-def test_a_mistake_about_her_own_is_said_before_anything_is_sent(
+def test_a_mistake_in_a_users_setting_is_named_before_sending(
     made: Path,
     own: str,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""Work that nobody waits for ends on the device, and what becomes of its process."""
+"""Unneeded work ends on the device, with or without its process."""
 
 import threading
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def worker(own_client: ClientSettings) -> Iterator[Worker]:
     worker.end()
 
 
-def test_an_app_that_never_ends_is_dropped_with_its_process_and_the_next_message_answered(
+def test_an_endless_app_is_dropped_and_the_next_message_answered(
     worker: Worker, home: Path
 ) -> None:
     write_app(home, {"tried_app.py": ENDLESS})
@@ -48,11 +48,8 @@ def test_an_app_that_never_ends_is_dropped_with_its_process_and_the_next_message
     content_of(worker.answer(task_of("reply"), "1/c"))
 
 
-def test_a_worker_that_still_loads_is_not_ended_with_the_work_that_waits_for_it(
-    worker: Worker, home: Path
-) -> None:
-    """Else a device that takes longer to load its libraries than a message may wait would never
-    answer."""
+def test_a_loading_worker_is_not_ended_with_the_waiting_work(worker: Worker, home: Path) -> None:
+    """Otherwise, a device that loads libraries for longer than a message lives never answers."""
     write_version(home, 1)
     threading.Timer(0.1, worker.drop, ("1/a", "its time is over")).start()
     with pytest.raises(DroppedError, match="its time is over"):
@@ -60,7 +57,7 @@ def test_a_worker_that_still_loads_is_not_ended_with_the_work_that_waits_for_it(
     loading = worker._process
     assert loading is not None
     assert worker.runs
-    threading.Timer(0.2, worker.drop, ("1/a", "the run is over")).start()  # other work goes on
+    threading.Timer(0.2, worker.drop, ("1/a", "the run is over")).start()  # other work continues
     assert content_of(worker.answer(task_of("reply"), "1/b"))["metrics"]["version"] == 1
     assert worker._process is loading
     worker.end()

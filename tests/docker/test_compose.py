@@ -1,4 +1,4 @@
-"""Images are built and a federation of containers is run: make test-docker.
+"""Build the images and run a federation of containers: make test-docker.
 
 Needs a Docker engine (DOCKER_HOST) with compose 2.20 or newer. TORCH and TORCH_INDEX choose the
 images' PyTorch.
@@ -73,7 +73,7 @@ def build(target: str) -> None:
 
 
 def left_over() -> set[str]:
-    """Return the images of ours that have no name any more."""
+    """Return our images that no longer have a name."""
     return {
         *docker(
             "images", "--quiet", "--filter", "dangling=true", "--filter", f"label={TITLE}"
@@ -86,8 +86,7 @@ def size(target: str) -> float:
 
 
 class Checkout:
-    """What of a fresh clone `docker compose` needs, as a project of its own by the name of its
-    folder."""
+    """The files of a fresh clone for `docker compose`; the folder's name is the project's."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,22 +99,20 @@ class Checkout:
     def compose(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["docker", "compose", "--ansi=never", *command],
-            **{
-                "cwd": self.path,
-                "env": self.environment | environment,
-                "capture_output": True,
-                "text": True,
-            },
+            cwd=self.path,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
             check=False,
             timeout=300,
         )
 
     def exec(self, service: str, *command: str) -> str:
-        """Run a command in a container of a service; return what it prints."""
+        """Run a command in a container of a service; return its output."""
         return self.compose("exec", "-T", service, *command).stdout
 
     def first_round_of(self, run: Path, since: float) -> float:
-        """Wait until the first round is on disk; return how long that took."""
+        """Wait until the first round is on disk; return the seconds that took."""
         while time.monotonic() < since + 240:
             with suppress(FileNotFoundError):
                 if len((run / "rounds.csv").read_text().splitlines()) > 1:
@@ -135,12 +132,13 @@ def checkout(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def experiment(
     checkout: Checkout, name: str, settings: Mapping[str, Any], seconds: float
 ) -> Iterator[None]:
-    """Submit a run meanwhile, which must complete in so many seconds after the block."""
-    said = " ".join(f"{key}={value}" for key, value in {**settings, "out": f"runs/{name}"}.items())
+    """Submit a run during the block; it must complete within `seconds` after the block."""
+    words = " ".join(f"{key}={value}" for key, value in {**settings, "out": f"runs/{name}"}.items())
     with (checkout.path / f"{name}.log").open("w") as log:
         submitted = subprocess.Popen(
             ["docker", "compose", "--ansi=never", "run", "--rm", "experiment"],
-            **{"cwd": checkout.path, "env": checkout.environment | {"SETTINGS": said}},
+            cwd=checkout.path,
+            env=checkout.environment | {"SETTINGS": words},
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -156,12 +154,12 @@ def experiment(
 
 @pytest.fixture(scope="module")
 def finished(checkout: Checkout) -> Path:
-    """The folder of a run, whose command also starts the federation."""
+    """The folder of a run; its command also starts the federation."""
     started = time.monotonic()
     with experiment(checkout, "first", SETTINGS, seconds=240):
         pass
     print(f"from nothing to the table: {time.monotonic() - started:.0f} s")
-    assert "client-3" in (checkout.path / "first.log").read_text()  # in the table
+    assert "client-3" in (checkout.path / "first.log").read_text()  # a row of the table
     return checkout.path / "runs" / "first"
 
 
@@ -203,7 +201,7 @@ def test_an_image_lists_what_is_in_it_as_it_was_locked(target: str, images: None
         for name, (pin, *_) in locked(target).items()
         if not pin.requirement.marker or pin.requirement.marker.evaluate()
     }
-    del pins["uv"]  # taken out
+    del pins["uv"]  # removed from the image
     assert have == pins | {"torch": have["torch"], "fairbloom": have["fairbloom"]}
 
 
@@ -242,9 +240,8 @@ def test_the_experiment_exits_with_the_runs_status(checkout: Checkout, finished:
         "SETTINGS: method = 'fedfvv': unknown method: did you mean FedFV?"
         in wrong.stdout + wrong.stderr
     )
-    bad = checkout.compose(
-        "run", "--rm", "experiment", SETTINGS="num-rounds=1 out=/public/run"
-    )  # it cannot write there
+    unwritable = "num-rounds=1 out=/public/run"
+    bad = checkout.compose("run", "--rm", "experiment", SETTINGS=unwritable)
     assert bad.returncode == 1, bad.stderr[-2000:]
     assert "failed (exit status 1)" in bad.stdout
 

@@ -1,4 +1,4 @@
-"""What can be said of the files in docker/ without an engine."""
+"""The files in docker/, checked without an engine."""
 
 import fcntl
 import re
@@ -21,7 +21,7 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSED["services"]
 
 
 def script(name: str) -> dict[str, Any]:
-    """Return what a script of a container defines."""
+    """Return the names that a container's script defines."""
     return runpy.run_path(str(DOCKER / f"{name}.py"))
 
 
@@ -53,7 +53,7 @@ def test_a_client_sees_no_volume_of_the_operator() -> None:
 
 
 def test_each_image_is_built_once() -> None:
-    """Built for each service that has it, all but the last would be left over without a name."""
+    """If each service built its image, all but the last build would lose their name."""
     built = [service["image"] for service in SERVICES.values() if "build" in service]
     assert sorted(built) == ["fairbloom-client", "fairbloom-server"]
     assert {SERVICES[name]["pull_policy"] for name in ("volumes", "experiment")} == {"never"}
@@ -77,7 +77,7 @@ def test_the_dockerfile_names_no_host_and_one_torch() -> None:
 
 
 def test_wheel_bundle_and_images_have_every_package() -> None:
-    """A package that one of these lists lacks is missing where only that one is used."""
+    """A package that is missing from one of these lists is missing where only that list is used."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     packages = {folder.parent.name for folder in ROOT.glob("*/__init__.py")} - {
         "tests",
@@ -91,7 +91,7 @@ def test_wheel_bundle_and_images_have_every_package() -> None:
         if link.is_symlink()
     }
     assert links == {name: f"../{name}" for name in packages - {"fairbloom"}}
-    # Those that server and clients of a run need.
+    # the packages that the server and the clients of a run need
     others = {"prediction", "simulation", "deploy", "experiments", "checks", "scaffold", "cli"}
     bundled = packages - others
     assert set(tool["flwr"]["app"]["fab-include"]) == {
@@ -104,7 +104,7 @@ def test_wheel_bundle_and_images_have_every_package() -> None:
 
 
 def test_a_lost_federation_toml_deletes_nothing(tmp_path: Path) -> None:
-    """Authority and registry are those of all clients outside."""
+    """The clients outside depend on its authority and registry."""
     (tmp_path / "clients").mkdir()
     kept = {tmp_path / "ca.key": b"key", tmp_path / "clients" / "a.toml": b"name"}
     for path, data in kept.items():

@@ -1,4 +1,4 @@
-"""What tests of locks share: another process that holds one."""
+"""Shared by tests of locks: another process that holds one."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A program that gets a signal before it looks for one; its number is the argument."""
+"""A program that receives a signal before it has a handler; the argument is the signal's number."""
 
 import signal
 import sys
@@ -11,6 +11,6 @@ signal.raise_signal(int(sys.argv[1]))
 for each in STOPPING:
     signal.signal(each, lambda number, frame: came.append(number))
 release_signals(*STOPPING)
-# what it starts can be stopped
+# the processes that it starts can be stopped
 assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(STOPPING)
 print("stopped in order" if came else "not stopped")

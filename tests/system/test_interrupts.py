@@ -1,5 +1,4 @@
-"""Ctrl-C and SIGTERM end a program in order at any moment: before it has begun, in its midst, and
-on its way out."""
+"""Ctrl-C and SIGTERM end a program cleanly: while it starts, while it works, and while it ends."""
 
 import io
 import signal
@@ -34,12 +33,12 @@ def test_ctrl_c_during_imports_ends_the_command_silently(tmp_path: Path) -> None
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
-    # Where this process had to wait for its turn, the command line may have begun.
+    # if this process had to wait for a processor, the command line may have begun
     assert (process.returncode, said) in {(-signal.SIGINT, ""), (130, LINE)}
 
 
 class Impatient(io.StringIO):
-    """A terminal whose user presses Ctrl-C once more while it is written to."""
+    """A terminal with a user who presses Ctrl-C once more while it prints."""
 
     def write(self, text: str) -> int:
         signal.raise_signal(signal.SIGINT)
@@ -48,7 +47,7 @@ class Impatient(io.StringIO):
 
 def run_as_command(function: Callable[[], None]) -> None:
     sys.argv = ["fairbloom"]
-    signal.signal(signal.SIGINT, interrupt)  # as once a command is imported
+    signal.signal(signal.SIGINT, interrupt)  # as soon as a command is imported
     cli.app = typer.Typer()
     cli.app.command()(function)
     cli.main()
@@ -77,7 +76,7 @@ def press_again_on_the_way_out() -> None:
 def test_ctrl_c_once_more_ends_at_once_with_the_same_code(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    """Anything that is said later would be a traceback."""
+    """Any later line would be a traceback."""
     ended = forked(tmp_path, press_once)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", LINE)
     for press in (press_again_while_that_is_said, press_again_on_the_way_out):
@@ -95,7 +94,7 @@ def test_a_signal_waits_until_a_program_looks_for_it(
     monkeypatch: pytest.MonkeyPatch,
     subtests: pytest.Subtests,
 ) -> None:
-    """Its modules are being imported meanwhile: by SIGINT, it would end with a traceback."""
+    """The program imports its modules meanwhile; SIGINT would end it with a traceback."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for number in (signal.SIGINT, signal.SIGTERM):
         with subtests.test(number=number):

@@ -1,5 +1,4 @@
-"""Locks on files: one process at a time, whatever becomes of it, and nobody is left waiting for a
-dead one."""
+"""Locks on files: one process at a time holds a lock, and its end releases it."""
 
 import contextlib
 import math
@@ -82,7 +81,7 @@ def test_a_lock_is_given_back_when_the_block_fails(path: Path) -> None:
 
 @pytest.mark.parametrize("seconds", [60.0, math.inf])
 def test_of_many_who_wait_one_at_a_time_has_the_lock(path: Path, seconds: float) -> None:
-    """The file is removed by each: who has opened it before must not take it for the lock."""
+    """Each holder removes the file: a thread that has it open must open the new one."""
     inside = 0
     together = 0
     rounds = 0
@@ -108,7 +107,7 @@ def test_of_many_who_wait_one_at_a_time_has_the_lock(path: Path, seconds: float)
 def test_without_waiting_only_a_holder_is_a_refusal(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first ends between the second's opening of the file and its lock."""
+    """The first holder ends after the second one has opened the file and before it locks it."""
     flock = lock.fcntl.flock
     ended = []
     first = contextlib.ExitStack()
@@ -126,7 +125,7 @@ def test_without_waiting_only_a_holder_is_a_refusal(
 
 
 def test_a_file_that_took_the_locks_place_is_left(path: Path) -> None:
-    """As when a folder is replaced by its backup while it is locked."""
+    """This happens if a folder is replaced by its backup while it is locked."""
     with exclusive_lock(path):
         path.unlink()
         path.write_text("another")

@@ -33,7 +33,7 @@ time.sleep(600)
 
 @contextlib.contextmanager
 def family(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A parent that does nothing, and the id of its child, which is to end with it."""
+    """Give a parent that does nothing, and the id of its child, which must end with the parent."""
     command = [sys.executable, "-c", PARENT, CHILD, *arguments]
     parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -49,7 +49,7 @@ def family(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process is there that is not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
