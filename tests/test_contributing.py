@@ -1,4 +1,4 @@
-"""Whoever adds something finds the files that CONTRIBUTING.md names, and needs no other."""
+"""Contributors find the files that CONTRIBUTING.md names, and need no others."""
 
 import re
 import shutil
@@ -28,7 +28,7 @@ class PlainMean(FairStrategy):
 
 
 def rows() -> dict[str, list[str]]:
-    """Return the files of the table by what is added; a name in <> stands for one of any name."""
+    """Return the files in the table by kind of addition; a name in <> stands for any name."""
     table = re.findall(r"^\| (an? [^|]+) \| ([^|]+) \|$", TEXT, re.MULTILINE)
     return {added: re.findall(r"`([^`]+/[^`]*)`", files) for added, files in table}
 

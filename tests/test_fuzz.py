@@ -1,8 +1,7 @@
-"""Each file that Fairbloom reads, with a wrong structure: it is refused by name, or it means what
-it says.
+"""Each file that Fairbloom reads, with a wrong structure: it is refused by name or read correctly.
 
-No file may raise another error, mean something else silently, take long or take much memory. A kind
-of file is an entry of KINDS; what may happen to its structure is in fuzzing.py.
+No file may raise another error, silently mean something else, or take much time or memory. A kind
+of file is an entry of KINDS; fuzzing.py has the changes of structures.
 """
 
 import atexit
@@ -94,12 +93,12 @@ def arrays(structure: Structure) -> bytes:
 
 
 def in_json(file: files.File[Any]) -> Callable[[Path], Structure]:
-    """Return the reader of a file in a run folder, which writes again what it has read."""
+    """Return the reader of a run folder's file: it reads the file and writes the result again."""
     return lambda path: json.loads(file.encode(file.read(path.parent)))
 
 
 def only(*keys: str) -> Callable[[Structure], Structure]:
-    """Return what leaves out the keys that no reader knows."""
+    """Return a function that removes the keys that no reader knows."""
     return lambda structure: {key: structure[key] for key in keys}
 
 
@@ -112,11 +111,11 @@ def read_settings(path: Path) -> Structure:
 
 
 def taken_of(given: Mapping[str, Any]) -> Structure:
-    """Return what a run takes of settings."""
+    """Return the settings that a run takes from those given."""
     settings = Settings.of(given)
     check_used(given, [settings.method], settings.task)
     taken = settings.run_config()
-    # any case, names of digits
+    # case is ignored, also in names of clients
     spelt = {key: str(taken[key]).lower() for key in ("method", "optimizer", "attackers")}
 
     def again(key: str) -> Structure:
@@ -132,7 +131,7 @@ def client_of(structure: Structure) -> Structure:
 
 @cache
 def bundle() -> Path:
-    """Return the bundle of a client, which stays as long as this process."""
+    """Return the bundle of a client, which exists as long as this process."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return enroll(
@@ -151,7 +150,7 @@ def read_client(path: Path) -> Structure:
 
 def read_enrolled(path: Path) -> Structure:
     members = Members(path.parent)
-    members.look()  # which logs what cannot be used
+    members.look()  # it logs files that cannot be used
     if not members.by_name:
         raise FairbloomError(f"{path} cannot be used")
     return [asdict(member) for member in members.by_name.values()]
@@ -165,7 +164,7 @@ def read_federation(path: Path) -> Structure:
 def read_order(path: Path) -> Structure:
     try:
         return asdict(Order.read(path))
-    except (ValueError, KeyError) as error:  # which the server logs
+    except (ValueError, KeyError) as error:  # the server logs these errors
         raise FairbloomError(f"{path} cannot be used: {error}") from error
 
 
@@ -174,8 +173,10 @@ def read_rounds(path: Path, *, finished: bool) -> Structure:
 
 
 def rows_of(structure: Structure) -> Structure:
-    """Return a table's rows as dicts of texts; a table with a column twice or a row of another
-    length has none."""
+    """Return a table's rows as dicts of texts.
+
+    A table with a repeated column or a row of another length has none.
+    """
     header = [text_of(name) for name in structure["header"]]
     assert len({*header}) == len(header)
     return [dict(zip(header, map(text_of, row), strict=True)) for row in structure["rows"] if row]
@@ -205,7 +206,7 @@ def read_words(path: Path) -> Structure:
 
 
 def meant_by(structure: Structure) -> Structure:
-    """Return what words say, as Python reads them; a key that has two values is refused."""
+    """Return the values of words as Python reads them; a key with two values is refused."""
     found: dict[str, Structure] = {}
     for line in spelt(structure):
         key, _, text = (part.strip() for part in line.partition("="))
@@ -221,7 +222,7 @@ def text_of(cell: Structure) -> str:
 
 
 def whole_rows_of(structure: Structure) -> Structure:
-    """Return the rows of a table of a run that goes on, whose last may be torn."""
+    """Return the rows of an unfinished run's table; the last row may be torn."""
     rows = [row for row in structure["rows"] if len(row) >= len(structure["header"])]
     return rows_of({**structure, "rows": rows})
 
@@ -299,7 +300,7 @@ SETTINGS = {
     "scores": "",
 }
 NOT_IN_JSON = {"nan": np.nan, "inf": np.inf, "+inf": np.inf, "-inf": -np.inf}
-"""What the command line reads as numbers, and JSON does not."""
+"""Numbers for the command line that JSON does not have."""
 PREPROCESSING = Preprocessing(
     form="table",
     columns=(
@@ -490,8 +491,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 PHASES = [Phase.explicit, Phase.generate]
-"""Without the phase `shrink`, which reads a file some thousand times; add it to make a failure
-smaller."""
+"""Without the phase `shrink`, which reads a file thousands of times; add it to shrink a failure."""
 
 
 def fuzz(kind: Kind, examples: int) -> None:
@@ -520,7 +520,7 @@ def test_a_file_of_another_structure_is_refused_by_name(kind: str) -> None:
 def test_a_whole_checkpoint_of_another_content_is_refused(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    """Its checksum is right, as that of another version's would be."""
+    """The checksum is right, as in a file of another version."""
     begun = run(tmp_path / "begun", num_rounds=2)
     (begun / "model.safetensors").unlink()
     (last,) = list_checkpoints(begun / "checkpoint")[:1]

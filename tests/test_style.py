@@ -1,6 +1,6 @@
-"""Code is unpacked and its English is plain: what no linter counts, counted over all packages.
+"""Limits of style that no linter counts, over all packages.
 
-CONTRIBUTING.md says why. A limit is a share of the statements, so that it does not punish growth.
+CONTRIBUTING.md has the reasons. Limits are shares of the statements, so that growth is no fault.
 """
 
 import ast
@@ -18,15 +18,15 @@ WORDS = re.compile(
     r"\bwhose\b|\bso many\b|\bis none\b|\bnone is\b|\btold\b|\bbeside\b|\bnobody\b|\banybody\b"
     r"|\bwhat (?:says|computes|is|it)\b"
 )
-"""Words of a private English, for which plain ones exist."""
+"""Words of a private English; plain words exist for each."""
 
 MAX_WORDS = 120
 
 LIMITS = {"tuple assignments": 3.0, "conditional expressions": 28.0}
-"""The most per 1,000 statements."""
+"""The limits per 1,000 statements."""
 
 MAX_NESTED = 3
-"""The most conditional expressions within another one."""
+"""Most conditional expressions inside another one."""
 
 
 def is_swap(node: ast.Assign) -> bool:
@@ -54,19 +54,19 @@ def count_style(source: str) -> Counter[str]:
 def style() -> Counter[str]:
     found = Counter[str]()
     for path in package_files():
-        if "template" not in path.parts:  # a user's app
+        if "template" not in path.parts:  # not in a user's app
             found += count_style(Path(ROOT, path).read_text())
     return found
 
 
-def test_what_is_counted() -> None:
+def test_style_is_counted() -> None:
     packed = count_style("a, b = 1, 2\na, b = b, a\nc, d = (f(x) for x in y)\na, b = f()")
     assert packed["tuple assignments"] == 2
     nested = count_style("a = 1 if x else 2 if y else 3")
     assert (nested["conditional expressions"], nested["nested"]) == (2, 1)
 
 
-def test_one_assignment_a_statement_and_few_conditional_expressions(style: Counter[str]) -> None:
+def test_statements_are_unpacked(style: Counter[str]) -> None:
     shares = {name: 1000 * style[name] / style["statements"] for name in LIMITS}
     assert all(shares[name] <= most for name, most in LIMITS.items()), shares
 

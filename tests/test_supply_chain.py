@@ -1,4 +1,4 @@
-"""What is installed is what was locked: every file has a hash, every image a digest."""
+"""Installed packages are the locked ones: every file has a hash, every image a digest."""
 
 import ast
 import os
@@ -26,7 +26,7 @@ LOCKS = {path.stem: path for path in (ROOT / "requirements.lock", *(ROOT / "lock
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OPTIONAL = PROJECT["project"]["optional-dependencies"]
 EXTRAS = {"client": ("client",), "server": ("client", "server")}
-"""What is locked for a client's device and for a server."""
+"""The lock files of a client's device and of a server."""
 
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
@@ -54,14 +54,13 @@ class Locked(NamedTuple):
 
 
 def entries(lock: Path) -> Iterator[str]:
-    """Return each line of a lock file that pip acts on, continued lines joined."""
+    """Return the lines of a lock file that pip acts on, with continued lines joined."""
     lines = lock.read_text().replace("\\\n", " ").splitlines()
     return (line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
 def locked(name: str) -> dict[str, list[Locked]]:
-    """Return what a lock file has of each package: one version, or one for each range of Python
-    versions."""
+    """Return the versions of each package in a lock file: one, or one for each range of Python."""
     found: dict[str, list[Locked]] = {}
     for entry in entries(LOCKS[name]):
         if not entry.startswith("-"):
@@ -72,7 +71,7 @@ def locked(name: str) -> dict[str, list[Locked]]:
 
 
 def declared(*, extras: bool = True, group: str | None = None) -> list[Requirement]:
-    """Return what pyproject.toml asks for."""
+    """Return the requirements in pyproject.toml."""
     if group is not None:
         return [Requirement(line) for line in PROJECT["dependency-groups"][group]]
     optional = [line for extra, lines in OPTIONAL.items() if extra != "all" for line in lines]
@@ -84,7 +83,7 @@ def declared(*, extras: bool = True, group: str | None = None) -> list[Requireme
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_locked_package_has_one_version_and_hashes(name: str) -> None:
-    """And no host or address; the only option is that no source archive is built."""
+    """A lock file has no host or address; its only option is that source archives are not built."""
     packages = locked(name)
     assert packages
     assert "://" not in LOCKS[name].read_text()
@@ -108,8 +107,7 @@ def test_every_locked_package_has_one_version_and_hashes(name: str) -> None:
 
 
 def test_lock_files_agree(subtests: pytest.Subtests) -> None:
-    """A package has the same version and hashes wherever it is locked; PyTorch's CPU build is
-    another one's."""
+    """Versions and hashes of a package are equal in all files, except PyTorch's CPU build."""
     everything = [locked(name) for name in LOCKS if name != "torch-cpu"]
     for package in {package for lock in everything for package in lock}:
         with subtests.test(package=package):
@@ -140,10 +138,10 @@ def test_what_the_project_asks_for_is_locked_in_its_range(subtests: pytest.Subte
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("lock", ["requirements", "client", "server"])
 def test_a_lock_file_is_complete(lock: str, system: str) -> None:
-    """What a locked package needs is locked, too, or pip would refuse it.
+    """The requirements of a locked package are locked, too: otherwise pip refuses it.
 
-    PyTorch, which the user chooses, is apart: the CPU build finds all that it needs here, another
-    one finds here or in torch.lock what it needs more. This holds whichever build is installed.
+    PyTorch, which the user chooses, is separate: the CPU build's requirements are all here, another
+    build's here or in torch.lock. This holds for each build that may be installed.
     """
     if lock == "requirements":
         asked = [*declared(), *declared(group="dev"), *declared(group="build")]
@@ -163,7 +161,7 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
 
 
 def test_an_extra_asks_for_no_other_version_than_the_project(subtests: pytest.Subtests) -> None:
-    """And for nothing else: what simulates can be a client as well."""
+    """The extra asks for nothing else: an installation that simulates can be a client as well."""
     others = [Requirement(line) for line in OPTIONAL["images"]]
     ranges = {
         requirement.name: requirement.specifier
@@ -176,7 +174,7 @@ def test_an_extra_asks_for_no_other_version_than_the_project(subtests: pytest.Su
 
 
 def test_the_extra_all_brings_every_other_one() -> None:
-    """But for those that say what images and devices install."""
+    """Except the extras that list the libraries of images and devices."""
     (line,) = OPTIONAL["all"]
     assert Requirement(line).name == PROJECT["project"]["name"]
     assert Requirement(line).extras == OPTIONAL.keys() - {"all", "client", "server"}
@@ -188,8 +186,7 @@ def test_no_client_gets_what_only_simulation_and_figures_need() -> None:
 
 
 def imports_of(module: Path) -> Iterator[str]:
-    """Return the names that a file imports, in functions too: of our modules, and of others'
-    packages."""
+    """Return the names that a file imports, also in functions: our modules and others' packages."""
     package = ["fairbloom", *module.relative_to(ROOT).parts[:-1]]
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Import):
@@ -202,8 +199,7 @@ def imports_of(module: Path) -> Iterator[str]:
 
 
 def files_of(module: str) -> Iterator[Path]:
-    """Return the files that an import of a module runs, but for fairbloom itself, which imports
-    others when asked."""
+    """Return the files that an import of a module runs, without those of fairbloom itself."""
     parts = module.split(".")[1:]
     for size in range(1, len(parts) + 1):
         place = ROOT.joinpath("fairbloom", *parts[:size])
@@ -214,7 +210,7 @@ def files_of(module: str) -> Iterator[Path]:
         )
 
 
-def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> None:
+def test_the_extra_client_names_all_imports_of_a_deployed_client() -> None:
     started = [
         file
         for room in ("client", "deploy/device", "deploy/fleet", "tasks")
@@ -229,7 +225,7 @@ def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> Non
             seen.add(file)
             for name in imports_of(file):
                 if name.startswith("fairbloom.strategies"):
-                    # imported for a run folder alone, which no device has
+                    # imported only for a run folder, which no device has
                     # (tests/install/test_device.py)
                     continue
                 if name.partition(".")[0] == "fairbloom":
@@ -237,7 +233,7 @@ def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> Non
                 else:
                     others.add(name.partition(".")[0])
     assert ROOT / "protocol" / "settings.py" in seen
-    # of several packages' google, protobuf's is imported
+    # several packages share google; protobuf's part is imported
     owners = {**packages_distributions(), "google": ["protobuf"]}
     imported = {
         canonicalize_name(owners[name][0])
@@ -248,8 +244,8 @@ def test_the_extra_for_clients_names_all_that_a_deployed_client_imports() -> Non
         return {canonicalize_name(Requirement(line).name) for line in lines}
 
     optional = names(line for extra in ("images", "excel", "torchjd") for line in OPTIONAL[extra])
-    optional -= {"pillow"}  # of "images", where it reads the images of a device
-    optional |= {"datasets", "pandas"}  # a data frame is predicted where somebody has made one
+    optional -= {"pillow"}  # of "images", used for reading a device's images
+    optional |= {"datasets", "pandas"}  # a data frame is predicted only if a user has made one
     brought = names([*(requires("flwr") or []), *(requires("pydantic") or [])])
     brought -= names(PROJECT["project"]["dependencies"])
     assert {"flwr", "torch", "pydantic", "pillow"} <= imported
@@ -290,17 +286,17 @@ def torch_for(*requirement: str, path: str | None = None) -> subprocess.Complete
     return subprocess.run(script, capture_output=True, text=True, check=True, env=environment)
 
 
-def test_the_pytorch_that_is_installed_by_default_comes_with_hashes() -> None:
+def test_the_default_pytorch_comes_with_hashes() -> None:
     (of_images,) = re.findall(r"^ARG TORCH=(.*)$", DOCKERFILE, re.MULTILINE)
-    told = torch_for(of_images)
-    assert told.stdout == LOCKS["torch-cpu"].read_text()
-    assert f"\n{of_images} \\\n    --hash=sha256:" in told.stdout
-    assert not told.stderr
+    printed = torch_for(of_images)
+    assert printed.stdout == LOCKS["torch-cpu"].read_text()
+    assert f"\n{of_images} \\\n    --hash=sha256:" in printed.stdout
+    assert not printed.stderr
     assert torch_for().stdout in (LOCKS["torch"].read_text(), LOCKS["torch-cpu"].read_text())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is one build")
-def test_without_a_driver_pytorchs_cpu_build_is_taken_if_pip_has_it(
+def test_without_a_driver_the_cpu_build_is_taken_if_pip_has_it(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     (tmp_path / "nvidia-smi").touch(mode=0o755)
@@ -318,30 +314,30 @@ def test_without_a_driver_pytorchs_cpu_build_is_taken_if_pip_has_it(
             (tmp_path / "pytorch.py").write_text(code)
             for name in ("torch", "torch-cpu"):
                 (tmp_path / f"{name}.lock").write_text(LOCKS[name].read_text())
-            told = subprocess.run(
+            printed = subprocess.run(
                 [sys.executable, "pytorch.py"],
                 cwd=tmp_path,
                 env={"PATH": "", "PYTHONPATH": str(tmp_path)},
                 capture_output=True,
                 text=True,
             )
-            assert told.stdout == LOCKS[lock].read_text()
-            assert ("No NVIDIA driver here" in told.stderr) == (lock == "torch-cpu")
+            assert printed.stdout == LOCKS[lock].read_text()
+            assert ("No NVIDIA driver here" in printed.stderr) == (lock == "torch-cpu")
 
 
-def test_another_pytorch_is_taken_as_it_is_and_that_is_said(subtests: pytest.Subtests) -> None:
+def test_another_pytorch_is_taken_unchecked_with_a_warning(subtests: pytest.Subtests) -> None:
     for requirement in ("torch", "torch==2.15", "torch==2.13.0+cu130", "torch>=2.6"):
         with subtests.test(requirement=requirement):
-            told = torch_for(requirement)
-            assert told.stdout == f"{requirement}\n"
-            assert f"{requirement} is in no lock file" in told.stderr
+            printed = torch_for(requirement)
+            assert printed.stdout == f"{requirement}\n"
+            assert f"{requirement} is in no lock file" in printed.stderr
 
 
 @pytest.mark.parametrize("path", ["docker/Dockerfile", "deploy/edge/wheels.sh", "Makefile"])
 def test_whatever_is_installed_is_checked(path: str) -> None:
-    """Each command by which pip or uv gets something.
+    """Each command by which pip or uv downloads packages.
 
-    Exempt are PyTorch, for which locks/pytorch.py gives the hashes, and our own code, which is not
+    Exempt are PyTorch, because locks/pytorch.py gives the hashes, and our own code, which is not
     downloaded.
     """
     text = (ROOT / path).read_text().replace("\\\n", " ")
@@ -371,7 +367,7 @@ NEW = "2" * 64
 
 @pytest.fixture
 def registry(tmp_path: Path) -> dict[str, str]:
-    """An environment whose docker answers as a registry would; none can be reached in a test."""
+    """An environment with a docker that answers like a registry: tests cannot reach a real one."""
     docker = tmp_path / "bin" / "docker"
     docker.parent.mkdir()
     docker.write_text(
@@ -435,7 +431,7 @@ UNKNOWN = {
 }
 
 
-def test_an_audit_that_could_not_look_says_so(subtests: pytest.Subtests) -> None:
+def test_an_audit_without_a_database_says_so(subtests: pytest.Subtests) -> None:
     for answers, code, words in (
         ([SAFE], 0, "no vulnerability is known"),
         ([SAFE, HOLED], 1, "jinja2 2.4.1: CVE-2019-10906, fixed in 2.10.1"),

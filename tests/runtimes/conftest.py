@@ -1,4 +1,4 @@
-"""Other versions of Flower than the one that is installed."""
+"""Other versions of Flower than the installed one."""
 
 import functools
 import subprocess
@@ -11,10 +11,10 @@ import pytest
 
 @pytest.fixture(scope="session")
 def flower_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """A function that returns a folder, for PYTHONPATH, with a version of Flower; "" for the one
-    that is installed.
+    """A function that returns a folder with a version of Flower, for PYTHONPATH.
 
-    It skips the test where pip cannot install that version, as without a package index.
+    The folder is "" for the installed version. The test is skipped if pip cannot install the
+    version, for example without a package index.
     """
 
     @functools.cache

@@ -1,7 +1,7 @@
-"""Fairbloom's app as a bundle that holds no code of Fairbloom: it refers to what is installed.
+"""Fairbloom's app as a bundle without code, which refers to the installed Fairbloom.
 
-Flower submits a folder. A checkout is one; where Fairbloom is installed there is none, and this one
-is made.
+Flower submits a folder. A checkout is a folder of an app; an installation is not, so this one is
+made.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from fairbloom import __version__
 from fairbloom.server.settings import default_config
 
 PACKAGE = "fairbloom_run"
-"""Not fairbloom, which would hide the installed package wherever the bundle is unpacked."""
+"""Not fairbloom: this name would hide the installed package wherever the bundle is unpacked."""
 
 APPS = {"server": "serverapp", "client": "clientapp"}
 MODULE = (
@@ -27,7 +27,7 @@ MODULE = (
 
 @contextlib.contextmanager
 def temporary_app() -> Iterator[Path]:
-    """Give the bundle's folder, as long as it is needed."""
+    """Give the bundle's folder during the block."""
     with tempfile.TemporaryDirectory(prefix="fairbloom-") as folder:
         package = Path(folder, PACKAGE)
         package.mkdir()
@@ -41,8 +41,10 @@ def temporary_app() -> Iterator[Path]:
 
 
 def _make_pyproject() -> dict[str, Any]:
-    """Return the bundle's pyproject.toml; clients compare its name and version with what they have
-    installed."""
+    """Return the bundle's pyproject.toml.
+
+    Clients compare its name and version with what they have installed.
+    """
     app = {
         "publisher": "fairbloom",
         "components": {app: f"{PACKAGE}.{module}:app" for module, app in APPS.items()},

@@ -1,5 +1,4 @@
-"""The services of docker/stock.yaml as processes on loopback: the same commands, keys and TLS,
-without containers."""
+"""The services of docker/stock.yaml as processes on loopback: the same commands, keys and TLS."""
 
 import subprocess
 import sys
@@ -17,7 +16,7 @@ NODES = tuple(name for name in SERVICES if name.startswith("supernode"))
 
 
 class Stock(Flower):
-    """A federation of Flower's own processes; `runs` takes the place of the volume /runs."""
+    """A federation of Flower's own processes; `runs` replaces the volume /runs."""
 
     def __init__(self, home: Path, scripts: Path) -> None:
         super().__init__(home, scripts)
@@ -56,12 +55,11 @@ class Stock(Flower):
         return self.services[service]
 
     def carry_out(self, service: str, settings: str = "") -> None:
-        """Start a service that ends by itself, and wait for its good end."""
+        """Start a service that ends by itself, and wait until it has succeeded."""
         self.wait_for_end(self.begin(service, settings))
 
     def _here(self, word: str) -> str:
-        """Return a word of a command with this machine's paths and port in place of a
-        container's."""
+        """Return a word of a command with this machine's paths and port."""
         for old, new in (
             ("/tmp", str(self.home)),
             ("/state", str(self.home / "state")),
@@ -76,7 +74,7 @@ class Stock(Flower):
 
 @contextmanager
 def stock(home: Path, scripts: Path) -> Iterator[Stock]:
-    """Give the federation with its nodes registered and started."""
+    """Give the federation with registered and started nodes."""
     runtime = Stock(home, scripts)
     try:
         runtime.begin("superlink")

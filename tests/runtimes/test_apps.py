@@ -1,4 +1,4 @@
-"""Flower finds both apps, in whatever order its threads look for them."""
+"""Flower finds both apps, in any order in which its threads look for them."""
 
 import subprocess
 import sys

@@ -1,5 +1,4 @@
-"""The installed Fairbloom, submitted from anywhere with somebody's own method and task, between
-real processes."""
+"""The installed Fairbloom runs a user's method and task on real processes."""
 
 import subprocess
 from collections.abc import Iterator
@@ -19,8 +18,7 @@ SETTINGS = ("clients=2", "num-rounds=2", "fraction=1.0")
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A federation whose server was started where her module lies; the owner of one client allows
-    it."""
+    """A federation with the user's module on the server; the owner of one client allows it."""
     home = tmp_path_factory.mktemp("own") / "home"
     with federation(home, 2) as runtime:
         (home / "theirs.py").write_text(THEIRS)
@@ -32,21 +30,21 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def submit(there: Deployment, *settings: str) -> str:
-    """Submit a run from a directory in which no app lies, and wait for its end; return its log."""
+    """Submit a run from a directory without an app, wait for its end, and return its log."""
     words = [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
     submitted = there.start("fairbloom", "deploy", "submit", *words)
     there.wait_for_end(submitted)
     return there.log(submitted)
 
 
-def test_her_method_needs_nothing_on_the_clients(there: Deployment) -> None:
+def test_a_users_method_needs_nothing_on_the_clients(there: Deployment) -> None:
     out = there.home / "method"
     submit(there, "method=theirs:WorstHalf", "worsthalf.share=0.3", f"out={out}")
     assert [row["replies_used"] for row in rounds(out)] == ["2", "2"]
     assert "worsthalf.share = 0.3" in (out / "config.toml").read_text().replace('"', "")
 
 
-def test_an_own_task_runs_only_where_the_owner_allows_it(there: Deployment) -> None:
+def test_a_users_task_runs_only_where_the_owner_allows_it(there: Deployment) -> None:
     out = there.home / "task"
     log = submit(
         there, "task=theirs:slopes", "slopes.noise=0.2", "learning-rate=0.01", f"out={out}"
@@ -60,10 +58,10 @@ def test_an_own_task_runs_only_where_the_owner_allows_it(there: Deployment) -> N
     )
 
 
-def test_a_module_that_the_server_lacks_is_said_in_the_log(
+def test_a_module_that_the_server_lacks_is_named_in_the_log(
     there: Deployment, tmp_path: Path
 ) -> None:
-    """The operator has it where she is; the server was started elsewhere."""
+    """The operator has the module in the current directory; the server was started elsewhere."""
     (tmp_path / "hers_alone.py").write_text(THEIRS)
     command = [
         there.scripts / "fairbloom",

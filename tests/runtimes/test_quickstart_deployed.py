@@ -1,5 +1,4 @@
-"""The app in the shape of Flower's quickstart, with the lines changed that docs/flower.md counts,
-between processes."""
+"""Flower's quickstart with the lines changed that docs/flower.md counts, between real processes."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ CONFIG = changed.CONFIG | {"num-server-rounds": 5}
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A federation of two clients on which the app is installed."""
+    """A federation of two clients with the installed app."""
     (lines,) = (block for block in blocks("docs/flower.md") if block.file == "owner.toml")
     installed = tmp_path_factory.mktemp("installed") / "app"
     changed.change(installed)
@@ -38,8 +37,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 @pytest.fixture
 def apps(tmp_path: Path) -> tuple[Path, Path]:
-    """Return the folders of two such apps, which write their run beside them: deployed, and in
-    process."""
+    """Return the folders of two such apps: one for the deployed run, one for the run in process."""
     for name in ("deployed", "in-process"):
         changed.change(tmp_path / name)
         changed.aim(tmp_path / name, tmp_path / f"{name}-run")
@@ -51,7 +49,7 @@ def run_of(folder: Path) -> Path:
 
 
 def assert_same_run(folder: Path, other: Path) -> None:
-    """Assert that the runs of two apps have the same rows per client, and the same weights."""
+    """Assert that the runs of two apps have the same rows per client and the same weights."""
     left, right = (torch.load(f"{run_of(each)}.pt") for each in (folder, other))
     for name, weights in right.items():
         torch.testing.assert_close(left[name], weights, rtol=1e-5, atol=1e-6)

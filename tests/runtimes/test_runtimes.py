@@ -1,8 +1,7 @@
-"""The same settings in process and on Ray give the same run; test_stock_nodes.py has Flower's own
-nodes.
+"""The same settings give the same run in process and on Ray.
 
-The runs on Ray, those of other apps too, share one local SuperLink. One submits this checkout, the
-others the installed Fairbloom: of a checkout, Flower reads every folder.
+The runs on Ray, also those of other apps, share one local SuperLink. One submits this checkout, the
+others the installed Fairbloom: Flower reads every folder of a checkout.
 """
 
 import shutil
@@ -55,7 +54,7 @@ def installed() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
-    """A local SuperLink, which is started where somebody's own method and task lie."""
+    """A local SuperLink, started in a folder with a user's method and task."""
     with flower(tmp_path_factory.mktemp("local") / "home") as runtime:
         (runtime.home / "theirs.py").write_text(theirs.THEIRS)
         yield runtime
@@ -70,7 +69,7 @@ def run_on_ray(local: Flower, config: dict[str, Any], app: Path, clients: int = 
 
 
 def log_of(local: Flower) -> str:
-    """Return what the last run logged."""
+    """Return the log of the last run."""
     return (local.home / "run.log").read_text()
 
 
@@ -123,8 +122,7 @@ QUICKSTART = changed.CONFIG | {"num-server-rounds": 2}
 def test_the_changed_quickstart_gives_the_run_in_process(
     local: Flower, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    """Her loader shuffles by the global generator, and every worker of the simulation draws the
-    same."""
+    """The user's loader shuffles by the global generator, which is equal in all workers."""
     for name in ("simulated", "in-process"):
         changed.change(tmp_path / name)
         changed.aim(tmp_path / name, tmp_path / name / "run")

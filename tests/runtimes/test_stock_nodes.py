@@ -1,5 +1,4 @@
-"""Flower's own SuperLink, SuperExec and SuperNodes, of the newest Flower: docker/stock.yaml without
-its containers."""
+"""The SuperLink, SuperExec and SuperNodes of the newest Flower, as in docker/stock.yaml."""
 
 import os
 import re
@@ -32,7 +31,7 @@ FLOWER = re.search(r"^flwr==(\S+)", (ROOT / "docker" / "flower.txt").read_text()
 def there(
     tmp_path_factory: pytest.TempPathFactory, flower_folder: Callable[[str], str]
 ) -> Iterator[Stock]:
-    """Flower's own processes, none of ours."""
+    """Flower's own processes, without any of ours."""
     assert FLOWER
     folder = flower_folder(FLOWER[1])
     with pytest.MonkeyPatch.context() as patch:
@@ -111,8 +110,7 @@ def test_fair_leaves_no_traceback_and_a_run_folder_continues(
 def test_an_unchanged_client_is_asked_for_its_name_once(
     there: Stock, app: Path, tmp_path: Path
 ) -> None:
-    """Its answer, that it has no query function, is an error with a traceback in that node's
-    log."""
+    """It answers with an error, as it has no query function; its node logs a traceback."""
     shutil.copy(changed.QUICKSTART / "mydigits" / "client_app.py", app / "mydigits")
     server = app / "mydigits" / "server_app.py"
     server.write_text(server.read_text().replace("FedFV", "FedMGDAPlus"))

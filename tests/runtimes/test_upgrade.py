@@ -1,7 +1,6 @@
-"""Servers and clients of several versions, from their wheels: who fits takes part, and who does not
-is told why.
+"""Servers and clients of several versions, from their wheels: a side that does not fit is named.
 
-The order is that of docs/deployment.md.
+The order of upgrades is that of docs/deployment.md.
 """
 
 import os
@@ -27,7 +26,7 @@ CLIENTS = names(3)
 SETTINGS = {"clients": 3, "fraction": 1.0, "evaluate-every": 0, "device": "cpu", "seed": 3}
 
 Installed = Mapping[str, Path]
-"""Where the commands of each version are."""
+"""The folders with the commands of each version."""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +39,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 class Mixed(Deployment):
-    """A federation whose server and clients are of the version that was chosen when they were
-    started."""
+    """A federation of processes with the version that was chosen when they were started."""
 
     def __init__(self, home: Path, installed: Installed) -> None:
         self._installed = installed
@@ -52,14 +50,14 @@ class Mixed(Deployment):
         self.environment["PATH"] = f"{self.scripts}{os.pathsep}{os.environ['PATH']}"
 
     def serve(self, chosen: str) -> None:
-        """Start the server in this version, after the one before where there is one."""
+        """Start the server with the chosen version, after stopping the one before."""
         if hasattr(self, "server"):
             self.stop(self.server)
         self.use(chosen)
         self.start_server()
 
     def connect(self, name: str, chosen: str) -> None:
-        """Start a client in this version, after the one before where there is one."""
+        """Start a client with the chosen version, after stopping the one before."""
         if name in self.clients:
             self.stop(self.clients[name])
         self.use(chosen)
@@ -67,7 +65,7 @@ class Mixed(Deployment):
         self.wait_for_clients(name)
 
     def begin(self, out: Path, **settings: object) -> subprocess.Popen[bytes]:
-        """Submit the Fairbloom that is installed, not this checkout."""
+        """Submit the installed Fairbloom, not this checkout."""
         return self.submitting({**SETTINGS, "out": str(out), **settings})
 
 
@@ -83,7 +81,7 @@ def there(tmp_path_factory: pytest.TempPathFactory, installed: Installed) -> Ite
 
 
 def goes_on(out: Path) -> None:
-    """Wait for two more rounds that all clients took part in."""
+    """Wait for two more rounds with all clients."""
     before = len(rounds(out))
 
     def is_so() -> bool:
@@ -100,15 +98,15 @@ def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(
         there.connect(name, OLD)
     submitted = there.begin(out, **{"num-rounds": 100_000})
     wait_for_rounds(out, 2)
-    there.serve(NEW)  # first the server: new with old clients
+    there.serve(NEW)  # first the server: a new one with old clients
     goes_on(out)
-    there.connect(CLIENTS[0], NEW)  # then the clients, one by one: mixed ones
+    there.connect(CLIENTS[0], NEW)  # then the clients, one by one
     goes_on(out)
     assert "fault" not in there.fairbloom("deploy", "doctor").stdout
     for name in CLIENTS[1:]:
         there.connect(name, NEW)
     goes_on(out)
-    there.serve(OLD)  # back: an old server with new clients
+    there.serve(OLD)  # the way back: an old server with new clients
     goes_on(out)
     there.connect(CLIENTS[2], OLD)
     goes_on(out)
@@ -146,7 +144,7 @@ def test_a_client_that_does_not_fit_is_refused_on_both_sides(
     assert rounds(out)[-1]["replies_used"] == "3"
 
 
-def test_a_server_that_does_not_fit_is_told_by_all(
+def test_a_server_that_does_not_fit_is_refused_by_all(
     there: Mixed, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     out = tmp_path / "run"

@@ -1,5 +1,4 @@
-"""Fairbloom from its wheel, beside an app whose modules have the names of our packages: each finds
-its own."""
+"""Fairbloom from its wheel, and an app with modules of the same names: each finds its own."""
 
 import json
 import shutil
@@ -34,7 +33,7 @@ def app(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory, scripts: Path) -> Iterator[Deployment]:
-    """A federation of wheels, whose client has the app in a folder on its path."""
+    """A federation of wheels; the client has the app in a folder on its path."""
     home = tmp_path_factory.mktemp("wheels") / "home"
     with federation(home, 1, scripts) as runtime:
         device = shutil.copytree(APP, home / "device", ignore=shutil.ignore_patterns("__pycache__"))
@@ -46,7 +45,7 @@ def there(tmp_path_factory: pytest.TempPathFactory, scripts: Path) -> Iterator[D
 
 
 def assert_each_is_found(places: dict[str, str], own: Path, scripts: Path) -> None:
-    """The app's modules lie in `own`, and Fairbloom's where its wheel was installed."""
+    """The app's modules are in `own`, and Fairbloom's in the environment with its wheel."""
     for name, place in places.items():
         home = scripts.parent if name.partition(".")[0] == "fairbloom" else own
         assert Path(place).is_relative_to(home), f"{name} is {place}"

@@ -1,5 +1,4 @@
-"""What befalls a federation while it trains; what systemd would start again is started again, and
-no more is done."""
+"""Faults during a federation's training; only what systemd would restart is restarted."""
 
 import contextlib
 import os
@@ -15,12 +14,11 @@ from tests.deploy.federation import Cable, Deployment
 from .hostile import ATTACKS, ORDER
 
 RESTART_SECONDS = 3.0
-"""How long systemd waits before it starts a service again."""
+"""Seconds until systemd restarts a service."""
 
 
 class Site:
-    """A federation whose clients reach the server by cables that can be cut; the last client is the
-    hostile one."""
+    """A federation with cables to the server that can be cut; the last client is hostile."""
 
     def __init__(self, there: Deployment, clients: Sequence[str]) -> None:
         self.there = there
@@ -40,8 +38,7 @@ class Site:
             cable.close()
 
     def processes(self) -> dict[str, int]:
-        """Return the ids of the processes that live as long as the federation does, unless they are
-        killed."""
+        """Return the ids of the processes that live as long as the federation unless killed."""
         return {"server": self.there.server.pid} | {
             name: self.there.clients[name].pid for name in self.clients
         }
@@ -73,7 +70,7 @@ def kill_client(site: Site, chance: random.Random) -> str:
 
 
 def kill_worker(site: Site, chance: random.Random) -> str:
-    """Kill what the client itself starts again."""
+    """Kill a worker, which its client restarts."""
     name = chance.choice(site.clients)
     for pid in site.there.offspring(site.there.clients[name]):
         with contextlib.suppress(ProcessLookupError):
@@ -91,7 +88,7 @@ def cut_link(site: Site, chance: random.Random) -> str:
 
 
 def freeze(site: Site, chance: random.Random) -> str:
-    """Stop a client's processes, or the server, and let them go on."""
+    """Stop the processes of a client or of the server for a while."""
     name = chance.choice([*site.clients, "server"])
     seconds = chance.uniform(1.0, 30.0)
     process = site.there.server if name == "server" else site.there.clients[name]
@@ -146,8 +143,7 @@ FAULTS: Mapping[str, Callable[[Site, random.Random], str]] = {
 
 @contextlib.contextmanager
 def _each(pids: Sequence[int], before: signal.Signals, after: signal.Signals) -> Iterator[None]:
-    """Send one signal to processes before the block and another one after it, to those that are
-    there."""
+    """Send one signal to processes before the block and another one after it, if they exist."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, before)

@@ -1,7 +1,7 @@
-"""A ClientApp that trains as ours does until a file orders an attack: then it replies that once,
-and removes the file.
+"""A ClientApp that trains as ours does, until a file orders an attack.
 
-A device's owner may run what she wants, so she names it as `app` in her own client.toml.
+It then sends that attack once as its reply, and removes the file. The owner of a device can run any
+app, by the key `app` of owner.toml.
 """
 
 import os
@@ -17,7 +17,7 @@ from fairbloom.server.settings import default_config
 from tests.attacks.hostile import infinite, with_arrays, with_metrics
 
 ORDER = "SOAK_ATTACK"
-"""The environment variable that names the file with the name of the attack."""
+"""The environment variable with the path of the file that names the attack."""
 
 app = ClientApp()
 
@@ -56,4 +56,4 @@ ATTACKS: Mapping[str, Callable[[RecordDict], RecordDict]] = {
     "2^60 examples": lambda content: with_metrics(content, num_examples=1 << 60),
     **({"weights of 1e30": enormous} if "update-limit" in default_config() else {}),
 }
-"""What is refused by name. Without a limit on lengths, weights of 1e30 would be taken."""
+"""Replies that are refused by name. Without a limit on norms, weights of 1e30 would be accepted."""

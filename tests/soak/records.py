@@ -1,4 +1,4 @@
-"""The run that a run folder's records describe, trained again in one process."""
+"""Repeat in one process the run that the records of a run folder describe."""
 
 import csv
 import shlex
@@ -25,20 +25,19 @@ NOT_OF_THE_ROUND = (
     "it answers no message of this round",
     "a second reply to the same message",
 )
-"""How reasons of refusals begin that are not about the reply to a round's training."""
+"""The starts of reasons for refusals that are not about the reply of a round's training."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Who took part in a round's training, and whose replies were used."""
+    """The participants of a round's training, and the clients with used replies."""
 
     participants: frozenset[str]
     used: frozenset[str]
 
 
 def parts_of(folder: Path, names: Collection[str]) -> list[Part]:
-    """Return who took part in each round, as the tables of a run say; raise ValueError where they
-    contradict."""
+    """Return the participants of each round in a run's tables; ValueError if they contradict."""
     with (folder / "clients.csv").open(newline="") as file:
         measured: dict[str, dict[str, str]] = {}
         for row in csv.DictReader(file):
@@ -47,10 +46,10 @@ def parts_of(folder: Path, names: Collection[str]) -> list[Part]:
 
 
 def part_of(row: Mapping[str, str], measured: Mapping[str, str], names: Collection[str]) -> Part:
-    """Return who took part in one round.
+    """Return the participants of one round.
 
-    A table without the column `offline` leaves it to the evaluation who of those that are not named
-    was away.
+    If the table has no column `offline`, the evaluation shows which of the unnamed clients were
+    away.
     """
     reasons = dict(words.partition(": ")[::2] for words in row["refused"].split(" | ") if words)
     refused = {name for name, reason in reasons.items() if not reason.startswith(NOT_OF_THE_ROUND)}
@@ -72,7 +71,7 @@ def part_of(row: Mapping[str, str], measured: Mapping[str, str], names: Collecti
 
 
 class RecordedSettings(InProcessGrid):
-    """Clients in this process that are there, and answer, where they did in a run."""
+    """Clients in this process that are online, and answer, when they did in a recorded run."""
 
     def __init__(
         self, settings: Settings, method: Method, names: Sequence[str], parts: Sequence[Part]
@@ -98,8 +97,7 @@ class RecordedSettings(InProcessGrid):
 def trained_again(
     folder: Path, settings: Mapping[str, Any], names: Sequence[str], to: Path
 ) -> Path:
-    """Train in this process what the records in a run folder describe; return the other run
-    folder."""
+    """Train in this process what a run folder's records describe; return the new run folder."""
     chosen = Settings.of({**settings, "evaluate-every": 0, "out": str(to)})
     parts = parts_of(folder, names)
     with one_thread():

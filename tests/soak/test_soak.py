@@ -1,8 +1,7 @@
-"""Overnight in small: four real clients train for hundreds of rounds while one fault follows
-another.
+"""Four real clients train for hundreds of rounds while one fault follows another.
 
-`make soak` runs it; SOAK_ROUNDS and SOAK_SEED choose how long and which faults. It is no part of
-`make test`.
+`make soak` runs it, `make test` does not; SOAK_ROUNDS and SOAK_SEED choose the length and the
+faults.
 """
 
 import hashlib
@@ -33,12 +32,16 @@ SEED = int(os.environ.get("SOAK_SEED", "0"))
 FAULT_SECONDS = 60.0
 CALM_ROUNDS = 3
 LONGEST_SECONDS = 600.0
-"""A fault follows a minute after the last one, or once so many rounds since have used all replies;
-but no sooner than a round is finished, for which it waits so long at the most."""
+"""A fault begins a minute after the last one, or after CALM_ROUNDS rounds with all replies.
+
+But it waits until a round is finished, for at most LONGEST_SECONDS.
+"""
 
 SLACK_MB = 60.0
-"""What a process that has lived through half of the run may have grown by from its first quarter to
-its last."""
+"""The limit of a process's growth from the first to the last quarter of the run.
+
+It holds for processes that lived through half of the run.
+"""
 
 CLIENTS = names(4)
 HOSTILE = CLIENTS[3]
@@ -58,7 +61,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Soak:
-    """A run, the faults that befell it, and the memory that its processes had after each."""
+    """A run, its faults, and the memory of its processes after each fault."""
 
     def __init__(self, site: Site, out: Path, log: Path) -> None:
         self.site = site
@@ -74,14 +77,14 @@ class Soak:
             file.write(f"{line}\n")
 
     def run(self) -> None:
-        """Let one fault follow another until the run's last rounds."""
+        """Cause one fault after another until the run's last rounds."""
         chance = random.Random(SEED)
         coming: list[str] = []
         while (
             len(rounds(self.out)) < ROUNDS - 2 * CALM_ROUNDS
             and self.site.there.submitted.poll() is None
         ):
-            if not coming:  # each once, before one comes again
+            if not coming:  # each fault once, before one is repeated
                 coming = chance.sample(sorted(FAULTS), len(FAULTS))
             fault = coming.pop()
             began = time.monotonic()
@@ -91,8 +94,7 @@ class Soak:
             self._measure()
 
     def _wait(self, since: float) -> str:
-        """Wait until another fault may follow the one that began at a moment; return how it
-        healed."""
+        """Wait until the next fault may begin; return how the run recovered from the last one."""
         first = len(rounds(self.out))
         while (
             seconds := time.monotonic() - since
@@ -114,7 +116,7 @@ class Soak:
 
 @pytest.fixture(scope="module")
 def soaked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soak]:
-    # Flower writes messages only as if in a run
+    # outside a run, Flower cannot make messages
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     home = tmp_path_factory.mktemp("soak") / "home"
     with federation(home, len(CLIENTS)) as there:

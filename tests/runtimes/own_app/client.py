@@ -1,5 +1,4 @@
-"""A ClientApp that is none of Fairbloom's: it adds one to every number, and keeps where its modules
-come from."""
+"""A user's ClientApp: it adds one to every number, and records where its modules come from."""
 
 import json
 from pathlib import Path
@@ -14,7 +13,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train, in a manner of speaking."""
+    """Add one to every number."""
     home = Path(str(context.node_config.get("state-dir", ".")))
     (home / "places.json").write_text(json.dumps(places()))
     arrays = {

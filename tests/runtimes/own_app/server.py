@@ -1,4 +1,4 @@
-"""A ServerApp that trains with a strategy of Fairbloom's, and writes what came of it."""
+"""A ServerApp that trains with a strategy of Fairbloom and writes the result."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the rounds and write the model, and where the modules come from."""
+    """Run the rounds; write the model, and the files that the modules come from."""
     rounds = int(context.run_config["num-rounds"])
     result = FedFV(alpha=0.1, tau=1, fraction_evaluate=0.0).start(grid, model(), rounds)
     weight = result.arrays["weight"].numpy().tolist()

@@ -1,4 +1,4 @@
-"""A package of this app, beside fairbloom.deploy; it knows where modules come from."""
+"""A package of this app with the name of fairbloom.deploy; it finds where modules come from."""
 
 import importlib
 

@@ -1,1 +1,1 @@
-"""A package of this app, beside fairbloom.strategies."""
+"""A package of this app with the name of fairbloom.strategies."""

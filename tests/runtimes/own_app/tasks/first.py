@@ -1,4 +1,4 @@
-"""A module of this app, in a folder without __init__.py, beside fairbloom.tasks."""
+"""A module of this app, in a folder without __init__.py that has the name of fairbloom.tasks."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
