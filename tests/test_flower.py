@@ -1,5 +1,4 @@
-"""The names of Flower outside its documented API: how few they are, and what happens without
-them."""
+"""The few names of Flower outside its documented API, and the behaviour without them."""
 
 import ast
 import re
@@ -36,8 +35,8 @@ from .test_budgets import package_files
 
 DOCUMENTED = ("flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
 
-MOST_NAMES = 6
-"""The most private names of Flower that the packages import or change."""
+# Most private names of Flower that the packages import or change.
+MAX_NAMES = 6
 
 app = ClientApp()
 
@@ -55,14 +54,14 @@ def evaluate(message: Message, context: object) -> Message:
 
 
 def hide(patch: pytest.MonkeyPatch, *names: str) -> None:
-    """Take names away from what was found in the installed Flower."""
+    """Pretend that the installed Flower does not have these names."""
     for name in names:
         assert flower.FOUND[name] is not None
         patch.setitem(flower.FOUND, name, None)
 
 
 def private_names(path: Path) -> list[str]:
-    """Return what a file imports of Flower, or names in a text, outside the documented modules."""
+    """Return the undocumented names of Flower that a file imports, or has as strings."""
     found = list[str]()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -80,7 +79,7 @@ def test_one_file_has_private_names_of_flower_and_few() -> None:
     assert list(with_names) == ["fairbloom/flower.py"]
     known = {*flower.NEEDED, *flower.OPTIONAL, *flower.BY_NAME}
     assert set(with_names["fairbloom/flower.py"]) == known
-    assert len({*flower.NEEDED, *flower.OPTIONAL}) <= MOST_NAMES
+    assert len({*flower.NEEDED, *flower.OPTIONAL}) <= MAX_NAMES
 
 
 def test_the_command_lists_each_name_of_the_installed_flower() -> None:
@@ -107,7 +106,7 @@ def test_the_command_fails_if_a_name_without_substitute_is_gone(
 
 
 def test_nothing_fails_to_import_without_any_of_the_names() -> None:
-    """Flower has lost the modules; all that imports them is loaded, and trains."""
+    """Modules that import the names are loaded while Flower lacks the names' modules."""
     modules = sorted({name.rpartition(".")[0] for name in flower.FOUND})
     program = f"""
 import sys
@@ -149,7 +148,7 @@ CALLS: dict[str, list[Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_needs_a_missing_name_says_which_versions_have_it(
+def test_an_error_of_a_missing_name_lists_versions_with_it(
     name: str, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     hide(monkeypatch, name)
@@ -157,13 +156,13 @@ def test_what_needs_a_missing_name_says_which_versions_have_it(
         with subtests.test(call=number):
             with pytest.raises(FairbloomError) as raised:
                 call()
-            words = f"Flower {version('flwr')} has no {name}, which Fairbloom needs {flower.NEEDED[name]}"
-            assert str(raised.value).startswith(words)
+            words = f"Flower {version('flwr')} has no {name}, which Fairbloom needs "
+            assert str(raised.value).startswith(words + flower.NEEDED[name])
             assert "from 1.39 to 1.42, as in pip install 'flwr~=1.42.0'" in str(raised.value)
 
 
 def test_an_id_that_flower_keeps_elsewhere_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be lost in silence, and each reply with it."""
+    """Otherwise, the id and each reply would be lost without an error."""
     InProcessGrid(app, {}, 1)  # gives this process an identity
     message = Message(RecordDict(), 1, MessageType.QUERY)
     elsewhere = property(lambda self: vars(self).get("_id", ""))
@@ -174,7 +173,7 @@ def test_an_id_that_flower_keeps_elsewhere_is_noticed(monkeypatch: pytest.Monkey
 
 
 def test_a_strategy_needs_none_of_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run on Flower's grid: only ours write ids, identities and bytes."""
+    """On Flower's grid, Flower itself writes ids, identities and bytes."""
     hide(monkeypatch, *flower.FOUND)
     result, rounds = run(FedAvg(), quadratics(3), 2)
     assert [len(each.coefficients) for each in rounds] == [3, 3]
@@ -211,7 +210,7 @@ def test_the_codes_of_errors_are_flowers(subtests: pytest.Subtests) -> None:
     assert f"error {ErrorCode.NODE_UNAVAILABLE}" == "error 5"
 
 
-def test_content_is_the_same_after_the_way_over_the_wire() -> None:
+def test_content_is_unchanged_by_serialization() -> None:
     content = RecordDict(
         {
             "arrays": ArrayRecord({"w": Array(np.arange(3.0))}),

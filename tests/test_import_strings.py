@@ -1,5 +1,4 @@
-"""A task and a method that lie in somebody's own files, named by import strings wherever names can
-be given."""
+"""A task and a method in a user's files, named by import strings wherever names can be given."""
 
 import json
 import sys
@@ -45,8 +44,8 @@ def slopes(setup, *, noise: float = 0.1):
     def points(client, part, size):
         random = generator(setup.seed, "slopes", client, part)
         inputs = torch.from_numpy(random.normal(size=(size, 1))).float()
-        answers = inputs * (1 + int(client[-1])) + noise * torch.from_numpy(random.normal(size=(size, 1))).float()
-        return Examples(inputs, answers)
+        errors = torch.from_numpy(random.normal(size=(size, 1))).float()
+        return Examples(inputs, inputs * (1 + int(client[-1])) + noise * errors)
 
     def model():
         with torch.random.fork_rng():
@@ -58,7 +57,11 @@ def slopes(setup, *, noise: float = 0.1):
         model=model,
         loss=lambda outputs, targets: (outputs - targets).square().sum(dim=1),
         splits=lambda client: Splits(points(client, "train", 20), points(client, "test", 10)),
-        scores={Score("mae", higher_is_better=False): lambda outputs, targets: (outputs - targets).abs().mean(dim=1)},
+        scores={
+            Score("mae", higher_is_better=False): lambda outputs, targets: (
+                (outputs - targets).abs().mean(dim=1)
+            )
+        },
     )
 
 
@@ -116,7 +119,7 @@ def assert_it_is_theirs(run: Path) -> None:
     assert float(last["test_mae_of_global_model_best"]) == min(errors)
 
 
-def test_both_are_run_from_the_directory_that_they_lie_in(here: Path) -> None:
+def test_both_run_in_the_directory_of_their_file(here: Path) -> None:
     done = fairbloom(
         here, "run", *words_of(SETTINGS | OURS | {"worsthalf.share": 0.25}), "--out", "a"
     )
@@ -124,9 +127,7 @@ def test_both_are_run_from_the_directory_that_they_lie_in(here: Path) -> None:
     assert_it_is_theirs(here / "a")
 
 
-def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
-    here: Path, subtests: pytest.Subtests
-) -> None:
+def test_an_error_is_one_line_and_nothing_is_written(here: Path, subtests: pytest.Subtests) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         (
             {"method": "theirs:WorstHlf"},
@@ -171,18 +172,18 @@ def test_an_error_in_their_module_keeps_its_traceback(here: Path) -> None:
     assert "RuntimeError: theirs alone" in done.stderr
 
 
-def test_a_module_that_lacks_a_library_is_told_so(here: Path) -> None:
+def test_the_missing_library_of_a_module_is_named(here: Path) -> None:
     (here / "theirs.py").write_text("import no_such_library")
     done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS}), "--out", "a")
     assert done.returncode == 2
     assert "theirs imports no_such_library, which is not installed here: install it" in done.stderr
 
 
-def test_what_they_name_may_be_nested() -> None:
+def test_an_import_string_may_name_an_attribute() -> None:
     assert imported("method", "fairbloom.strategies:FedFV.weigh") is FedFV.weigh
 
 
-def test_a_module_of_the_folder_here_goes_before_an_installed_one(
+def test_the_current_folder_goes_before_installed_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place, word in (("installed", "theirs"), ("here", "mine")):

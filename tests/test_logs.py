@@ -1,4 +1,4 @@
-"""What Flower's handlers write into files and on terminals."""
+"""Output of Flower's log handlers in files and on terminals."""
 
 import io
 import logging
@@ -47,7 +47,7 @@ LINE = "WARNING :   mind the gap"
 
 
 def written(program: str, environment: dict[str, str], *, terminal: bool) -> str:
-    """Return what a program writes to stderr, into a pipe or on a terminal."""
+    """Return what a program writes to stderr, to a pipe or to a terminal."""
     without = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
     ours, theirs = pty.openpty() if terminal else os.pipe()
     subprocess.run(
@@ -63,19 +63,19 @@ def test_a_warning_in_a_file_has_no_colour_codes() -> None:
     assert written(WARN.format(""), {}, terminal=False).splitlines() == [LINE]
 
 
-def test_a_terminal_has_colours_unless_the_user_wants_none() -> None:
+def test_a_terminal_has_colours_unless_they_are_disabled() -> None:
     assert "\x1b[93m" in written(WARN.format(""), {}, terminal=True)
     assert written(WARN.format(""), {"NO_COLOR": "1"}, terminal=True).splitlines() == [LINE]
     assert written(WARN.format("never=True"), {}, terminal=True).splitlines() == [LINE]
 
 
-def test_what_several_processes_warn_of_is_printed_by_another_and_on_a_terminal_once() -> None:
+def test_warnings_of_workers_are_printed_once_by_the_parent() -> None:
     sent = ["<string>:11: UserWarning: mind the %d steps", LINE]
     assert written(SEND, {}, terminal=False).splitlines() == sent * 2
     assert written(SEND, {"NO_COLOR": "1"}, terminal=True).splitlines() == sent
 
 
-def test_our_commands_colour_nothing_where_their_words_go_to_a_file(
+def test_our_commands_write_no_colours_to_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(console_handler, "colored", True)
@@ -84,7 +84,7 @@ def test_our_commands_colour_nothing_where_their_words_go_to_a_file(
     assert not console_handler.colored
 
 
-def test_handlers_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handlers_of_other_libraries_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         logging.getLogger("flwr"), "handlers", [logging.NullHandler(), logging.StreamHandler()]
     )

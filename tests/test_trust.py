@@ -1,4 +1,4 @@
-"""A run folder may come from others: reading it runs none of the code that its settings name."""
+"""A run folder may come from others: reading it runs no code that its settings name."""
 
 import shutil
 import sys
@@ -34,7 +34,7 @@ class Task:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished run whose model is `own:net`, and a new site's rows."""
+    """A folder with a finished run of the model `own:net`, and a new site's rows."""
     folder = tmp_path_factory.mktemp("finished")
     write_hospitals(folder / "data")
     (folder / "own.py").write_text(EVIL)
@@ -68,14 +68,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def foreign(finished: Path, tmp_path: Path) -> Path:
-    """The same, in which a file `evil.py` lies, too."""
+    """The same folder, with a file `evil.py`."""
     shutil.copytree(finished, tmp_path / "foreign")
     (tmp_path / "foreign/evil.py").write_text(EVIL)
     return tmp_path / "foreign"
 
 
 def change_settings(folder: Path, **settings: str) -> None:
-    """Change settings of all runs in a folder, as somebody else might."""
+    """Change settings of all runs in a folder, as an attacker might."""
     for config in folder.rglob("config.toml"):
         lines = [line.partition(" = ") for line in config.read_text().splitlines()]
         assert {key for key, _, _ in lines} >= settings.keys()
@@ -101,7 +101,7 @@ PREDICTING = (
 
 
 def test_reading_a_run_imports_nothing_it_names(foreign: Path, subtests: pytest.Subtests) -> None:
-    """Nor does a look at its data, which are no hospitals."""
+    """Neither does reading its data, which are not those of hospitals."""
     change_settings(foreign, task="evil:Task", model="evil:net", method="evil:Task")
     for words in (*READING, ("data", "run")):
         with subtests.test(words=words):
@@ -111,7 +111,7 @@ def test_reading_a_run_imports_nothing_it_names(foreign: Path, subtests: pytest.
 
 
 @pytest.mark.parametrize("setting", ["task", "model"])
-def test_predicting_refuses_modules_nobody_trusts(foreign: Path, setting: str) -> None:
+def test_predicting_refuses_untrusted_modules(foreign: Path, setting: str) -> None:
     change_settings(foreign, **{setting: "evil:net"})
     for words in PREDICTING:
         done = fairbloom(foreign, *words)
@@ -138,7 +138,7 @@ def test_predictor_in_python_takes_trusted_modules(
         run.predictor()
     try:
         assert run.predictor(trust=True).predict_file(Path("new.csv"), Path("out.csv")) == 30
-        assert run.predictor().model == "last"  # once imported, it is not asked for again
+        assert run.predictor().model == "last"  # a module that is already imported needs no trust
     finally:
         sys.modules.pop("own", None)
 
@@ -166,7 +166,7 @@ def test_report_of_a_foreign_reproduction_runs_no_code(foreign: Path) -> None:
     assert not (foreign / "ran").exists()
 
 
-def test_only_what_is_imported_already_needs_no_trust(
+def test_only_imported_modules_need_no_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "evil.py").write_text(EVIL)

@@ -224,7 +224,7 @@ class Port:
             await self._receive(content, first, chunks, device, context)
         except OSError as error:
             content.close()
-            # the code is none of `calls.FINAL`: the device keeps the reply and tries again
+            # a code that is not in `calls.FINAL`, so that the device keeps the reply and retries
             reason = f"the server cannot keep the reply now: {error.strerror}"
             log.error(
                 "the reply of client %s is not taken, and the client tries again: %s", name, error

@@ -127,7 +127,7 @@ def choose_app(given: str | None) -> App:
 
 
 def read_app(folder: Path) -> App | None:
-    """Read the app in a folder from its pyproject.toml; return None if there is none."""
+    """Read the app in a folder from its pyproject.toml; return None without an app."""
     file = folder / "pyproject.toml"
     try:
         project = tomllib.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""What is imported is declared: no library comes only because another one brings it today."""
+"""Imported libraries are declared: none is installed only because another one needs it today."""
 
 import ast
 import sys
@@ -19,35 +19,37 @@ EXTRAS: Mapping[str, list[str]] = PROJECT["optional-dependencies"]
 
 PACKAGES = ROOT / "fairbloom"
 
+# The modules that a device and a server start with.
 STARTS = {
     "client": ("cli.device", "deploy.fleet.client", "deploy.fleet.app_process", "client.app"),
     "server": ("cli.deploy", "deploy.fleet.daemon", "deploy.fleet.run_process", "server.app"),
 }
-"""The modules that a device, and a server, starts with."""
 
+# Extras for one feature each. The import happens in use, and its error names the extra.
 OPTIONAL = ("ray", "excel", "torchjd", "onnx", "images")
-"""The extras for one feature each: its import is late, and the error names the extra."""
 
-
+# Functions that take the name of a module as a string.
 LATE = ("import_module", "find_spec")
-"""The functions by which a module names another one in a string."""
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Return the files of all modules by their dotted name within the package."""
+    """Return the files of all modules by their dotted names within the package."""
     folders = [path for path in PACKAGES.iterdir() if path.is_dir()]
     files = [*PACKAGES.glob("*.py"), *(path for room in folders for path in room.rglob("*.py"))]
     found = {}
     for path in files:
         parts = path.relative_to(PACKAGES).with_suffix("").parts
-        if "template" not in parts:  # a user's app
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+        if "template" in parts:  # a user's app
+            continue
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        found[".".join(parts)] = path
     return found
 
 
 def imports(name: str) -> Iterator[str]:
-    """Yield what a module imports anywhere: fairbloom.… by its full name, libraries by theirs."""
+    """Yield the full names that a module imports, at its top or within functions."""
     path = modules()[name]
     package = ["fairbloom", *name.split(".")] if name else ["fairbloom"]
     if path.name != "__init__.py":
@@ -66,7 +68,7 @@ def imports(name: str) -> Iterator[str]:
 
 
 def ours(imported: str) -> Iterator[str]:
-    """Yield the modules of ours on the way to an imported name."""
+    """Yield the modules of Fairbloom that importing a name loads."""
     parts = imported.split(".")[1:]
     for count in range(1, len(parts) + 1):
         if (name := ".".join(parts[:count])) in modules():
@@ -74,7 +76,7 @@ def ours(imported: str) -> Iterator[str]:
 
 
 def reached(starts: Iterable[str]) -> set[str]:
-    """Return all modules that these import, directly or not."""
+    """Return all modules that these import, directly or indirectly."""
     found = set[str]()
     waiting = list(starts)
     while waiting:
@@ -88,7 +90,7 @@ def reached(starts: Iterable[str]) -> set[str]:
 
 
 def libraries(names: Iterable[str]) -> set[str]:
-    """Return the distributions whose packages these modules import."""
+    """Return the distributions that these modules import."""
     providers = packages_distributions()
     found = set[str]()
     for name in names:
@@ -104,7 +106,7 @@ def declared(lines: Iterable[str]) -> set[str]:
     return {canonicalize_name(Requirement(line).name) for line in lines}
 
 
-def test_a_bare_install_declares_all_that_it_imports_and_no_more() -> None:
+def test_a_bare_install_declares_exactly_its_imports() -> None:
     optional = set().union(*(declared(EXTRAS[extra]) for extra in OPTIONAL))
     imported = libraries(modules())
     bare = declared(PROJECT["dependencies"])
@@ -113,7 +115,7 @@ def test_a_bare_install_declares_all_that_it_imports_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("extra", STARTS)
-def test_an_extra_declares_all_that_its_processes_import(extra: str) -> None:
+def test_an_extra_declares_the_imports_of_its_processes(extra: str) -> None:
     asked = declared(EXTRAS["client"]) | declared(EXTRAS[extra])
     optional = declared(EXTRAS["torchjd"])
     assert libraries(reached(STARTS[extra])) - optional <= asked

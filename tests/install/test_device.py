@@ -1,4 +1,4 @@
-"""What a device installs, by the extra `client` alone, predicts with the model that it keeps."""
+"""A device with only the extra `client` predicts with the model that it keeps."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of processes that find what a device installs, and nothing else."""
+    """The environment of processes that find only what a device installs."""
     path = environment_of(EXTRAS["client"], tmp_path_factory.mktemp("device") / "path")
     return {**os.environ, "PYTHONPATH": path}
 
@@ -35,7 +35,7 @@ def predict(device: dict[str, str], *arguments: object) -> subprocess.CompletedP
     return subprocess.run(command, env=device, capture_output=True, text=True, timeout=300)
 
 
-def test_what_a_device_lacks_is_not_found(
+def test_libraries_of_servers_are_not_found(
     device: dict[str, str], subtests: pytest.Subtests
 ) -> None:
     for name in ("pandas", "vl_convert", "cvxopt"):
@@ -47,7 +47,7 @@ def test_what_a_device_lacks_is_not_found(
 
 
 @pytest.mark.slow
-def test_a_device_predicts_by_its_state_folder(
+def test_a_device_predicts_from_its_state_folder(
     device: dict[str, str], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     data = write_hospitals(tmp_path / "hospitals")
@@ -76,7 +76,7 @@ def test_a_device_predicts_by_its_state_folder(
 
 
 @pytest.mark.slow
-def test_what_a_device_cannot_predict_is_one_line_with_a_remedy(
+def test_a_folder_without_a_run_is_one_line_with_a_remedy(
     device: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "new.csv").write_text("age\n1\n")

@@ -1,5 +1,4 @@
-"""Editors and type checkers find the modules of an editable checkout, as Python does, with their
-types."""
+"""Editors and type checkers find the modules of an editable checkout, with their types."""
 
 import importlib.metadata
 import subprocess
@@ -21,7 +20,7 @@ finished: int = fairbloom.run(rounds=1)
 
 
 def checked(folder: Path, *command: str | Path) -> str:
-    """What a type checker says of a user's file in which two lines are wrong."""
+    """Return the output of a type checker for a user's file with two wrong lines."""
     (folder / "theirs.py").write_text(THEIRS)
     done = subprocess.run(
         [sys.executable, "-m", *command, "theirs.py"], cwd=folder, capture_output=True, text=True
@@ -33,21 +32,20 @@ def checked(folder: Path, *command: str | Path) -> str:
 def test_fairbloom_is_installed_from_its_checkout() -> None:
     files = importlib.metadata.files("fairbloom") or []
     assert not [file for file in files if file.parts[:2] == ("fairbloom", "strategies")], (
-        "this looks at editable ones"
+        "this test needs an editable installation"
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_a_type_checker_knows_the_types_of_what_is_imported(checker: str, tmp_path: Path) -> None:
-    options = (
-        ("--cache-dir", tmp_path / "cache")
-        if checker == "mypy"
-        else ("--pythonpath", sys.executable)
-    )
-    said = checked(tmp_path, checker, *options)
-    errors = [line for line in said.splitlines() if " error: " in line]
-    assert len(errors) == 2, said
+def test_a_type_checker_knows_the_types_of_imports(checker: str, tmp_path: Path) -> None:
+    options: dict[str, tuple[str | Path, ...]] = {
+        "mypy": ("--cache-dir", tmp_path / "cache"),
+        "pyright": ("--pythonpath", sys.executable),
+    }
+    output = checked(tmp_path, checker, *options[checker])
+    errors = [line for line in output.splitlines() if " error: " in line]
+    assert len(errors) == 2, output
     assert "FedFV" in errors[0]
     assert "Run" in errors[1]
-    assert "float" in said
+    assert "float" in output

@@ -1,4 +1,4 @@
-"""A plain `pip install fairbloom`, without any extra, runs and compares with tables and figures."""
+"""`pip install fairbloom` without extras runs, compares, and draws tables and figures."""
 
 import os
 import subprocess
@@ -21,13 +21,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of processes that find what a plain installation brings, and nothing else."""
+    """The environment of processes that find only what a plain installation brings."""
     path = environment_of(PROJECT["dependencies"], tmp_path_factory.mktemp("plain") / "path")
     return {**os.environ, "PYTHONPATH": path}
 
 
 def test_a_plain_installation_stays_small() -> None:
-    """PyTorch, whose size depends on its build, and its CUDA libraries are left out."""
+    """Without PyTorch, which has another size in each build, and its CUDA libraries."""
     linux = {
         "sys_platform": "linux",
         "platform_system": "Linux",
@@ -50,7 +50,7 @@ def fairbloom(
     return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True)
 
 
-def test_what_extras_bring_is_not_found(
+def test_libraries_of_extras_are_not_found(
     plain: dict[str, str], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     for name in ("ray", "PIL", "torchjd"):
@@ -96,7 +96,7 @@ def test_it_runs_on_several_processes(plain: dict[str, str], tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_needs_an_extra_says_in_one_line_which(plain: dict[str, str], tmp_path: Path) -> None:
+def test_a_method_names_the_extra_that_it_needs(plain: dict[str, str], tmp_path: Path) -> None:
     plain = {
         **plain,
         "FAIRBLOOM_DATA": "",

@@ -1,5 +1,4 @@
-"""Environments in which some of the installed packages cannot be imported, as if they were not
-there."""
+"""Environments in which some of the installed packages cannot be imported."""
 
 import sys
 from collections.abc import Iterable
@@ -24,19 +23,19 @@ sys.meta_path.insert(0, Absent())
 
 
 def environment_of(asked: Iterable[str], folder: Path) -> str:
-    """Write into a folder what makes a Python that has it on PYTHONPATH find nothing but these
-    requirements.
+    """Write a folder for PYTHONPATH that hides all packages except these requirements.
 
-    Their own requirements are found too, and the modules of Fairbloom and of the standard library.
+    The requirements of these packages can also be imported, as can Fairbloom and the standard
+    library.
     """
-    there = {
+    importable = {
         "fairbloom",
         *(canonicalize_name(each.name) for each in needed(map(Requirement, asked), {}, cuda=True)),
     }
     absent = {
         module
         for module, packages in packages_distributions().items()
-        if not there & {canonicalize_name(package) for package in packages}
+        if not importable & {canonicalize_name(package) for package in packages}
         and module not in sys.stdlib_module_names
     }
     folder.mkdir(parents=True)
