@@ -276,7 +276,7 @@ def doctor(
     console = Terminal(soft_wrap=True, highlight=False)
     worst = 0
     for finding in findings:
-        console.print(f"{signs[finding.verdict]:<8} {finding.what}: ", end="")
+        console.print(f"{signs[finding.verdict]:<8} {finding.subject}: ", end="")
         console.print(finding.words, markup=False)
         worst = max(worst, int(finding.verdict == "fault"))
     raise typer.Exit(worst)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Write requirements.lock and the lock files beside this script (make lock).
+# Write requirements.lock and the lock files in this folder (make lock).
 #
-# Locked versions stay as long as pyproject.toml allows them; --upgrade takes the newest. Every lock file is a part of one
-# solution for all systems and lists the hashes of all files of a version; only wheels are installed, nothing is built.
-# torch-cpu.lock is kept by hand, because those builds are in an index of their own.
+# Locked versions stay as long as pyproject.toml allows them; --upgrade takes the newest. All lock files are parts of one
+# solution for all systems, with the hashes of all files of a version; only wheels are installed, nothing is built.
+# torch-cpu.lock is edited by hand, because these builds are in a separate index.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -14,11 +14,11 @@ compile() {
     --only-binary :all: --emit-build-options --generate-hashes --no-annotate --custom-compile-command 'make lock' "$@"
 }
 
-part() { # of the whole solution: part FILE INPUT...
+part() { # write the part of the solution for these inputs: part FILE INPUT...
   compile --constraint "$all" --output-file "$@"
 }
 
-extras() { # of pyproject.toml, without its dependencies, most of which serve simulation and figures
+extras() { # print extras without the project's dependencies, most of which are for simulation and figures
   python3 -c '
 import sys, tomllib
 from pathlib import Path
@@ -31,7 +31,7 @@ compile "$@" --output-file "$all" pyproject.toml --all-extras \
   --group dev --group docs --group build --group inventory --group audit
 
 printf 'torch\n' | part locks/torch.lock -
-# PyTorch is installed apart, with what this build needs on Linux alone: CUDA.
+# PyTorch is installed separately, with the libraries that its build needs only on Linux: CUDA.
 mapfile -t apart < <(sed -n "s/^\([^= ]*\)==.*sys_platform == 'linux'.*/--no-emit-package=\1/p" locks/torch.lock)
 apart+=(--no-emit-package=torch)
 part requirements.lock pyproject.toml --all-extras --group dev --group build "${apart[@]}"

@@ -28,10 +28,10 @@ SMALL_DISK_BYTES = 2e9
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check: `verdict` is ok, warning or fault; faults name the remedy."""
+    """The result of one check: `verdict` is ok, warning or fault; faults name the remedy."""
 
     verdict: str
-    what: str
+    subject: str
     words: str
 
 
@@ -72,24 +72,24 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
     yield check_disk(Path(client.state_dir))
 
 
-def check_expiry(what: str, certificate: Path) -> CheckResult:
+def check_expiry(subject: str, certificate: Path) -> CheckResult:
     """Check how long a certificate is still valid."""
     remedies = {
         "server certificate": "fairbloom deploy renew, and restart the server",
         "client certificate": "the federation's operator enrols this client again",
     }
     remedy = remedies.get(
-        what, "take it from the bundle or from the operator; the operator, from a copy"
+        subject, "take it from the bundle or from the operator; the operator, from a copy"
     )
     try:
         days = pki.days_left(certificate)
     except DeployError as error:
-        return fault(what, f"{error}: {remedy}")
+        return fault(subject, f"{error}: {remedy}")
     if days <= 0:
-        return fault(what, f"{certificate} expired {-days:.0f} days ago: {remedy}")
+        return fault(subject, f"{certificate} expired {-days:.0f} days ago: {remedy}")
     if days < 30.0:
-        return warning(what, f"{certificate.name} holds for {days:.0f} more days: {remedy}")
-    return ok(what, f"{certificate.name} holds for {days:.0f} more days")
+        return warning(subject, f"{certificate.name} holds for {days:.0f} more days: {remedy}")
+    return ok(subject, f"{certificate.name} holds for {days:.0f} more days")
 
 
 def check_identity(federation: Federation) -> CheckResult:
@@ -102,15 +102,15 @@ def check_identity(federation: Federation) -> CheckResult:
 
 
 def check_private(
-    what: str, paths: Iterable[Path], bad: Callable[[str, str], CheckResult] = fault
+    subject: str, paths: Iterable[Path], bad: Callable[[str, str], CheckResult] = fault
 ) -> CheckResult:
     """Check that no other account can read files or enter folders with keys, models or data."""
     readable = [str(path) for path in paths if path.exists() and path.stat().st_mode & 0o077]
     if readable:
         return bad(
-            what, f"others can read {', '.join(readable)}: chmod go-rwx {' '.join(readable)}"
+            subject, f"others can read {', '.join(readable)}: chmod go-rwx {' '.join(readable)}"
         )
-    return ok(what, "for this account alone")
+    return ok(subject, "only for this account")
 
 
 def check_clients(federation: Federation) -> CheckResult:

@@ -13,18 +13,18 @@ from tests.experiments.helpers import fairbloom
 
 
 def found(made: Path) -> dict[str, CheckResult]:
-    return {check.what: check for check in examine(Federation.read(made))}
+    return {check.subject: check for check in examine(Federation.read(made))}
 
 
 def test_a_new_federation_only_needs_its_server(made: Path) -> None:
     checks = found(made)
-    assert [what for what, check in checks.items() if check.verdict == "fault"] == ["server"]
+    assert [subject for subject, check in checks.items() if check.verdict == "fault"] == ["server"]
     assert f"start fairbloom server --dir {made}" in checks["server"].words
 
 
 def test_each_fault_is_named_with_its_remedy(made: Path, subtests: pytest.Subtests) -> None:
     assert fairbloom("deploy", "enroll", "a") == 0
-    for change, what, words in (
+    for change, subject, words in (
         (lambda: (made / "ca.key").chmod(0o644), "secrets", f"chmod go-rwx {made / 'ca.key'}"),
         (lambda: (made / "bundles" / "a" / "key").chmod(0o644), "secrets", "bundles/a/key"),
         (lambda: made.chmod(0o755), "secrets", f"chmod go-rwx {made}"),
@@ -40,10 +40,10 @@ def test_each_fault_is_named_with_its_remedy(made: Path, subtests: pytest.Subtes
             "ca.crt cannot be read: No such file",
         ),
     ):
-        with subtests.test(change=change, what=what):
+        with subtests.test(change=change, subject=subject):
             change()
-            assert found(made)[what].verdict == "fault", what
-            assert words in found(made)[what].words
+            assert found(made)[subject].verdict == "fault", subject
+            assert words in found(made)[subject].words
             for secret in (made / "ca.key", made / "bundles" / "a" / "key"):
                 secret.chmod(0o600)
             made.chmod(0o700)
@@ -71,15 +71,15 @@ def test_the_exit_code_says_whether_something_is_wrong(
 
 def test_a_device_learns_what_its_server_would_answer(bundle: Path) -> None:
     client = ClientSettings.of({}, bundle / "client.toml")
-    checks = {check.what: check for check in examine_device(client)}
+    checks = {check.subject: check for check in examine_device(client)}
     assert checks["server"].words.startswith("localhost:1 cannot be reached: Connection refused")
     assert checks["private key"].verdict == "ok"
     (bundle / "key").chmod(0o644)
-    checks = {check.what: check for check in examine_device(client)}
+    checks = {check.subject: check for check in examine_device(client)}
     assert f"chmod go-rwx {bundle / 'key'}" in checks["private key"].words
 
 
 def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.check_disk(tmp_path / "not" / "there").what == "disk"
+    assert doctor.check_disk(tmp_path / "not" / "there").subject == "disk"
     monkeypatch.setattr(doctor, "SMALL_DISK_BYTES", 1e18)
     assert "make room" in doctor.check_disk(tmp_path).words
