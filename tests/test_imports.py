@@ -104,7 +104,7 @@ def imported_by(code: str) -> list[str]:
             ),
             [],
         ),
-        ("import fairbloom.strategies", ["flwr", "grpc", "numpy", "cvxopt"]),
+        ("import fairbloom.strategies", ["flwr", "grpc", "numpy", "cvxopt", "pydantic"]),
         ("import fairbloom.cli.deploy", []),
         ("import fairbloom.tasks", ["numpy", "pydantic"]),
     ],

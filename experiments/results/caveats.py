@@ -74,7 +74,8 @@ def _test_by_train(run: Run) -> float:
     clients = tested.keys() & trained.keys()
     if not clients:
         return usual
-    return sum(tested[name] for name in clients) / sum(trained[name] for name in clients)
+    examples = sum(float(trained[name]) for name in clients)
+    return sum(tested[name] for name in clients) / examples
 
 
 def caveats_of_run(run: Run) -> list[str]:

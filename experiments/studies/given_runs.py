@@ -52,8 +52,8 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
     by_label, arms = _group(opened, left_out)
     base = baseline_of(baseline, list(arms.values()))
     for label in [label for label, runs in by_label.items() if not runs.keys() & by_label[base]]:
-        seeds = ", ".join(map(str, by_label.pop(label)))
-        left_out.append(f"{label} is left out: {base} has no run with its seeds ({seeds}).")
+        of_label = ", ".join(map(str, by_label.pop(label)))
+        left_out.append(f"{label} is left out: {base} has no run with its seeds ({of_label}).")
     shared = set.intersection(*(set(runs) for runs in by_label.values()))
     for seed in sorted({seed for runs in by_label.values() for seed in runs} - shared):
         lacking = ", ".join(label for label, runs in by_label.items() if seed not in runs)
