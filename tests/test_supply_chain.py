@@ -272,7 +272,7 @@ def test_the_environment_is_the_locked_one() -> None:
         if pin.requirement.marker is None or pin.requirement.marker.evaluate()
     }
     assert {name: installed.get(name) for name in here} == here, (
-        "make setup installs what is locked"
+        "make setup installs the locked versions"
     )
     apart = {"fairbloom", *locked("torch"), *locked("docs")}
     assert set(installed) <= {*here, *apart, "setuptools"}, (

@@ -35,7 +35,8 @@ def train(message, context):
         os.kill(os.getpid(), 11)
     if wanted == "exit":
         raise SystemExit(5)
-    metrics = MetricRecord({"calls": calls, "version": VERSION, "state-dir": len(str(context.run_config["state-dir"]))})
+    state_dir = str(context.run_config["state-dir"])
+    metrics = MetricRecord({"calls": calls, "version": VERSION, "state-dir": len(state_dir)})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 """
 
@@ -56,12 +57,12 @@ def task_of(do: str, kind: str = "train", state: bytes = b"", run: RunDescriptio
     """Return the task that a client's worker gets for a message with this action."""
     content = serialize(RecordDict({"config": ConfigRecord({"do": do})}))
     head = Head(id="m", run=run.number, type=kind, seconds=60.0, round="1")
-    told = {
+    described = {
         "distribution": run.distribution,
         "version": run.version,
         "settings": dict(run.settings),
     }
-    return Task(2, head.SerializeToString(), json.dumps(told), content, state)
+    return Task(2, head.SerializeToString(), json.dumps(described), content, state)
 
 
 def content_of(answer: Answer) -> RecordDict:

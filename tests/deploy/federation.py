@@ -225,7 +225,7 @@ def _pump(one: socket.socket, other: socket.socket) -> None:
 
 @contextlib.contextmanager
 def federation(home: Path, clients: int = 0, scripts: Path = SCRIPTS) -> Iterator[Deployment]:
-    """A federation with enrolled `clients`, named as in the digits task; none is started yet."""
+    """A federation with enrolled `clients`, named as in the digits task; all are stopped."""
     runtime = Deployment(home, scripts)
     try:
         runtime.start_server()

@@ -169,7 +169,7 @@ def test_the_small_process_gets_all_settings(bundle: Path, monkeypatch: pytest.M
     assert not blocked & {signal.SIGINT, signal.SIGTERM}
     loop.main()
     assert there == [client]
-    assert masks == [0o077]  # only the client's account can read what it writes
+    assert masks == [0o077]  # only the client's account can read its files
 
 
 # Files that cannot be used ------------------------------------------------------------------------

@@ -67,7 +67,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "listen is a number": put("federation.toml", b'server = "a:1"\nlisten = 3\n'),
     "a key is unknown": put("federation.toml", b'server = "a:1"\nsuperlink = "a:1"\n'),
     "federation.toml links to itself": link_to_itself,
-    "a partition is none": swap("partition = 0", 'partition = "zero"'),
+    "a partition is not a number": swap("partition = 0", 'partition = "zero"'),
     "a client has another's name": swap('name = "a"', 'name = "b"'),
     "a bundle has a folder in it": lambda folder: (folder / "bundles" / "a" / "sub").mkdir(),
 }

@@ -1,4 +1,4 @@
-"""A run's grid and a device's session: what they send again, and what is not computed twice."""
+"""A run's grid and a device's session: they send lost messages again and compute each once."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -76,16 +76,16 @@ def test_ids_are_the_same_in_each_process_of_a_run_that_saves(server: Server) ->
     for each in (server, other):
         each.grid.save(0)
     assert server.grid.push_messages([message()]) == other.grid.push_messages([message()])
-    first, *others = [
+    cases = [
         (message(), True),
         (message(number=2), True),
         (message(MessageType.EVALUATE), True),
         (message(number=0), False),
         (message(MessageType.QUERY), False),
     ]
-    ids = {server.grid.push_messages([each])[0] for each, _ in (first, *others)}
+    ids = {server.grid.push_messages([each])[0] for each, _ in cases}
     assert len(ids) == 5
-    assert [address.kept for address in server.sent[1:]] == [kept for _, kept in (first, *others)]
+    assert [address.kept for address in server.sent[1:]] == [kept for _, kept in cases]
     twice = [server.grid.push_messages([message(MessageType.QUERY)])[0] for _ in range(2)]
     assert twice[0] != twice[1]
 

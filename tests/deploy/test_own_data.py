@@ -193,5 +193,5 @@ def test_a_node_with_a_bad_file_is_named_with_the_reason(there: Deployment, tmp_
     there.submit(submitted)
     rows = rounds(out)
     assert [row["replies_used"] for row in rows] == ["3", "3"]
-    told = "it has columns that the schema does not name (1): add them to ignore"
-    assert all(row["refused"].startswith("va: ") and told in row["refused"] for row in rows), rows
+    reason = "it has columns that the schema does not name (1): add them to ignore"
+    assert all(row["refused"].startswith("va: ") and reason in row["refused"] for row in rows), rows

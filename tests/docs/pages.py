@@ -15,7 +15,7 @@ FEDERATION = "deploy/test_guide.py::test_six_steps_make_a_federation"
 COMPOSE = "docker/test_compose.py::test_docker_compose_up_gives_the_run_in_process"
 QUICKSTART = "client/test_fair.py::test_the_page_says_how_many_lines_of_the_quickstart_change"
 QUICKSTART_DEPLOYED = (
-    "runtimes/test_quickstart_deployed.py::test_killed_in_mid_run_it_goes_on_and_ends_as_in_process"
+    "runtimes/test_quickstart_deployed.py::test_a_killed_run_continues_and_ends_as_in_process"
 )
 OWN_DATA = "deploy/test_own_data.py::test_four_nodes_with_a_file_each_give_the_run_in_process"
 HOSPITALS = "docs/test_real_data.py::test_the_commands_make_the_hospitals_table_and_picture"

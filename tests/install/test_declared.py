@@ -1,4 +1,4 @@
-"""Imported libraries are declared: none is installed only because another one needs it today."""
+"""Imported libraries are declared: another library that needs one today may drop it."""
 
 import ast
 import sys

@@ -68,7 +68,8 @@ class Stock(Flower):
             ("0.0.0.0", "127.0.0.1"),
             ("$$", "$"),
         ):
-            word = word.replace(old, new) if not word.startswith(str(self.home)) else word
+            if not word.startswith(str(self.home)):
+                word = word.replace(old, new)
         return str(self.port) if word == "8000" else word
 
 

@@ -31,7 +31,7 @@ sys.exit(bool(lost))
 
 
 @pytest.mark.parametrize("attempt", range(6))
-def test_two_threads_that_look_for_both_apps_at_once_find_them(attempt: int) -> None:
+def test_two_threads_find_both_apps_at_once(attempt: int) -> None:
     apps = ("fairbloom.serverapp", "fairbloom.clientapp")
     done = subprocess.run(
         [sys.executable, "-c", LOOK, str(ROOT), *apps], capture_output=True, text=True, timeout=300

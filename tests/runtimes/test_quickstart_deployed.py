@@ -50,12 +50,12 @@ def run_of(folder: Path) -> Path:
 
 def assert_same_run(folder: Path, other: Path) -> None:
     """Assert that the runs of two apps have the same rows per client and the same weights."""
-    left, right = (torch.load(f"{run_of(each)}.pt") for each in (folder, other))
-    for name, weights in right.items():
-        torch.testing.assert_close(left[name], weights, rtol=1e-5, atol=1e-6)
-    for row, expected in zip(
-        *(table(run_of(each) / "clients.csv") for each in (folder, other)), strict=True
-    ):
+    model = torch.load(f"{run_of(folder)}.pt")
+    for name, weights in torch.load(f"{run_of(other)}.pt").items():
+        torch.testing.assert_close(model[name], weights, rtol=1e-5, atol=1e-6)
+    rows = table(run_of(folder) / "clients.csv")
+    expected_rows = table(run_of(other) / "clients.csv")
+    for row, expected in zip(rows, expected_rows, strict=True):
         assert row.keys() == expected.keys()
         for column, value in expected.items():
             if column == "client" or not value:
@@ -64,7 +64,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
                 assert float(row[column]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), column
 
 
-def test_killed_in_mid_run_it_goes_on_and_ends_as_in_process(
+def test_a_killed_run_continues_and_ends_as_in_process(
     there: Deployment, apps: tuple[Path, Path]
 ) -> None:
     deployed, in_process = apps

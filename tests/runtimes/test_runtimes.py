@@ -105,7 +105,7 @@ def test_an_own_method_and_task_run_on_ray_with_own_settings(
     theirs.assert_it_is_theirs(tmp_path / "a")
 
 
-def test_an_impossible_setting_fails_before_any_client_works(
+def test_an_invalid_setting_fails_before_any_client_works(
     local: Flower, installed: Path, tmp_path: Path
 ) -> None:
     config = {**SETTINGS, "fedfv.alpha": 2.0, "out": str(tmp_path / "run")}
@@ -128,9 +128,8 @@ def test_the_changed_quickstart_gives_the_run_in_process(
         changed.aim(tmp_path / name, tmp_path / name / "run")
     changed.run_in_process(tmp_path / "in-process", QUICKSTART, CLIENTS)
     run_on_ray(local, QUICKSTART, tmp_path / "simulated")
-    simulated, expected = (
-        table(tmp_path / name / "run" / "clients.csv") for name in ("simulated", "in-process")
-    )
+    simulated = table(tmp_path / "simulated" / "run" / "clients.csv")
+    expected = table(tmp_path / "in-process" / "run" / "clients.csv")
     assert [row["client"] for row in simulated] == ["client-0", "client-1"] * 2
     for row, other in zip(simulated, expected, strict=True):
         with subtests.test(row=row, other=other):

@@ -90,9 +90,7 @@ def goes_on(out: Path) -> None:
     wait_until(is_so, lambda: f"{rounds(out)[before:]}")
 
 
-def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(
-    there: Mixed, tmp_path: Path
-) -> None:
+def test_one_run_continues_over_an_upgrade_and_back(there: Mixed, tmp_path: Path) -> None:
     out = tmp_path / "run"
     for name in CLIENTS:
         there.connect(name, OLD)
@@ -121,7 +119,7 @@ def test_one_run_goes_on_over_an_upgrade_of_all_and_the_way_back(
     assert not any("protocol" in each or "version" in each for each in refused)
 
 
-def test_a_client_that_does_not_fit_is_refused_on_both_sides(
+def test_an_incompatible_client_is_refused_on_both_sides(
     there: Mixed, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     out = tmp_path / "run"

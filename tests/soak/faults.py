@@ -44,7 +44,7 @@ class Site:
         }
 
 
-# Faults: each returns once it is over, and says what it did ---------------------------------------
+# Faults: each returns a description once it is over ----------------------------------------------
 
 
 def kill_server(site: Site, chance: random.Random) -> str:
@@ -126,7 +126,7 @@ def flood(site: Site, chance: random.Random) -> str:
     for thread in threads:
         thread.join()
     stranger.close()
-    return f"{calls[0]} calls in {seconds:.0f} s beside 20 stalled connections"
+    return f"{calls[0]} calls in {seconds:.0f} s, with 20 stalled connections"
 
 
 FAULTS: Mapping[str, Callable[[Site, random.Random], str]] = {

@@ -149,18 +149,17 @@ def test_the_run_ends_by_itself_with_every_round(soaked: Soak) -> None:
 
 def test_the_model_is_that_of_the_recorded_run_to_the_bit(soaked: Soak, tmp_path: Path) -> None:
     again = trained_again(soaked.out, SETTINGS, CLIENTS, tmp_path / "again")
-    one, other = (
+    digests = {
         hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         for folder in (soaked.out, again)
-    )
-    assert one == other
+    }
+    assert len(digests) == 1
 
 
 def test_only_the_hostile_client_is_refused_for_its_replies(soaked: Soak) -> None:
-    told = re.compile(r"(\S+): (?:array|metric|loss|num-examples|update)")
-    assert {name for row in rounds(soaked.out) for name in told.findall(row["refused"])} <= {
-        HOSTILE
-    }
+    about_a_reply = re.compile(r"(\S+): (?:array|metric|loss|num-examples|update)")
+    refusals = " | ".join(row["refused"] for row in rounds(soaked.out))
+    assert set(about_a_reply.findall(refusals)) <= {HOSTILE}
 
 
 def test_memory_is_flat(soaked: Soak, subtests: pytest.Subtests) -> None:
@@ -169,10 +168,8 @@ def test_memory_is_flat(soaked: Soak, subtests: pytest.Subtests) -> None:
             if samples[-1][0] - samples[0][0] < ROUNDS // 2:
                 continue
             quarter = max(1, len(samples) // 4)
-            first, last = (
-                statistics.median(mb for _, mb in part)
-                for part in (samples[:quarter], samples[-quarter:])
-            )
+            first = statistics.median(mb for _, mb in samples[:quarter])
+            last = statistics.median(mb for _, mb in samples[-quarter:])
             assert last < first + SLACK_MB, (
                 f"{name}: {first:.0f} MB at first, {last:.0f} MB at last"
             )

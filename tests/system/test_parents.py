@@ -25,7 +25,8 @@ time.sleep(600)
 """
 PARENT = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid()), *sys.argv[2:]], start_new_session=True)
+command = [sys.executable, "-c", sys.argv[1], str(os.getpid()), *sys.argv[2:]]
+child = subprocess.Popen(command, start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(600)
 """
