@@ -1,7 +1,4 @@
-"""Arrays and a state of plain values in one safetensors file, sealed by a checksum.
-
-The last ones are kept.
-"""
+"""Checkpoints: arrays and a state of plain values in one safetensors file, sealed by a checksum."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,9 +30,9 @@ def save_round(
 
 
 def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-    """Return model and state of the newest intact checkpoint, or None.
+    """Return model and state of the newest intact checkpoint, or None if there are no checkpoints.
 
-    Raise if all are damaged.
+    Raise RunFolderError if all are damaged.
     """
     faults: list[str] = []
     for path in list_checkpoints(folder):
@@ -70,9 +67,8 @@ def save_checkpoint(path: Path, arrays: Arrays, state: Mapping[str, Any]) -> Non
 def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return model and state from a checkpoint; raise RunFolderError when the file is damaged."""
     tensors, about = load_model(path)
-    return {name: tensors[f"model/{name}"] for name in about["names"]}, _attach(
-        about["state"], tensors
-    )
+    arrays = {name: tensors[f"model/{name}"] for name in about["names"]}
+    return arrays, _attach(about["state"], tensors)
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -82,7 +78,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return a model's arrays and what was written about them.
+    """Return a model's arrays and metadata.
 
     Raise RunFolderError when the file is damaged.
     """

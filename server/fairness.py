@@ -16,7 +16,7 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
     Parameters
     ----------
     values
-        Accuracies, say, by client name; at least one, finite.
+        By client name, such as accuracies; at least one, all finite.
     lower_is_better
         Whether the client with the highest value is the worst served, as with an error.
 
@@ -27,20 +27,20 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
         (mean of the worst and of the best N % of clients, ⌈N·clients/100⌉ of them, counted
         exactly), `gap` (|best − worst|). In its square: `var`. Without unit: `jain` (Σx)²/(NΣx²),
         `gini` Σ_ij|x_i − x_j|/(2N²·mean), `entropy` of x/Σx in nats and `cosine` to the all-ones
-        vector. Where all are zero, jain and cosine are 1, gini 0 and entropy ln N. Where one is
-        negative, entropy and gini have no meaning and are NaN.
+        vector. If all values are zero, jain and cosine are 1, gini 0 and entropy ln N. If a value
+        is negative, entropy and gini have no meaning and are NaN.
 
     Raises
     ------
     ValueError
-        When there is no value, or one is not finite.
+        If there are no values, or one is not finite.
     """
     if not values:
         raise ValueError("there is no client to measure")
     x = np.sort(np.array(list(values.values()), np.float64))
-    for name, value in values.items() if not np.isfinite(x).all() else ():
-        if not math.isfinite(value):
-            raise ValueError(f"the value of client {name} is {value}; it must be finite")
+    if not np.isfinite(x).all():
+        name, value = next(item for item in values.items() if not math.isfinite(item[1]))
+        raise ValueError(f"the value of client {name} is {value}; it must be finite")
     worst_first = x[::-1] if lower_is_better else x
     mean = _mean_of(x)
     away = x - mean
@@ -72,9 +72,8 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
 def percent_improved(before: Mapping[str, float], after: Mapping[str, float]) -> float:
     """Return the percentage of clients with a loss that did not rise: F_k(w_{t+1}) ≤ F_k(w_t).
 
-    Source: Hu et al. 2022 (FedMGDA+), section 6.
-
-    Raises ValueError when there is no client, or the two are not of the same clients.
+    Source: Hu et al. 2022 (FedMGDA+), section 6. Raise ValueError if there are no clients, or if
+    the two mappings have different clients.
     """
     if not before:
         raise ValueError("there is no client to compare")
@@ -107,7 +106,9 @@ def _gini(ascending: NDArray[np.float64]) -> float:
     if ascending[0] < 0.0:
         return math.nan
     ranks = 2.0 * np.arange(1, n + 1) - n - 1.0
-    return float(ranks @ ascending / (n * total)) if ascending[-1] > 0.0 else 0.0
+    if ascending[-1] == 0.0:
+        return 0.0
+    return float(ranks @ ascending / (n * total))
 
 
 def _entropy(ascending: NDArray[np.float64]) -> float:

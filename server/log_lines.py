@@ -1,4 +1,4 @@
-"""The log lines of a run while it goes on."""
+"""The log lines of a run in progress."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,9 @@ from .run_folder.csv_rows import ENDINGS
 
 def summarize_row(row: Mapping[str, object], score: Score, model: str = "global") -> str:
     """Return the scores of an evaluated round as text, "" for a round without evaluation."""
-    mean, worst = (row.get(f"{score.column(model)}_{over}") for over in ("mean", "worst_10"))
+    column = score.column(model)
+    mean = row.get(f"{column}_mean")
+    worst = row.get(f"{column}_worst_10")
     if not isinstance(mean, float) or not isinstance(worst, float):
         return ""
     scored = row.get("clients_scored")

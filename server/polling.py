@@ -34,8 +34,8 @@ T = TypeVar("T")
 class Absences:
     """The nodes that were offline while their replies were awaited, and since when.
 
-    A node that is back may still have its reply, or may have lost it in a restart. `patience` is
-    the seconds for which its reply is awaited, without end before any node has answered.
+    A node that is back may still have its reply, or may have lost it in a restart. Its reply is
+    awaited for `patience` seconds, and without limit before any node has answered.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Absences:
         self._back: dict[int, float] = {}
 
     def find_late(self, nodes: set[int], online: set[int], now: float) -> set[int]:
-        """Return which of `nodes` are not to be waited for any longer at second `now`."""
+        """Return the nodes that are given up at second `now`."""
         for node in nodes & online & self._gone.keys():
             del self._gone[node]
             self._back[node] = now
@@ -63,16 +63,16 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.stood = False
+        self.paused = False
         self._measured = time.monotonic()
 
     def measure(self, *, counts: bool) -> float:
-        """Return the seconds that count; those since the last call do where `counts` says so."""
+        """Return the seconds counted so far, with those since the last call if `counts`."""
         now = time.monotonic()
         if counts:
             self.seconds += now - self._measured
         else:
-            self.stood = True
+            self.paused = True
         self._measured = now
         return self.seconds
 
@@ -80,9 +80,9 @@ class Stopwatch:
 class PollingGrid(Grid):
     """Wraps another grid and collects its replies through push and pull.
 
-    `min_replies` replies, errors not counted, end a round's training; 0: all. While fewer clients
-    are online than `quorum` needs, deadlines are suspended. `enrolled` returns those of some
-    clients that are not revoked; revoked clients are not waited for.
+    `min_replies` replies, errors not counted, end a round's training; 0 waits for all. While fewer
+    clients are online than `quorum` needs, deadlines are suspended. `enrolled` drops revoked
+    clients from the names that it gets: those are not waited for.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class PollingGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; return their ids.
 
-        After a failure all are sent again: the SuperLink knows them by content.
+        After a failure all are sent again: the SuperLink recognises duplicates by their content.
         """
         messages = list(messages)
         lifetimes = [message.metadata.ttl for message in messages]
@@ -138,7 +138,7 @@ class PollingGrid(Grid):
         def push() -> Iterable[str]:
             for message, lifetime in zip(messages, lifetimes, strict=True):
                 age = time.time() - message.metadata.created_at
-                if age >= message.metadata.ttl:  # on its way to a SuperLink that was away
+                if age >= message.metadata.ttl:  # it expired while the SuperLink was away
                     message.metadata.ttl = age + lifetime
             return self._grid.push_messages(messages)
 
@@ -162,7 +162,9 @@ class PollingGrid(Grid):
         working = MessageType.QUERY not in kinds
         pending = self._send(messages)
         watch = Stopwatch()
-        left = math.inf if timeout is None else timeout
+        left = math.inf
+        if timeout is not None:
+            left = timeout
         absences = Absences()
         extended = False
         replies: list[Message] = []
@@ -171,9 +173,11 @@ class PollingGrid(Grid):
             replies += self._strike_off(pending, online)
             enough = not working or self._quorum is None or self._quorum.is_met_by_nodes(online)
             elapsed = watch.measure(counts=enough)
-            if enough and watch.stood:
+            if enough and watch.paused:
                 self._send_again(pending, left)
-            came = self._collect(pending, online, absences, elapsed) if enough else []
+            came: list[Message] = []
+            if enough:
+                came = self._collect(pending, online, absences, elapsed)
             replies += came
             for reply in came:
                 pending.pop(reply.metadata.reply_to_message_id, None)
@@ -198,20 +202,17 @@ class PollingGrid(Grid):
                 extended = True
                 timeout = timeout + GRACE_SECONDS
                 left = GRACE_SECONDS
-                watch.stood = True  # messages expire with the deadline
+                watch.paused = True  # messages expire with the deadline, so they are sent again
             if pending:
                 pause = min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20))
-                wanted = 0
-                if training:
+                wanted = len(pending)
+                if training and self._min_replies > 0:
                     wanted = self._min_replies - sum(reply.has_content() for reply in replies)
-                self._wait(pending, wanted if wanted > 0 else len(pending), pause)
+                self._wait(pending, wanted, pause)
         return replies
 
     def _wait(self, pending: Collection[str], number: int, seconds: float) -> None:
-        """Pause between two looks.
-
-        A grid that knows when replies come ends the pause with as many as are wanted.
-        """
+        """Pause before the next look; a grid that sees replies come ends the pause at `number`."""
         wait: Callable[[Collection[str], int, float], None] | None = getattr(
             self._grid, "wait_for_replies", None
         )
@@ -227,7 +228,7 @@ class PollingGrid(Grid):
         return {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
 
     def _strike_off(self, pending: dict[str, Message], online: set[int]) -> list[Message]:
-        """Return an error instead of the reply of each client that was revoked."""
+        """Stop waiting for revoked clients; return an error as the reply of each of them."""
         away = {message.metadata.dst_node_id for message in pending.values()} - online
         gone = set[int]()
         if self._quorum is not None and away:
@@ -237,9 +238,9 @@ class PollingGrid(Grid):
         return [Message(error, reply_to=pending.pop(sent)) for sent in struck]
 
     def _send_again(self, pending: dict[str, Message], left: float) -> None:
-        """Send again messages that have at most 2 s to live after the run waited for clients.
+        """Send again messages that expired, or nearly did, while the run waited for clients.
 
-        They live `left` more.
+        Those are messages with less than 2 s to live; they now live for `left` seconds.
         """
         now = time.time()
         dying = {
@@ -249,7 +250,8 @@ class PollingGrid(Grid):
         }
         for sent, message in dying.items():
             message.metadata.created_at = now
-            message.metadata.ttl = left if left < math.inf else message.metadata.ttl
+            if left < math.inf:
+                message.metadata.ttl = left
             del pending[sent]
         if dying:
             pending.update(self._send([*dying.values()]))
@@ -306,8 +308,8 @@ def _retry(call: Callable[[], T]) -> T:
 def is_temporary(error: Exception) -> bool:
     """Return whether a call may succeed later, such as after a SuperLink's restart.
 
-    Flower does not retry after a broken handshake, a busy database, expired messages, or a part
-    that is sent twice. An answer that refuses the request (401, 403, 404) is final.
+    Flower itself does not retry after a broken handshake, a busy database, expired messages, or a
+    part that is sent twice. An answer that refuses the request (401, 403, 404) is final.
     """
     if isinstance(error, HTTPStatusError):
         return error.response.status_code >= 500

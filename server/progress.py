@@ -1,4 +1,4 @@
-"""The progress of a deployed run: its folder, and what the server's status reads there."""
+"""The progress of a deployed run, for the server's status: its run folder, and its last rounds."""
 
 import os
 import time
@@ -21,9 +21,9 @@ ANNOUNCED = "folder"
 
 
 def announce(folder: Path) -> None:
-    """Write down this run's folder for the server's status, where it asks for that.
+    """Write down this run's folder for the server's status, if it asks for that.
 
-    If the disk refuses, only warn.
+    A failure to write is only logged.
     """
     place = os.environ.get(RUN_FOLDER)
     if not place:
@@ -39,10 +39,7 @@ def announce(folder: Path) -> None:
 
 
 def find_announced(place: Path) -> Path | None:
-    """Return the folder that a run writes to, by the folder of its order.
-
-    None where it has announced none.
-    """
+    """Return the run folder that a run has announced in the folder of its order, or None."""
     try:
         return Path(os.fsdecode((place / ANNOUNCED).read_bytes()))
     except OSError:
@@ -67,6 +64,12 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         raise RunFolderError(f"{folder} cannot be read: {error.strerror}") from error
     latest = rows[-10:]  # for the median seconds of a round, and for refused replies
     seconds = [float(row["seconds"]) for row in latest if row.get("seconds")]
+    seconds_per_round: float | None = None
+    if seconds:
+        seconds_per_round = round(median(seconds), 3)
+    seconds_since_round: float | None = None
+    if changed is not None:
+        seconds_since_round = round(max(0.0, time.time() - changed), 1)
     refused = [
         {"round": int(row["round"]), "client": name, "reason": reason}
         for row in reversed(latest)
@@ -80,10 +83,8 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         "round": int(last.get("round", 0)),
         "of-rounds": int(settings.get("num-rounds", 0)),
         "state": state,
-        "seconds-a-round": round(median(seconds), 3) if seconds else None,
-        "seconds-since-round": None
-        if changed is None
-        else round(max(0.0, time.time() - changed), 1),
+        "seconds-a-round": seconds_per_round,
+        "seconds-since-round": seconds_since_round,
         "missing": last.get("missing", ""),
         "offline": last.get("offline", ""),
         "refused": refused[:5],

@@ -10,16 +10,11 @@ from fairbloom.errors import FairbloomError, describe_online, join_names
 from fairbloom.flower import SimulationError
 from fairbloom.logs import log
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.quorum import (
-    Quorum,
-    QuorumError,
-    Wait,
-    quorum_of,
-)
+from fairbloom.rounds.quorum import Quorum, QuorumError, Wait, quorum_of
 from fairbloom.rounds.screening import beyond_others
 
-# A client with more than this multiple of the others' median needs a number that the operator has
-# stated.
+# A client that reports more than this multiple of the others' median number of examples needs a
+# number that the operator has stated (enrolled-sizes).
 MOST_TIMES = 10
 
 # Environment variable by which `fairbloom server` names the folder with a file for each client ever
@@ -28,9 +23,9 @@ CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
 
 
 class ImplausibleSizeError(FairbloomError):
-    """A client with a number of examples out of all proportion.
+    """A client reports an implausible number of examples.
 
-    The message names it, its number and the remedy.
+    The message names the client, its number and the remedy.
     """
 
 
@@ -45,24 +40,30 @@ def wait_for_clients(
 ) -> None:
     """Wait until all clients are online, so that every run draws from the same names.
 
-    Go on without late ones.
+    After `patience` seconds the run continues without late clients, or QuorumError ends it if too
+    few are online. In Flower's simulation, which starts no further clients, SimulationError ends it
+    at once. Also set the quorum's `fewest`.
 
-    `expected` is 0 where a new run does not say how many: it starts once clients are there and none
-    has joined for a while. `began` names the clients of a run that is continued. `min_clients` 0
-    means what `quorum_of` says. After `patience` seconds the run goes on with enough clients, or
-    QuorumError ends it; in Flower's simulation, where no others come, SimulationError ends it at
-    once. The quorum's `fewest` is set here.
+    Parameters
+    ----------
+    expected
+        Number of clients of a new run; 0 if unknown: it starts once no client has joined for 10 s.
+    began
+        The clients with which a continued run began.
+    min_clients
+        The fewest clients that are enough; 0 takes the number from `quorum_of`.
     """
     folder = os.environ.get(CLIENTS_FOLDER)
-    awaited = drop_revoked(sorted(began))
+    enrolled: list[str] = []
     if folder:
         enrolled = drop_revoked(sorted(file.stem for file in Path(folder).glob("*.toml")))
-    else:
-        enrolled = []
+    awaited = drop_revoked(sorted(began))
     wanted = len(awaited) or expected
-    enough = min_clients or (
-        quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected)
-    )
+    enough = min_clients
+    if not enough and awaited:
+        enough = quorum_of(len(quorum.counted(awaited)))
+    elif not enough:
+        enough = quorum.of(expected)
     wait = Wait(patience)
     newest = time.monotonic()
     seen = 0
@@ -73,13 +74,12 @@ def wait_for_clients(
             newest = time.monotonic()
             log.info("waiting for clients: %d of %s are online", seen, wanted or "as many as come")
         late = [name for name in awaited if name not in online]
-        named = late if awaited else [name for name in enrolled if name not in online]
+        named = [name for name in awaited or enrolled if name not in online]
         there = len(quorum.counted(online))
         if there >= enough and not late and len(online) >= wanted:
             if wanted:
                 break
-            # A run that does not know how many clients there are starts 10 s after the last one
-            # came.
+            # Without a number of clients to wait for, a run starts 10 s after the last one came.
             if time.monotonic() - newest >= 10.0:
                 log.info(
                     "starting with %d clients: set clients to wait for a certain number of them",
@@ -116,10 +116,10 @@ def wait_for_clients(
 
 
 def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:
-    """Raise ImplausibleSizeError for a client that reports far too many examples.
+    """Raise ImplausibleSizeError for a client that reports far more examples than the others.
 
-    `sizes` are the clients' own reports, `enrolled` the clients with a number that the operator has
-    stated.
+    `sizes` are the clients' own reports; `enrolled` are the clients with a number that the operator
+    has stated, which are not checked.
     """
     for name, size in sizes.items():
         if name not in enrolled and (words := beyond_others(name, size, sizes, MOST_TIMES)):
@@ -129,15 +129,15 @@ def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:
 
 
 def drop_revoked(names: Iterable[str]) -> list[str]:
-    """Return those of the clients that the operator of this federation has not revoked."""
+    """Return the clients without those that this federation's operator has revoked."""
     folder = os.environ.get(CLIENTS_FOLDER)
     return [name for name in names if not folder or not is_revoked(Path(folder, f"{name}.toml"))]
 
 
 def is_revoked(file: Path) -> bool:
-    """Return whether a client's file says so.
+    """Return whether a client's file says that the client is revoked.
 
-    Nothing is known of a client with a damaged file, or one that is being replaced.
+    A damaged file, or one that is being replaced, counts as not revoked.
     """
     try:
         return bool(tomllib.loads(file.read_text()).get("revoked"))
