@@ -8,14 +8,20 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from email.parser import Parser
 from io import BytesIO
 from pathlib import Path
 from zipfile import ZipFile
 
+import click
 import numpy as np
 import pytest
+import requests
+from flwr.cli.auth_plugin.oidc_cli_plugin import OidcCliPlugin
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
+from flwr.supercore import constant
+from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 from packaging.requirements import Requirement
 
 from fairbloom import __version__
@@ -56,7 +62,7 @@ def test_the_app_has_its_name_and_nothing_of_the_templates(
 ) -> None:
     files = {str(file.relative_to(app)) for file in app.rglob("*") if file.is_file()}
     assert files == {
-        *("pyproject.toml", "README.md", ".gitignore", "tests/test_app.py"),
+        *("pyproject.toml", "README.md", "LICENSE", ".gitignore", "tests/test_app.py"),
         *(
             f"my_hearts/{name}.py"
             for name in ("__init__", "__main__", "task", "client_app", "server_app")
@@ -155,6 +161,7 @@ def test_a_federation_and_runs_in_its_folder_do_not_travel_with_it(app: Path) ->
     names = ZipFile(BytesIO(build_fab_from_disk(app))).namelist()
     assert {name for name in names if not name.startswith("my_hearts/")} == {
         "pyproject.toml",
+        "LICENSE",
         ".info/CONTENT",
     }
 
@@ -163,6 +170,138 @@ def test_the_settings_that_a_deployed_client_takes_are_those_that_it_says() -> N
     settings = list(project(TEMPLATE)["tool"]["flwr"]["app"]["config"])
     assert "the last six" in (TEMPLATE / "pyproject.toml").read_text()
     assert [key for key in settings if key in marked(Mark.SENT_TO_CLIENTS)] == settings[-6:]
+
+
+# A bundle, and a hub ------------------------------------------------------------------------------
+
+HUB = importlib.import_module("flwr.cli.app_cmd.publish")
+
+
+class Account(OidcCliPlugin):
+    """An account that is logged in."""
+
+    def __init__(self, host: str) -> None:
+        self.access_token = "token"
+
+    def load_tokens(self) -> None:
+        """Keep the one that it has."""
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that reach a hub, which takes all of them."""
+    names: list[str] = []
+    taken = requests.Response()
+    taken.status_code = 200
+
+    def post(url: str, files: list[tuple[str, tuple[str, object, str]]], **_: object) -> object:
+        names.extend(name for _, (name, *_) in files)
+        return taken
+
+    monkeypatch.setattr(HUB, "load_cli_auth_plugin_from_connection", Account)
+    monkeypatch.setattr(HUB.requests, "post", post)
+    return names
+
+
+def test_the_licence_is_apaches_as_ours(app: Path) -> None:
+    assert (app / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_flowers_strict_format_knows_the_versions_of_flower(app: Path) -> None:
+    (locked,) = re.findall(r"^flwr==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    about = normalize_and_validate_fab_format(project(app))
+    assert about.fab_format_version == 1
+    assert about.flwr_version_min == "1.39"
+    assert about.flwr_version_target == locked
+
+
+def offer(app: Path) -> None:
+    """Bundle the app, and send it to the hub."""
+    build_fab_from_disk(app)
+    HUB.publish(app)
+
+
+BROKEN = {
+    "license = { file": ('license = "Apache-2.0"', "requires .project..license to be"),
+    "flwr-version-target": ("", "Missing .tool.flwr.app..flwr-version-target"),
+    "fab-include": ('fab-include = ["my_hearts/*.py"]', "to be included in the FAB"),
+    "description": ('description = ""', "description can't be empty"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_what_a_bundle_or_the_hub_would_miss_is_there(
+    app: Path, sent: list[str], subtests: pytest.Subtests
+) -> None:
+    file = app / "pyproject.toml"
+    whole = file.read_text()
+    for key, (line, said) in BROKEN.items():
+        with subtests.test(key=key):
+            changed, times = re.subn(rf"^{re.escape(key)}.*$", line, whole, flags=re.MULTILINE)
+            assert times == 1
+            file.write_text(changed)
+            with pytest.raises((ValueError, click.ClickException), match=said):
+                offer(app)
+            assert not sent
+    file.write_text(whole)
+    offer(app)
+    assert "LICENSE" in sent
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_the_hub_gets_every_file_of_the_app_and_no_run(
+    app: Path, sent: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {str(file.relative_to(app)) for file in app.rglob("*") if file.is_file()}
+    for place in ("federation/federation.toml", "runs/my-hearts/config.toml"):
+        (app / place).parent.mkdir(parents=True)
+        (app / place).write_text('secret = "secret"\n')
+    HUB.publish(app)
+    assert set(sent) == files
+    assert "Validation passed" in capsys.readouterr().out
+
+
+def test_the_page_has_the_hubs_kinds_of_files_and_limits() -> None:
+    page = " ".join((ROOT / "docs" / "publishing.md").read_text().split())
+    (kinds,) = re.findall(r"whose name ends in (.+?), not only", page)
+    assert set(re.findall(r"`(.+?)`", kinds)) == {
+        pattern.removeprefix("**/*")
+        for pattern in constant.APP_PUBLISH_INCLUDE_PATTERNS
+        if pattern.startswith("**/*")
+    }
+    of_a_file, together = (
+        limit // 2**20 for limit in (constant.MAX_FILE_BYTES, constant.MAX_TOTAL_BYTES)
+    )
+    assert (
+        f"At most {constant.MAX_FILE_COUNT:,} files are taken,"
+        f" of {of_a_file} MB each and {together} MB together"
+    ) in page
+
+
+@pytest.mark.slow
+def test_flwr_build_and_pip_take_it_as_the_page_changes_it(app: Path, tmp_path: Path) -> None:
+    """With Fairbloom from its repository, whose lines are those of the page."""
+    page = (ROOT / "docs" / "publishing.md").read_text()
+    ((dependency, table),) = re.findall(
+        r'^dependencies = \[\n    "(fairbloom @ .+)",.*?^(\[tool\.hatch\.metadata\]\n.+?)^```',
+        page,
+        re.MULTILINE | re.DOTALL,
+    )
+    text = (app / "pyproject.toml").read_text()
+    assert text.count('"fairbloom>=0.1,<0.2"') == 1
+    changed = text.replace("fairbloom>=0.1,<0.2", dependency)
+    (app / "pyproject.toml").write_text(f"{changed}\n{table}")
+    flwr = Path(sys.executable).with_name("flwr")
+    subprocess.run([flwr, "build"], cwd=app, check=True, capture_output=True)
+    (bundle,) = app.glob("my-name.my-hearts.0-1-0.*.fab")
+    assert "LICENSE" in ZipFile(bundle).namelist()
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "-w", tmp_path, app], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("my_hearts-*.whl")
+    with ZipFile(wheel) as archive:
+        (about,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        asked = Parser().parsestr(archive.read(about).decode()).get_all("Requires-Dist", [])
+    assert Requirement(dependency) in map(Requirement, asked)
 
 
 # What it promises ---------------------------------------------------------------------------------

@@ -61,6 +61,15 @@ ELSEWHERE = {
     ),
     "docs/measured.md#Four hospitals": HOSPITALS,
     "docs/measured.md#Papers' tables": REPRODUCED,
+    "docs/publishing.md#An app as a bundle": (
+        "test_new.py::test_flwr_build_and_pip_take_it_as_the_page_changes_it"
+    ),
+    "docs/publishing.md#An app on Flower's hub": (
+        "test_new.py::test_the_hub_gets_every_file_of_the_app_and_no_run"
+    ),
+    "docs/publishing.md#Fairbloom itself": (
+        "install/test_package.py::test_what_is_installed_runs_the_demo"
+    ),
     "docs/schema.md#On real nodes": OWN_DATA,
     "docs/tutorial.md#Deployed": OWN_DATA,
     "docs/flower.md#The client: two lines change, one is new": QUICKSTART,

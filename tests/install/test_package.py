@@ -1,10 +1,13 @@
-"""What a package index is given: a wheel, sources that make the same wheel, and a page whose links
-work."""
+"""What is built: a wheel, sources that make the same wheel, and a page whose links work; what is
+installed of it runs."""
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -12,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkout import ROOT
+from tests.docs.pages import PAGES, blocks
+from tests.runtimes.wheel import installed_wheel
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BUILD = [sys.executable, "-m", "hatchling", "build"]
 HOSTS = re.compile(
     r"https://(?:github\.com|raw\.githubusercontent\.com)/fairbloom/fairbloom/(?:blob/main|main)/([^)#]+)"
@@ -71,3 +77,63 @@ def test_links_and_pictures_lead_to_files_of_the_repository(built: Path) -> None
     assert {"Source", "Documentation", "Changelog", "Issues"} <= {
         url.partition(",")[0] for url in about.get_all("Project-URL", [])
     }
+
+
+def test_no_page_takes_fairbloom_from_a_package_index() -> None:
+    """Extras may be added to a Fairbloom that is installed."""
+    repository = f"git+{PROJECT['urls']['Source']}"
+    asked = {
+        word
+        for page in PAGES
+        for line in re.findall(r"pip install ([^\n`]+)", (ROOT / page).read_text())
+        for word in shlex.split(line)
+        if "fairbloom" in word
+    }
+    whole = {word for word in asked if not word.startswith("fairbloom[")}
+    assert whole == {repository, "../fairbloom"}
+    assert [block.commands for block in blocks("README.md") if "pip install" in block.text] == [
+        [f"pip install {repository}"]
+    ]
+
+
+# Installed ----------------------------------------------------------------------------------------
+
+
+def demo() -> list[str]:
+    """Return the words of the command of `make demo`."""
+    makefile = (ROOT / "Makefile").read_text()
+    (command,) = re.findall(
+        r"^demo: .*\n\t\$\(BIN\)/(fairbloom (?:.*\\\n)*.*)", makefile, re.MULTILINE
+    )
+    return shlex.split(command.replace("\\\n", " ").replace("$(DEMO)", "runs/demo"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["wheel", "sources", "repository"])
+def test_what_is_installed_runs_the_demo(built: Path, form: str, tmp_path: Path) -> None:
+    """With fewer seeds and rounds, in an environment that has nothing of this checkout; the
+    repository is as of its last commit.
+
+    PyTorch and the other libraries would take minutes and a network to install: they are those of
+    the Python that tests.
+    """
+    (wheel,) = built.glob("*.whl")
+    (sources,) = built.glob("*.tar.gz")
+    if form == "repository" and not (ROOT / ".git").exists():
+        pytest.skip("this checkout is no repository")
+    source = {"wheel": wheel, "sources": sources, "repository": f"git+file://{ROOT}"}[form]
+    scripts = installed_wheel(tmp_path, source)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    name, *words = demo()
+    for command in (
+        [scripts / "python", "-c", "import fairbloom; print(fairbloom.__file__)"],
+        [scripts / name, *words, "--seeds", "2", "--rounds", "5"],
+    ):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        if command[1] == "-c":
+            assert Path(done.stdout.strip()).is_relative_to(scripts.parent)
+    assert "FedMGDAPlus" in done.stdout
+    assert (tmp_path / "runs" / "demo" / "report.html").is_file()

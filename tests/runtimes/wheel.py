@@ -36,8 +36,11 @@ def changed_source(folder: Path, version: str, protocol: int) -> Path:
     return folder
 
 
-def installed_wheel(folder: Path, source: Path = ROOT) -> Path:
-    """Make the environment in `folder`, with a wheel of `source`; return where its commands are."""
+def installed_wheel(folder: Path, source: Path | str = ROOT) -> Path:
+    """Make the environment in `folder`, with a wheel of `source`; return where its commands are.
+
+    `source` is what pip makes wheels of: a folder, a wheel, an archive of sources, or a repository.
+    """
     wheels = folder / "wheels"
     venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
