@@ -326,7 +326,7 @@ class WorstHalf(FairStrategy):
         return cohort.prior
 
 def points(setup, *, noise: float = 0.1, kind: str = "flat"):
-    raise NotImplementedError("nobody loads data to submit a run")
+    raise NotImplementedError("submitting a run loads no data")
 """
 
 

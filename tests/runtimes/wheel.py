@@ -1,5 +1,4 @@
-"""A Python of its own in which Fairbloom is installed from its wheel, beside the libraries of the
-one that tests."""
+"""A Python environment with Fairbloom's wheel and the libraries of the Python that runs tests."""
 
 import importlib.metadata
 import shutil
@@ -14,8 +13,7 @@ FLOWER = importlib.metadata.distribution("flwr")
 
 
 def changed_source(folder: Path, version: str, protocol: int) -> Path:
-    """Copy what a wheel is made of, as if it were of another version, which speaks this
-    protocol."""
+    """Copy the sources of a wheel, changed to this version and protocol."""
     shutil.copytree(
         ROOT / "fairbloom", folder / "fairbloom", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -37,9 +35,9 @@ def changed_source(folder: Path, version: str, protocol: int) -> Path:
 
 
 def installed_wheel(folder: Path, source: Path | str = ROOT) -> Path:
-    """Make the environment in `folder`, with a wheel of `source`; return where its commands are.
+    """Make the environment in `folder`, with a wheel of `source`; return the commands' folder.
 
-    `source` is what pip makes wheels of: a folder, a wheel, an archive of sources, or a repository.
+    `source` is a folder, a wheel, an archive of sources, or a repository.
     """
     wheels = folder / "wheels"
     venv = folder / "venv"
@@ -54,8 +52,7 @@ def installed_wheel(folder: Path, source: Path | str = ROOT) -> Path:
     subprocess.run(
         [*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True
     )
-    # A path that a .pth file adds is one whose own .pth files are not read: the checkout is not on
-    # it.
+    # Python reads no .pth files in a folder that a .pth file adds, so the checkout stays off the path
     (site,) = venv.glob("lib/python3*/site-packages")
     (site / "libraries.pth").write_text(f"{FLOWER.locate_file('')}\n")
     for command in FLOWER.entry_points.select(group="console_scripts"):
