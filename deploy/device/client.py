@@ -191,10 +191,9 @@ class ClientSettings:
             "name": self.name,
             "data-dir": self.data_dir,
             "state-dir": self.state_dir,
+            FILES: json.dumps(self.files) if self.files else "",
             **self.node_config,
         }
-        if self.files:
-            node[FILES] = json.dumps(self.files)
         if (min_rows := self.limits.get("rows")) is not None:
             node[MIN_ROWS] = min_rows
         return {key: value for key, value in node.items() if value != ""}

@@ -124,7 +124,7 @@ class RunFiles:
             lines = self.log.read_text(errors="replace").splitlines()
         except OSError:
             return ""
-        return "".join(lines[-1:])
+        return lines[-1] if lines else ""
 
     def end(self, status: int) -> None:
         """Write the run's exit status."""
@@ -197,9 +197,8 @@ class Runs:
                     else:
                         status = await self._carry_out(run)
                     run.end(status)
-                except (
-                    OSError
-                ) as error:  # for example a full disk: the run waits for its turn again
+                except OSError as error:
+                    # for example a full disk: the run stays the first one, and is tried again
                     log.error("run %d cannot go on, and is tried again: %s", run.number, error)
                     break
                 self._mailbox.end(run.number)

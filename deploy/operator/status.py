@@ -34,11 +34,8 @@ def survey(federation: Federation) -> dict[str, Any]:
     It has the open runs and the five that ended last, the newest run first.
     """
     now = read_now(federation)
-    online = dict[str, int]()
-    server = "down"
-    if federation.is_served:
-        online = now.get("online", {})
-        server = "up"
+    is_served = federation.is_served
+    online: dict[str, int] = now.get("online", {}) if is_served else {}
     seen = now.get("seen", {})
     clients = dict[str, Any]()
     for member in federation.members():
@@ -59,14 +56,11 @@ def survey(federation: Federation) -> dict[str, Any]:
     runs_with_status = [(run, run.status) for run in list_runs(federation.runs)]
     ended = [(run, status) for run, status in runs_with_status if status is not None]
     runs = [_describe_run(run, "", status) for run, status in ended[-5:]]
-    is_first = True
-    for run, status in runs_with_status:
-        if status is None:
-            runs.append(_describe_run(run, "running" if is_first else "waiting", None))
-            is_first = False
+    for position, run in enumerate(run for run, status in runs_with_status if status is None):
+        runs.append(_describe_run(run, "waiting" if position else "running", None))
     return {
         "at": _format_time(time.time()),
-        "server": server,
+        "server": "up" if is_served else "down",
         "clients": clients,
         "runs": runs[::-1],
         "disk": {"free-bytes": shutil.disk_usage(federation.path).free},
@@ -125,11 +119,9 @@ def show(status: Mapping[str, Any]) -> None:
 def _client_table(clients: Mapping[str, Any]) -> Table:
     table = Table("client", "partition", "state", "last seen")
     for name, client in clients.items():
-        style = ""
-        seen = ""
-        if client["state"] != "online":
-            style = "yellow"
-            seen = client["last-seen"] or ""
+        is_away = client["state"] != "online"
+        style = text_if(is_away, "yellow")
+        seen = text_if(is_away, client["last-seen"] or "")
         state = client["state"] + text_if(
             client["refused-with-same-key"], ", and another process with its key"
         )
@@ -143,9 +135,7 @@ def _run_table(runs: Iterable[Mapping[str, Any]]) -> Table:
     for heading in ("run", "state", "method", "rounds", "folder", "last line"):
         table.add_column(heading, overflow="fold")
     for run in runs:
-        rounds = ""
-        if "round" in run:
-            rounds = f"{run['round']}/{run['of-rounds']}"
+        rounds = f"{run['round']}/{run['of-rounds']}" if "round" in run else ""
         cells = (
             str(run["run"]),
             run["state"],
@@ -193,6 +183,4 @@ def _line(what: str, words: str, *, warn: bool = False, style: str = "") -> Text
 
 def _shorten(words: str) -> str:
     words = escape_unprintable(words)
-    if len(words) > WIDEST_REASON:
-        return f"{words[:WIDEST_REASON]}…"
-    return words
+    return words[:WIDEST_REASON] + text_if(len(words) > WIDEST_REASON, "…")
