@@ -33,16 +33,16 @@ UNLIKE = ["fedavg", "qfedsgd", "drfa", "propfair", "fedfa", "fedmgdaplus", "fedf
 def ratios(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The largest ‖u_k‖/(e_k r) of each round, over all replies that are screened by norm."""
     found: list[float] = []
-    plain = screening.find_outlier_norms
+    find_outlier_norms = screening.find_outlier_norms
 
-    def noted(lengths: FloatArray, *rest: Any) -> tuple[dict[int, float], NormBounds | None]:
-        refused, usual = plain(lengths, *rest)
+    def record(norms: FloatArray, *rest: Any) -> tuple[dict[int, float], NormBounds | None]:
+        refused, bounds = find_outlier_norms(norms, *rest)
         assert refused == {}
-        assert usual is not None
-        found.append(float((lengths / usual.times(1.0)).max()))
-        return refused, usual
+        assert bounds is not None
+        found.append(float((norms / bounds.times(1.0)).max()))
+        return refused, bounds
 
-    monkeypatch.setattr(screening, "find_outlier_norms", noted)
+    monkeypatch.setattr(screening, "find_outlier_norms", record)
     return found
 
 
@@ -73,10 +73,8 @@ OTHER_WAYS: list[dict[str, Any]] = [
     {"learning_rate": 1.0, "local_epochs": 5},
     {"model": "cnn", "num_rounds": 3},
 ]
-HEART, FASHION = (
-    [pytest.mark.slow, needs(file)]
-    for file in ("heart-disease/processed.va.data", "FashionMNIST/raw/train-labels-idx1-ubyte")
-)
+HEART = [pytest.mark.slow, needs("heart-disease/processed.va.data")]
+FASHION = [pytest.mark.slow, needs("FashionMNIST/raw/train-labels-idx1-ubyte")]
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,15 @@ def link_to_itself(folder: Path) -> None:
 
 
 FILES = (
-    *("federation.toml", "clients/a.toml", "ca.crt", "ca.key", "server.crt", "server.key"),
-    *("state/now.json", "state/runs/7/run.toml", "state/runs/7/folder"),
+    "federation.toml",
+    "clients/a.toml",
+    "ca.crt",
+    "ca.key",
+    "server.crt",
+    "server.key",
+    "state/now.json",
+    "state/runs/7/run.toml",
+    "state/runs/7/folder",
 )
 FOLDERS = ("clients", "state", "bundles", "bundles/a", "state/runs", "state/runs/7")
 DAMAGE: dict[str, Callable[[Path], None]] = {
@@ -73,8 +80,15 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 COMMAND = get_command(app)
 COMMANDS = (
-    *("status", "doctor", "stop", "renew"),
-    *("enroll b", "enroll c --request .", "enroll d --request nowhere", "enroll a", "revoke a"),
+    "status",
+    "doctor",
+    "stop",
+    "renew",
+    "enroll b",
+    "enroll c --request .",
+    "enroll d --request nowhere",
+    "enroll a",
+    "revoke a",
 )
 
 

@@ -68,7 +68,9 @@ def build(target: str) -> None:
     given = [f"--build-arg={name}={os.environ[name]}" for name in names if os.environ.get(name)]
     docker(
         *("build", "--network=host", f"--target={target}", f"--tag=fairbloom-{target}", *given),
-        *("--file", str(ROOT / "docker" / "Dockerfile"), str(ROOT)),
+        "--file",
+        str(ROOT / "docker" / "Dockerfile"),
+        str(ROOT),
     )
 
 

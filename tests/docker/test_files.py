@@ -131,7 +131,12 @@ def test_a_client_takes_the_first_free_folder_and_is_enrolled(tmp_path: Path) ->
     take.__globals__["make"](second, second.name)
     enroll(federation)
     assert sorted(file.name for file in second.iterdir()) == [
-        *("ca.crt", "certificate", "client-1.request", "client.toml", "key", "taken")
+        "ca.crt",
+        "certificate",
+        "client-1.request",
+        "client.toml",
+        "key",
+        "taken",
     ]
     assert tomllib.loads((second / "client.toml").read_text())["server"] == "server:9092"
     assert [(member.name, member.partition) for member in federation.members()] == [("client-1", 1)]
