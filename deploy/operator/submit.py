@@ -63,13 +63,10 @@ class App:
 
     def order(self, federation: Federation, given: Mapping[str, Value]) -> Order:
         """Return the order of a run of this app with the checked settings."""
+        settings = prepare(federation, given) if self.is_ours else self.check(given)
         folder = ""
-        if self.is_ours:
-            settings = prepare(federation, given)
-        else:
-            settings = self.check(given)
-            if self.folder is not None:
-                folder = str(self.folder.absolute())
+        if self.folder is not None and not self.is_ours:
+            folder = str(self.folder.absolute())
         return Order(
             app=self.serverapp,
             distribution=self.distribution,
