@@ -23,9 +23,9 @@ from .results.measures import find_measure
 from .results.reproduction import Reproduction
 from .results.run import Run, load as load_run
 from .results.search import Search, read_search
-from .studies.compare import compare_arms
+from .studies.compare import compare_arms, study_of_app
 from .studies.given_runs import Folders, compare_runs
-from .studies.on_ray import Pool, place_of
+from .studies.on_ray import OnRay, Pool, place_of
 from .studies.progress import RunBar, progress as progress_bar, study_progress
 from .studies.reproduce import load_reproduction, reproduce
 from .studies.search import arms_of, parse_grid, search_arms
@@ -157,6 +157,7 @@ def compare(
     task: str | None = None,
     *,
     methods: Named | Sequence[Named] = METHODS,
+    app: str | os.PathLike[str] | None = None,
     runs: Folders = (),
     baseline: Named | None = None,
     seeds: int = 3,
@@ -182,6 +183,9 @@ def compare(
     methods
         The methods, separated by commas, with their parameters in parentheses:
         'fedavg,qfedavg(q=1),my_module:Mine'. In Python also a list of names and classes.
+    app
+        The folder of a Flower app, which is trained instead of a task. Its run config has method,
+        seed, num-rounds and out; --set and --rounds change other values of it.
     runs
         Folders of runs to compare by the method and seed that they recorded, instead of training:
         runs/a runs/b, or runs/*.
@@ -220,7 +224,7 @@ def compare(
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
     named = name_of(baseline) if baseline else ""
     if runs:
-        changed = {"methods": methods != METHODS, "seeds": seeds != 3, "seed": seed != 0}
+        changed = {"app": app, "methods": methods != METHODS, "seeds": seeds != 3, "seed": seed}
         given = [*config, *(name for name, value in changed.items() if value)]
         if given:
             raise SettingsError(
@@ -232,7 +236,11 @@ def compare(
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     base = baseline_of(named, among)
     study = Study("compare", among, list(range(seed, seed + seeds)), base, config)
+    if app is not None:
+        study = study_of_app(study, Path(app))
     place = place_of(jobs, pool, gpus_per_run)
+    if study.app and isinstance(place, OnRay):
+        raise SettingsError("pool = 'ray': an app's runs are on this machine: leave it out")
     with study_progress("comparing", shown=progress) as bar:
         return compare_arms(study, Path(out), place, bar)
 

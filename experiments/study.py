@@ -22,6 +22,7 @@ from fairbloom.system.files import write_whole
 from fairbloom.system.values import decode_as
 from fairbloom.text import text_if
 
+from .apps import App, AppRun
 from .arms import Arm
 
 # The file that marks the folder of a study.
@@ -37,7 +38,7 @@ NOUNS: Mapping[str, str] = {
 }
 
 # The settings of runs by their folders within the study's folder.
-Runs = Mapping[str, Settings]
+Runs = Mapping[str, Settings | AppRun]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,9 @@ class Study:
     # the reasons of failed runs, by their folders within the study's
     failed: Mapping[str, str] = field(default_factory=dict)
 
+    # Of a comparison of an app's runs: the app, which replaces the task.
+    app: App | None = None
+
     # Of a comparison of runs that exist: their folders by those that they would have within the
     # study's, and sentences on what is left out.
     places: Mapping[str, str] = field(default_factory=dict)
@@ -86,7 +90,8 @@ class Study:
     @property
     def noun(self) -> str:
         """What it is called in sentences."""
-        return f"{NOUNS[self.kind]}{text_if(self.places, ' of given runs')}"
+        of_app = text_if(self.app, " of an app's runs")
+        return f"{NOUNS[self.kind]}{of_app}{text_if(self.places, ' of given runs')}"
 
     @property
     def reference(self) -> Arm | None:
@@ -150,7 +155,7 @@ class Study:
         rounds = arm.settings.get("num-rounds", self.settings.get("num-rounds", default))
         return _has_rounds(out / self.folder(arm, seed), rounds)
 
-    def runs(self, out: Path, keys: Iterable[tuple[Arm, int]] | None = None) -> dict[str, Settings]:
+    def runs(self, out: Path, keys: Iterable[tuple[Arm, int]] | None = None) -> Runs:
         """Return runs of arms with seeds, by default all.
 
         They are ordered seed by seed, so that every arm has a result early.
@@ -158,7 +163,12 @@ class Study:
         if keys is None:
             keys = [(arm, seed) for seed in self.seeds for arm in self.arms]
         by_folder = {self.folder(arm, seed): (arm, seed) for arm, seed in keys}
-        return {name: self.run(*key, out) for name, key in by_folder.items()}
+        if self.app is None:
+            return {name: self.run(*key, out) for name, key in by_folder.items()}
+        return {
+            name: self.app.run(self.config(arm), seed, out / name)
+            for name, (arm, seed) in by_folder.items()
+        }
 
     def failures(self, arm: Arm) -> dict[int, str]:
         """Return the reasons of an arm's failed runs, by their seeds."""
@@ -198,7 +208,7 @@ class Study:
         )
 
 
-def is_done(run: Settings) -> bool:
+def is_done(run: Settings | AppRun) -> bool:
     """Return whether a run is finished with all its rounds."""
     return _has_rounds(Path(run.out), run.num_rounds)
 

@@ -168,8 +168,8 @@ def test_a_federation_and_runs_in_its_folder_do_not_travel_with_it(app: Path) ->
 
 def test_the_settings_that_a_deployed_client_takes_are_those_that_it_says() -> None:
     settings = list(project(TEMPLATE)["tool"]["flwr"]["app"]["config"])
-    assert "the last six" in (TEMPLATE / "pyproject.toml").read_text()
-    assert [key for key in settings if key in marked(Mark.SENT_TO_CLIENTS)] == settings[-6:]
+    assert "the last seven" in (TEMPLATE / "pyproject.toml").read_text()
+    assert [key for key in settings if key in marked(Mark.SENT_TO_CLIENTS)] == settings[-7:]
 
 
 # A bundle, and a hub ------------------------------------------------------------------------------

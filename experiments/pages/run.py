@@ -45,7 +45,8 @@ ONE_SEED = (
 
 ONE_RUN_OF_APP = (
     "One run with one seed does not show whether another method would serve these clients better:"
-    " run other methods and seeds, and compare these runs by fairbloom compare --runs RUN RUN …"
+    " train five seeds or more by fairbloom compare --app, or compare runs that exist by fairbloom"
+    " compare --runs."
 )
 
 

@@ -71,9 +71,14 @@ LABELLED = frozenset(
 
 # The settings in the run folder of an app, besides those with a dot, that are not parameters of its
 # method.
-NOT_OF_METHODS = {"method", "num-rounds", "loss", "wrapped-in"}.union(
-    map(key_of, Options.__optional_keys__)
-)
+NOT_OF_METHODS = {
+    "method",
+    "num-rounds",
+    "loss",
+    "wrapped-in",
+    "early-stopping",
+    "best-model",
+}.union(map(key_of, Options.__optional_keys__))
 
 
 def load(folder: str | os.PathLike[str]) -> "Run":

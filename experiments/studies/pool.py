@@ -24,6 +24,7 @@ from fairbloom.system.interrupts import hold_signals, release_signals
 from fairbloom.system.processors import processors_here
 from fairbloom.tasks import check_data, digests
 
+from ..apps import AppRun
 from ..study import Runs
 
 
@@ -31,6 +32,8 @@ def check_runs(runs: Runs) -> None:
     """Raise FairbloomError if it is already known that a run cannot start or continue."""
     read: dict[tuple[str, str], Mapping[str, str]] = {}
     for run in runs.values():
+        if isinstance(run, AppRun):  # the app decides what is trained on which data
+            continue
         for key in ("task", "model", "method", "partition", "optimizer", "client-rule"):
             check_seen(key, getattr(run, key.replace("-", "_")), "the processes of several runs")
         check_data(run)
@@ -64,13 +67,21 @@ def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> Non
         # ends these workers only, and no other process of the caller
         opened.callback(held_open.send_bytes, b"end")
         begin = (over, sent, context.Lock())
+        # What an app changes in its process must not reach another run. The pool then starts
+        # processes as long as runs are waiting.
+        of_apps = any(isinstance(run, AppRun) for run in runs.values())
         pool = ProcessPoolExecutor(
-            at_a_time, mp_context=context, initializer=begin_worker, initargs=begin
+            at_a_time,
+            mp_context=context,
+            initializer=begin_worker,
+            initargs=begin,
+            max_tasks_per_child=1 if of_apps else None,
         )
+        opened.enter_context(hide_main())
         try:
             # Ctrl-C goes to all processes of a terminal: a worker that is still importing would
             # print its traceback.
-            with hide_main(), hold_signals(signal.SIGINT):
+            with hold_signals(signal.SIGINT):
                 started = {
                     pool.submit(run_quietly, run, at_a_time, log_level): name
                     for name, run in runs.items()
@@ -127,12 +138,21 @@ def _end_with_pipe(over: Connection) -> None:
     os._exit(1)  # an interrupted run continues with the same command
 
 
-def run_quietly(settings: Settings, at_a_time: int, log_level: int) -> None:
+def run_quietly(run: Settings | AppRun, at_a_time: int, log_level: int) -> None:
     """Run in a worker process, one of several, without log lines below a level."""
     logging.getLogger("flwr").setLevel(log_level)
-    from fairbloom.simulation.run import simulate  # imported late, as PyTorch is with it
+    # imported late, as PyTorch is with these
+    if isinstance(run, AppRun):
+        from fairbloom.simulation.app import run_app
 
-    simulate(settings, processors=max(1, processors_here() // at_a_time))
+        # what the app prints is no part of the command's output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        app = run.app
+        run_app(app.folder, app.server, app.client, app.clients, run.config, app.rounds)
+    else:
+        from fairbloom.simulation.run import simulate
+
+        simulate(run, processors=max(1, processors_here() // at_a_time))
 
 
 # Log records of workers, printed by their driver: its progress bar makes room for them ------------

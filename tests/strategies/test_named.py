@@ -29,7 +29,7 @@ def test_options_are_taken_from_the_run_config_where_it_has_them() -> None:
     assert collect_options(from_config({"method": "FedFV"})) == collect_options(FedFV())
 
 
-def test_the_text_comes_before_the_run_config_and_arguments_before_both() -> None:
+def test_text_comes_before_options_and_arguments_before_both() -> None:
     config = {"method": "fedavg(weighting=uniform)", "weighting": "examples", "seed": 3}
     assert from_config(config).weighting == "uniform"
     assert from_config(config, seed=4).seed == 4

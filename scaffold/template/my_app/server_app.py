@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fairbloom import RunFolder
-from fairbloom.strategies import FedMGDAPlus
+from fairbloom.strategies import from_config
 from my_app.task import Net
 
 app = ServerApp()
@@ -18,5 +18,6 @@ def main(grid: Grid, context: Context) -> None:
     torch.manual_seed(config["seed"])
     arrays = ArrayRecord(Net().state_dict())
 
-    strategy = FedMGDAPlus(min_available_nodes=config["clients"], seed=config["seed"])
+    # the method and the seed are those of the run config
+    strategy = from_config(config, min_available_nodes=config["clients"])
     RunFolder(config["out"]).start(strategy, grid, arrays, num_rounds=config["num-rounds"])

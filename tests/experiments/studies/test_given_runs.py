@@ -52,7 +52,7 @@ def folders(pattern: str = "*") -> list[Path]:
     return sorted(Path("runs").glob(pattern))
 
 
-def test_runs_are_compared_by_the_method_and_seed_that_they_recorded(here: Path) -> None:
+def test_runs_are_compared_by_their_recorded_method_and_seed(here: Path) -> None:
     compared = compare(runs=folders(), out="runs/all", progress=False)
     assert compared.methods == ("FedAvg", "FedFV (alpha=0.25)", "Mine (share=0.3)")
     assert compared.seeds == (0, 1, 2)
@@ -92,7 +92,7 @@ def test_the_page_of_an_apps_run_names_the_command(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fairbloom("show", "runs/fedfv-0") == 0
-    assert "compare these runs by fairbloom compare --runs RUN RUN" in capsys.readouterr().out
+    assert "compare runs that exist by fairbloom compare --runs." in capsys.readouterr().out
 
 
 def test_what_is_left_out_is_named(here: Path) -> None:
