@@ -46,7 +46,7 @@ from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
 from .run_folder.csv_rows import Validation
-from .run_folder.errors import explain_other_state, said_in_app
+from .run_folder.errors import explain_other_state, name_app_option
 from .run_folder.files import (
     CHECKPOINTS,
     CLIENTS,
@@ -57,7 +57,7 @@ from .run_folder.files import (
     is_finished,
     log_finished,
     record_known,
-    write_first_files,
+    write_initial_files,
 )
 from .run_folder.group_rows import Grouped
 from .run_folder.lock import locked_folder
@@ -73,8 +73,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run config says, with the nodes of this federation as clients."""
-    with said_in_app("out", at_once=is_simulated(grid)):
+    """Run the run config's method, with the nodes of this federation as clients."""
+    with name_app_option("out", at_once=is_simulated(grid)):
         settings = Settings.of(context.run_config)
         settings.check_deployed()
         if not is_simulated(grid):
@@ -103,9 +103,9 @@ def main(grid: Grid, context: Context) -> None:
                 patience=settings.wait_for_clients,
             )
             method.min_available_nodes = quorum.fewest
-            # Only there, others' machines say the numbers.
+            # Only real devices report their own counts.
             if os.environ.get(CLIENTS_FOLDER) and not ROUNDS.read(folder):
-                # which bound what replies say
+                # These first counts bound the counts of later replies.
                 method.progress.first_counts = dict(clients.sizes(clients.online(0)))
                 check_sizes(method.progress.first_counts, method.enrolled_sizes)
             return clients
@@ -119,9 +119,9 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
-    """Send the final model to online clients that have not evaluated it: devices keep it.
+    """Send the final model to online clients that have not evaluated it, so that devices keep it.
 
-    What they reply is not recorded. Failures are logged, as the run is over.
+    Their replies are not recorded. Failures are only logged, because the run is over.
     """
     method = settings.strategy()
     clients = FlowerClients(method, grid, settings.round_timeout, protocol=PROTOCOL)
@@ -129,14 +129,15 @@ def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
         last = max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
         seen = {row["client"] for row in CLIENTS.read(folder) if int(row["round"]) == last}
         known = set(drop_revoked(KNOWN.read(folder).known)) - seen
-        if lacking := [name for name in clients.online(0) if name in known]:
+        missing = [name for name in clients.online(0) if name in known]
+        if missing:
             log.info(
                 "sending the final model to those that have not evaluated it: %s",
-                join_names(lacking),
+                join_names(missing),
             )
             method.frozen = frozen_parameters(load_task(settings).model())
             terms = Terms(server_round=last, local_only=method.terms(last).local_only)
-            clients.evaluate(lacking, MODEL.read(folder), terms, ())
+            clients.evaluate(missing, MODEL.read(folder), terms, ())
     except FairbloomError as error:
         log.warning("not all clients were sent the final model: %s", error)
 
@@ -149,26 +150,28 @@ def federate(
     deployed: bool = False,
     engine: Callable[[Method], tuple[ClientPool, Mapping[str, object]]] | None = None,
 ) -> Path:
-    """Run, continue or find finished what `settings` say; return the run folder.
+    """Run the settings' run, or continue it if it is unfinished; return the run folder.
 
     Parameters
     ----------
     clients_of
-        Returns who trains and evaluates for a method.
+        Returns the clients that train and evaluate for a method.
     on_round
         Called with each recorded round. An exception ends the run, which can be continued;
         StopRun finishes it.
     deployed
-        Whether the clients are others' machines. Then clients with unusable data are left out
-        instead of failing the run; another process that writes the folder is waited for, up to a
-        minute, as a lost process may not have noticed that its run was handed on; and rounds do not
+        Whether the clients are other machines. Then clients with unusable data are left out instead
+        of failing the run; another process that writes the folder is waited for, up to a minute,
+        because a lost process may not have noticed that its run was handed on; and rounds do not
         share checkpoints.
     engine
-        Returns, for a method, who trains and evaluates instead, and how, in plain
-        values for the record of the run.
+        Returns, for a method, other clients to train and evaluate with, once the fraction of the
+        run is known, and how they are computed, in plain values for the record of the run.
     """
     path = choose_run_folder(settings)
-    data = {} if deployed else digests(settings)
+    data: Mapping[str, str] = {}
+    if not deployed:
+        data = digests(settings)
     wanted = settings.run_config()
     check_folder(path, wanted)
     check_same_data(path, data)
@@ -203,17 +206,20 @@ def federate(
             two_classes=has_two_classes(task),
             stopping=EarlyStopping.of(settings.early_stopping, Validation.of(score, method.serves)),
         )
-        if recorder.finished:  # by the process that was waited for
+        if recorder.finished:  # the process that was waited for has finished the run
             log_finished(path)
             return path
         recorder.begin()
-        write_first_files(path, RunStart(task, data, choice, deployed))
+        write_initial_files(path, RunStart(task, data, choice, deployed))
         check_arrays(module)
         method.buffers = float_buffers(module)
         method.shared = shared_parameters(module)
         method.frozen = frozen_parameters(module)
-        known = record_known(path, clients.online(1)).known if deployed else ()
-        limit = MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf  # of others' machines
+        known: tuple[str, ...] = ()
+        if deployed:
+            known = record_known(path, clients.online(1)).known
+        # Only real devices report their own counts.
+        limit = MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf
         rounds = Rounds(
             method, clients, settings.num_rounds, drop_revoked(known), first_limit=limit
         )
@@ -242,22 +248,23 @@ def _run_rounds(
         log.warning(words, settings.learning_rate, settings.optimizer, usual)
 
     def measure(number: int) -> list[str]:
-        # For the records alone: losses cost a pass over the data, so only evaluated rounds ask for
-        # unknown ones.
+        # These metrics are only recorded. A loss costs a pass over the data, so that only evaluated
+        # rounds ask for losses, if they are not known from the round before.
         if not rounds.evaluates(number):
             return []
-        known = recorder.knows_losses(rounds.clients.online(1))
-        return [
-            *([] if known else [LOSS_BEFORE]),
-            *([DISPARITY_HARD] if DISPARITY in method.needs else []),
-        ]
+        metrics: list[str] = []
+        if not recorder.knows_losses(rounds.clients.online(1)):
+            metrics.append(LOSS_BEFORE)
+        if DISPARITY in method.needs:
+            metrics.append(DISPARITY_HARD)
+        return metrics
 
     with suggest_shorter_steps(settings, rounds):
         started = time.perf_counter()
-        left = rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
-        if recorder.stopped:  # it was lost between its last round and its model
-            left = iter(())
-        for finished in left:
+        remaining = rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
+        if recorder.stopped:  # the process was lost between the last round and the final model
+            remaining = iter(())
+        for finished in remaining:
             if deployed:
                 record_known(recorder.path, rounds.known)
             row = recorder.record(finished, seconds=time.perf_counter() - started)
@@ -266,7 +273,7 @@ def _run_rounds(
             except StopRun as stop:
                 recorder.stopped = stop.reason
             last = finished.number == settings.num_rounds or bool(recorder.stopped)
-            # rounds that share a checkpoint share the line of its last
+            # Rounds that share a checkpoint share the log line of the last one.
             if last or recorder.saved == finished.number:
                 log.info(
                     "round %d is finished%s",
@@ -283,24 +290,21 @@ def _run_rounds(
 
 
 def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Model:
-    """Return the model that the next round begins with.
-
-    A run that is continued gives the method its memory back.
-    """
+    """Return the model that the next round begins with; restore the state of a continued method."""
     fresh = arrays_of(module.state_dict())
     with explain_other_state(CHECKPOINTS.path_in(recorder.path)):
         continued = recorder.resume()
         if continued is None:
             return fresh
         model, state = continued
-        forms, due = (
-            {name: (each.dtype, each.shape) for name, each in arrays.items()}
-            for arrays in (model, fresh)
-        )
-        if forms != due:
+        if _forms_of(model) != _forms_of(fresh):
             raise ValueError("its model has other arrays than the task's")
         method.load_state_dict(state)
     return model
+
+
+def _forms_of(model: Model) -> dict[str, object]:
+    return {name: (array.dtype, array.shape) for name, array in model.items()}
 
 
 @contextmanager
@@ -319,10 +323,10 @@ def suggest_shorter_steps(settings: Settings, rounds: Rounds) -> Iterator[None]:
 
 
 def choose_run_folder(settings: Settings) -> Path:
-    """Return the absolute run folder: `out`, or a name under runs/ that the settings determine."""
+    """Return the absolute run folder: `out`, or a folder under runs/ named after the settings."""
     if settings.out:
         return Path(settings.out).absolute()
     letters = digest_changed(settings.run_config(), {*may_differ(finished=False), *may_grow()})
-    # a colon is no part of a name everywhere
+    # Not every file system allows a colon in a name.
     named = f"{settings.task}-{settings.method}".replace(":", ".")
     return Path("runs", f"{named}-seed{settings.seed}-{letters}").absolute()

@@ -31,12 +31,12 @@ from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
 
-# The value, in a run config, of a parameter that has no default and is not set: Flower wants every
-# key there.
+# The value, in a run config, of a parameter that has no default and is not set: Flower requires
+# every key to be there.
 UNSET = ""
 
-# The names in Python of those options of methods that are settings of runs: a method's errors call
-# them so.
+# The Python names of the methods' options that are settings of runs. Errors of methods use these
+# names; errors of settings use the keys.
 IN_PYTHON = re.compile(
     rf"\b({'|'.join(name for name in Options.__optional_keys__ if key_of(name) in SETTINGS)})\b"
 )
@@ -44,7 +44,9 @@ IN_PYTHON = re.compile(
 
 def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:
     """Return the parameters of all methods and tasks, user-defined ones too, by key."""
-    infos = [*TASKS.values(), *([find_task(task)] if task else [])]
+    infos = [*TASKS.values()]
+    if task:
+        infos.append(find_task(task))
     named = [find_method(name) for name in methods if not name.startswith(TORCHJD)]
     classes = {method.__name__.lower(): method for method in (*METHODS.values(), *named)}
     of_methods = (
@@ -58,9 +60,9 @@ def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, P
 
 
 class Settings(RunSettings):
-    """The settings of one run, known and possible.
+    """The settings of one run, all known and compatible.
 
-    `parameters` holds those of its task and method alone.
+    `parameters` has those of its task and method only.
     """
 
     @classmethod
@@ -94,7 +96,8 @@ class Settings(RunSettings):
         info.check(setup)
         info.check_parameters(given)
         info.check_schema(setup, given, run.schema_)
-        # clients that come with the data may still be waited for
+        # A task with clients of its own leaves `clients` at 0; a deployed run may still wait for
+        # this many.
         clients = setup.clients or run.clients
         resolved = {
             "method": method,
@@ -104,7 +107,7 @@ class Settings(RunSettings):
         }
         resolved["optimizer"] = optimizer_in(run)
         resolved["schema"] = setup.schema_
-        # clients must measure it
+        # Clients must measure it.
         if run.score in FURTHER and run.score not in split_names(run.scores):
             resolved["scores"] = ",".join([*split_names(run.scores), run.score])
         settings = cls.model_validate({**given, **resolved})
@@ -117,9 +120,9 @@ class Settings(RunSettings):
         return settings
 
     def check_sizes(self) -> None:
-        """Raise SettingsError where the enrolled sizes are no such."""
+        """Raise SettingsError if enrolled-sizes cannot be parsed."""
         try:
-            sizes_of(self.enrolled_sizes)
+            parse_sizes(self.enrolled_sizes)
         except ValueError as error:
             raise SettingsError(f"enrolled-sizes = {self.enrolled_sizes!r}: {error}") from error
 
@@ -166,7 +169,7 @@ class Settings(RunSettings):
             )
 
     def check_scores(self) -> None:
-        """Raise SettingsError where further scores are none that there are."""
+        """Raise SettingsError if `scores` names an unknown score."""
         named = split_names(self.scores)
         for name in named:
             if name not in FURTHER:
@@ -203,12 +206,11 @@ class Settings(RunSettings):
         try:
             check_rule(self, terms)
         except FairbloomError as error:
-            raise SettingsError(
-                f"method = {self.method!r}: {error}" if by_method else str(error)
-            ) from error
+            blamed = f"method = {self.method!r}: " if by_method else ""
+            raise SettingsError(f"{blamed}{error}") from error
 
     def check_early_stopping(self) -> None:
-        """Raise SettingsError where a run is to stop early and nothing says when."""
+        """Raise SettingsError if early stopping has no validation scores to watch."""
         early = f"early-stopping = {self.early_stopping}"
         if self.early_stopping and not self.validation_share:
             raise SettingsError(
@@ -216,12 +218,12 @@ class Settings(RunSettings):
             )
         if self.early_stopping and not self.evaluate_every:
             raise SettingsError(
-                f"{early} has no effect with evaluate-every = 0, which evaluates the last round"
-                " alone: set evaluate-every, as in 1"
+                f"{early} has no effect with evaluate-every = 0, which evaluates only the last"
+                " round: set evaluate-every, as in 1"
             )
 
     def check_deployed(self) -> None:
-        """Raise SettingsError where a run on deployed clients cannot have these settings."""
+        """Raise SettingsError if deployed clients cannot run with these settings."""
         if self.pooled:
             raise SettingsError(
                 "pooled = true: the training data of all clients lie together in one process only:"
@@ -234,7 +236,7 @@ class Settings(RunSettings):
             )
 
     def check_schema(self) -> None:
-        """Raise SettingsError where a run on real nodes lacks the schema that its task needs."""
+        """Raise SettingsError if the task needs a schema on real nodes, and it is missing."""
         if find_task(self.task).infer and not self.schema_:
             raise SettingsError(
                 f"task {self.task} needs a schema on real nodes, as no server sees their files:"
@@ -243,7 +245,7 @@ class Settings(RunSettings):
             )
 
     def check_quorum(self) -> None:
-        """Raise SettingsError where more clients must be online than there are, or than train."""
+        """Raise SettingsError if min-clients exceeds the number of clients that exist or train."""
         training = split_names(self.training_clients)
         for key, of in (
             ("clients", self.clients),
@@ -257,21 +259,21 @@ class Settings(RunSettings):
     def strategy(self, **options: Any) -> FairStrategy:
         """Return the method with its parameters and the common options; `options` add to them."""
         given = self._method_parameters()
-        # those at their defaults are left out: a method may refuse one that it sets itself
+        # Options at their defaults are left out: a method may refuse an option that it sets itself.
         common: dict[str, Any] = {
             name: value
             for name, option in OPTIONS.items()
             if option.key in SETTINGS
             and (value := getattr(self, name)) != SETTINGS[option.key].default
         }
-        common |= {"weighting": self.weighting} if self.weighting else {}
-        common |= (
-            {"server_optimizer_lr": self.server_optimizer_lr} if self.server_optimizer_lr else {}
-        )
+        if self.weighting:
+            common["weighting"] = self.weighting
+        if self.server_optimizer_lr:
+            common["server_optimizer_lr"] = self.server_optimizer_lr
         common |= {
             "fraction_train": self.fraction_train,
             "min_available_nodes": max(1, self.min_clients),
-            "enrolled_sizes": sizes_of(self.enrolled_sizes),
+            "enrolled_sizes": parse_sizes(self.enrolled_sizes),
             "training_clients": split_names(self.training_clients),
         }
         try:
@@ -281,21 +283,24 @@ class Settings(RunSettings):
         except ValueError as error:  # a constructor refused a parameter
             values = ", ".join(f"{key} = {value!r}" for key, value in given.items())
             words = IN_PYTHON.sub(lambda name: key_of(name[0]), str(error))
-            raise SettingsError(f"{words} ({values})" if values else words) from error
+            if values:
+                words += f" ({values})"
+            raise SettingsError(words) from error
 
     @property
     def fraction_train(self) -> float:
-        """The share of clients that the method draws: one client where data are pooled.
+        """The share of clients that the method draws.
 
-        All clients while it is undecided.
+        It is one client if data are pooled, and all clients while the fraction is undecided.
         """
-        # Shares are rounded up to whole clients, so the smallest fraction is one client.
-        return 1e-12 if self.pooled else self.fraction or 1.0
+        if self.pooled:
+            return 1e-12  # shares are rounded up to whole clients, so this is one client
+        return self.fraction or 1.0
 
     def decide_fraction(self, online: Collection[str], recorded: Mapping[str, Any]) -> Self:
         """Return the settings with a fraction: if unset, 1 for at most nine `online` clients.
 
-        A run that goes on keeps that of its `recorded` settings.
+        A continued run keeps the fraction of its `recorded` settings.
         """
         if self.fraction or self.pooled:
             return self
@@ -319,7 +324,7 @@ class Settings(RunSettings):
         return parameters(task=self.task, methods=[self.method])
 
     def _method_parameters(self) -> dict[str, Value]:
-        found: dict[str, Value] = {}
+        values: dict[str, Value] = {}
         owner = find_method(self.method).__name__.lower()
         for key, parameter in self._known().items():
             if parameter.owner != owner:
@@ -331,16 +336,16 @@ class Settings(RunSettings):
                     f" {parameter.description.rstrip('.')}), which has no default: give it by --set"
                     f" {key}=…"
                 )
-            found[key] = parameter.checked(value)
-        return found
+            values[key] = parameter.checked(value)
+        return values
 
 
-def sizes_of(words: str) -> dict[str, int]:
-    """Return the clients' sizes that words such as site-a=1200 site-b=300 state.
+def parse_sizes(text: str) -> dict[str, int]:
+    """Return the sizes of clients from a text such as site-a=1200 site-b=300.
 
-    Raise ValueError for anything else.
+    Raise ValueError for any other text.
     """
-    sizes = split_pairs(words, "site-a=1200")
+    sizes = split_pairs(text, "site-a=1200")
     for name, size in sizes.items():
         if not (size.isascii() and size.isdigit() and int(size) >= 1):
             raise ValueError(
@@ -352,10 +357,9 @@ def sizes_of(words: str) -> dict[str, int]:
 def check_used(
     given: Mapping[str, Value], methods: Collection[str], task: str, *, deployed: bool = False
 ) -> None:
-    """Raise SettingsError if a given setting belongs to another task or method.
+    """Raise SettingsError if a given setting has no effect with this task and these methods.
 
-    Only `deployed` runs wait for clients: where clients come with the data, these alone use
-    `clients` too.
+    If clients come with the data, only `deployed` runs use `clients`: they wait for that many.
     """
     if given.get("clients") == 0:
         raise SettingsError(
@@ -397,28 +401,33 @@ def check_used(
             raise SettingsError(
                 f"{key} has no effect with task = {task!r}, which leaves no choice: leave it out"
             )
-        wanted = SETTINGS[key].partitions if key in SETTINGS else ()
-        if info.partitions and wanted and partition not in wanted:
-            remedy = f"leave it out, or set partition={wanted[0]}"
-            raise SettingsError(f"{key} has no effect with partition = {partition!r}: {remedy}")
+        if info.partitions and key in SETTINGS:
+            wanted = SETTINGS[key].partitions
+            if wanted and partition not in wanted:
+                remedy = f"leave it out, or set partition={wanted[0]}"
+                raise SettingsError(f"{key} has no effect with partition = {partition!r}: {remedy}")
 
 
 def may_differ(*, finished: bool) -> Collection[str]:
-    """Return the keys of settings that may differ from the run's: fewer if finished."""
-    return frozenset(marked(Mark.FREE) if finished else marked(Mark.FREE, Mark.LIMIT))
+    """Return the keys of settings that may differ from the run's: fewer if it is finished."""
+    if finished:
+        return frozenset(marked(Mark.FREE))
+    return frozenset(marked(Mark.FREE, Mark.LIMIT))
 
 
 def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set[str]:
-    """Return the keys of raised settings, of those that may be raised when a run continues.
+    """Return the keys of raised settings among those that may be raised when a run continues.
 
-    Without early stopping a run is at least as long as with it.
+    Early stopping that is switched off counts as raised: the run gets at least as long.
     """
 
     def reach(settings: Mapping[str, object], key: str) -> float | None:
         value = settings.get(key)
         if key == "early-stopping" and value == 0:
             return math.inf
-        return value if isinstance(value, int) else None
+        if isinstance(value, int):
+            return value
+        return None
 
     pairs = {key: (reach(there, key), reach(config, key)) for key in may_grow()}
     return {
@@ -434,9 +443,9 @@ def may_grow() -> Collection[str]:
 
 
 def default_config() -> dict[str, Value]:
-    """Return every run-config key with its default, those of all methods and tasks included.
+    """Return every run-config key with its default, including those of all methods and tasks.
 
-    "" if it is missing.
+    The value of a parameter without a default is UNSET.
     """
     others = {
         key: UNSET if each.default is None else each.default for key, each in parameters().items()
@@ -445,9 +454,9 @@ def default_config() -> dict[str, Value]:
 
 
 def digest_changed(config: Mapping[str, Value], left_out: Collection[str]) -> str:
-    """Return eight letters for the settings that differ from their defaults.
+    """Return eight letters that depend on the settings that differ from their defaults.
 
-    New settings do not change them.
+    So a setting that is new in a later version does not change the name of a run.
     """
     defaults = default_config()
     return digest({k: v for k, v in config.items() if k not in left_out and v != defaults.get(k)})

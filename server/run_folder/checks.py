@@ -38,41 +38,45 @@ Config = Mapping[str, object]
 
 
 def check_folder(path: Path, config: Config, code: Mapping[str, str] | None = None) -> None:
-    """Raise RunFolderError if a run with these settings cannot start, go on or be shown in `path`.
+    """Raise RunFolderError if a run with these settings cannot use `path`; change nothing there.
 
-    Change nothing.
-
-    `code` are the checksums of the user's own modules, by default of those that the settings name.
+    `code` has the checksums of the user's own modules, by default of those that the settings name.
     """
     check_place(path)
+    entries: list[str] = []
     with explain_access_errors(path):
         begun = is_run_folder(path)
-        entries = [entry.name for entry in path.iterdir()] if path.exists() else []
+        if path.exists():
+            entries = [entry.name for entry in path.iterdir()]
     if begun:
         recorded = CONFIG.read(path)
         finished = is_finished(path)
         if recorded.format != FORMAT:
-            written_by = f"use the version that wrote it, which {ENVIRONMENT.name} names,"
-            remedy = "upgrade fairbloom" if recorded.format > FORMAT else written_by
+            remedy = f"use the version that wrote it, which {ENVIRONMENT.name} names,"
+            if recorded.format > FORMAT:
+                remedy = "upgrade fairbloom"
             raise RunFolderError(
                 f"{path} was written by another version (run-folder-format = {recorded.format},"
                 f" this version reads {FORMAT}): {remedy} or choose another folder (--out)"
             )
         _check_same_settings(path, recorded, config, finished=finished)
-        there = MODULES.read(path)
-        here = digest_code(config) if code is None else code
-        if there and there != here:
+        if code is None:
+            code = digest_code(config)
+        recorded_code = MODULES.read(path)
+        if recorded_code and recorded_code != code:
             raise RunFolderError(
                 f"your code has changed since the run in {path} was begun"
-                f" ({_list_changed(there, here)}): choose another folder (--out) for runs with the"
-                f" new code, or delete {path} to start again there"
+                f" ({_list_changed(recorded_code, code)}): choose another folder (--out) for runs"
+                f" with the new code, or delete {path} to start again there"
             )
         if finished:
             try:
                 MODEL.read(path)
             except RunFolderError as error:
-                remedy = "Delete that file and run the same command again, which writes it again"
-                raise RunFolderError(f"{error}. {remedy} from the last checkpoint") from error
+                raise RunFolderError(
+                    f"{error}. Delete that file and run the same command again, which writes it"
+                    " again from the last checkpoint"
+                ) from error
     elif any(name not in FIRST_LAID for name in entries):
         raise RunFolderError(
             f"{path} is there already and is no run folder: choose another folder (--out)"
@@ -81,12 +85,14 @@ def check_folder(path: Path, config: Config, code: Mapping[str, str] | None = No
 
 def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
     """Raise RunFolderError if the run in a folder began with data of other checksums."""
-    there = DATA.read(path) if digests else {}
-    if there and there != digests:
+    if not digests:
+        return
+    recorded = DATA.read(path)
+    if recorded and recorded != digests:
         raise RunFolderError(
             f"the data have changed since the run in {path} was begun"
-            f" ({_list_changed(there, digests)}): put them back, or choose another folder (--out)"
-            " for a run with the new data"
+            f" ({_list_changed(recorded, digests)}): put them back, or choose another folder"
+            " (--out) for a run with the new data"
         )
 
 
@@ -97,9 +103,12 @@ def digest_code(config: Config) -> dict[str, str]:
     )
 
 
-def _list_changed(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    changed = sorted(name for name in {*there, *here} if there.get(name) != here.get(name))
-    return ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+def _list_changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    listed = ", ".join(changed[:5])
+    if len(changed) > 5:
+        listed += f" and {len(changed) - 5} more"
+    return listed
 
 
 def _check_same_settings(
@@ -113,15 +122,13 @@ def _check_same_settings(
     before = there.get("num-rounds")
     now = config.get("num-rounds")
     shorter = isinstance(before, int) and isinstance(now, int) and now < before
-    free = {
-        *may_differ(finished=finished and not grown),
-        *grown,
-        *(["num-rounds"] if shorter else []),
-    }
-    # A run that goes on keeps what was decided when it began.
-    free |= {
-        key for key, undecided in (("fraction", 0.0), ("score", "")) if config.get(key) == undecided
-    }
+    free = {*may_differ(finished=finished and not grown), *grown}
+    if shorter:
+        free.add("num-rounds")
+    # A continued run keeps the values that were decided when it began.
+    for key, undecided in (("fraction", 0.0), ("score", "")):
+        if config.get(key) == undecided:
+            free.add(key)
     differing = {
         key for key in config.keys() | there.keys() if config.get(key) != there.get(key)
     } - free
@@ -143,5 +150,7 @@ def _check_same_settings(
 
 
 def _show(value: object) -> str:
-    """Return how a setting's value is written; a whole file, as a schema, is not shown."""
-    return "another text" if isinstance(value, str) and "\n" in value else repr(value)
+    """Return a setting's value as text; the text of a whole file, such as a schema, is left out."""
+    if isinstance(value, str) and "\n" in value:
+        return "another text"
+    return repr(value)

@@ -14,11 +14,11 @@ from fairbloom.rounds.round import Round
 
 from ..fairness import percent_improved, summarize
 
-# What is between the refused replies of a round. It does not occur in a reason, which a client may
-# have written.
+# Separates the refused replies of a round. `format_round` replaces it in reasons, which a client
+# may have written.
 SEPARATOR = " | "
 
-# The name at the beginning of a refused reply, in quotation marks where it has spaces.
+# The name at the beginning of a refused reply, in quotation marks if it has spaces.
 REFUSED = re.compile(
     rf"""(?P<name>(?:'[^']*'|"'")+|[^\s'"]\S*?): (?P<reason>.*?)(?:{re.escape(SEPARATOR)}|$)""",
     re.DOTALL,
@@ -27,7 +27,7 @@ REFUSED = re.compile(
 # The columns of rounds.csv that name clients without a used reply.
 ABSENT = ("refused", "missing", "offline")
 
-# The columns of the tables that hold words, however much they look like numbers.
+# The columns of the tables that hold text, even if it looks like a number.
 WORDS = (
     "client",
     *ABSENT,
@@ -41,11 +41,11 @@ WORDS = (
     "metric",
 )
 
-# What clients.csv has of two classes: the share of a client's test examples that are of the larger
-# one, in percent.
+# Column of clients.csv for tasks with two classes: the share of a client's test examples that are
+# of the larger class, in percent.
 SHARE_OF_LARGER_CLASS = "test_share_of_larger_class"
 
-# What clients.csv has of an experiment with an attack: 1 for the clients that attack, else 0.
+# Column of clients.csv for experiments with an attack: 1 for the clients that attack, else 0.
 HOSTILE = "hostile"
 
 LARGER_CLASS = Score(names.LARGER_CLASS, percent=True)
@@ -53,7 +53,7 @@ LARGER_CLASS = Score(names.LARGER_CLASS, percent=True)
 # The measures of fairness that rounds.csv has of the score.
 MEASURES = tuple(summarize({"anyone": 1.0}))
 
-# What a metric's name on the wire ends with, by its examples and its model.
+# Endings of a metric's name on the wire, by its examples and its model.
 ENDINGS = {
     "test": "",
     "validation": f"-{names.VALIDATION}",
@@ -63,7 +63,7 @@ ENDINGS = {
 
 Report = Mapping[str, float]
 
-# What a client reports of a training in which it took no part.
+# The report of a client that did not train in a round.
 NOTHING: Report = MappingProxyType({})
 
 Row = Mapping[str, object]
@@ -81,7 +81,7 @@ class Validation:
 
     @classmethod
     def of(cls, score: Score, model: str = "global") -> Self:
-        """Return that of a task's score, for the global or personal models."""
+        """Return the validation score of a task's score, for the global or personal models."""
         return cls(score, score.name + ENDINGS["validation"] + ENDINGS[model])
 
     @property
@@ -92,12 +92,14 @@ class Validation:
     def mean(self, finished: Round) -> float | None:
         """Return its mean over the clients, None if no client has reported it."""
         values = scores_by_client(finished, self.score, self.metric)
-        return summarize(values)["mean"] if values else None
+        if not values:
+            return None
+        return summarize(values)["mean"]
 
 
 @dataclass(frozen=True)
 class ClientTable:
-    """clients.csv of a run, by what its clients measure and on which examples.
+    """The table clients.csv: its columns depend on the metrics and examples of the run.
 
     `loss` is the name of the test loss.
     """
@@ -113,35 +115,28 @@ class ClientTable:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of its columns."""
-        metrics = (name for name, _ in self._metrics((), ()))
-        hostile = (HOSTILE,) if self.hostile else ()
-        return (
-            "round",
-            "client",
-            "participated",
-            "coefficient",
-            "test_examples",
-            *hostile,
-            *metrics,
-        )
+        columns = ["round", "client", "participated", "coefficient", "test_examples"]
+        if self.hostile:
+            columns.append(HOSTILE)
+        columns += [name for name, _ in self._metrics((), ())]
+        return tuple(columns)
 
     def rows(self, finished: Round) -> list[tuple[object, ...]]:
         """Return a row for each client that evaluated the round's model."""
         clients = sorted(finished.evaluations)
         measured = [finished.evaluations[name] for name in clients]
         trained = [finished.train_metrics.get(name, NOTHING) for name in clients]
-        return list(
-            zip(
-                [finished.number] * len(clients),
-                clients,
-                [int(name in finished.coefficients) for name in clients],
-                [finished.coefficients.get(name) for name in clients],
-                [int(report[names.NUM_EXAMPLES]) for report in measured],
-                *([[int(name in finished.hostile) for name in clients]] if self.hostile else []),
-                *(cells for _, cells in self._metrics(measured, trained)),
-                strict=True,
-            )
-        )
+        columns: list[Sequence[object]] = [
+            [finished.number] * len(clients),
+            clients,
+            [int(name in finished.coefficients) for name in clients],
+            [finished.coefficients.get(name) for name in clients],
+            [int(report[names.NUM_EXAMPLES]) for report in measured],
+        ]
+        if self.hostile:
+            columns.append([int(name in finished.hostile) for name in clients])
+        columns += [cells for _, cells in self._metrics(measured, trained)]
+        return list(zip(*columns, strict=True))
 
     def _metrics(
         self, measured: Sequence[Report], trained: Sequence[Report]
@@ -159,7 +154,7 @@ class ClientTable:
                 )
                 for score in accuracy_first(self.scores)
                 for model in models
-                if (score, model) != (LOSS_SCORE, "global")  # which always has a column
+                if (score, model) != (LOSS_SCORE, "global")  # it always has a column, see below
             ]
 
         columns = [
@@ -177,7 +172,8 @@ class ClientTable:
         if self.validated:
             loss = ("validation_loss_of_global_model", column(names.LOSS + ENDINGS["validation"]))
             columns += [*scores("validation", "global"), loss]
-            columns += scores("validation", "personal") if self.personal else []
+            if self.personal:
+                columns += scores("validation", "personal")
         if self.two_classes:
             columns.append((SHARE_OF_LARGER_CLASS, LARGER_CLASS.cells(column(names.LARGER_CLASS))))
         return columns
@@ -187,17 +183,20 @@ def round_columns(
     method: Method, score: Score = ACCURACY, validation: Validation | None = None
 ) -> tuple[str, ...]:
     """Return the columns of rounds.csv, by the models, examples and method of the run."""
-    models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
-    return (
-        *("round", "participants", "replies_used", "refused", "missing", "offline"),
-        *(("left_out",) if method.defence else ()),
-        *(("lost_states",) if method.keeps_states else ()),
-        *("clients", "clients_scored", "percent_of_participants_improved"),
-        *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
-        *((validation.column,) if validation else ()),
-        *(report.replace("-", "_") for report in method.reports),
-        *("bytes_sent", "bytes_received", "seconds"),
-    )
+    models = ["global"]
+    if method.terms(1).has_personal_models:
+        models.append("personal")
+    columns = ["round", "participants", "replies_used", "refused", "missing", "offline"]
+    if method.defence:
+        columns.append("left_out")
+    if method.keeps_states:
+        columns.append("lost_states")
+    columns += ["clients", "clients_scored", "percent_of_participants_improved"]
+    columns += [f"{score.column(model)}_{measure}" for model in models for measure in MEASURES]
+    if validation:
+        columns.append(validation.column)
+    columns += [report.replace("-", "_") for report in method.reports]
+    return (*columns, "bytes_sent", "bytes_received", "seconds")
 
 
 def mean_column(score: Score, split: str) -> str:
@@ -224,8 +223,7 @@ def format_round(
         for name, m in measured
         if name in before and names.TRAIN_LOSS in m
     }
-    improved = percent_improved({name: before[name] for name in after}, after) if after else None
-    return {
+    row: dict[str, object] = {
         "round": finished.number,
         "participants": len(finished.participants),
         "replies_used": len(finished.coefficients),
@@ -235,31 +233,41 @@ def format_round(
         ),
         "missing": shlex.join(finished.missing),
         "offline": shlex.join(finished.offline),
-        **({"left_out": shlex.join(finished.left_out)} if finished.left_out else {}),
-        **({"lost_states": shlex.join(finished.lost_states)} if finished.lost_states else {}),
+    }
+    if finished.left_out:
+        row["left_out"] = shlex.join(finished.left_out)
+    if finished.lost_states:
+        row["lost_states"] = shlex.join(finished.lost_states)
+    row |= {
         "clients": finished.clients or None,
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),
-        **({} if improved is None else {"percent_of_participants_improved": improved}),
-        **_measure_scores(finished, score),
-        **({} if validation is None else {validation.column: validation.mean(finished)}),
-        **{report.replace("-", "_"): finished.metrics.get(report) for report in reports},
     }
+    if after:
+        same_clients = {name: before[name] for name in after}
+        row["percent_of_participants_improved"] = percent_improved(same_clients, after)
+    row |= _measure_scores(finished, score)
+    if validation is not None:
+        row[validation.column] = validation.mean(finished)
+    return row | {report.replace("-", "_"): finished.metrics.get(report) for report in reports}
 
 
 def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:
-    """Return a round with these losses as `loss-before` of clients that report none."""
-    reports = {
-        name: {names.LOSS_BEFORE: losses[name], **report} if name in losses else report
-        for name, report in finished.train_metrics.items()
-    }
-    return replace(finished, train_metrics=reports) if losses else finished
+    """Return a round with these losses as `loss-before` of the clients that do not report it."""
+    if not losses:
+        return finished
+    reports = dict(finished.train_metrics)
+    for name in reports.keys() & losses.keys():
+        reports[name] = {names.LOSS_BEFORE: losses[name], **reports[name]}
+    return replace(finished, train_metrics=reports)
 
 
 def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
     """Return the score's measures for each kind of model."""
-    measures: dict[str, object] = {"clients_scored": 0} if finished.evaluations else {}
+    measures: dict[str, object] = {}
+    if finished.evaluations:
+        measures["clients_scored"] = 0
     for model in ("global", "personal"):
         if values := scores_by_client(finished, score, score.name + ENDINGS[model]):
             spread = summarize(values, lower_is_better=not score.higher_is_better)

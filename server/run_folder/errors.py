@@ -14,7 +14,7 @@ class RunFolderError(FairbloomError):
 
 
 @contextmanager
-def said_in_app(choice: str, *, at_once: bool) -> Iterator[None]:
+def name_app_option(choice: str, *, at_once: bool) -> Iterator[None]:
     """Make errors name the app's `choice` of another folder instead of --out.
 
     With `at_once` they are logged, too: Flower's simulation shows those of a ServerApp late, in a
@@ -33,7 +33,7 @@ def said_in_app(choice: str, *, at_once: bool) -> Iterator[None]:
 
 @contextmanager
 def explain_write_errors(what: str, folder: Path) -> Iterator[None]:
-    """Turn an OSError of writing `what` into a RunFolderError with a remedy."""
+    """Turn an OSError while `what` is written into a RunFolderError with a remedy."""
     try:
         yield
     except OSError as error:
@@ -79,12 +79,14 @@ def explain_other_state(folder: Path) -> Iterator[None]:
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return str(error)
 
 
 @contextmanager
 def explain_access_errors(folder: Path) -> Iterator[None]:
-    """Turn an OSError of looking at a folder into a RunFolderError."""
+    """Turn an OSError while a folder is examined into a RunFolderError."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The files of a run folder. Each is declared once: its name, and how it is written and read.
+"""The files of a run folder: each is declared once, with its name and how it is written and read.
 
-A file with `first` is written when a run begins.
+A file with `initial` is written when a run begins.
 """
 
 import json
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Entry:
-    """A file or a folder in a run folder; docs/data/run-folder.csv says what each holds."""
+    """A file or a folder in a run folder; docs/data/run-folder.csv describes their content."""
 
     name: str
 
     def path_in(self, folder: Path) -> Path:
-        """Return where it lies in a run folder, or would."""
+        """Return its path in a run folder, whether or not it exists."""
         return folder / self.name
 
     def exists_in(self, folder: Path) -> bool:
@@ -51,24 +51,26 @@ class Entry:
 class File(Entry, Generic[T]):
     """A file of one value, which is written whole or not at all.
 
-    `decode` raises ValueError, KeyError or TypeError for other bytes; `absent` is the value where
-    the file is missing; `first` returns what it holds when a run begins, None for no file.
+    `decode` raises ValueError, KeyError or TypeError for other bytes; `default` is the value if the
+    file is missing; `initial` returns the value when a run begins, None for no file.
     """
 
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
-    absent: T
+    default: T
     remedy: str = "Restore it from a copy"
-    first: Callable[[RunStart], T | None] = lambda beginning: None
+    initial: Callable[[RunStart], T | None] = lambda start: None
 
     def read(self, folder: Path) -> T:
-        """Return the value, or `absent`; raise RunFolderError when the file is damaged."""
+        """Return the value, or `default`; raise RunFolderError if the file is damaged."""
         path = self.path_in(folder)
         with explain_read_errors(path, self.remedy):
-            return self.decode(path.read_bytes()) if path.exists() else self.absent
+            if not path.exists():
+                return self.default
+            return self.decode(path.read_bytes())
 
     def write(self, folder: Path, value: T) -> None:
-        """Write the value; raise RunFolderError when the disk does not take it."""
+        """Write the value; raise RunFolderError if it cannot be written."""
         with explain_write_errors(self.name, folder):
             write_whole(self.path_in(folder), self.encode(value))
 
@@ -80,27 +82,27 @@ class TableFile(Entry):
     needed: tuple[str, ...]
 
     def read(self, folder: Path) -> list[Cells]:
-        """Return the rows; of an unfinished run the last line may be torn, or the file missing."""
+        """Return the rows; an unfinished run's last line may be torn, or its file missing."""
         return read_table(self.path_in(folder), self.needed, finished=is_finished(folder))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ModelFile(Entry):
-    """A model: arrays by name, with a few words about them and a checksum of all."""
+    """A model: arrays by name, with metadata and a checksum of all."""
 
     def read(self, folder: Path) -> dict[str, NDArray[Any]]:
-        """Return the arrays; raise RunFolderError when the file is not as it was written."""
+        """Return the arrays; raise RunFolderError if the file is damaged."""
         return load_model(self.path_in(folder))[0]
 
     def read_about(self, folder: Path) -> dict[str, Any]:
-        """Return the metadata of the arrays, with their checksum `sha256`, without reading them.
+        """Return the metadata, with the checksum `sha256`, without reading the arrays.
 
-        Raise RunFolderError where the file has none.
+        Raise RunFolderError if the file has none.
         """
         return read_about(self.path_in(folder))
 
     def write(self, folder: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
-        """Write the model; an OSError is the caller's to explain."""
+        """Write the model; the caller handles an OSError."""
         save_model(self.path_in(folder), arrays, about)
 
 
@@ -114,7 +116,7 @@ def _encode_json(value: Any) -> bytes:
 def _decode_object(content: bytes) -> dict[str, Any]:
     value = json.loads(content)
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return value
 
 
@@ -128,9 +130,25 @@ def _decode_scores(content: bytes) -> tuple[Score, ...]:
 
 
 def _splits() -> "type[Split]":
-    from fairbloom.tasks.split import Split  # imported late, as PyTorch is with it
+    from fairbloom.tasks.split import Split  # imported late: it needs PyTorch
 
     return Split
+
+
+def _preprocessing_at(start: RunStart) -> Preprocessing | None:
+    if start.task.preprocessing is None:
+        return None
+    return start.task.preprocessing("")
+
+
+def _split_at(start: RunStart) -> "Split | None":
+    if start.deployed or start.task.dealt is None:
+        return None
+    return _splits().of(start.task)
+
+
+def _encode_optional(value: "Preprocessing | Grouped | None") -> bytes:
+    return b"" if value is None else value.encode()
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -139,12 +157,12 @@ CONFIG = File[RecordedSettings](
     name="config.toml",
     encode=RecordedSettings.encode,
     decode=RecordedSettings.decode,
-    absent=RecordedSettings(),
+    default=RecordedSettings(),
     remedy="Correct it, restore it from a copy, or choose another folder (--out)",
 )
 
 ENVIRONMENT = File[Mapping[str, Any]](
-    name="env.json", encode=_encode_json, decode=_decode_object, absent={}
+    name="env.json", encode=_encode_json, decode=_decode_object, default={}
 )
 
 SCORES = File[Sequence[Score]](
@@ -153,41 +171,39 @@ SCORES = File[Sequence[Score]](
         [{"column": score.column(), **asdict(score)} for score in scores]
     ),
     decode=_decode_scores,
-    absent=(ACCURACY,),
+    default=(ACCURACY,),
 )
 
 DATA = File[Mapping[str, str]](
     name="data.json",
     encode=_encode_json,
     decode=_decode_object,
-    absent={},
-    first=lambda beginning: beginning.data or None,
+    default={},
+    initial=lambda start: start.data or None,
 )
 
 SCHEMA = File[str](
     name=SCHEMA_NAME,
     encode=str.encode,
     decode=bytes.decode,
-    absent="",
+    default="",
     remedy="Restore it from a copy, or choose another folder (--out)",
-    first=lambda beginning: beginning.task.schema or None,
+    initial=lambda start: start.task.schema or None,
 )
 
 PREPROCESSING = File[Preprocessing | None](
     name=PREPROCESSING_NAME,
-    encode=lambda preprocessing: b"" if preprocessing is None else preprocessing.encode(),
+    encode=_encode_optional,
     decode=Preprocessing.decode_file,
-    absent=None,
-    first=lambda beginning: (
-        beginning.task.preprocessing("") if beginning.task.preprocessing else None
-    ),
+    default=None,
+    initial=_preprocessing_at,
 )
 
 MODULES = File[Mapping[str, str]](
     name="modules.json",
     encode=_encode_json,
     decode=_decode_object,
-    absent={},
+    default={},
     remedy="Restore it from a copy, or choose another folder (--out)",
 )
 
@@ -195,26 +211,24 @@ SPLIT = File["Split | None"](
     name="split.npz",
     encode=lambda split: b"" if split is None else split.to_bytes(),
     decode=lambda content: _splits().from_bytes(content),
-    absent=None,
-    first=lambda beginning: (
-        None if beginning.deployed or beginning.task.dealt is None else _splits().of(beginning.task)
-    ),
+    default=None,
+    initial=_split_at,
 )
 
 ENGINE = File["Mapping[str, Any] | None"](
     name="engine.json",
     encode=_encode_json,
     decode=_decode_object,
-    absent=None,
+    default=None,
     remedy="Restore it from a copy, or delete it",
-    first=lambda beginning: beginning.engine or None,
+    initial=lambda start: start.engine or None,
 )
 
 KNOWN = File[Known](
     name="known.json",
     encode=lambda known: _encode_json(asdict(known)),
     decode=lambda content: decode_as(Known, json.loads(content)),
-    absent=Known(),
+    default=Known(),
     remedy="Restore it from a copy, or delete it",
 )
 
@@ -228,11 +242,11 @@ METRICS = TableFile(name="metrics.csv", needed=METRIC_COLUMNS)
 
 GROUPED = File["Grouped | None"](
     name="groups.json",
-    encode=lambda grouped: b"" if grouped is None else grouped.encode(),
+    encode=_encode_optional,
     decode=Grouped.decode,
-    absent=None,
+    default=None,
     remedy="Restore it from a copy, or choose another folder (--out)",
-    first=lambda beginning: Grouped.of(beginning.task),
+    initial=lambda start: Grouped.of(start.task),
 )
 
 GROUPS = TableFile(name="groups.csv", needed=GROUP_KEYS)
@@ -249,12 +263,12 @@ EXPORTS = Entry(name="exports")
 
 LOCK = Entry(name=LOCK_NAME)
 
-# All that a run folder may hold: every file and folder that is declared above, in that order.
+# All that a run folder may have: every file and folder that is declared above, in this order.
 ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value, Entry))
 
 
 def read_stop(folder: Path) -> str:
-    """Return why a finished run has stopped before its last round, "" for all others."""
+    """Return why a finished run has stopped before its last round, "" for all other runs."""
     if is_finished(folder):
         return str(MODEL.read_about(folder).get("stopped", ""))
     return ""
@@ -276,10 +290,7 @@ def log_finished(folder: Path) -> None:
 
 
 def runs_of_study(folder: Path) -> list[str]:
-    """Return the names of the run folders in a study's folder, in ascending order.
-
-    None where it is no study's.
-    """
+    """Return the names of the run folders in a study's folder, ascending; [] for other folders."""
     return sorted(each.parent.name for each in folder.glob(f"runs/*/{CONFIG.name}"))
 
 
@@ -295,7 +306,7 @@ def is_finished(folder: Path) -> bool:
 
 def state_of(folder: Path) -> str:
     """Return the state of the run in a folder: finished, running or interrupted."""
-    # Looked at first: a run that ends in between is finished, not interrupted.
+    # The lock is checked first: a run that ends in between is finished, not interrupted.
     running = is_running(folder)
     if is_finished(folder):
         return "finished"
@@ -303,29 +314,32 @@ def state_of(folder: Path) -> str:
 
 
 def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
-    """Return the model after the last finished round, or None.
+    """Return the model after the last finished round, or None before it.
 
-    Raise if it is damaged.
+    Raise RunFolderError if it is damaged.
     """
     if is_finished(folder):
         return MODEL.read(folder)
     last = load_last(CHECKPOINTS.path_in(folder))
-    return None if last is None else last[0]
+    if last is None:
+        return None
+    model, _ = last
+    return model
 
 
-def write_first_files(folder: Path, beginning: RunStart) -> None:
-    """Write what the files of a run hold when it begins, those that are missing or empty."""
+def write_initial_files(folder: Path, start: RunStart) -> None:
+    """Write the files that a run has from its start, if they are missing or empty."""
     for entry in ENTRIES:
-        if not isinstance(entry, File) or (
-            entry.exists_in(folder) and entry.path_in(folder).stat().st_size
-        ):
+        if not isinstance(entry, File):
             continue
-        if (value := entry.first(beginning)) is not None:
+        if entry.exists_in(folder) and entry.path_in(folder).stat().st_size:
+            continue
+        if (value := entry.initial(start)) is not None:
             entry.write(folder, value)
 
 
 def record_known(folder: Path, names: Iterable[str]) -> Known:
-    """Write which clients the run knows, where some of these are new, and return them all."""
+    """Add these clients to those that the run knows, on disk too, and return all of them."""
     before = KNOWN.read(folder)
     names = sorted(names)
     known = Known(before.began or tuple(names), tuple(sorted({*before.known, *names})))

@@ -38,7 +38,7 @@ from ..log_lines import summarize_row
 from ..polling import PollingGrid
 from ..progress import announce
 from .csv_rows import Validation
-from .errors import explain_other_state, said_in_app
+from .errors import explain_other_state, name_app_option
 from .files import CHECKPOINTS, CONFIG, MODEL, log_finished
 from .lock import locked_folder
 from .recorder import RunRecorder
@@ -51,10 +51,11 @@ FREE = {name for name, option in OPTIONS.items() if option.marks & {Mark.FREE, M
 
 
 class RunFolder:
-    """A folder with the records of a run, which goes on from there when its process was lost.
+    """A folder with the records of a run, from which the run continues if its process was lost.
 
-    It holds what a run of Fairbloom's own app leaves: a row a round, a row per client, the last
-    checkpoints, the best and the final model; `fairbloom show` and `fairbloom.load` read it.
+    It has the same files as the run folder of Fairbloom's own app: a row per round, a row per
+    client, the last checkpoints, the best and the final model. `fairbloom show` and
+    `fairbloom.load` read it.
 
     Parameters
     ----------
@@ -62,11 +63,11 @@ class RunFolder:
         The folder; made if it is not there. A relative path begins at the process's current
         directory.
     score
-        What fairness is measured in: the name of a metric that clients reply when they evaluate, or
-        a Score that says whether lower is better, and whether it is a share that is shown in
-        percent. Names of losses and errors are lower-is-better, those of accuracies, AUC, F1 and R²
-        higher-is-better; any other needs a Score. Of several, in a list, it is the first; the
-        others are in clients.csv, too. The default is `accuracy`.
+        The score that fairness is measured in: the name of a metric that clients reply when they
+        evaluate, or a Score, which declares whether lower is better and whether the score is a
+        share, shown in percent. For losses and errors lower is better, for accuracies, AUC, F1 and
+        R² higher is better; any other name needs a Score. In a list, fairness is measured in the
+        first score; the others are in clients.csv, too. The default is `accuracy`.
     loss
         The name of the metric that is the loss on the test examples, `loss` by default.
     best_model
@@ -95,7 +96,7 @@ class RunFolder:
         self.loss = loss
         self.early_stopping = whole(0, early_stopping=early_stopping)
         self.validation: Validation | None = None
-        """By what the best model is chosen and the run stops early; None: by the first score."""
+        """The metric that chooses the best model and stops the run early; None: the first score."""
         if best_model:
             self.validation = find_validation(best_model, self.scores, loss)
         elif early_stopping:
@@ -125,18 +126,18 @@ class RunFolder:
         on_round: Callable[[Round], None] | None = None,
         **newer: object,
     ) -> Result:
-        """Run, continue or extend what the strategy says.
+        """Run, continue or extend the strategy's run.
 
         Arguments and result are those of `FairStrategy.start`.
 
         The strategy is one of ours, or a wrapper around one, such as Flower's for differential
-        privacy. If its `start` is overridden, that is called, and calls `super().start`; a loop of
-        its own is refused.
+        privacy. An overridden `start` is called, and must call `super().start`; a loop of its own
+        is refused.
 
-        Replies are looked for often, in place of every three seconds, and the run outlives a
-        SuperLink that falls.
+        Replies are collected more often than every three seconds, and the run survives a restart of
+        the SuperLink.
 
-        All clients evaluate the last round's model, whatever `fraction_evaluate` above 0 says.
+        All clients evaluate the last round's model, for any `fraction_evaluate` above 0.
 
         StopRun, raised by `on_round` or `evaluate_fn`, and True from `should_stop` end the run as
         finished after that round; more rounds extend it.
@@ -147,12 +148,12 @@ class RunFolder:
         Raises
         ------
         FairbloomError
-            When the strategy is no FairStrategy, its `start` has its own loop, the folder belongs
+            If the strategy is not a FairStrategy, its `start` has its own loop, the folder belongs
             to a run with another strategy, other options or other code of the strategy, or clients
             that evaluate do not reply the scores, the loss or `best_model`.
         """
         check_newer(type(self), newer)
-        with said_in_app("RunFolder(path)", at_once=is_simulated(grid)):
+        with name_app_option("RunFolder(path)", at_once=is_simulated(grid)):
             arguments: dict[str, Any] = {
                 "grid": PollingGrid(grid),
                 "initial_arrays": initial_arrays,
@@ -173,7 +174,7 @@ class RunFolder:
         arguments: dict[str, Any],
         on_round: Callable[[Round], None] | None,
     ) -> Result:
-        """Do what `start` says, with the `arguments` of the strategy's."""
+        """Start the run with these `arguments` for the strategy's own `start`."""
         inner = find_fair_strategy(strategy)
         self._check_evaluation(inner)
         announce(self.path)
@@ -184,7 +185,8 @@ class RunFolder:
             for key, value in sent
             if isinstance(value, bool | int | float | str)
         }
-        config |= {"loss": self.loss} if self.loss else {}
+        if self.loss:
+            config["loss"] = self.loss
         if self.early_stopping or "early-stopping" in CONFIG.read(self.path).settings:
             config["early-stopping"] = self.early_stopping  # 0 extends a run that stopped early
         stopping: EarlyStopping | None = None
@@ -212,13 +214,17 @@ class RunFolder:
             continued = recorder.resume()
             state: Mapping[str, Any] | None = None
             if continued is not None:
-                arguments["initial_arrays"], state = record_of(continued[0]), continued[1]
+                arrays, state = continued
+                arguments["initial_arrays"] = record_of(arrays)
                 with explain_other_state(CHECKPOINTS.path_in(self.path)):
                     inner.load_state_dict(state)
             if recorder.stopped:  # the process was lost between the last round and the final model
                 arguments["num_rounds"] = recorder.saved
-            named = [self.loss] if self.loss else []
-            named += [self.validation.metric] if self.validation else []
+            named: list[str] = []
+            if self.loss:
+                named.append(self.loss)
+            if self.validation:
+                named.append(self.validation.metric)
             writer = RoundWriter(recorder, self.scores, named, on_round)
             if "evaluate_fn" in arguments:
                 arguments["evaluate_fn"] = writer.watch(arguments["evaluate_fn"])
@@ -285,17 +291,16 @@ class RoundWriter:
             {metric for metrics in finished.evaluations.values() for metric in metrics}
         )
         if reported and (missing := [name for name in self._unseen if name not in reported]):
+            use = "which is named"
             if missing[0] == self._scores[0].name:
-                what = "in which fairness is to be measured"
-            else:
-                what = "which is named"
+                use = "in which fairness is to be measured"
             raise FairbloomError(
                 f"clients that evaluate reply {one_line(', '.join(reported))}, and not"
-                f" {missing[0]!r}, {what}: name one of those, as in RunFolder(path,"
+                f" {missing[0]!r}, {use}: name one of those, as in RunFolder(path,"
                 " score=Score('eval_acc', percent=True), loss='eval_loss')"
             )
         if reported:
-            self._unseen = []  # they have been seen: a client that lacks one later ends no run
+            self._unseen = []  # checked once: a metric that is missing later does not end the run
         if not finished.server_metrics and finished.number in self._central:
             finished = replace(finished, server_metrics=dict(self._central[finished.number]))
         if finished.number == 1 and 0 in self._central:
@@ -328,13 +333,14 @@ class RoundWriter:
 
 
 def find_fair_strategy(strategy: Strategy) -> FairStrategy:
-    """Return the strategy of ours that this one is or wraps.
-
-    Raise FairbloomError if it is missing.
-    """
-    innermost = layers(strategy)[-1] if isinstance(strategy, Strategy) else strategy
+    """Return the FairStrategy that this strategy is or wraps; raise FairbloomError for others."""
+    innermost = strategy
+    if isinstance(strategy, Strategy):
+        innermost = layers(strategy)[-1]
     if not isinstance(innermost, FairStrategy):
-        around = "" if innermost is strategy else f" inside {type(strategy).__name__}"
+        around = ""
+        if innermost is not strategy:
+            around = f" inside {type(strategy).__name__}"
         raise FairbloomError(
             f"strategy is Flower's {type(innermost).__name__}{around}, which reports nothing of"
             " single clients: take the one of fairbloom.strategies, which has FedAvg too"
@@ -359,9 +365,9 @@ HIGHER_IS_BETTER = (
 
 
 def score_called(name: str, loss: str) -> Score:
-    """Return the score of a name alone; `loss` is the name of the loss.
+    """Return the score that a name means; `loss` is the name of the loss.
 
-    Raise FairbloomError where the name does not say whether higher or lower is better.
+    Raise FairbloomError if the name does not show whether higher or lower is better.
     """
     known = {score.name: score for score in (ACCURACY, LOSS_SCORE)}
     if name in known:
@@ -386,9 +392,9 @@ def find_validation(best_model: str | Score, scores: Sequence[Score], loss: str)
 
 
 def scores_in(given: Sequence[str | Score], loss: str = "") -> tuple[Score, ...]:
-    """Return scores, those given by their names as such.
+    """Return scores that are given by their names or as Score.
 
-    Raise FairbloomError if it is missing or has duplicates.
+    Raise FairbloomError if there are none, or two of them have the same column.
     """
     scores = tuple(each if isinstance(each, Score) else score_called(each, loss) for each in given)
     columns = [score.column() for score in scores]
@@ -407,8 +413,8 @@ def collect_options(strategy: Strategy) -> dict[str, Value]:
     """Return a strategy's identity: class, parameters, options, and wrappers from outside in."""
     *wrappers, _ = layers(strategy)
     inner = find_fair_strategy(strategy)
-    # The parameters of its constructor, of its bases' ones without object's, and the common
-    # options.
+    # Recorded are the parameters of its constructor and its bases' (without object's), and the
+    # common options.
     signatures = [
         inspect.signature(vars(each)["__init__"])
         for each in type(inner).__mro__

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GROUP_KEYS = ("round", "client", "model", "split", "grouping", "group", COUNT)
 
 
-# What a client reports of one group, its count and scores, by their names without the group's.
+# A client's report on one group: its count and scores, by their names without the group's.
 Cells = Mapping[str, float]
 
 
@@ -35,7 +35,7 @@ class Grouped:
 
     @classmethod
     def of(cls, task: "Task") -> "Grouped | None":
-        """Return those of a task, None where it has no groupings."""
+        """Return the groupings and scores of a task, or None if it has no groupings."""
         if task.groupings:
             return cls(dict(task.groupings), tuple(task.group_scores))
         return None
@@ -55,16 +55,16 @@ class Grouped:
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
-        """Return what `encode` was called on; raise ValueError for any other content."""
+        """Return the groupings that `encode` wrote; raise ValueError for any other content."""
         return decode_as(cls, json.loads(content))
 
-    def find_fault(self, there: Mapping[str, Cells], most: float) -> str:
-        """Return why a client's report on one grouping is impossible, "" where it is possible.
+    def find_fault(self, by_group: Mapping[str, Cells], most: float) -> str:
+        """Return why a client's report on one grouping is impossible, "" if it is possible.
 
-        `there` has count and scores by group; `most` is the number of examples that the client was
-        tested on.
+        `by_group` has count and scores by group; `most` is the number of examples that the client
+        was tested on.
         """
-        for group, cells in there.items():
+        for group, cells in by_group.items():
             counts = {
                 name: cells.get(name)
                 for name in (COUNT, *(s.over for s in self.scores if s.over in cells))
@@ -78,7 +78,7 @@ class Grouped:
                     return f"its {score.name} of {group} comes without its {score.over}"
                 if value is not None and score.percent and not 0.0 <= value <= 1.0:
                     return f"its {score.name} of {group} is {value!r}, which must lie in [0, 1]"
-        total = sum(cells[COUNT] for cells in there.values())
+        total = sum(cells[COUNT] for cells in by_group.values())
         if total > most:
             return f"its groups have {total:g} examples together, and it was tested on {most:g}"
         return ""
@@ -89,7 +89,9 @@ class Grouped:
         for score in self.scores:
             *over, column = score.columns
             shown |= dict.fromkeys(over, cells.get(score.over))
-            shown[column] = score.shown(cells[score.name]) if score.name in cells else None
+            shown[column] = None
+            if score.name in cells:
+                shown[column] = score.shown(cells[score.name])
         return [shown[column] for column in self.columns[len(GROUP_KEYS) - 1 :]]
 
 
@@ -104,18 +106,18 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
     )
     for client, report in sorted(finished.evaluations.items()):
         for model, split in product(("global", "personal"), ("test", "validation")):
-            # of the others no number is reported
+            # Only the number of test examples is reported.
             most = report[names.NUM_EXAMPLES] if split == "test" else math.inf
             for grouping, groups in grouped.groupings.items():
-                there = dict[str, Cells]()
+                by_group = dict[str, Cells]()
                 for group in groups:
                     ending = ENDINGS[split] + ENDINGS[model]
                     keys = {name: name_in_group(name, grouping, group) + ending for name in wanted}
                     if cells := {name: report[key] for name, key in keys.items() if key in report}:
-                        there[group] = cells
-                if wrong := grouped.find_fault(there, most):
-                    words = "round %d: what client %s reports of its groups by %s is left out: %s"
-                    log.warning(words, finished.number, client, grouping, wrong)
+                        by_group[group] = cells
+                if fault := grouped.find_fault(by_group, most):
+                    words = "round %d: the report of client %s on its groups by %s is left out: %s"
+                    log.warning(words, finished.number, client, grouping, fault)
                     continue
                 rows += [
                     (
@@ -127,6 +129,6 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
                         group,
                         *grouped.format_cells(cells),
                     )
-                    for group, cells in there.items()
+                    for group, cells in by_group.items()
                 ]
     return rows

@@ -1,4 +1,4 @@
-"""One writer for a run folder at a time, whatever becomes of the process that writes."""
+"""A lock that lets one process at a time write to a run folder, also if a process is killed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,32 +9,30 @@ from fairbloom.system.lock import LockedError, exclusive_lock, is_held
 
 from .errors import RunFolderError, explain_write_errors
 
-# The file that says which process writes to a folder; it is there no longer than that process
-# works.
+# The file that names the process that writes to a folder, while that process works.
 LOCK = ".lock"
 
 # How long to wait for another process to end: a process that has lost its run notices it within
-# that time.
+# this time.
 WAIT_SECONDS = 60.0
 
 
 @contextmanager
 def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Lock a folder, made if missing, for this process alone.
+    """Lock a folder for this process; make the folder if it is missing.
 
-    RunFolderError if another process holds it.
-
-    With `wait`, wait up to a minute for a process that holds it, such as one with a run taken
-    over.
+    With `wait`, wait up to a minute for another process that holds the lock, such as one that has
+    lost its run. Raise RunFolderError if it still holds the lock.
     """
 
-    def say(holder: str) -> None:
+    def log_wait(holder: str) -> None:
         log.warning("%s is written by %s: waiting up to a minute for it to end", folder, holder)
 
     with explain_write_errors(f"the file {LOCK}", folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            lock = exclusive_lock(folder / LOCK, seconds=WAIT_SECONDS if wait else 0.0, on_wait=say)
+            seconds = WAIT_SECONDS if wait else 0.0
+            lock = exclusive_lock(folder / LOCK, seconds=seconds, on_wait=log_wait)
         except LockedError as error:
             raise RunFolderError(
                 f"{folder} is written by {error.holder}: wait for it to end, or choose another"
@@ -45,5 +43,5 @@ def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a process seems to write to a folder, without disturbing it."""
+    """Return whether a process seems to write to a folder; do not disturb it."""
     return is_held(folder / LOCK)

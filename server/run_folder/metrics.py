@@ -1,4 +1,4 @@
-"""The table of an app's metrics: per client, aggregated, and of its own evaluation."""
+"""metrics.csv, an app's metrics: per client, aggregated, and of the server's own evaluation."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -8,8 +8,8 @@ from fairbloom.logs import log
 from fairbloom.rounds.refusals import one_line
 from fairbloom.rounds.round import Round
 
-# The columns of metrics.csv; the client is empty where a number is of all clients together, or of
-# the server.
+# The columns of metrics.csv. The client is empty if a number is of all clients together, or of the
+# server.
 METRIC_COLUMNS = ("round", "phase", "client", "metric", "value")
 
 # Limits of a metric's name, and of the metrics of one client in one phase; others are left out.
@@ -22,8 +22,8 @@ MetricRow = tuple[int, str, str, str, object]
 def format_metrics(finished: Round) -> list[MetricRow]:
     """Return the rows of a round: aggregates first, then the clients by name.
 
-    The phases are what clients report of training and of evaluation, and what `evaluate_fn`
-    returns.
+    The phases are train and evaluate, which clients report, and server, the metrics of
+    `evaluate_fn`.
     """
     number = finished.number
     rows = list[MetricRow]()
@@ -41,16 +41,13 @@ def format_metrics(finished: Round) -> list[MetricRow]:
 def format_phase(
     number: int, phase: str, client: str, metrics: Mapping[str, Any]
 ) -> list[MetricRow]:
-    """Return a row for each number; a list has none."""
+    """Return a row for each metric that is a number; lists are left out."""
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     return [(number, phase, client, one_line(name), value) for name, value in numbers.items()]
 
 
 def _bounded(client: str, metrics: Mapping[str, float]) -> Mapping[str, float]:
-    """Return what a client reports as far as the table takes it.
-
-    A warning names the metrics that are left out.
-    """
+    """Return a client's metrics within the table's limits; log which metrics are left out."""
     if len(metrics) <= MOST_METRICS and all(map(_is_name, metrics)):
         return metrics
     kept = set(islice(filter(_is_name, metrics), MOST_METRICS))

@@ -1,4 +1,4 @@
-"""A round as it was recorded; progress bars and a caller's function are called with it."""
+"""A recorded round, with which progress bars and a caller's function are called."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class RecordedRound:
     Attributes
     ----------
     number
-        Which round of the run it is, from 1.
+        The number of the round, from 1.
     row
-        Its row of rounds.csv, by column; a column that has nothing to say is missing or None.
+        Its row of rounds.csv, by column; an empty column is missing or None.
     measures
         How the score is spread over the clients under the model that the method serves them with,
         the global one or their personal ones: mean, std, worst, worst_10, best_10, gap and the
@@ -47,7 +47,7 @@ class RecordedRound:
     def of(cls, finished: Round, row: Row, score: Score, model: str = "global") -> "RecordedRound":
         """Return a finished round with its row of rounds.csv.
 
-        `model` is what clients are served with.
+        `model` is the kind of model that the method serves clients with.
         """
         cells = {measure: row.get(f"{score.column(model)}_{measure}") for measure in MEASURES}
         return cls(
@@ -63,8 +63,8 @@ class RecordedRound:
         )
 
 
-# Called with each round once it is recorded. What it raises ends the run, which continues after
-# that round; with StopRun the run is finished.
+# Called with each round once it is recorded. An exception ends the run, which can be continued
+# after that round; StopRun finishes it.
 OnRound = Callable[[RecordedRound], None]
 
 

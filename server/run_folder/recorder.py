@@ -1,4 +1,4 @@
-"""What a run leaves on disk round by round, and what an interrupted run continues from."""
+"""Write a run's files round by round, and continue an interrupted run from them."""
 
 import math
 import os
@@ -56,8 +56,8 @@ from .stopping import EarlyStopping
 from .tables import TableWriter, format_cell
 from .values import RecordedSettings
 
-# In one process, a checkpoint is written once the rounds since the last one have taken so long
-# together.
+# In one process, a checkpoint is written once the rounds since the last one have taken this long
+# in total.
 SHARED_SECONDS = 0.5
 
 
@@ -65,10 +65,10 @@ class RunRecorder:
     """The files that a run writes and continues from.
 
     Rows are appended at each round. A checkpoint, which is written whole, has the size of each
-    table: what follows is dropped when the run continues. So a run that ends at any moment repeats
-    at most the current round and, in one process, SHARED_SECONDS of finished ones, to the same
-    bits. The checkpoint before the last is kept: if the last is damaged, the run continues from
-    there.
+    table: rows beyond it are dropped when the run continues. So a run that ends at any moment
+    repeats at most the current round and, in one process, SHARED_SECONDS of finished rounds, to the
+    same bits. The checkpoint before the last is kept: if the last is damaged, the run continues
+    from there.
 
     Parameters
     ----------
@@ -82,11 +82,12 @@ class RunRecorder:
         Called before a checkpoint is written, with the round of the oldest checkpoint to which the
         run may go back, or 0: makes the clients store their states.
     validation
-        The score whose mean chooses the best model; None: the first of `scores`, on test examples.
+        The score with the mean that chooses the best model; None: the first of `scores`, on test
+        examples.
     app_metrics
         Whether all metrics of a user's app are written, which are not known in advance.
     code
-        Checksums of a user's own modules beside those that the settings name.
+        Checksums of a user's own modules besides those that the settings name.
     """
 
     def __init__(
@@ -110,10 +111,10 @@ class RunRecorder:
         self.saved = 0
         """The round of the last checkpoint, or 0."""
         self.stopped = ""
-        """Why the run ends before its last round, "" where it does not."""
+        """Why the run ends before its last round, or ""."""
         self._losses: Mapping[str, float] = {}
-        """The training losses, by client, of the model that the next round begins with; empty where
-        none are known."""
+        """The training losses, by client, of the model that the next round begins with; empty if
+        they are unknown."""
         self.method = method
         self._scores = scores
         self._score = scores[0]
@@ -123,7 +124,9 @@ class RunRecorder:
             ROUNDS.path_in(path), round_columns(method, self._score, validation)
         )
         self._grouped = grouped
-        self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
+        self._groups: TableWriter | None = None
+        if grouped is not None:
+            self._groups = TableWriter(GROUPS.path_in(path), grouped.columns)
         self._validation = validation
         self._best_by = mean_column(self._score, "test")
         self._best_score = self._score
@@ -144,11 +147,12 @@ class RunRecorder:
         """The names of clients as cells, which are formatted once: a round may take a
         millisecond."""
         self._stopping = stopping
-        self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
+        self._metrics: TableWriter | None = None
+        if app_metrics:
+            self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS)
         self._best: Mapping[str, float] = {}
         self._mean = math.nan
-        """The mean score of the last round that was evaluated since the process began, NaN where
-        there is none."""
+        """The mean score of the last round that this process has evaluated, NaN before it."""
         self._new_best: Arrays | None = None
         self._unsaved: tuple[int, Mapping[str, Any]] | None = None
         """The last round and its model, while it has no checkpoint."""
@@ -170,34 +174,34 @@ class RunRecorder:
             SCORES.write(self.path, self._scores)
             if code:
                 MODULES.write(self.path, code)
-            # The settings come last: a folder without them was killed while it was made, and is
-            # made again.
+            # The settings come last: a folder without them is one whose process was killed while it
+            # made the folder, and is made again.
             CONFIG.write(self.path, RecordedSettings(config))
             return
         recorded = CONFIG.read(self.path)
-        there = recorded.num_rounds
+        before = recorded.num_rounds
         grown = find_grown(recorded.settings, config)
         if recorded.settings == config or (self.finished and not grown):
             return
-        if there != config["num-rounds"] and (self.method.paced or RunSettings.of(config).paced):
-            change = "be extended to" if config["num-rounds"] > there else "end after"
+        now = config["num-rounds"]
+        if before != now and (self.method.paced or RunSettings.of(config).paced):
+            change = "be extended to" if now > before else "end after"
             raise RunFolderError(
-                f"{self.path} holds a run whose steps decay over {there} rounds, so it cannot"
-                f" {change} {config['num-rounds']}: choose another folder (--out) for a run of that"
-                " length"
+                f"{self.path} holds a run whose steps decay over {before} rounds, so it cannot"
+                f" {change} {now}: choose another folder (--out) for a run of that length"
             )
         self._changed = replace(recorded, settings=config)
 
     def begin(self) -> None:
-        """Make a run that is continued, or extended, one with its new settings.
+        """Write the new settings of a run that is continued or extended.
 
-        What refuses it before changes nothing.
-
-        The first round that is recorded calls it, too.
+        Until then nothing is changed, so that a refused run stays intact. Recording the first round
+        calls it, too.
         """
         if self._changed is None:
             return
-        # before the settings, which say more rounds
+        # The final model goes before the settings: with more rounds in the settings, the run must
+        # not count as finished.
         with explain_write_errors("the run folder", self.path):
             MODEL.path_in(self.path).unlink(missing_ok=True)
         CONFIG.write(self.path, self._changed)
@@ -209,9 +213,9 @@ class RunRecorder:
         return is_finished(self.path) and self._changed is None
 
     def resume(self) -> tuple[Arrays, Mapping[str, Any]] | None:
-        """Return model and state after the last finished round, None before it.
+        """Return model and state after the last finished round, or None before it.
 
-        Raise if all are damaged.
+        Raise RunFolderError if all checkpoints are damaged.
         """
         nothing: dict[str, Any] = {"strategy": {"round": 0}, "best": {}, "losses": {}}
         arrays, state = load_last(self._checkpoints) or (None, nothing)
@@ -274,20 +278,21 @@ class RunRecorder:
                 self._new_best = finished.evaluated
         self._seconds += float(str(row["seconds"]))
         after = {name: m[TRAIN_LOSS] for name, m in finished.evaluations.items() if TRAIN_LOSS in m}
-        # the next round begins with another model
-        self._losses = {} if finished.average is not None else after
+        self._losses = after
+        if finished.average is not None:
+            self._losses = {}  # the averaged model was measured, not the one of the next round
         self._unsaved = finished.number, finished.arrays
         if not self._in_process or self._seconds >= SHARED_SECONDS:
             self._save()
         return row
 
     def record_initial(self, metrics: Mapping[str, Any]) -> None:
-        """Write what the user's function makes of the initial model."""
+        """Write the metrics of the user's `evaluate_fn` for the initial model."""
         if self._metrics is not None:
             self._metrics.add(format_phase(0, "server", "", metrics))
 
     def _save(self) -> None:
-        """Write the best model and a checkpoint of the last round, where it has none."""
+        """Write the best model and a checkpoint of the last round, if it has none yet."""
         if self._unsaved is None:
             return
         number, arrays = self._unsaved
@@ -297,16 +302,16 @@ class RunRecorder:
             if self._new_best is not None:
                 about = {"round": self._best["round"], self._best_by: self._best["mean"]}
                 BEST.write(self.path, _to_numpy(self._new_best), about)
-            self._keep(
-                min((int(path.stem) for path in list_checkpoints(self._checkpoints)), default=0)
-            )
+            rounds = [int(path.stem) for path in list_checkpoints(self._checkpoints)]
+            self._keep(min(rounds, default=0))
             state = {
                 "strategy": self.method.state_dict(),
                 "best": self._best,
                 "losses": self._losses,
+                "tables": {table.path.name: table.size for table in self._tables},
             }
-            state |= {"tables": {table.path.name: table.size for table in self._tables}}
-            state |= {} if self._stopping is None else {"stopping": self._stopping.state_dict()}
+            if self._stopping is not None:
+                state["stopping"] = self._stopping.state_dict()
             save_round(self._checkpoints, number, _to_numpy(arrays), state, self.saved)
         self.saved = number
         self._unsaved = None
@@ -318,8 +323,11 @@ class RunRecorder:
         stopped = self.stopped
         self.begin()
         self._save()
+        about: dict[str, str] = {}
+        if stopped:
+            about["stopped"] = stopped
         with explain_write_errors("the final model", self.path):
-            MODEL.write(self.path, arrays, {"stopped": stopped} if stopped else {})
+            MODEL.write(self.path, arrays, about)
         if stopped:
             log.info(
                 "the run is finished after round %d, before its last one: %s", self.saved, stopped
@@ -331,19 +339,17 @@ class RunRecorder:
             log.warning(
                 "the mean %s is %s at the end; it was %s after round %d (its model is in %s):"
                 " lower the learning rate",
-                *(
-                    score.name,
-                    score.written(last),
-                    score.written(best),
-                    self._best["round"],
-                    BEST.name,
-                ),
+                score.name,
+                score.written(last),
+                score.written(best),
+                self._best["round"],
+                BEST.name,
             )
 
     @property
     def _tables(self) -> Sequence[TableWriter]:
         tables = (self._rounds, self._clients, self._coefficients, self._groups, self._metrics)
-        return tuple(each for each in tables if each is not None)
+        return tuple(table for table in tables if table is not None)
 
     @property
     def _checkpoints(self) -> Path:
@@ -351,7 +357,7 @@ class RunRecorder:
 
 
 def _to_numpy(arrays: Mapping[str, Any]) -> Arrays:
-    """Return arrays by name as NumPy's; those of a round under Flower's own loop are Flower's."""
+    """Return NumPy arrays by name; the rounds of Flower's own loop have Flower's arrays."""
     return {
         name: array if isinstance(array, np.ndarray) else array.numpy()
         for name, array in arrays.items()

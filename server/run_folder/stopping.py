@@ -1,4 +1,4 @@
-"""Early stopping: a run ends once validation examples have shown no gain for a number of rounds."""
+"""Early stopping: a run ends after several rounds without a better validation score."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,8 +26,10 @@ class EarlyStopping:
 
     @classmethod
     def of(cls, patience: int, validation: Validation) -> Self | None:
-        """Return what watches a run, None where `patience` is 0."""
-        return cls(patience, validation) if patience else None
+        """Return an object that watches a run, or None if `patience` is 0."""
+        if not patience:
+            return None
+        return cls(patience, validation)
 
     def observe(self, finished: Round) -> None:
         """Look at a round; raise SettingsError after `patience` rounds without any score."""
@@ -47,7 +49,7 @@ class EarlyStopping:
 
     @property
     def reason(self) -> str:
-        """Why the run is to end, "" as long as it goes on."""
+        """Why the run must end, "" as long as it continues."""
         if self.best is None or self.last - self.best_round < self.patience:
             return ""
         score = self.validation.score
@@ -63,7 +65,7 @@ class EarlyStopping:
         return {"best": self.best, "round": self.best_round, "last": self.last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continue from a state that `state_dict` returned."""
         self.best = state["best"]
         self.best_round = state["round"]
         self.last = state["last"]

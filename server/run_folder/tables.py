@@ -17,20 +17,19 @@ from .errors import explain_read_errors
 # A row of a table as it is written: the text of each cell, by column.
 Cells = dict[str, str]
 
-# How a cell begins that a spreadsheet may compute, or one that was escaped: clients and groups may
-# have any name.
+# The beginning of a cell that a spreadsheet might compute, or of one that was escaped for this
+# reason: clients and groups may have any name.
 FORMULA = re.compile(r"'*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]")
 
 
 def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[Cells]:
     """Return a table's rows; an unfinished run's last line may be torn, or its file missing.
 
-    RunFolderError: the file cannot be read or is something else; or, of a finished run, is missing,
-    torn, or lacks one of `columns`.
+    Raise RunFolderError if the file cannot be read or is not a table; and, for a finished run, if
+    it is missing, torn, or without one of `columns`.
     """
-    remedy = "Restore it from a copy" + (
-        text_if(finished, ", or run again with another folder (--out)")
-    )
+    again = text_if(finished, ", or run again with another folder (--out)")
+    remedy = f"Restore it from a copy{again}"
     rows: list[Cells] = []
     with explain_read_errors(path, remedy):
         if not finished and not path.exists():
@@ -43,8 +42,8 @@ def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[
             header = list(reader.fieldnames or ())
             if twice := [name for name in header if header.count(name) > 1]:
                 raise ValueError(f"its column {twice[0]} is there twice")
-            if finished and (lacking := [column for column in columns if column not in header]):
-                raise ValueError(f"it has no column {lacking[0]}")
+            if finished and (missing := [column for column in columns if column not in header]):
+                raise ValueError(f"it has no column {missing[0]}")
             for row in reader:
                 torn = None in row.values()
                 if None in row or (finished and torn):
@@ -67,13 +66,15 @@ def format_csv(
     columns: tuple[str, ...], rows: Iterable[Mapping[str, object]], *, header: bool = False
 ) -> str:
     """Return rows as CSV text with Unix line ends."""
-    cells = ([row.get(column, "") for column in columns] for row in rows)
-    return _format_rows([columns, *cells] if header else cells)
+    cells: list[Iterable[object]] = [[row.get(column, "") for column in columns] for row in rows]
+    if header:
+        cells.insert(0, columns)
+    return _format_rows(cells)
 
 
 def _format_rows(rows: Iterable[Iterable[object]]) -> str:
     lines: list[str] = []
-    # The library quotes a cell with \r only where \r is a part of the line end.
+    # Python's csv quotes a cell with \r only if \r is a part of the line end.
     writer = csv.writer(_Sink(lambda line: lines.append(f"{line[:-2]}\n")), lineterminator="\r\n")
     writer.writerows(
         [escape_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
@@ -87,7 +88,7 @@ def format_cell(text: str) -> str:
 
 
 class _Sink(NamedTuple):
-    """What the library writes lines to."""
+    """The file object to which Python's csv writes lines."""
 
     write: Callable[[str], None]
 
@@ -118,17 +119,17 @@ class TableWriter:
         self.size = len(self._header)
 
     def cut_back(self, size: int) -> None:
-        """Drop what follows the first `size` bytes.
+        """Drop all but the first `size` bytes.
 
-        RunFolderError where these are no whole rows of this table.
+        Raise RunFolderError if these are not whole rows of this table.
         """
         with (
             explain_read_errors(self.path, "Restore it from a copy"),
             self.path.open("r+b") as file,
         ):
-            found = file.read(len(self._header))
+            header = file.read(len(self._header))
             file.seek(size - 1)
-            if found != self._header or file.read(1) != b"\n":
+            if header != self._header or file.read(1) != b"\n":
                 raise ValueError("it is not as it was at the last checkpoint")
             file.truncate(size)
         self.size = size
@@ -138,7 +139,7 @@ class TableWriter:
         self.add_lines(_format_rows(rows))
 
     def add_lines(self, lines: str) -> None:
-        """Append rows that are formatted already, as `add` does."""
+        """Append rows that are already formatted, in the way of `add`."""
         content = left = lines.encode()
         with self.path.open("r+b", buffering=0) as file:
             try:
@@ -155,7 +156,7 @@ class TableWriter:
 def _csv_reader(content: bytes, *, strict: bool = False) -> Iterator["csv.DictReader[str]"]:
     """Yield a reader of cells of any length: reasons of refusals may exceed csv's limit.
 
-    The limit is the whole process's, in which clients may read their files, so it is restored.
+    The limit belongs to the whole process, in which clients may read their files: it is restored.
     """
     limit = csv.field_size_limit(sys.maxsize)
     try:

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunStart:
-    """What is known when a run begins.
+    """The facts that are known when a run begins.
 
-    `data` are checksums of files; `engine` is empty where it was not
-    chosen.
+    `data` has checksums of files; `engine` is empty if the run does not choose one.
     """
 
     task: "Task"
@@ -29,7 +28,7 @@ class RunStart:
 
 @dataclass(frozen=True)
 class RecordedSettings:
-    """What config.toml says of a run: its settings as last used, empty where no run has begun."""
+    """The content of config.toml: a run's settings as last used, empty if no run has begun."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
@@ -47,17 +46,14 @@ class RecordedSettings:
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
-        """Return what `encode` was called on.
-
-        Raise ValueError when the content is something else.
-        """
+        """Return the settings that `encode` wrote; raise ValueError for any other content."""
         try:
             settings = tomllib.loads(content.decode())
         except ValueError as error:
             raise ValueError(f"it is no valid TOML: {error}") from error
         number = settings.pop("run-folder-format", None)
         if not isinstance(number, int):
-            raise ValueError(f"it has run-folder-format = {number!r}, which is no format's number")
+            raise ValueError(f"it has run-folder-format = {number!r}, which is not a number")
         return cls(settings, number)
 
 

@@ -125,7 +125,7 @@ def test_the_remedy_of_deleting_a_file_that_cannot_be_read_works(
     with pytest.raises(RunFolderError, match="or delete it"):
         file.read(tmp_path)
     file.path_in(tmp_path).unlink()
-    assert file.read(tmp_path) == file.absent
+    assert file.read(tmp_path) == file.default
 
 
 def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -160,14 +160,14 @@ def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_i
 def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As whoever adds one does it: this is the only place that says anything of the file."""
+    """The declaration here is the only code about this file."""
     sizes = File[dict[str, int]](
         name="sizes.json",
         encode=files._encode_json,
         decode=files._decode_object,
-        absent={},
-        first=lambda beginning: {
-            name: len(beginning.task.splits(name).train) for name in beginning.task.clients
+        default={},
+        initial=lambda start: {
+            name: len(start.task.splits(name).train) for name in start.task.clients
         },
     )
     monkeypatch.setattr(files, "ENTRIES", (*ENTRIES, sizes))
@@ -184,8 +184,8 @@ def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(
 
 def test_what_a_file_held_when_the_run_began_is_kept(tmp_path: Path) -> None:
     begun = RunStart(load_task(Settings.of({}).run_config()), {}, {"engine": "loop"}, deployed=True)
-    files.write_first_files(tmp_path, begun)
-    files.write_first_files(tmp_path, replace(begun, engine={"engine": "workers"}))
+    files.write_initial_files(tmp_path, begun)
+    files.write_initial_files(tmp_path, replace(begun, engine={"engine": "workers"}))
     assert ENGINE.read(tmp_path) == {"engine": "loop"}
     assert not SPLIT.exists_in(tmp_path)  # of a deployed run, nobody on this machine knows it
 
