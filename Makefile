@@ -49,13 +49,10 @@ test-federation: setup ## run the tests that start federations, or take a part o
 	$(BIN)/pytest -m federation
 
 test-latest-flower: ## run the tests, those of real nodes too, on the newest Flower that can be installed
-	$(PYTHON) -m venv .venv-latest
-	.venv-latest/bin/python $(INSTALL) --upgrade "pip>=25.1"
-	.venv-latest/bin/python $(INSTALL) "$(or $(TORCH),torch)"
-	.venv-latest/bin/python $(INSTALL) --editable ".[all]" --group dev
+	$(MAKE) setup VENV=.venv-latest
 	.venv-latest/bin/python $(INSTALL) --upgrade "flwr[simulation]"
-	.venv-latest/bin/pytest --numprocesses $(WORKERS) --dist loadfile -m "$(ANYWHERE)" --ignore tests/test_supply_chain.py
-	.venv-latest/bin/pytest -m "slow and $(ANYWHERE)" tests/deploy tests/attacks tests/runtimes
+	.venv-latest/bin/pytest --numprocesses $(WORKERS) --dist loadfile --ignore tests/test_supply_chain.py
+	.venv-latest/bin/pytest --numprocesses $(WORKERS) --dist loadfile -m "$(ANYWHERE) and slow" --ignore tests/test_supply_chain.py
 	.venv-latest/bin/pytest -m federation tests/runtimes
 
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine

@@ -28,6 +28,7 @@ from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
 from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task, TaskInfo
 
+from fairbloom.protocol.settings import RunSettings
 from .figures import INK, PAPER, svg_of, themed
 
 ROUNDS = 60
@@ -294,7 +295,7 @@ def run(name: str, start: tuple[float, float], epochs: int = 1) -> Course:
             {"task": TASK.name, "clients": len(CLIENTS), "device": "cpu", **work}
         ).run_config()
         method = strategy(name)
-        clients = LocalClients(method, config)
+        clients = LocalClients(method, RunSettings.of(config))
         rounds = Rounds(method, clients, ROUNDS).run(
             {"w": first}, measure=lambda number: (), measure_after=()
         )

@@ -18,23 +18,23 @@ from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
     "checks": 730,
-    "cli": 646,
+    "cli": 657,
     "client": 1_354,
     "client/rules": 651,
-    "deploy/fleet": 1_944,
-    "experiments": 628,
-    "experiments/pages": 1_204,
-    "experiments/results": 1_737,
-    "experiments/studies": 733,
+    "deploy/fleet": 1_982,
+    "experiments": 708,
+    "experiments/pages": 1_205,
+    "experiments/results": 1_769,
+    "experiments/studies": 873,
     "prediction": 705,
-    "protocol": 753,
-    "rounds": 2_848,
-    "server": 890,
-    "server/run_folder": 1_115,
-    "simulation": 890,
+    "protocol": 763,
+    "rounds": 2_849,
+    "server": 927,
+    "server/run_folder": 1_268,
+    "simulation": 934,
     "simulation/stacked": 837,
-    "strategies": 1_823,
-    "tasks": 1_896,
+    "strategies": 1_973,
+    "tasks": 1_887,
     "tasks/datasets": 693,
     "tasks/tables": 1_190,
 }
@@ -46,7 +46,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 26_500
+WHOLE = 30_000
 """The most statements in all packages."""
 
 DOCS_WORDS = 30_200
@@ -58,7 +58,7 @@ DEPENDENCIES = 22
 OUTSIDE = ("tests", "docs", "benchmarks", "locks")
 """The folders that hold no package."""
 
-UNNAMED = ("deploy", "server")
+UNNAMED = ("server",)
 """The folders of tests in which names still have more than LONGEST_NAME characters."""
 
 LONGEST_NAME = 60

@@ -165,7 +165,7 @@ def test_a_node_uses_a_schema_once_its_owner_has_accepted_it(
     restart(there, there.home / "data-va")
 
 
-def test_a_node_whose_file_has_no_header_sends_none_of_its_values(
+def test_a_file_without_a_header_sends_none_of_its_values(
     there: Deployment, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
