@@ -104,7 +104,7 @@ def innermost_place(error: BaseException) -> str:
     return ""
 
 
-def failure_reason(error: Exception) -> str:
+def failure_reason(error: BaseException) -> str:
     """Return an error in one line: its text, for unforeseen ones also kind and place."""
     place = place_of(error)
     if is_expected(error) or (isinstance(error, ValueError) and not place):

@@ -168,7 +168,7 @@ def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
         ]
     if shared.unknown:
         return [
-            "What seeds share of this task's data is not known. They are taken for splits of the"
+            "What seeds share of these data is not known. They are taken for splits of the"
             " same clients' examples, with which intervals are the widest."
         ]
     return [
