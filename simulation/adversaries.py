@@ -1,6 +1,6 @@
 """Hostile clients on this machine: they train honestly, then their replies are changed.
 
-The server sees the changed reply alone. Nothing here runs on a device: a deployed run refuses the
+The server sees only the changed reply. Nothing here runs on a device: a deployed run refuses the
 setting `attack`.
 """
 
@@ -26,7 +26,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sight:
-    """What a hostile client sees.
+    """The knowledge of a hostile client.
 
     A user's attack is a function of it that returns an update, shape (d,).
 
@@ -35,13 +35,13 @@ class Sight:
     own
         The update that it computed, u = w − w_k, shape (d,).
     honest
-        Those of the round's honest clients, in the order of names, shape (h, d).
+        The updates of the round's honest clients, in the order of names, shape (h, d).
     strength
         The setting attack-strength.
     number
-        How many clients attack in this round.
+        Number of clients that attack in this round.
     random
-        A stream of (seed, round, client).
+        A random stream of (seed, round, client).
     """
 
     own: Vector
@@ -58,12 +58,13 @@ def _noisy(sight: Sight) -> Vector:
 
 def _alie(sight: Sight) -> Vector:
     mean = np.asarray(sight.honest.mean(axis=0))
-    several = len(sight.honest) > 1
-    deviation = np.asarray(sight.honest.std(axis=0, ddof=1)) if several else np.zeros_like(mean)
+    deviation = np.zeros_like(mean)
+    if len(sight.honest) > 1:
+        deviation = np.asarray(sight.honest.std(axis=0, ddof=1))
     return mean + sight.strength * deviation
 
 
-# What becomes of a hostile client's update.
+# The changed update of a hostile client, by the name of the attack.
 #
 # Sources: alie is of Baruch, Baruch and Goldberg, A Little Is Enough, NeurIPS 2019; ipm of Xie,
 # Koyejo and Gupta, Fall of Empires, UAI 2019.
@@ -75,15 +76,15 @@ UPDATES: Mapping[str, Callable[[Sight], Vector]] = {
     "ipm": lambda sight: -sight.strength * np.asarray(sight.honest.mean(axis=0)),
 }
 
-# The attacks that need an honest update in the round; those of users may.
+# The attacks that need an honest update in the round. A user's attack may need one, too.
 SEES_HONEST = ("alie", "ipm")
 
 
 class Adversaries:
     """The hostile clients of a run.
 
-    Raises FairbloomError if all clients would attack, or if false losses would go to a method
-    that reads none.
+    Raise FairbloomError if all clients would attack, or none that trains, or if false losses would
+    go to a method that reads no losses.
     """
 
     def __init__(self, settings: RunSettings, clients: Sequence[str], method: Method) -> None:
@@ -108,9 +109,11 @@ class Adversaries:
         self._name = settings.attack
         known = settings.attack in ATTACKS
         self._strength = settings.attack_strength or ATTACKS.get(settings.attack) or 1.0
-        self._change = (
-            UPDATES.get(settings.attack) if known else imported("attack", settings.attack)
-        )
+        self._change: Callable[[Sight], Vector] | None
+        if known:
+            self._change = UPDATES.get(settings.attack)
+        else:
+            self._change = imported("attack", settings.attack)
         self._sees_honest = not known or settings.attack in SEES_HONEST
 
     def attack(self, trained: TrainReplies, number: int) -> None:
@@ -119,11 +122,9 @@ class Adversaries:
         An attack that sees honest updates does nothing in a round without one.
         """
         hostile = [name for name in trained.names if name in self.names]
-        if (
-            number < self._from
-            or not hostile
-            or (self._sees_honest and len(hostile) == len(trained.names))
-        ):
+        if number < self._from or not hostile:
+            return
+        if self._sees_honest and len(hostile) == len(trained.names):
             return
         self.lie(trained.metrics, number)
         for updates in (trained.updates, trained.second):
@@ -141,14 +142,14 @@ class Adversaries:
     def lie(self, reports: Reports, number: int, *, evaluated: bool = False) -> None:
         """Raise the losses that hostile clients report in round `number`.
 
-        Of an evaluation, the training loss alone.
+        In reports of an evaluation, this is only the training loss.
         """
         if self._name != LOSS or number < self._from:
             return
-        about = {TRAIN_LOSS} if evaluated else LOSSES
+        raised = {TRAIN_LOSS} if evaluated else LOSSES
         for name in self.names.intersection(reports):
             reports[name] = {
-                metric: value + self._strength if metric in about else value
+                metric: value + self._strength if metric in raised else value
                 for metric, value in reports[name].items()
             }
 

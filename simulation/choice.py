@@ -1,9 +1,8 @@
 """The choice of a run's engine: a rule over model and machine, and one timed step.
 
-The clock decides between loop and workers alone, which give the same bits: equal settings give
-equal numbers on equal machines. On a graphics card, how many clients are stacked at once also
-follows from the memory that is free there. What was chosen is recorded in the run folder, and a run
-that continues keeps it.
+The clock decides only between loop and workers, which give the same bits, so that equal settings
+give equal numbers on equal machines. On a GPU, the number of clients that are stacked at once also
+depends on its free memory. The choice is recorded in the run folder, and a continued run keeps it.
 """
 
 import math
@@ -30,14 +29,13 @@ from .clients import LocalClients
 from .processes import can_fork
 from .stacked.clients import StackedClients, find_unsupported
 from .stacked.programs import UnstackableError, make_program
-from .trial import TrialStep, try_first_step
+from .trial import try_first_step
 from .workers import WorkerClients
 
-# From this length of a round on, several processes are faster than one by more than they take to be
-# started.
+# Rounds that take longer than this gain more from several processes than starting these costs.
 WORKERS_SECONDS = 0.5
 
-# Memory that stacked clients may take on the processor, without the round's updates.
+# Memory that stacked clients may take on the CPU, without the round's updates.
 BLOCK_BYTES = 2**26
 
 FIRST_ROUND = Terms(server_round=1)
@@ -45,16 +43,16 @@ FIRST_ROUND = Terms(server_round=1)
 
 @dataclass(frozen=True)
 class Choice:
-    """How a run's clients are computed, and why, in words.
+    """How a run's clients are computed, with the reason as text.
 
     Attributes
     ----------
     engine
         loop, stacked or workers.
     workers
-        How many processes compute.
+        Number of processes that compute.
     block
-        The most clients that are stacked at once; 0 where none are.
+        Most clients that are stacked at once; 0 without stacking.
     """
 
     engine: str
@@ -63,10 +61,7 @@ class Choice:
     block: int = 0
 
     def within(self, processors: int) -> "Choice":
-        """Return the choice for a run that has this many processor cores to itself.
-
-        The numbers stay the same.
-        """
+        """Return the choice for this many processor cores; the run's numbers stay equal."""
         if self.engine != "workers" or self.workers <= processors:
             return self
         if processors > 1:
@@ -76,7 +71,7 @@ class Choice:
     def clients(self, method: Method, settings: RunSettings) -> LocalClients:
         """Return the clients of a run, computed this way.
 
-        Raise FairbloomError where there is no such engine.
+        Raise FairbloomError for an unknown engine, as a damaged engine.json may name.
         """
         match self.engine:
             case "stacked":
@@ -91,23 +86,24 @@ class Choice:
 
 
 def choose(settings: RunSettings, processors: int) -> Choice:
-    """Return how a run's clients are computed, on a machine with this many `processors` for runs.
+    """Return how a run's clients are computed on a machine with this many `processors` for runs.
 
-    It raises FairbloomError when the data cannot be used, no client can take a step, or the wanted
-    engine cannot be had.
+    Raise FairbloomError if the data cannot be used, or no client can take a step.
     """
     task, model = load_task_and_model(settings)
     device = choose_device(settings.device)
     training = len(split_names(settings.training_clients)) or len(task.clients)
-    cohort = 1 if settings.pooled else share(settings.fraction, training, 1)
-    global_work(settings, FIRST_ROUND)  # whose rule may be missing
+    cohort = 1
+    if not settings.pooled:
+        cohort = share(settings.fraction, training, 1)
+    work = global_work(settings, FIRST_ROUND)  # raises if the client rule is missing
     # After CUDA is initialised, forked processes cannot train.
     may_fork = can_fork() and not torch.cuda.is_available()
     if settings.engine == "workers":
         if may_fork:
             try_first_step(settings, task, model)
         return Choice("workers", "it was asked for", workers=max(1, min(processors, cohort)))
-    tried = try_first_step(settings, task, model)
+    trial = try_first_step(settings, task, model)
     if settings.engine == "loop":
         return Choice("loop", "it was asked for")
     slow = device.type == "cpu" and any(
@@ -116,35 +112,22 @@ def choose(settings: RunSettings, processors: int) -> Choice:
     if slow and settings.engine == "auto":
         why_not = "stacked convolutions and recurrent layers are slow on the processor"
     else:
-        why_not = why_unstackable(settings, task, model, tried.examples)
+        why_not = why_unstackable(settings, task, model, trial.examples)
     if settings.engine == "stacked":
         if why_not:
             return Choice("loop", f"stacked was asked for, but {why_not}")
-        return Choice(
-            "stacked",
-            "it was asked for",
-            block=block_of(settings, task, model, tried, cohort, device),
-        )
+        block = min(cohort, fitting_clients(settings, task, model, trial.examples, device))
+        return Choice("stacked", "it was asked for", block=block)
     if cohort == 1:
         return Choice("loop", "a round has one client")
     if not why_not:
         reason = "the model can be computed for many clients at once"
-        return Choice(
-            "stacked", reason, block=block_of(settings, task, model, tried, cohort, device)
-        )
-    seconds = (
-        cohort
-        * count_steps(len(tried.examples), global_work(settings, FIRST_ROUND))
-        * tried.seconds
-    )
+        block = min(cohort, fitting_clients(settings, task, model, trial.examples, device))
+        return Choice("stacked", reason, block=block)
+    seconds = cohort * count_steps(len(trial.examples), work) * trial.seconds
     because = f"{why_not}, and a round takes about {seconds:.2g} s"
-    if (
-        device.type == "cpu"
-        and may_fork
-        and min(processors, cohort) > 1
-        and seconds > WORKERS_SECONDS
-    ):
-        workers = min(processors, cohort)
+    workers = min(processors, cohort)
+    if device.type == "cpu" and may_fork and workers > 1 and seconds > WORKERS_SECONDS:
         return Choice("workers", f"{because}; {workers} processes share it", workers=workers)
     return Choice("loop", f"{because}; one process computes it")
 
@@ -152,10 +135,7 @@ def choose(settings: RunSettings, processors: int) -> Choice:
 def why_unstackable(
     settings: RunSettings, task: Task, model: nn.Module, examples: AnyExamples
 ) -> str:
-    """Return why clients cannot be stacked, "" where they can.
-
-    `examples` are those of any client.
-    """
+    """Return why clients cannot be stacked, or ""; `examples` are those of any client."""
     rules = rules_of(settings, FIRST_ROUND)
     if unsupported := find_unsupported(
         FIRST_ROUND, rules, global_work(settings, FIRST_ROUND, rules)
@@ -168,37 +148,36 @@ def why_unstackable(
     return ""
 
 
-def block_of(
+def fitting_clients(
     settings: RunSettings,
     task: Task,
     model: nn.Module,
-    tried: TrialStep,
-    cohort: int,
+    examples: AnyExamples,
     device: torch.device,
 ) -> int:
-    """Return the most clients that fit into BLOCK_BYTES, or into half of a GPU's free memory."""
-    outputs = 0
+    """Return how many clients, at least 1, fit into BLOCK_BYTES or half of a GPU's free memory."""
+    output_bytes = 0
 
-    def note(layer: nn.Module, _inputs: object, found: object) -> None:
-        nonlocal outputs
-        if isinstance(found, torch.Tensor):
-            outputs += found.nbytes
-            # several clients' patches are laid out side by side
+    def add_bytes(layer: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal output_bytes
+        if isinstance(output, torch.Tensor):
+            output_bytes += output.nbytes
+            # A convolution over several clients also stores the patches of its inputs.
             if isinstance(layer, _ConvNd):
-                outputs += found.nbytes // layer.out_channels * layer.weight[0].numel()
+                output_bytes += output.nbytes // layer.out_channels * layer.weight[0].numel()
 
-    hooks = [
-        layer.register_forward_hook(note) for layer in model.modules() if not list(layer.children())
-    ]
+    leaves = [layer for layer in model.modules() if not list(layer.children())]
+    hooks = [layer.register_forward_hook(add_bytes) for layer in leaves]
     try:
         with torch.no_grad():
-            outputs_of(model.eval(), tried.examples[slice(0, 1)][0], task.output)
+            outputs_of(model.eval(), examples[slice(0, 1)][0], task.output)
     finally:
         for hook in hooks:
             hook.remove()
-    parameters = sum(each.nbytes for each in model.parameters() if each.requires_grad)
-    of_one = 3 * (
-        parameters + outputs * batch_of(len(tried.examples), global_work(settings, FIRST_ROUND))
-    )
-    free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else BLOCK_BYTES
-    return max(1, min(cohort, math.floor(free / of_one)))
+    parameter_bytes = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+    batch = batch_of(len(examples), global_work(settings, FIRST_ROUND))
+    bytes_per_client = 3 * (parameter_bytes + output_bytes * batch)
+    available = BLOCK_BYTES
+    if device.type == "cuda":
+        available = torch.cuda.mem_get_info(device)[0] // 2
+    return max(1, math.floor(available / bytes_per_client))

@@ -1,4 +1,4 @@
-"""What the engines have in common: all clients of a run in this process, where nothing travels."""
+"""The base class of the engines: all clients of a run in this process, without messages."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,19 +41,19 @@ from .adversaries import Adversaries
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Called in the midst of a round with how many of its clients have trained, and how many are to.
+# Called during a round with the number of its clients that have trained, and the number of all.
 OnTrained = Callable[[int, int], None]
 
 
 def ignore(done: int, of: int) -> None:
-    """Do nothing with how far a round is."""
+    """Do nothing with the progress of a round."""
 
 
 class Reply(NamedTuple):
     """A client's reply, with its models already in their rows of the update matrices.
 
-    `others` and those of `second` are buffers and integer arrays. `made` is what another process
-    has made of what the client keeps, with the round of the version it came from.
+    `others` and `second` are the buffers and integer arrays of its model and its second model.
+    `made`: new client state from a worker, with the round of the state it started from.
     """
 
     row: int
@@ -64,11 +64,10 @@ class Reply(NamedTuple):
 
 
 class LocalClients:
-    """All clients of a run, computed on this machine.
+    """All clients of a run, computed on this machine one by one, the engine `loop`.
 
-    One after the other (`loop`), where an engine knows no other way.
-
-    The reply of a client that raises is refused, with its error as the reason.
+    Other engines are subclasses. The reply of a client that raises an exception is refused, with
+    its error as the reason.
     """
 
     def __init__(self, method: Method, settings: RunSettings) -> None:
@@ -81,40 +80,39 @@ class LocalClients:
         check_tolerance(method, len(self._names))
         if self.settings.attack and share_in(self.settings.attackers) is None:
             check_names("attackers", split_names(self.settings.attackers), self._names)
-        self._adversaries = (
-            Adversaries(self.settings, self._names, method) if self.settings.attack else None
-        )
+        self._adversaries: Adversaries | None = None
+        if self.settings.attack:
+            self._adversaries = Adversaries(self.settings, self._names, method)
         self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
         self._states: OrderedDict[str, ClientStates] = OrderedDict()
-        self._most = MAX_CACHED_CLIENTS
+        self._cache_size = MAX_CACHED_CLIENTS
         self._kept_preprocessing = False
         self.on_trained: OnTrained = ignore
 
     @property
     def _hostile(self) -> frozenset[str]:
-        return self._adversaries.names if self._adversaries else frozenset()
+        if self._adversaries is None:
+            return frozenset()
+        return self._adversaries.names
 
-    # The seam, but for train and evaluate ---------------------------------------------------------
+    # ClientPool, except train and evaluate --------------------------------------------------------
 
     def online(self, fewest: int) -> Sequence[str]:
-        """Return the names of all clients, in ascending order: they are always there."""
+        """Return the names of all clients, in ascending order: they are always online."""
         return self._names
 
     def free(self) -> Sequence[str]:
-        """Return the names of all clients, in ascending order: they owe nothing."""
+        """Return the names of all clients, in ascending order: no reply is pending."""
         return self._names
 
     def wait_until_free(self, fewest: int) -> None:
-        """Return at once: all of them are there."""
+        """Return at once: all clients are free."""
         return
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
-        """Return how many training examples each of these clients has.
-
-        Clients with unusable data are left out.
-        """
+        """Return the number of training examples of each client; leave out unusable clients."""
         task = load_task(self.settings)
         sizes = {
             name: self._answer(lambda client: len(task.splits(client).train), name)
@@ -125,29 +123,30 @@ class LocalClients:
     def keep(self, since: int) -> None:
         """Store the clients' states before the run's checkpoint is written.
 
-        It may go back to round `since`.
+        The run may later go back to round `since`.
         """
         if not self._kept_preprocessing:
-            self._kept_preprocessing, task = True, load_task(self.settings)
-            # else it is the same for all
+            self._kept_preprocessing = True
+            task = load_task(self.settings)
+            # Preprocessing that is the same for all clients is in the run folder.
             if task.preprocessing is not None and task.preprocessing("").per_client:
                 for name in self._names:
                     keep_preprocessing(self._folder_of(name), task, name)
         with ThreadPoolExecutor(8) as pool:
-            kept = [states for states in self._states.values() if states.in_memory]
-            # which raises what one of them has raised
-            list(pool.map(lambda states: states.store(since), kept))
-        while len(self._states) > self._most:
+            unsaved = [states for states in self._states.values() if states.in_memory]
+            # The list makes an exception of a thread appear here.
+            list(pool.map(lambda states: states.store(since), unsaved))
+        while len(self._states) > self._cache_size:
             self._states.popitem(last=False)  # it is on disk
 
     def close(self) -> None:
-        """End what the engine has started: nothing here."""
+        """End the processes of the engine; this one has none."""
 
     # For engines ----------------------------------------------------------------------------------
 
     def local(self, name: str) -> LocalClient:
         """Return one of the clients."""
-        # asked for with its client, so that neither is forgotten before the other
+        # A client and its states are asked for together, so that they are evicted together.
         states = self.states(name)
         if name not in self._locals:
             task, model = self.task_and_model()
@@ -164,7 +163,7 @@ class LocalClients:
         return self._loaded
 
     def states(self, name: str) -> ClientStates:
-        """Return what a client keeps between rounds."""
+        """Return the states that a client keeps between rounds."""
         if name not in self._states:
             self._states[name] = ClientStates(self._folder_of(name), stored_at_once=False)
         self._states.move_to_end(name)
@@ -175,10 +174,10 @@ class LocalClients:
             return None
         return self._state_folder / folder_name(name)
 
-    def begin(self, names: Sequence[str]) -> None:
-        """Forget the clients that have not been asked for long."""
-        self._most = max(self._most, len(names))
-        while len(self._locals) > self._most:
+    def evict_idle(self, names: Sequence[str]) -> None:
+        """Make the cache large enough for `names`, and drop the least recently used others."""
+        self._cache_size = max(self._cache_size, len(names))
+        while len(self._locals) > self._cache_size:
             self._locals.popitem(last=False)
 
     def empty_replies(
@@ -189,9 +188,10 @@ class LocalClients:
         sent: Mapping[str, Model],
         matrices: Sequence[NDArray[Any]] = (),
     ) -> TrainReplies:
-        """Return an object for a round's training replies, with the bytes of Flower's messages.
+        """Return an empty object for a round's training replies, with the bytes of the messages.
 
-        Models are written into the rows of the `matrices`, by default of new ones.
+        The bytes are those that Flower's messages would have. Models are written into the rows of
+        the `matrices`, by default of new ones.
         """
         layout = self.method.layout_of(model)
         second = self.method.second
@@ -207,17 +207,21 @@ class LocalClients:
             size_on_the_wire(array) for arrays in sent.values() for array in arrays.values()
         )
         size = self._size_of(model)
-        reply = size + (
-            0 if trained.second is None else self._size_of(trained.second.layout.arrays)
-        )
+        reply_size = size
+        if trained.second is not None:
+            reply_size += self._size_of(trained.second.layout.arrays)
         return replace(
-            trained, bytes_sent=len(names) * (size + vectors), sizes=dict.fromkeys(names, reply)
+            trained,
+            bytes_sent=len(names) * (size + vectors),
+            sizes=dict.fromkeys(names, reply_size),
         )
 
     def matrices(self, layout: Layout, rows: int) -> list[NDArray[Any]]:
         """Return a matrix for the models of the replies, and one for second models if any."""
         second = self.method.second
-        layouts = [layout, *([layout_of_second(layout, second)] if second else [])]
+        layouts = [layout]
+        if second:
+            layouts.append(layout_of_second(layout, second))
         budget = self.settings.memory
         return [
             empty_matrix(rows, each.size, each.dtype, budget, of=len(layouts)) for each in layouts
@@ -228,25 +232,22 @@ class LocalClients:
         return sum(size_on_the_wire(array) for name, array in model.items() if name not in frozen)
 
     def collect(self, trained: TrainReplies, replies: Mapping[str, Reply]) -> None:
-        """Take in the replies, by client in the order of names and rows.
-
-        What cannot be used is refused.
-        """
+        """Add the replies, by client in the order of names and rows; refuse unusable ones."""
         method = self.method
         metrics = {name: reply.metrics for name, reply in replies.items()}
-        reports = usable_of(
+        reports = screen_reports(
             metrics,
             partial(usable_metrics, needs=method.needs),
             method.weighted_by_key,
             trained.refused,
         )
-        kept = [replies[name] for name in reports]
+        usable = [replies[name] for name in reports]
         for updates in (trained.updates, trained.second):
-            for row, reply in enumerate(kept):
+            for row, reply in enumerate(usable):
                 if updates is not None and row != reply.row:
                     updates.matrix[row] = updates.matrix[reply.row]
         trained.add_rows(
-            reports, [reply.others for reply in kept], [reply.second for reply in kept]
+            reports, [reply.others for reply in usable], [reply.second for reply in usable]
         )
         screen_updates(method, trained, trained.refused.round)
         if self._adversaries is not None:
@@ -255,8 +256,8 @@ class LocalClients:
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> TrainReplies:
-        """Let these clients train the model on the terms, each on its own data."""
-        self.begin(names)
+        """Train the model at these clients on the terms, each on its own data."""
+        self.evict_idle(names)
         received = self.on_device(model)
         trained = self.empty_replies(names, model, terms, sent)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
@@ -273,18 +274,19 @@ class LocalClients:
     def evaluate(
         self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
     ) -> Replies:
-        """Let these clients evaluate the model one by one.
+        """Evaluate the model at these clients, one by one.
 
-        Only `participants` measure what the terms ask for.
+        Only `participants` report the metrics in `terms.measure`.
         """
         received = self.on_device(model)
         refused = Refusals(terms.server_round)
-        of_others = replace(terms, measure=())
+        terms_of_others = replace(terms, measure=())
         asked = set(participants)
-        self.begin(names)
+        self.evict_idle(names)
 
         def evaluate(name: str) -> Metrics:
-            return self.local(name).evaluate(received, terms if name in asked else of_others)
+            terms_here = terms if name in asked else terms_of_others
+            return self.local(name).evaluate(received, terms_here)
 
         reports = refuse_failed({name: self._answer(evaluate, name) for name in names}, refused)
         return self.evaluated(reports, refused, names, model)
@@ -292,11 +294,8 @@ class LocalClients:
     def evaluated(
         self, reports: Mapping[str, Metrics], refused: Refusals, names: Sequence[str], model: Model
     ) -> Replies:
-        """Return the usable evaluations of the clients that got the model, in the order of names.
-
-        The others are refused.
-        """
-        usable = usable_of(reports, usable_evaluation, self.method.weighted_by_key, refused)
+        """Return the usable evaluations in the order of names; refuse the others."""
+        usable = screen_reports(reports, usable_evaluation, self.method.weighted_by_key, refused)
         if self._adversaries is not None:
             self._adversaries.lie(usable, refused.round, evaluated=True)
         bytes_sent = len(names) * self._size_of(model)
@@ -313,7 +312,7 @@ class LocalClients:
 
 
 class DebuggedClients(LocalClients):
-    """The same, but a client's first error ends the run with its traceback."""
+    """The engine `loop` for debugging: a client's first error ends the run with its traceback."""
 
     def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
         return compute(*args, **kwargs)
@@ -325,7 +324,9 @@ def check_tolerance(method: Method, clients: int) -> None:
         method.fraction_train, len(method.training_clients) or clients, method.min_train_nodes
     )
     if method.defence is not None and 2 * max(1, method.defence.tolerance) >= per_round:
-        remedy = f"lower it to {(per_round - 1) // 2}" if per_round > 2 else "a defence needs three"
+        remedy = "a defence needs three"
+        if per_round > 2:
+            remedy = f"lower it to {(per_round - 1) // 2}"
         raise FairbloomError(
             f"defence-tolerance = {method.defence.tolerance}: it must be less than half of the"
             f" {per_round} clients of a round: {remedy}, or raise fraction or the number of clients"
@@ -334,9 +335,9 @@ def check_tolerance(method: Method, clients: int) -> None:
 
 def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
     """Raise FairbloomError if a setting names an unknown client."""
-    there = set(clients)
+    known = set(clients)
     for name in named:
-        if name not in there:
+        if name not in known:
             raise FairbloomError(
                 f"{key} names {name!r}, which is not a client:"
                 f" {did_you_mean(name, clients)}there are {join_names(clients)}"
@@ -353,26 +354,20 @@ def call_client(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 
 
 def refuse_failed(answers: Mapping[str, T | str], refused: Refusals) -> dict[str, T]:
-    """Return what clients have computed, by their names.
-
-    A client with a reason in place of a result is refused.
-    """
+    """Return the clients' results by name; refuse clients with a reason instead of a result."""
     for name, answer in answers.items():
         if isinstance(answer, str):
             refused.add(name, answer)
     return {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
 
 
-def usable_of(
+def screen_reports(
     records: Mapping[str, Metrics],
     usable: Callable[[Metrics, str], dict[str, float]],
     weight: str,
     refused: Refusals,
 ) -> Reports:
-    """Return the usable metrics of each client.
-
-    A client with a report that is not is refused.
-    """
+    """Return the usable metrics of each client; refuse clients with an unusable report."""
     reports: Reports = {}
     for name, record in records.items():
         try:
@@ -383,19 +378,18 @@ def usable_of(
 
 
 def store_reply(updates: Updates, second: Updates | None, row: int, update: Update) -> Reply:
-    """Write what a client has trained into a row of the matrices.
+    """Write a client's trained models into a row of the matrices.
 
-    Return its reply, with copies of all else.
+    Return its reply, with copies of all other arrays.
     """
-    others_of_second = {} if second is None else _write(second, row, update.second)
+    others_of_second: Model = {}
+    if second is not None:
+        others_of_second = _write(second, row, update.second)
     return Reply(row, update.metrics, _write(updates, row, update.arrays), others_of_second)
 
 
 def _write(updates: Updates, row: int, state: StateDict) -> Model:
-    """Write a model's trainable arrays into a row, one after the other.
-
-    Return copies of the others.
-    """
+    """Write a model's trainable arrays into a row; return copies of its other arrays."""
     layout = updates.layout
     arrays = arrays_of(
         {name: tensor for name, tensor in state.items() if name not in layout.frozen}

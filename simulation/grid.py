@@ -30,16 +30,16 @@ class InProcessGrid(Grid):
     client_app
         The app that plays every client.
     run_config
-        What the clients find in their context.
+        The run config in the clients' contexts.
     clients
-        How many there are.
+        The number of clients.
     """
 
     def __init__(self, client_app: ClientApp, run_config: UserConfig, clients: int) -> None:
         # Messages are stamped with the process's identity, which Flower's own runtimes set as well.
         identify(run_id=SERVER, node_id=SERVER, task_id=SERVER)
         self._app = client_app
-        # another one's for each grid, as for each submission
+        # Each grid has its own run id, as each submission of an app has.
         self._run = empty_run(secrets.randbits(63))
         self._message_ids = map(str, itertools.count(1))
         self._replies: dict[str, Message] = {}
@@ -79,7 +79,7 @@ class InProcessGrid(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Let the clients work, one after the other; return the ids of the messages."""
+        """Call the ClientApp for one message after the other; return the ids of the messages."""
         message_ids = []
         for message in messages:
             message_id = next(self._message_ids)
@@ -99,10 +99,7 @@ class InProcessGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Let the clients work and return their replies.
-
-        Nothing is waited for, so there is nothing to time out.
-        """
+        """Call the ClientApp for each message; return the replies. `timeout` has no effect."""
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message:
@@ -110,7 +107,7 @@ class InProcessGrid(Grid):
         before = copy.deepcopy(context.state)
         try:
             return address(self._app(message, context), message)
-        except Exception as error:  # one client's failure is one error reply, whatever it is
+        except Exception as error:  # any failure of one client is one error reply
             check_device(error)
             context.state = before
             return Message(

@@ -16,21 +16,20 @@ GIGABYTE = 1_000_000_000
 def empty_matrix(
     rows: int, columns: int, dtype: DTypeLike, gigabytes: float = 0.0, *, of: int = 1
 ) -> NDArray[Any]:
-    """Return an empty matrix, one `of` several that share a budget of memory.
+    """Return an empty matrix, one `of` several that share a budget of `gigabytes`.
 
-    0: half of the machine's.
-
-    Beyond the budget it lies in a file in the folder for temporary files, which has no name and
-    goes with it.
+    A budget of 0 means half of the machine's memory. Beyond the budget, the matrix is in an unnamed
+    file in the folder for temporary files, which is deleted with the matrix.
     """
     size = rows * columns * np.dtype(dtype).itemsize
     folder = tempfile.gettempdir()
-    if size * of <= (
-        gigabytes * GIGABYTE or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    ):
+    budget = gigabytes * GIGABYTE
+    if not budget:
+        budget = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    if size * of <= budget:
         return np.empty((rows, columns), dtype)
     with tempfile.TemporaryFile() as file:
-        try:  # a full disk is found here, not when the file is written
+        try:  # allocate now: on a full disk, a later write to mapped memory would kill the process
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             else:

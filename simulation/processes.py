@@ -23,18 +23,12 @@ from fairbloom.system.parents import end_with_parent
 
 
 def can_fork() -> bool:
-    """Return whether forked processes can compute on this platform.
-
-    On macOS its own libraries do not survive it.
-    """
+    """Return whether forked processes can compute here: macOS's own libraries do not survive it."""
     return hasattr(os, "fork") and sys.platform != "darwin"
 
 
 def shared_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array of zeros that this process shares with those that it forks.
-
-    Unused parts take no memory.
-    """
+    """Return an array of zeros that this process shares with its forks; unused parts are free."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     try:
         memory = mmap.mmap(-1, max(1, size))  # not in /dev/shm, which is small in containers
@@ -50,38 +44,40 @@ def shared_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 class Forked:
     """A fork of this process that runs `serve` with its end of a pipe.
 
-    `others` were forked earlier: their pipes are closed in this one, so that they see their
-    parent's end.
+    `others` were forked earlier: this process closes its copies of their pipes, so that they notice
+    when their parent ends.
     """
 
     def __init__(self, serve: Callable[[Connection], None], others: Iterable["Forked"]) -> None:
         self.pipe, end = Pipe()
-        for stream in (sys.stdout, sys.stderr):  # what waits there would be written twice
+        for stream in (sys.stdout, sys.stderr):  # buffered text would be written twice
             stream.flush()
         parent = os.getpid()
-        # Ctrl-C goes to all processes of a terminal: it has to wait until the new one ignores it.
+        # Ctrl-C goes to all processes of a terminal: hold it until the new process ignores it.
         with contextlib.closing(end), hold_signals(signal.SIGINT, signal.SIGTERM) as before:
             self.pid = _fork()
             if self.pid == 0:
                 _live(serve, end, [self.pipe, *(other.pipe for other in others)], parent, before)
 
     def end(self) -> str:
-        """End the process, if it has not ended; return how it has."""
+        """End the process, if it has not ended; return how it ended, as text."""
         self.pipe.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         try:
             _, status = os.waitpid(self.pid, 0)
-        except ChildProcessError:  # this process leaves it to the system to wait for its children
+        except ChildProcessError:  # SIGCHLD is ignored here, so the system has collected the status
             return "in an unknown way"
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGKILL:
             return "SIGKILL, as when memory runs short"
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if code < 0:
+            return signal.Signals(-code).name
+        return f"exit code {code}"
 
 
 def _fork() -> int:
-    # it warns if threads run: the fork needs none of them
+    # Python warns if there are other threads, which do not exist in the fork: it needs none.
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         try:
             return os.fork()
@@ -108,16 +104,17 @@ def _live(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         end_with_parent(parent)
-        # where memory runs short, the kernel shall prefer it to its parent
+        # If memory runs short, the kernel must kill this process rather than its parent.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("500")  # of 1000
-        gc.freeze()  # collections would write to shared pages, and so copy them
+        gc.freeze()  # a garbage collection would write to shared pages, and so copy them
         serve(pipe)
         status = 0
     except (EOFError, ConnectionError):
-        status = 0  # the parent is gone
+        status = 0  # the parent has ended
     except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 1
+        if isinstance(error.code, int):
+            status = error.code
     except BaseException:
         traceback.print_exc()  # a bug
     finally:

@@ -29,30 +29,28 @@ def simulate(
     on_trained: OnTrained | None = None,
     debug: bool = False,
 ) -> Path:
-    """Run, or continue, what `settings` say with all clients on this machine.
-
-    Return the run folder.
+    """Run or continue the settings' run with all clients on this machine; return the run folder.
 
     Each process computes with one thread: small models gain nothing from more, and the sums are
-    then the same on any number of cores.
+    then equal on any number of cores.
 
     Parameters
     ----------
     on_round
         Called with each round once it is recorded; an exception ends the run.
     processors
-        How many processor cores the run may use; None: those that this process may.
+        Number of processor cores that the run may use; None: those that this process may use.
     on_trained
-        Called in the midst of a round with how many of its clients have trained, and how many are
-        to.
+        Called during a round with the number of its clients that have trained, and the number of
+        all that train in it.
     debug
-        Whether clients are computed one after the other in this process, whatever the engine, and
-        the first error of one ends the run with its traceback.
+        Whether clients are computed one by one in this process, regardless of the engine, and a
+        client's first error ends the run with its traceback.
     """
     choose_device(settings.device)
     folder = choose_run_folder(settings)
     check_data(settings)
-    # The folder is no setting of the run: config.toml has the state-dir that the user gave.
+    # Only the clients get this folder: config.toml has the state-dir that the user gave.
     state_dir = settings.state_dir or str(PERSONAL.path_in(folder))
     with_states = settings.model_copy(update={"state_dir": state_dir})
     with one_thread(), ExitStack() as ending:
@@ -62,8 +60,13 @@ def simulate(
             recorded = ENGINE.read(folder)
             if debug:
                 return DebuggedClients(method, of_method), recorded or {}
-            choice = Choice(**recorded) if recorded else choose(of_method, processors_here())
-            usable = choice if processors is None else choice.within(processors)
+            if recorded:
+                choice = Choice(**recorded)
+            else:
+                choice = choose(of_method, processors_here())
+            usable = choice
+            if processors is not None:
+                usable = choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, of_method)))
             if on_trained is not None:
                 clients.on_trained = on_trained
@@ -77,7 +80,7 @@ def simulate(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch compute with one thread in this process."""
+    """Make PyTorch compute with one thread in this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""A trial step before the first round reports an error in a user's code once, by its cause."""
+"""A trial step before the first round, so that an error in a user's code is reported once."""
 
 import copy
 import time
@@ -26,15 +26,13 @@ class TrialStep(NamedTuple):
 
 
 def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> TrialStep:
-    """Let one client after the other take local steps and measure its model, until one can.
+    """Take two local steps and measure the model at the first client that can do so.
 
-    FairbloomError says why the first client could not, if none can. The model stays as it is.
+    If no client can, raise FairbloomError with the error of the first one. The model is unchanged.
     """
     try:
         tried = copy.deepcopy(model)
-    except (
-        Exception
-    ):  # whatever a model raises that cannot be copied; clients get theirs with each round
+    except Exception:  # some models cannot be copied; each round loads the received weights anyway
         tried = model
     reasons: dict[str, str] = {}
     for name in task.clients:
@@ -54,12 +52,12 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Trial
 def seconds_of_step(
     settings: RunSettings, task: Task, model: nn.Module, name: str, splits: Splits
 ) -> float:
-    """Return how long a client's second step takes: the first one prepares much in PyTorch."""
+    """Return the time of a client's second step, as PyTorch does one-time work in the first."""
     work = replace(global_work(settings, Terms(server_round=1)), steps=1)
     seconds = 0.0
     for _ in range(2):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         train(model, task, splits.train, replace(work, random=batch_order(settings, 1, name)))
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
     measure(model, task, splits.test)
     return seconds

@@ -3,9 +3,9 @@
 Each client computes as it does in the loop, to the same bits. Workers are forked, so that they have
 the task, the data and the model of this process, also those of a notebook, in the same memory.
 Models are handed over in shared memory, all else through pipes; a worker gets one client at a time,
-the largest first. It keeps data, and nothing else that matters: when it ends in mid-round, killed
-as memory runs short, another one computes its client, to the same numbers. A client that was being
-computed when two workers ended is refused.
+the largest first. It keeps no state that matters: if it ends during a round, as when the system
+kills it because memory runs short, another worker computes its client, to the same numbers. A
+client during which two workers have ended is refused.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from fairbloom.tasks.models import arrays_of
 from .clients import LocalClients, Reply, call_client, refuse_failed, store_reply
 from .processes import Forked, can_fork, shared_array
 
-# What clients do.
+# The kinds of calls.
 Work = Literal["train", "evaluate"]
 
 # The state that a client resumes from, as arrays by name, with the round that made it.
@@ -49,7 +49,7 @@ MOST_LOSSES = 2
 
 
 class Call(NamedTuple):
-    """What all clients of a call have in common; each is `sent` vectors, by record."""
+    """The common part of the calls of clients; all get the vectors in `sent`, by record."""
 
     work: Work
     terms: Terms
@@ -68,8 +68,8 @@ class Job(NamedTuple):
 class SharedBuffers:
     """The memory in which this process and its workers hand models over.
 
-    It holds the model that clients get, and as many trained models and second ones as the
-    `matrices` have rows: those in a file are shared already, others are made anew.
+    It has the model that clients receive, and as many trained and second models as the `matrices`
+    have rows. Matrices in a file are shared already; others are replaced by shared ones.
     """
 
     def __init__(self, layout: Layout, matrices: Sequence[NDArray[Any]], *, second: str) -> None:
@@ -77,21 +77,21 @@ class SharedBuffers:
         self.received = {
             name: shared_array(array.shape, array.dtype) for name, array in layout.arrays.items()
         }
-        in_file = isinstance(matrices[0], np.memmap)
-        self.matrices = (
-            matrices if in_file else [shared_array(each.shape, each.dtype) for each in matrices]
-        )
+        self.matrices = matrices
+        if not isinstance(matrices[0], np.memmap):
+            self.matrices = [shared_array(matrix.shape, matrix.dtype) for matrix in matrices]
         self.updates = Updates(layout, self.matrices[0])
-        self.second = (
-            Updates(layout_of_second(layout, second), self.matrices[1]) if second else None
-        )
+        self.second: Updates | None = None
+        if second:
+            self.second = Updates(layout_of_second(layout, second), self.matrices[1])
 
     def fit(self, model: Model, rows: int) -> bool:
-        """Return whether there is room for `rows` clients with such models."""
-        wanted, have = (
-            [(n, a.shape, a.dtype) for n, a in arrays.items()] for arrays in (model, self.received)
-        )
-        return wanted == have and rows <= self.rows
+        """Return whether `rows` clients with models like this one fit into the memory."""
+        return _forms_of(model) == _forms_of(self.received) and rows <= self.rows
+
+
+def _forms_of(model: Model) -> list[object]:
+    return [(name, array.shape, array.dtype) for name, array in model.items()]
 
 
 class Workers:
@@ -111,17 +111,15 @@ class Workers:
     def answers(
         self, call: Call, model: Model, jobs: Sequence[Job], on_answers: Callable[[int], None]
     ) -> dict[str, Reply | str]:
-        """Let the workers compute these clients.
+        """Compute these clients in the workers; return each client's reply or its error, by name.
 
-        Return what each replies, or why it cannot, by name.
-
-        `on_answers` is called with how many are answered, whenever one is.
+        `on_answers` is called after each answer with the number of answers so far.
         """
         for name, array in model.items():
             self.buffers.received[name][...] = array
         waiting = list(reversed(jobs))
         computing = dict[int, Job]()
-        found = dict[str, Reply | str]()
+        answers = dict[str, Reply | str]()
         losses = Counter[str]()
         informed = set[int]()
         try:
@@ -134,23 +132,23 @@ class Workers:
                 worker, answer = self._receive(computing)
                 job = computing.pop(worker)
                 if answer is not None:
-                    found[job.name] = answer
-                    on_answers(len(found))
+                    answers[job.name] = answer
+                    on_answers(len(answers))
                     continue
                 how = self.processes.pop(worker).end()
                 informed.discard(worker)
                 losses[job.name] += 1
-                lost = losses[job.name] >= MOST_LOSSES
-                words = "a worker ended (%s) before it had computed client %s, which %s"
-                log.warning(words, how, job.name, "is refused" if lost else "is computed again")
-                if lost:
-                    found[job.name] = f"computing it has ended {MOST_LOSSES} workers ({how})"
+                words = "a worker ended (%s) before it had computed client %s, which is %s"
+                if losses[job.name] >= MOST_LOSSES:
+                    log.warning(words, how, job.name, "refused")
+                    answers[job.name] = f"computing it has ended {MOST_LOSSES} workers ({how})"
                 else:
+                    log.warning(words, how, job.name, "computed again")
                     waiting.append(job)
         except BaseException:  # Ctrl-C too: pending answers must not reach a later call
             self.end()
             raise
-        return found
+        return answers
 
     def _send(self, worker: int, call: Call, job: Job, *, first: bool) -> None:
         """Give a worker a client, with the call's common part before its first client."""
@@ -159,14 +157,13 @@ class Workers:
         starts: Starts = {
             name: (version.made, arrays_of(version.state)) for name, version in job.states.items()
         }
-        # it has ended, which shows when its answer is waited for
+        sent = call.sent if first else None
+        # An OSError means that the worker has ended: `_receive` will notice it.
         with contextlib.suppress(OSError):
-            self.processes[worker].pipe.send(
-                (call.sent if first else None, call.work, job._replace(states={}), starts)
-            )
+            self.processes[worker].pipe.send((sent, call.work, job._replace(states={}), starts))
 
     def _receive(self, computing: Mapping[int, Job]) -> tuple[int, Reply | str | None]:
-        """Wait for one of these workers; return which it is, and its answer; None: it has ended."""
+        """Wait for one of these workers; return its number and answer, None if it has ended."""
         ready, *_ = wait([self.processes[worker].pipe for worker in computing])
         worker = next(worker for worker in computing if self.processes[worker].pipe is ready)
         try:
@@ -200,8 +197,8 @@ class Workers:
         starts: Starts,
     ) -> Reply:
         """Compute a client; leave its models in the shared memory."""
-        kept = {name: {made: tensors_of(arrays)} for name, (made, arrays) in starts.items()}
-        local = replace(self._find_client(job.name), states=ClientStates(None, kept))
+        states = {name: {made: tensors_of(arrays)} for name, (made, arrays) in starts.items()}
+        local = replace(self._find_client(job.name), states=ClientStates(None, states))
         if work == "evaluate":
             return Reply(job.row, local.evaluate(received, job.terms), {}, {})
         update = train_client(local, received, job.terms, vectors)
@@ -229,7 +226,7 @@ class WorkerClients(LocalClients):
             )
         self._count = workers
         self.workers: Workers | None = None
-        self._seen: tuple[RunSettings, frozenset[str]] = (self.settings, frozenset())
+        self._loaded_at_fork: tuple[RunSettings, frozenset[str]] = (self.settings, frozenset())
 
     def close(self) -> None:
         """End the workers; a later call starts others."""
@@ -239,43 +236,42 @@ class WorkerClients(LocalClients):
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> TrainReplies:
-        """Let these clients train the model on the terms, each on its own data."""
-        self.begin(names)
+        """Train the model at these clients on the terms, each on its own data."""
+        self.evict_idle(names)
         in_file = self.workers is not None and isinstance(
             self.workers.buffers.matrices[0], np.memmap
         )
-        # rows in that file, which may be more than there is memory
+        # The method's stored updates are rows of that file, which may exceed memory: leave it to
+        # them, and take a new one.
         if in_file and self.method.progress.kept:
             self.close()
             self.workers = None
-        # which the next training uses again
         matrices = self._workers_for(model, len(names)).buffers.matrices
         trained = self.empty_replies(names, model, terms, sent, matrices)
         replies = self._replies(
             Call("train", terms, dict(sent)), model, names, names, trained.refused
         )
         for name, reply in replies.items():
-            for kept, (origin, arrays) in (reply.made or {}).items():
-                self.states(name).keep(kept, terms.server_round, self.on_device(arrays), origin)
+            for state, (origin, arrays) in (reply.made or {}).items():
+                self.states(name).keep(state, terms.server_round, self.on_device(arrays), origin)
         self.collect(trained, replies)
         return trained
 
     def evaluate(
         self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
     ) -> Replies:
-        """Let these clients evaluate the model.
+        """Evaluate the model at these clients.
 
-        Only `participants` measure what the terms ask for.
+        Only `participants` report the metrics in `terms.measure`.
         """
-        self.begin(names)
+        self.evict_idle(names)
         refused = Refusals(terms.server_round)
         reports = dict[str, Metrics]()
         asked = frozenset(participants)
-        trained = None if self.workers is None else self.workers.buffers.rows
-        # Personal models are in memory meanwhile: no more of them than a training has clients.
-        at_once = max(
-            1, len(names) if trained is None or not terms.has_personal_models else trained
-        )
+        at_once = max(1, len(names))
+        if self.workers is not None and terms.has_personal_models:
+            # A call has the personal models of its clients in memory: no more than in training.
+            at_once = max(1, self.workers.buffers.rows)
         for start in range(0, len(names), at_once):
             some = names[start : start + at_once]
             replies = self._replies(Call("evaluate", terms), model, some, asked, refused)
@@ -290,26 +286,25 @@ class WorkerClients(LocalClients):
         asked: Collection[str],
         refused: Refusals,
     ) -> dict[str, Reply]:
-        """Return what workers compute of these clients, in the order of names.
+        """Return the workers' replies for these clients, in the order of names; refuse failed ones.
 
-        Those that fail are refused.
-
-        Those that are `asked` measure what the terms ask for.
+        Only clients in `asked` report the metrics in the terms' `measure`.
         """
         training = call.work == "train"
         kinds = kinds_of(call.terms, self.settings.client_rule)
 
         def prepare(row: int, name: str) -> tuple[int, Job]:
-            terms = (call.terms if name in asked else replace(call.terms, measure=())).of_client(
-                name
-            )
-            found = {
-                rule.keeps: rule.kept_version(self.states(name), terms, training=training)
-                for rule in kinds
-            }
-            kept = {keeps: version for keeps, version in found.items() if version is not None}
-            splits = self.local(name).splits  # which are read here, for all workers
-            return len(splits.train if training else splits.test), Job(name, row, terms, kept)
+            terms = call.terms if name in asked else replace(call.terms, measure=())
+            terms = terms.of_client(name)
+            states = dict[str, Version]()
+            for rule in kinds:
+                version = rule.kept_version(self.states(name), terms, training=training)
+                if version is not None:
+                    states[rule.keeps] = version
+            # The data are read in this process, so that all workers share them.
+            splits = self.local(name).splits
+            examples = splits.train if training else splits.test
+            return len(examples), Job(name, row, terms, states)
 
         prepared = refuse_failed(
             {name: call_client(prepare, row, name) for row, name in enumerate(names)}, refused
@@ -326,10 +321,10 @@ class WorkerClients(LocalClients):
 
     def _workers_for(self, model: Model, rows: int, names: Collection[str] = ()) -> Workers:
         """Return workers with enough shared memory, forked after the clients' data was loaded."""
-        settings, seen = self._seen
-        if settings is not self.settings or not seen.issuperset(names):
+        settings, loaded = self._loaded_at_fork
+        if settings is not self.settings or not loaded.issuperset(names):
             self.close()
-            self._seen = self.settings, frozenset(self._locals)
+            self._loaded_at_fork = self.settings, frozenset(self._locals)
         if self.workers is None or not self.workers.buffers.fit(model, rows):
             self.close()
             layout = self.method.layout_of(model)

@@ -20,8 +20,8 @@ from fairbloom.tasks.measures import absolute_error
 from fairbloom.tasks.pooled import join_tensors
 from fairbloom.tasks.task import is_highest
 
-# Scores that look at each example by itself, so that the examples of several clients may be scored
-# at once.
+# Scores that are computed from each example by itself, so that the examples of several clients can
+# be scored at once.
 ONE_BY_ONE: tuple[Callable[..., object], ...] = (is_highest, absolute_error)
 
 Measures = dict[str, float]
@@ -49,32 +49,37 @@ def measure_clients(
 ) -> list[Measures]:
     """Return `fairbloom.client.training.measure` of each client's examples, for one model.
 
-    The model must not draw as it evaluates.
+    The model must not draw random numbers as it evaluates.
     """
     model.eval()
-    found: list[Measures] = []
+    measured: list[Measures] = []
     for some, counts in split_into_passes(parts):
         if len(some) == 1:
-            found.append(measure(model, task, some[0], smallest_group))
+            measured.append(measure(model, task, some[0], smallest_group))
             continue
         inputs, targets = join(*some)[:]
         with torch.no_grad():
             outputs = outputs_of(model, inputs, task.output)
             scores = score_clients(task, outputs, targets, counts)
         if smallest_group and task.groupings:
-            apart = (torch.split(each, counts) for each in (outputs, targets))
-            for measured, part, its_outputs, its_targets in zip(scores, some, *apart, strict=True):
+            for row, part, its_outputs, its_targets in zip(
+                scores,
+                some,
+                torch.split(outputs, counts),
+                torch.split(targets, counts),
+                strict=True,
+            ):
                 if (groups := part.group_places()) is not None:
                     by_score = {
-                        score: of(its_outputs, its_targets)
-                        for score, of in task.group_scores.items()
+                        score: compute(its_outputs, its_targets)
+                        for score, compute in task.group_scores.items()
                     }
-                    measured |= measure_groups(task, by_score, groups, smallest_group)
-        found += scores
-    return found
+                    row |= measure_groups(task, by_score, groups, smallest_group)
+        measured += scores
+    return measured
 
 
-# passes, of up to EVALUATION_BATCH examples: the next rounds have the same clients
+# The next rounds have the same clients: four passes of up to EVALUATION_BATCH examples are cached.
 @lru_cache(maxsize=4)
 def join(*parts: Examples) -> Examples:
     """Return the examples of all clients, one after the other."""
@@ -86,23 +91,23 @@ def score_clients(
 ) -> list[Measures]:
     """Return mean loss and scores of consecutive clients with `counts` examples each."""
     columns = {LOSS: _means(losses_of(task, outputs, targets), counts)}
-    for score, of in task.scores.items():
-        if of in ONE_BY_ONE:
-            columns[score.name] = _means(torch.as_tensor(of(outputs, targets)), counts)
+    for score, compute in task.scores.items():
+        if compute in ONE_BY_ONE:
+            columns[score.name] = _means(torch.as_tensor(compute(outputs, targets)), counts)
         else:
-            apart = zip(
+            by_client = zip(
                 torch.split(outputs, list(counts)), torch.split(targets, list(counts)), strict=True
             )
             columns[score.name] = [
-                in_double(torch.as_tensor(of(*part))).mean().item() for part in apart
+                in_double(torch.as_tensor(compute(*part))).mean().item() for part in by_client
             ]
-    found = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     for name, values in columns.items():
         if name != LOSS and not np.isfinite(values).all():
-            for measured, value in zip(found, values, strict=True):
+            for row, value in zip(rows, values, strict=True):
                 if not math.isfinite(value):
-                    del measured[name]
-    return found
+                    del row[name]
+    return rows
 
 
 def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
@@ -118,9 +123,9 @@ def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
 
 
 def split_into_passes(parts: Sequence[Examples]) -> Iterator[tuple[list[Examples], list[int]]]:
-    """Yield groups of clients with about EVALUATION_BATCH examples, and their counts.
+    """Yield groups of clients with at most EVALUATION_BATCH examples together, and their counts.
 
-    One that has more comes alone.
+    A client with more examples is a group of its own.
     """
     counts = [*map(len, parts)]
     first = total = 0

@@ -1,4 +1,4 @@
-"""Clients that train side by side: the blocks, and the examples of each of their steps."""
+"""The blocks of stacked clients, and the examples of each of their steps."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +21,8 @@ from fairbloom.tasks.pooled import join_tensors
 
 from .programs import in_tensors
 
-# The examples of a block, filled up to the longest batch of each step, relative to the real ones:
-# the most.
-PADDING = 1.5
+# Largest ratio of a block's examples with padding (up to the longest batch) to those without.
+MAX_PADDING = 1.5
 
 
 class StackedClient(NamedTuple):
@@ -39,18 +38,23 @@ class StackedClient(NamedTuple):
     @classmethod
     def of(cls, local: LocalClient, place: int, work: LocalWork, epochs: int) -> "StackedClient":
         """Return a client that does this work for these epochs."""
-        count = len(local.splits.train)
-        batch = batch_of(count, work)
-        steps = epochs * math.ceil(count / batch) if work.steps is None else work.steps
-        return cls(local, place, epochs, count, batch, 0 if work.idle else steps)
+        size = len(local.splits.train)
+        batch = batch_of(size, work)
+        if work.idle:
+            steps = 0
+        elif work.steps is None:
+            steps = epochs * math.ceil(size / batch)
+        else:
+            steps = work.steps
+        return cls(local, place, epochs, size, batch, steps)
 
 
 @dataclass(frozen=True)
 class Step:
     """The examples of one step of k clients, b of each, as tensors of shape (k, b, …).
 
-    A short batch is filled up with an example of its own; `counts`, shape (k,), says how many
-    count, None: all.
+    A short batch is padded with an example of its own; `counts`, shape (k,), has the batch sizes
+    without padding, None if all are b.
     """
 
     inputs: Inputs
@@ -75,13 +79,14 @@ class Step:
         return torch.where(counted, values, 0.0).sum(1) / self.counts
 
     def first(self, count: int) -> "Step":
-        """Return the step of the first clients alone."""
+        """Return the step of the first `count` clients only."""
         if count == len(self.targets):
             return self
+        counts = self.counts
+        if counts is not None:
+            counts = counts[:count]
         inputs = map_inputs(self.inputs, lambda tensor: tensor[:count])
-        return Step(
-            inputs, self.targets[:count], None if self.counts is None else self.counts[:count]
-        )
+        return Step(inputs, self.targets[:count], counts)
 
 
 def divide_into_blocks(
@@ -89,20 +94,20 @@ def divide_into_blocks(
 ) -> Iterator[list[StackedClient]]:
     """Yield the members in blocks of at most `most`, by their steps and sizes, the largest first.
 
-    Clients that are done drop out at the end of a block, and there is little to fill up.
+    So clients that are done drop out at the end of a block, and batches need little padding.
     """
     block: list[StackedClient] = []
-    count = longest = real = 0
+    longest = 0
+    real = 0
     by_place = sorted(members, key=attrgetter("place"))
-    # of equal ones, the place decides
+    # The sort is stable, so that the place decides among members of equal size.
     for member in sorted(by_place, key=attrgetter("steps", "batch"), reverse=True):
-        count = count + 1
-        longest = longest if longest > member.batch else member.batch
-        real = real + member.batch
-        if block and (count > most or longest * count > PADDING * real):
+        longest = max(longest, member.batch)
+        real += member.batch
+        padded = longest * (len(block) + 1)
+        if block and (len(block) >= most or padded > MAX_PADDING * real):
             yield block
             block = []
-            count = 1
             longest = member.batch
             real = member.batch
         block.append(member)
@@ -133,23 +138,23 @@ def minibatches(
         batches(member.size, replace(work, epochs=member.epochs, random=batch_order(member)))
         for member in block
     ]
-    for taking in count_taking(block):
-        yield pad_step(joined, starts[:taking], [*map(next, orders[:taking])])
+    for training in count_training(block):
+        yield pad_step(joined, starts[:training], [*map(next, orders[:training])])
 
 
 def repeat_step(step: Step, block: Sequence[StackedClient]) -> Iterator[Step]:
-    """Yield a step that takes all examples as often as the block's clients take it."""
-    for taking in count_taking(block):
-        yield step.first(taking)
+    """Yield a step that takes all examples, once for each step of the block's clients."""
+    for training in count_training(block):
+        yield step.first(training)
 
 
-def count_taking(block: Sequence[StackedClient]) -> Iterator[int]:
-    """Yield how many clients of a block, the first ones, take each of its steps."""
-    taking = len(block)
+def count_training(block: Sequence[StackedClient]) -> Iterator[int]:
+    """Yield the number of clients that take each step of a block; they are the first ones."""
+    training = len(block)
     for number in range(block[0].steps):
-        while block[taking - 1].steps <= number:
-            taking -= 1
-        yield taking
+        while block[training - 1].steps <= number:
+            training -= 1
+        yield training
 
 
 def full_batch(parts: Sequence[Examples]) -> Step:
@@ -160,12 +165,12 @@ def full_batch(parts: Sequence[Examples]) -> Step:
 
 
 def find_starts(parts: Sequence[Examples]) -> Tensor:
-    """Return where the examples of each client begin among those of all, shape (k, 1)."""
+    """Return the index of each client's first example among those of all, shape (k, 1)."""
     return torch.tensor([0, *accumulate(map(len, parts[:-1]))]).unsqueeze(1)
 
 
 def pad_step(joined: Examples, starts: Tensor, chosen: Sequence[Tensor]) -> Step:
-    """Return the step of k clients: examples begin at `starts`, each takes its `chosen`."""
+    """Return the step of k clients from their examples at `starts` + `chosen`, padded if needed."""
     sizes = [len(each) for each in chosen]
     if min(sizes) == max(sizes):
         return Step(*take_rows(joined, torch.stack([*chosen]) + starts), counts=None)
@@ -177,7 +182,7 @@ def pad_step(joined: Examples, starts: Tensor, chosen: Sequence[Tensor]) -> Step
 
 
 def take_rows(examples: Examples, places: Tensor) -> tuple[Inputs, Tensor]:
-    """Return inputs and targets at places of shape (k, b): all their tensors of shape (k, b, …)."""
+    """Return inputs and targets at places of shape (k, b), as tensors of shape (k, b, …)."""
     inputs, targets = examples[places.flatten().to(examples.device)]
 
     def shaped(tensor: Tensor) -> Tensor:

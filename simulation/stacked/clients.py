@@ -1,7 +1,7 @@
 """The engine `stacked`: a round's clients trained as one tensor program, a row of a matrix each.
 
-Clients are taken in blocks of similar size. Each meets its examples in the order in which it would
-by itself, and ends with the weights that it would have.
+Clients are computed in blocks of similar size. A client takes its examples in the same order as
+when it is computed by itself, and ends with the same weights up to rounding.
 """
 
 import copy
@@ -63,10 +63,10 @@ from .blocks import (
 from .optimizers import RowOptimizer
 from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
 
-# What is honoured side by side. A rule corrects gradients by `shift` alone, which is added to those
-# of all clients at once. There is no time budget, which is each client's, and nothing that a model
-# draws. `find_unsupported` looks at the optimizer: a user's own may look at a whole array, which
-# several clients share.
+# The rules, work and metrics that stacked clients support. A rule may correct gradients only by
+# `shift`, which is added to those of all clients at once. Left out are the time budget, which is
+# each client's own, and random draws of models. `find_unsupported` checks the optimizer: a user's
+# own may use a whole array, which here belongs to several clients.
 SUPPORTED = Support(
     hooks=frozenset(
         {
@@ -92,28 +92,32 @@ SUPPORTED = Support(
             "gradient_clip",
             "pull",
             "steps",
+            "in_full",
+            "idle",
+            "transform",
+            "random",
+            "optimizer",
+            "nesterov",
         }
-        | {"in_full", "idle", "transform", "random", "optimizer", "nesterov"}
     ),
     metrics=ALL_METRICS,
 )
 
 
 def find_unsupported(terms: Terms, rules: Rules, *works: LocalWork, by_group: bool = False) -> str:
-    """Return the first thing that is asked for and is not done side by side, as name = value.
-
-    "" where all is.
-    """
-    apart = [f"optimizer = {work.optimizer}" for work in works if work.optimizer not in OF_PYTORCH]
-    return SUPPORTED.find_unsupported(terms, rules, *works, by_group=by_group) or (
-        apart[0] if apart else ""
-    )
+    """Return the first request that stacked clients do not support, as name = value, or ""."""
+    if unsupported := SUPPORTED.find_unsupported(terms, rules, *works, by_group=by_group):
+        return unsupported
+    for work in works:
+        if work.optimizer not in OF_PYTORCH:
+            return f"optimizer = {work.optimizer}"
+    return ""
 
 
 class StackedModels:
-    """The models of k clients: each trainable array of all of them as one tensor.
+    """The models of k clients, at first all equal to `received`.
 
-    At first all are `received`.
+    Each trainable array is one tensor of shape (k, *shape).
     """
 
     def __init__(self, layout: Layout, received: StateDict, count: int) -> None:
@@ -164,9 +168,9 @@ class StackedModels:
 
     def copy(self) -> "StackedModels":
         """Return the models as they are now."""
-        there = copy.copy(self)
-        there.arrays = [array.clone() for array in self.arrays]
-        return there
+        copied = copy.copy(self)
+        copied.arrays = [array.clone() for array in self.arrays]
+        return copied
 
 
 class StackedClients(LocalClients):
@@ -183,72 +187,68 @@ class StackedClients(LocalClients):
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> TrainReplies:
-        """Let these clients train the model on the terms, each on its own data."""
+        """Train the model at these clients on the terms, each on its own data."""
         work = self._plan(terms)
         if work is None:
             return super().train(names, model, terms, sent)
-        self.begin(names)
+        self.evict_idle(names)
         trained = self.empty_replies(names, model, terms, sent)
         received = self.on_device(model)
-        if self.method.frozen:  # which programs take from the model
+        if self.method.frozen:  # programs take frozen arrays from the model
             self.task_and_model()[1].load_state_dict(received)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
         training = _RoundTraining(self, received, terms, work, trained, vectors)
         try:
-            for block in divide_into_blocks(
-                self._members(names, terms, work, trained.refused), self._block
-            ):
+            members = self._members(names, terms, work, trained.refused)
+            for block in divide_into_blocks(members, self._block):
                 self.on_trained(len(training.replies), len(names))
                 self._train_block(training, block)
         except UnstackableError as reason:
             self._falls_back(f"the model cannot be stacked: {reason}")
             return super().train(names, model, terms, sent)
-        unfit = trained.refused.reasons
-        self.collect(trained, {name: training.replies[name] for name in names if name not in unfit})
+        failed = trained.refused.reasons
+        replies = {name: training.replies[name] for name in names if name not in failed}
+        self.collect(trained, replies)
         return trained
 
     def evaluate(
         self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
     ) -> Replies:
-        """Let these clients evaluate the model.
+        """Evaluate the model at these clients.
 
-        Of `participants` alone is asked what the terms ask to measure.
+        Only `participants` report the metrics in `terms.measure`.
         """
-        self.begin(names)
+        self.evict_idle(names)
         if self._falls_back(SUPPORTED.find_unsupported(terms, (), by_group=self._by_group)):
             return super().evaluate(names, model, terms, participants)
         try:
             reports = self._measures(names, self.on_device(model), terms, set(participants))
-        except Exception:  # computed one by one, the failing client shows
+        except Exception:  # computed one by one, only the failing client is refused
             return super().evaluate(names, model, terms, participants)
         return self.evaluated(reports, Refusals(terms.server_round), names, model)
 
     def _plan(self, terms: Terms) -> LocalWork | None:
-        """Return the work on the global model.
-
-        None where clients are computed one by one on these terms.
-        """
+        """Return the work on the global model, None if clients must be computed one by one."""
         try:
             rules = rules_of(self.settings, terms)
             work = global_work(self.settings, terms, rules)
             others = personal_works(self.settings, terms, rules)
-        except ValueError as reason:  # terms that no client knows
+        except ValueError as reason:  # unknown terms
             self._falls_back(str(reason))
             return None
-        unsupported = find_unsupported(terms, rules, work, *others, by_group=self._by_group)
-        return None if self._falls_back(unsupported) else work
+        if self._falls_back(find_unsupported(terms, rules, work, *others, by_group=self._by_group)):
+            return None
+        return work
 
     @property
     def _by_group(self) -> bool:
         return bool(self.task_and_model()[0].groupings)
 
     def _falls_back(self, why: str) -> bool:
-        """Return whether there is a reason to compute clients one by one; each is logged once."""
+        """Return whether there is a reason to compute clients one by one; log each reason once."""
         if why and why not in self._reasons:
             self._reasons.add(why)
-            log.warning(
-                "stacked clients are computed one after the other where this is asked: %s", why
-            )
+            log.warning("computing clients one by one: stacking does not support %s", why)
         return bool(why)
 
     # Parts ----------------------------------------------------------------------------------------
@@ -273,10 +273,7 @@ class StackedClients(LocalClients):
         )
 
     def _full_batch(self, block: Sequence[StackedClient]) -> Step:
-        """Return the step that takes all examples.
-
-        Small ones are remembered, since the next rounds take them too.
-        """
+        """Return the step that takes all examples; small ones are cached for the next rounds."""
         names = tuple(member.local.name for member in block)
         if names not in self._full:
             if sum(each.nbytes for each in self._full.values()) > 2**26:  # bytes
@@ -287,9 +284,9 @@ class StackedClients(LocalClients):
     def _members(
         self, names: Sequence[str], terms: Terms, work: LocalWork, refused: Refusals
     ) -> list[StackedClient]:
-        """Return the clients that can train, the same ones for the same names and work.
+        """Return the clients that can train, the same list for the same names and work.
 
-        The others are refused.
+        Clients that cannot train are refused.
         """
         about = (tuple(names), work.batch_size, work.epochs, work.steps, work.idle)
         if self._cached_members[0] == about:
@@ -302,19 +299,14 @@ class StackedClients(LocalClients):
                 epochs = epochs_in_time(self.settings, terms.server_round, name)
             return StackedClient.of(self.local(name), place, work, epochs)
 
-        found = refuse_failed(
-            {name: call_client(member, place, name) for place, name in enumerate(names)}, refused
-        )
-        members = list(found.values())
+        answers = {name: call_client(member, place, name) for place, name in enumerate(names)}
+        members = list(refuse_failed(answers, refused).values())
         if len(members) == len(names) and not self.settings.stragglers:
             self._cached_members = (about, members)
         return members
 
     def _train_block(self, training: "_RoundTraining", block: Sequence[StackedClient]) -> None:
-        """Train a block of clients.
-
-        In halves where memory does not suffice, one by one where one fails.
-        """
+        """Train a block of clients: in halves if memory is too small, one by one if one fails."""
         try:
             _Block(training, block).run()
         except UnstackableError:
@@ -323,7 +315,7 @@ class StackedClients(LocalClients):
             if isinstance(error, torch.OutOfMemoryError) and len(block) > 1:
                 self._block = len(block) // 2
                 log.warning(
-                    "%d clients at once need more memory than there is; now %d are",
+                    "%d clients at once need more memory than is free: now %d are stacked",
                     len(block),
                     self._block,
                 )
@@ -334,8 +326,9 @@ class StackedClients(LocalClients):
             answers = {
                 member.local.name: call_client(training.train_alone, member) for member in block
             }
+            # If each client succeeds by itself, stacking was the reason for the failure.
             if len(refuse_failed(answers, training.trained.refused)) == len(block):
-                words = "%d clients were computed one by one, since together: %s"
+                words = "%d clients were computed one by one, because together they failed: %s"
                 log.warning(words, len(block), failure_reason(error))
 
     def _measures(
@@ -350,39 +343,35 @@ class StackedClients(LocalClients):
         for measurement in OF_EVALUATION:
             if not measurement.is_asked(terms):
                 continue
+            # A client without such examples only answers a measurement that was requested.
             requested = measurement.requested
-            there = [
-                (each, measurement.of(each.splits)) for each in (asked if requested else clients)
+            measuring = [
+                each
+                for each in (asked if requested else clients)
+                if requested or measurement.of(each.splits)
             ]
-            some = [(each, part) for each, part in there if requested or part]
-            if not some:
+            if not measuring:
                 continue
-            measuring = [each for each, _ in some]
+            parts = [measurement.of(each.splits) for each in measuring]
             if measurement.model == PERSONAL:
-                found = []
-                for each, part in some:
+                measured = []
+                for each, part in zip(measuring, parts, strict=True):
                     model.load_state_dict(
                         {**received, **each.personal(before=terms.server_round + 1)}
                     )
-                    found.append(measure(model, task, part, self.settings.smallest_group))
+                    measured.append(measure(model, task, part, self.settings.smallest_group))
             else:
                 smallest_group = self.settings.smallest_group if measurement.by_group else 0
-                found = measure_clients(
-                    model, task, in_tensors([part for _, part in some]), smallest_group
-                )
-            for local, reported in zip(
-                measuring, report_all(measuring, measurement, found, terms), strict=True
-            ):
-                reports[local.name] |= reported
+                measured = measure_clients(model, task, in_tensors(parts), smallest_group)
+            reported = report_all(measuring, measurement, measured, terms)
+            for each, report in zip(measuring, reported, strict=True):
+                reports[each.name] |= report
         return {each.name: reports[each.name] for each in clients}
 
 
 @dataclass(frozen=True)
 class _RoundTraining:
-    """One round's training of an engine's clients.
-
-    The models go into the rows of the matrices of `trained`.
-    """
+    """One round's training; the models are written into the rows of the matrices of `trained`."""
 
     engine: StackedClients
     received: StateDict
@@ -397,7 +386,7 @@ class _RoundTraining:
         return self.trained.updates.layout
 
     def train_alone(self, member: StackedClient) -> None:
-        """Train one client, as it would by itself."""
+        """Train one client by itself."""
         name = member.local.name
         trained = self.trained
         update = train_client(member.local, self.received, self.terms.of_client(name), self.sent)
@@ -424,8 +413,8 @@ class _Block(ClientRound):
         for rule in self._rules:
             if hook in rule.hooks():
                 self._model.load_state_dict(self._training.received)
-                for noted, member in zip(self._scores, self._block, strict=True):
-                    noted.update(getattr(rule, hook)(member.local))
+                for scores, member in zip(self._scores, self._block, strict=True):
+                    scores.update(getattr(rule, hook)(member.local))
 
     def before(self) -> None:
         self._call("before")
@@ -433,18 +422,18 @@ class _Block(ClientRound):
         self._rows = StackedModels(self._training.layout, self._training.received, len(self._block))
 
     def measure(self, measurement: Measurement) -> None:
-        asked = measurement.requests(self._terms.measure)
-        if not asked:
+        requested = measurement.requests(self._terms.measure)
+        if not requested:
             return
         if measurement.model == TRAINED:
-            found = measure_trained(self._program, self._task, self._rows, self._parts)
-        elif not self._work.idle and takes_all(self._block) and [*asked] == [wire.LOSS_BEFORE]:
+            measured = measure_trained(self._program, self._task, self._rows, self._parts)
+        elif not self._work.idle and takes_all(self._block) and [*requested] == [wire.LOSS_BEFORE]:
             self._loss_before_in_first_step = True  # it is the mean loss of the first batch
             return
         else:
             self._model.load_state_dict(self._training.received)
-            found = measure_clients(self._model, self._task, self._parts)
-        self._note(measurement, found)
+            measured = measure_clients(self._model, self._task, self._parts)
+        self._add_scores(measurement, measured)
 
     def report(self) -> None:
         self._call("report")
@@ -465,30 +454,29 @@ class _Block(ClientRound):
             return
         training = self._training
         last = max(member.steps for member in self._block)
-        shifts = [started.shift for started in self._started]
-        if shifts:
+        shift: list[Tensor] = []
+        if self._started:
             shift = [
-                torch.stack([each[name] for each in shifts]) for name in training.layout.trainable
+                torch.stack([started.shift[name] for started in self._started])
+                for name in training.layout.trainable
             ]
-        else:
-            shift = []
         watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
 
-        def after_step(step: int, copy: Copy) -> None:
+        def call_rules(step: int, copy: Copy) -> None:
             for rule in watching:
                 rule.after_step(step, copy, last=step == last)
 
-        first = train_together(
+        first_losses = train_together(
             self._program,
             self._task,
             self._rows,
             training.engine.steps(self._block, self._work, self._terms, personal=False),
             self._work,
             shift,
-            after_step if watching else None,
+            call_rules if watching else None,
         )
-        if self._loss_before_in_first_step and first is not None:
-            self._note(BEFORE, [{wire.LOSS: loss} for loss in first.tolist()])
+        if self._loss_before_in_first_step and first_losses is not None:
+            self._add_scores(BEFORE, [{wire.LOSS: loss} for loss in first_losses.tolist()])
 
     def finish(self) -> None:
         for row, (member, started) in enumerate(zip(self._block, self._started, strict=False)):
@@ -514,7 +502,9 @@ class _Block(ClientRound):
                 done = self._rows.work_done(row, self._work, member.steps)
                 metrics |= requested_metrics(terms.measure, self._scores[row], done)
             if keeps_states and terms.of_client(member.local.name).state_round is not None:
-                metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
+                metrics[wire.STATE_ROUND] = 0
+                if self._started:
+                    metrics[wire.STATE_ROUND] = self._started[row].origin
             training.replies[member.local.name] = Reply(member.place, metrics, others, others)
 
     def after(self) -> None:
@@ -534,13 +524,12 @@ class _Block(ClientRound):
                 for row, member in enumerate(block):
                     member.local.keep_personal(terms.server_round, rows.model(row))
 
-    def _note(self, which: Measurement, found: Sequence[Measures]) -> None:
+    def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:
         """Add the training metrics that clients report to their scores."""
         clients = [member.local for member in self._block]
-        for noted, reported in zip(
-            self._scores, report_all(clients, which, found, self._terms), strict=True
-        ):
-            noted |= reported
+        reported = report_all(clients, measurement, measured, self._terms)
+        for scores, report in zip(self._scores, reported, strict=True):
+            scores |= report
 
 
 def train_together(
@@ -554,31 +543,36 @@ def train_together(
 ) -> Tensor | None:
     """Take the local steps of many clients in place, as `train` does for one.
 
-    Return the mean loss of each one's first batch; without steps, there are none. `shift` is what a
-    rule adds to their gradients, shape (k, *shape); `after_step` is called with the number of a
-    step and what copies the models.
+    Return the mean loss of each client's first batch, shape (k,), or None without steps. A rule
+    adds `shift` to the gradients, arrays of shape (k, *shape). After each step, `after_step` is
+    called with its number and a function that copies the models.
     """
-    anchor = rows.anchor if work.pull > 0.0 else []
-    optimizer = None if work.optimizer == SGD else RowOptimizer(rows.arrays, work)
-    has_velocity = optimizer is None and work.momentum > 0.0
-    velocity = [torch.zeros_like(array) for array in rows.arrays] if has_velocity else []
-    first = None
-    take = program.step_of(work, shifted=bool(shift))
+    anchor: list[Tensor] = []
+    if work.pull > 0.0:
+        anchor = rows.anchor
+    optimizer: RowOptimizer | None = None
+    velocity: list[Tensor] = []
+    if work.optimizer != SGD:
+        optimizer = RowOptimizer(rows.arrays, work)
+    elif work.momentum > 0.0:
+        velocity = [torch.zeros_like(array) for array in rows.arrays]
+    first_losses = None
+    take_step = program.make_step(work, shifted=bool(shift))
     for number, step in enumerate(steps, start=1):
-        weights, moving, added = (
-            [array[: step.shape[0]] for array in arrays]
-            for arrays in (rows.arrays, velocity, shift)
+        count = step.shape[0]  # clients that still train; they are the first ones
+        arrays = StepArrays(
+            [array[:count] for array in rows.arrays],
+            [array[:count] for array in velocity],
+            anchor,
+            optimizer,
+            [array[:count] for array in shift],
         )
-        losses = take(
-            StepArrays(weights, moving, anchor, optimizer, added),
-            step.inputs,
-            partial(minimised_loss, task, step, work),
-        )
-        if first is None:
-            first = step.means(losses.double())
+        losses = take_step(arrays, step.inputs, partial(minimised_loss, task, step, work))
+        if first_losses is None:
+            first_losses = step.means(losses.double())
         if after_step is not None:
             after_step(number, rows.copy)
-    return first
+    return first_losses
 
 
 def minimised_loss(
@@ -594,14 +588,13 @@ def measure_trained(
     program: Program, task: Task, rows: StackedModels, parts: Sequence[Examples]
 ) -> list[Measures]:
     """Return the metrics of each client's own model on its examples."""
-    found: list[Measures] = []
+    measured: list[Measures] = []
     for some, counts in split_into_passes(parts):
         step = full_batch(some)
-        weights = [array[len(found) : len(found) + len(some)] for array in rows.arrays]
+        weights = [array[len(measured) : len(measured) + len(some)] for array in rows.arrays]
         outputs = program(weights, step.inputs)
-        real = (
-            torch.arange(step.shape[1], device=outputs.device)
-            < torch.tensor(counts, device=outputs.device)[:, None]
-        )
-        found += score_clients(task, outputs[real], step.targets[real], counts)
-    return found
+        # Short batches are padded: only the first `counts` examples of each client are its own.
+        places = torch.arange(step.shape[1], device=outputs.device)
+        real = places < torch.tensor(counts, device=outputs.device)[:, None]
+        measured += score_clients(task, outputs[real], step.targets[real], counts)
+    return measured

@@ -16,28 +16,27 @@ class RowOptimizer:
 
     def __init__(self, arrays: Sequence[Tensor], work: LocalWork) -> None:
         self._work = work
-        self._leaves, self._optimizer = self._made(arrays, len(arrays[0]))
+        self._leaves, self._optimizer = self._make(arrays, len(arrays[0]))
 
     def of_first(self, count: int) -> tuple[list[Tensor], Optimizer]:
         """Return the arrays of the first clients, as leaves of autograd, and their optimizer.
 
-        The others are done.
+        The other clients are done.
         """
         if count < len(self._leaves[0]):
-            before = zip(
-                self._leaves, [self._optimizer.state[leaf] for leaf in self._leaves], strict=True
-            )
-            self._leaves, self._optimizer = self._made(self._leaves, count)
-            for fewer, (leaf, state) in zip(self._leaves, before, strict=True):
-                self._optimizer.state[fewer] = {
-                    name: value[:count]
-                    if isinstance(value, Tensor) and value.shape == leaf.shape
-                    else value
-                    for name, value in state.items()
-                }
+            leaves_before = self._leaves
+            states_before = [self._optimizer.state[leaf] for leaf in leaves_before]
+            self._leaves, self._optimizer = self._make(leaves_before, count)
+            for fewer, leaf, state in zip(self._leaves, leaves_before, states_before, strict=True):
+                # The state has arrays of the leaf's shape, and others, such as a step count.
+                shortened = dict(state)
+                for name, value in state.items():
+                    if isinstance(value, Tensor) and value.shape == leaf.shape:
+                        shortened[name] = value[:count]
+                self._optimizer.state[fewer] = shortened
         return self._leaves, self._optimizer
 
-    def _made(self, arrays: Sequence[Tensor], count: int) -> tuple[list[Tensor], Optimizer]:
+    def _make(self, arrays: Sequence[Tensor], count: int) -> tuple[list[Tensor], Optimizer]:
         leaves = [array.detach()[:count].requires_grad_() for array in arrays]
         optimizer = self._work.make_optimizer(leaves)
         if optimizer is None:

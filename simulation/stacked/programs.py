@@ -2,8 +2,8 @@
 
 A client's parameters are a row of a matrix, its trainable arrays one after the other. A chain of
 linear layers and activations is computed by batched products; any other model by torch.func.vmap,
-if it gives the same numbers that way as by itself. What does not is named, with the reason, and its
-clients are computed one after the other.
+if that gives the same numbers as the model by itself. For all other models, UnstackableError gives
+the reason, and clients are computed one by one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,31 +33,47 @@ from fairbloom.tasks.task import AnyExamples, Examples, is_of_model
 
 from .optimizers import RowOptimizer
 
-# Activations that map each number by itself, without parameters and without drawing.
+# Activations that map each number by itself, without parameters and without random draws.
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
-    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU),
-    *(nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign, nn.Sigmoid),
-    *(nn.LogSigmoid, nn.Tanh, nn.Tanhshrink, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
+    nn.Identity,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Sigmoid,
+    nn.LogSigmoid,
+    nn.Tanh,
+    nn.Tanhshrink,
+    nn.Hardtanh,
+    nn.Hardswish,
+    nn.Hardsigmoid,
 )
 
 
 class UnstackableError(Exception):
-    """A model that cannot be computed for many clients at once; the message says why."""
+    """A model that cannot be computed for many clients at once, with the reason as its message."""
 
 
 # The fields of local work with which a gradient can be added to the weights as it is computed.
 ADDED_AT_ONCE = frozenset({"learning_rate", "momentum", "weight_decay", "pull", "transform"})
 
-# (outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of what clients
-# minimise.
+# (outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of the clients'
+# objectives.
 Summed = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class StepArrays(NamedTuple):
     """The arrays that a step of k clients changes, in the model's order, each of shape (k, *shape).
 
-    Velocities, the anchor of a pull, shape (1, *shape), and the shift of gradients are empty where
-    there are none.
+    The anchor of a pull has shape (1, *shape). Velocity, anchor and the shift of gradients are
+    empty if they are not used.
     """
 
     weights: Sequence[Tensor]
@@ -67,8 +83,7 @@ class StepArrays(NamedTuple):
     shift: Sequence[Tensor] = ()
 
 
-# (arrays that the step changes and pulls to, inputs of shape (k, b, …), objective) → the losses,
-# shape (k, b).
+# (arrays of the step, inputs of shape (k, b, …), objective) → the losses, shape (k, b).
 TakeStep = Callable[[StepArrays, Inputs, Summed], Tensor]
 
 
@@ -81,17 +96,17 @@ class Program(Protocol):
     def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
         """Return the outputs, shape (k, b, …), for b examples of each of k clients."""
 
-    def step_of(self, work: LocalWork, *, shifted: bool) -> TakeStep:
-        """Return what takes a step in place, as `fairbloom.client.work.descend` does.
+    def make_step(self, work: LocalWork, *, shifted: bool) -> TakeStep:
+        """Return a function that takes a step in place, as `fairbloom.client.work.descend` does.
 
-        `shifted` says whether something is added to the gradients.
+        `shifted` is True if a rule adds offsets to the gradients.
         """
 
 
 class Mapped:
     """Any model with operations that PyTorch can map over many sets of parameters.
 
-    All others are as it holds them.
+    Parameters and buffers that are not in `names` are the model's own.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str], output: str) -> None:
@@ -109,15 +124,15 @@ class Mapped:
         outputs: Tensor = self._all(tuple(weights), inputs)
         return outputs
 
-    def step_of(self, work: LocalWork, *, shifted: bool) -> TakeStep:
-        """Return what takes a step in place; see Program."""
+    def make_step(self, work: LocalWork, *, shifted: bool) -> TakeStep:
+        """Return a function that takes a step in place; see Program."""
         return partial(step_by_autograd, self, work)
 
 
 def step_by_autograd(
     program: "Program", work: LocalWork, arrays: StepArrays, inputs: Inputs, summed: Summed
 ) -> Tensor:
-    """Take a step in place, whatever the work; return the losses, shape (k, b)."""
+    """Take a step in place, for any work; return the losses, shape (k, b)."""
     if arrays.optimizer is None:
         leaves = [weight.detach().requires_grad_() for weight in arrays.weights]
         optimizer = None
@@ -126,7 +141,9 @@ def step_by_autograd(
     losses, total = summed(program(leaves, inputs))
     gradients = gradients_of(total, leaves)
     with torch.no_grad():
-        correct = partial(torch._foreach_add, arrays.shift) if arrays.shift else None
+        correct = None
+        if arrays.shift:
+            correct = partial(torch._foreach_add, arrays.shift)
         descend(
             leaves,
             gradients,
@@ -141,10 +158,10 @@ def step_by_autograd(
 
 
 class Chain:
-    """Linear layers and activations, one after the other, by a batched product each.
+    """Linear layers and activations, one after the other, each layer as one batched product.
 
-    A step adds its gradient to the weights as it is computed: it is never stored, and with small
-    batches most of a step's time would be to store and read it.
+    A step adds its gradient to the weights as it is computed. The gradient is never stored: with
+    small batches, writing and reading it would take most of a step's time.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -155,64 +172,76 @@ class Chain:
         left = iter(weights)
         (x,) = tensors_of(inputs)
         for layer in self._layers:
-            x = _linear(layer, left, x) if isinstance(layer, nn.Linear) else _other(layer, x)
+            if isinstance(layer, nn.Linear):
+                x = _linear(layer, left, x)
+            else:
+                x = _other(layer, x)
         return x
 
-    def step_of(self, work: LocalWork, *, shifted: bool) -> TakeStep:
-        """Return what takes a step in place; see Program."""
+    def make_step(self, work: LocalWork, *, shifted: bool) -> TakeStep:
+        """Return a function that takes a step in place; see Program."""
         if step_fields(work) <= ADDED_AT_ONCE and not shifted:
             return partial(self._step, work)
         return partial(step_by_autograd, self, work)
 
     def _step(self, work: LocalWork, arrays: StepArrays, inputs: Inputs, summed: Summed) -> Tensor:
-        met = list[tuple[Tensor, Tensor]]()
+        activations = list[tuple[Tensor, Tensor]]()  # the inputs and outputs of each layer
         left = iter(arrays.weights)
         (x,) = tensors_of(inputs)
-        for layer in self._layers:  # what went into each layer, and what came out of it
+        for layer in self._layers:
             before = x.detach()
             if isinstance(layer, nn.Linear):
                 x = _linear(layer, left, before)
             else:
-                x = _other(
-                    layer, before.requires_grad_(len(met) > 0 and before.is_floating_point())
-                )
-            met.append((before, x))
+                # The first layer's inputs are examples, which need no gradient.
+                before.requires_grad_(len(activations) > 0 and before.is_floating_point())
+                x = _other(layer, before)
+            activations.append((before, x))
         outputs = x.detach().requires_grad_()
         losses, total = summed(outputs)
         (slope,) = torch.autograd.grad(total, outputs)
         with torch.no_grad():
-            self._back(arrays, met, slope, work)
+            self._backward(arrays, activations, slope, work)
         return losses.detach()
 
-    def _back(
+    def _backward(
         self,
         arrays: StepArrays,
-        met: Sequence[tuple[Tensor, Tensor]],
+        activations: Sequence[tuple[Tensor, Tensor]],
         slope: Tensor,
         work: LocalWork,
     ) -> None:
-        """Go back through the layers: change the weights of each once the slope has passed it."""
+        """Go back through the layers, and change each one's weights when they are not needed again.
+
+        `slope` is the gradient by the outputs of the last layer.
+        """
         place = len(arrays.weights)
-        for layer, (before, after) in zip(reversed(self._layers), reversed(met), strict=True):
+        for layer, (before, after) in zip(
+            reversed(self._layers), reversed(activations), strict=True
+        ):
             if not isinstance(layer, nn.Linear):
                 (slope,) = torch.autograd.grad(after, before, slope)
                 continue
-            place -= 1 if layer.bias is None else 2
-            following = torch.bmm(slope, arrays.weights[place]) if place else slope
-            adds = (_add_product,) if layer.bias is None else (_add_product, _add_sum)
+            adds: list[Callable[[Tensor, Tensor, Tensor, float, float], None]] = [_add_product]
+            if layer.bias is not None:
+                adds.append(_add_sum)
+            place -= len(adds)
+            # The slope by the inputs needs the weights as they were before this step.
+            slope_before = slope
+            if place:
+                slope_before = torch.bmm(slope, arrays.weights[place])
             for array, add in enumerate(adds, start=place):
                 of_one = slice(array, array + 1)
-                gradient = partial(add, slope, before)
                 _move(
                     arrays.weights[array],
                     arrays.velocity[of_one],
                     arrays.anchor[of_one],
-                    gradient,
+                    partial(add, slope, before),
                     work,
                 )
             if not place:
                 return
-            slope = following
+            slope = slope_before
 
 
 def _add_product(slope: Tensor, inputs: Tensor, array: Tensor, kept: float, rate: float) -> None:
@@ -232,6 +261,10 @@ def _move(
     add: Callable[[Tensor, float, float], None],
     work: LocalWork,
 ) -> None:
+    """Take the step of one array in place.
+
+    `add(array, kept, rate)` replaces the array by kept · array + rate · gradient.
+    """
     rate = work.learning_rate
     if not velocity:
         if kept := work.weight_decay + work.pull:
@@ -258,35 +291,36 @@ def _linear(layer: nn.Linear, left: Iterator[Tensor], inputs: Tensor) -> Tensor:
 
 def _other(layer: nn.Module, inputs: Tensor) -> Tensor:
     """Return the outputs of an activation or a flattening layer of many clients."""
-    outputs: Tensor = inputs.flatten(2) if isinstance(layer, nn.Flatten) else layer(inputs)
+    if isinstance(layer, nn.Flatten):
+        return inputs.flatten(2)
+    outputs: Tensor = layer(inputs)
     return outputs
 
 
 def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program:
-    """Return how a model is computed for many clients.
+    """Return a program that computes a model for many clients; try it on examples of any client.
 
-    Examples of any client are tried where it is no chain.
-
-    UnstackableError says that the model, or the loss, cannot be computed for many clients at once.
+    Raise UnstackableError if the model or the loss cannot be computed for many clients at once.
     """
     (examples,) = in_tensors([examples])
     if is_of_model(task.loss):
         raise UnstackableError("the loss is its own")
     _check_parameters(model)
-    trained = _trained(model)
-    plain = isinstance(examples.inputs, Tensor) and len(trained) == sum(
-        1 for _ in model.parameters()
-    )
-    layers = _chain_layers(model) if plain else None
-    program = Mapped(model, [*trained], task.output) if layers is None else Chain(layers)
+    trainable = _trainable(model)
+    program: Program = Mapped(model, [*trainable], task.output)
+    if isinstance(examples.inputs, Tensor) and len(trainable) == len(list(model.parameters())):
+        layers = _chain_layers(model)
+        if layers is not None:
+            program = Chain(layers)
     buffers = {buffer: buffer.clone() for buffer in model.buffers()}
     try:
         _check_same(program, model, task, examples)
     except UnstackableError:
         raise
-    except Exception as error:  # whatever PyTorch, or a user's model, raises on many clients
+    except Exception as error:  # PyTorch, or a user's model, may raise anything on many clients
         words = " ".join(str(error).split())[:200]
-        at = f", {place}" if (place := place_of(error)) else ""
+        place = place_of(error)
+        at = f", {place}" if place else ""
         raise UnstackableError(
             f"PyTorch cannot map it over clients ({type(error).__name__}: {words}{at})"
         ) from error
@@ -316,7 +350,7 @@ def _check_parameters(model: nn.Module) -> None:
         raise UnstackableError("its BatchNorm keeps statistics of each client")
     if any(isinstance(module, nn.LSTM) for module in model.modules()):
         raise UnstackableError("its LSTM is 20 times as slow over several clients at once")
-    parameters = _trained(model)
+    parameters = _trainable(model)
     if len(set(parameters.values())) < len(parameters):
         raise UnstackableError("several of its names are one parameter")
     if len({parameter.dtype for parameter in parameters.values()}) > 1:
@@ -327,11 +361,8 @@ def _check_parameters(model: nn.Module) -> None:
         )
 
 
-def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained.
-
-    Frozen ones are constants, the same for all clients.
-    """
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters; frozen ones are constants, equal for all clients."""
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter for name, parameter in named if parameter.requires_grad}
 
@@ -339,15 +370,21 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
 def _chain_layers(model: nn.Module) -> list[nn.Module] | None:
     """Return the layers of a chain of linear layers and activations, None for other models."""
     if type(model) is nn.Sequential:
-        parts = [_chain_layers(child) for child in model]
-        return None if None in parts else [layer for part in parts for layer in part or ()]
+        layers: list[nn.Module] = []
+        for child in model:
+            part = _chain_layers(child)
+            if part is None:
+                return None
+            layers += part
+        return layers
     flat = type(model) is nn.Flatten and model.start_dim == 1 and model.end_dim == -1
-    # A module's own class may be a subclass that does something else, and hooks may change what it
-    # does.
+    # The exact type, as a subclass may compute something else; and hooks may change the outputs.
     plain = type(model) in (nn.Linear, *ELEMENTWISE) and not (
         model._forward_hooks or model._forward_pre_hooks
     )
-    return [model] if flat or plain else None
+    if flat or plain:
+        return [model]
+    return None
 
 
 def _check_same(program: Program, model: nn.Module, task: Task, examples: Examples) -> None:
@@ -358,7 +395,7 @@ def _check_same(program: Program, model: nn.Module, task: Task, examples: Exampl
     _check_each_by_itself(model, task, inputs, targets)
     losses = task.loss(outputs_of(model, inputs, task.output), targets)
     gradients = torch.autograd.grad(
-        losses.mean(), tuple(_trained(model).values()), allow_unused=True
+        losses.mean(), tuple(_trainable(model).values()), allow_unused=True
     )
     expected = losses.detach()
     if losses.shape != (count,):
@@ -368,15 +405,17 @@ def _check_same(program: Program, model: nn.Module, task: Task, examples: Exampl
     if None in gradients:
         raise UnstackableError("the loss does not touch some of its parameters")
     weights = [
-        torch.stack([p.detach(), p.detach()]).requires_grad_() for p in _trained(model).values()
+        torch.stack([p.detach(), p.detach()]).requires_grad_() for p in _trainable(model).values()
     ]
+    # Two clients with equal weights and the same examples, the second one's in another order.
     rolled = map_inputs(inputs, lambda tensor: tensor.roll(1, 0))
     outputs = program(weights, combine_inputs([inputs, rolled], torch.stack))
-    found = task.loss(outputs.flatten(0, 1), torch.cat([targets, targets.roll(1, 0)]))
-    ours = torch.autograd.grad(found[count:].mean(), weights)
-    same = torch.allclose(found[:count], expected, rtol=1e-3, atol=1e-5)
-    same &= torch.allclose(found[count:], expected.roll(1, 0), rtol=1e-3, atol=1e-5)
-    for gradient, both in zip(gradients, ours, strict=True):
+    stacked = task.loss(outputs.flatten(0, 1), torch.cat([targets, targets.roll(1, 0)]))
+    stacked_gradients = torch.autograd.grad(stacked[count:].mean(), weights)
+    same = torch.allclose(stacked[:count], expected, rtol=1e-3, atol=1e-5)
+    same &= torch.allclose(stacked[count:], expected.roll(1, 0), rtol=1e-3, atol=1e-5)
+    for gradient, both in zip(gradients, stacked_gradients, strict=True):
+        # The second client's loss must not touch the first client's weights.
         same &= torch.allclose(both[1], gradient, rtol=1e-2, atol=1e-5) and not bool(both[0].any())
     if not same:
         raise UnstackableError(
@@ -401,7 +440,7 @@ def _check_each_by_itself(model: nn.Module, task: Task, inputs: Inputs, targets:
 
 @torch.no_grad()
 def _check_same_in_evaluation(model: nn.Module, task: Task, inputs: Inputs) -> None:
-    """Raise UnstackableError if a model draws, or differs between training and evaluation."""
+    """Raise UnstackableError if a model draws or differs between training and evaluation."""
     outputs = []
     for training, seed in ((False, 0), (False, 1), (True, 0)):
         model.train(training)

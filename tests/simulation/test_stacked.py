@@ -13,7 +13,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
-from fairbloom.simulation.stacked.blocks import PADDING, StackedClient, divide_into_blocks
+from fairbloom.simulation.stacked.blocks import MAX_PADDING, StackedClient, divide_into_blocks
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, make_program
 from fairbloom.strategies import FedAvg
@@ -172,7 +172,7 @@ def test_a_block_beyond_memory_is_computed_in_parts(
         first = len(sizes)
         assert_same_replies(stacked.train(loop.online(1), model, PLAIN_TERMS), expected, 1e-12)
     assert max(sizes[first:]) <= 2  # it is not tried again
-    assert "more memory than there is" in caplog.text
+    assert "more memory than is free" in caplog.text
 
 
 def test_a_failure_that_is_no_clients_own_is_told(
@@ -215,4 +215,4 @@ def test_blocks_hold_everybody_once_and_little_to_fill_up(
             (member.steps for member in block), reverse=True
         )
         real = sum(member.batch for member in block)
-        assert len(block) * max(member.batch for member in block) <= PADDING * real
+        assert len(block) * max(member.batch for member in block) <= MAX_PADDING * real
