@@ -20,6 +20,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log_from
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.protocol.scores import ACCURACY
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.loop import Rounds
 from fairbloom.server.settings import Settings
@@ -28,7 +29,6 @@ from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
 from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task, TaskInfo
 
-from fairbloom.protocol.settings import RunSettings
 from .figures import INK, PAPER, svg_of, themed
 
 ROUNDS = 60
