@@ -7,6 +7,7 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fairbloom.client.generators import all_seeded
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.imports import imported
 from fairbloom.protocol.settings import Value
@@ -38,7 +39,8 @@ def run_app(
         server_app = imported("serverapp", server)
         grid = CheckedGrid(imported("clientapp", client), config, clients)
         context = Context(SERVER, SERVER, {}, RecordDict(), dict(config))
-        with one_thread():
+        # an app that seeds nothing begins with the same model under every method
+        with one_thread(), all_seeded(int(config["seed"])):
             server_app(grid, context)
     except (Exception, SystemExit) as error:  # whatever the app does, it ends its own run alone
         raise FairbloomError(failure_reason(error)) from error

@@ -31,8 +31,9 @@ Seeds = dict[int, Run]
 def compare_runs(folders: Folders, baseline: str, out: Path) -> Comparison:
     """Compare runs that exist; write the tables, the figure and the report into `out`."""
     out = out.absolute()
-    different = dict.fromkeys(map(Path, folders))
-    study = study_of_runs([each for each in different if each.absolute() != out], baseline)
+    words = [folders] if isinstance(folders, str) else folders
+    matching = dict.fromkeys(path for word in words for path in _expand(Path(word)))
+    study = study_of_runs([path for path in matching if path.absolute() != out], baseline)
     comparison = read_comparison(out, study)
     with study_folder(study, out):
         write_comparison(comparison, out)
@@ -73,6 +74,14 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
         for seed in seeds
     }
     return Study("compare", study.arms, seeds, base, places=places, left_out=left_out)
+
+
+def _expand(path: Path) -> list[Path]:
+    """Return what a pattern such as runs/* stands for, if no shell has expanded it."""
+    if "*" not in str(path):
+        return [path]
+    base = Path(path.anchor)
+    return sorted(base.glob(str(path.relative_to(base))))
 
 
 def _open(folders: Iterable[Path], left_out: list[str]) -> list[Run]:

@@ -74,6 +74,9 @@ ELSEWHERE = {
     "docs/tutorial.md#Deployed": OWN_DATA,
     "docs/flower.md#The client: two lines change, one is new": QUICKSTART,
     "docs/flower.md#The server: three lines change, two are new": QUICKSTART,
+    "docs/flower.md#The method from the run config": (
+        "experiments/studies/test_apps.py::test_methods_are_compared_in_flowers_quickstart"
+    ),
     "docs/flower.md#Adapters and frozen parameters": (
         "docs/test_apps.py::test_an_adapters_round_takes_six_per_cent"
     ),

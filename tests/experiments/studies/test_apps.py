@@ -16,6 +16,7 @@ from fairbloom.experiments.arms import parse_arms
 from fairbloom.experiments.study import Study
 from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.simulation.app import run_app
+from tests.client import changed
 
 from ..helpers import as_json, fairbloom
 
@@ -365,3 +366,31 @@ def test_a_method_that_fails_becomes_a_row(app: Path) -> None:
     assert compared.methods == ("FedAvg",)
     assert list(compared.failed) == ["FedProx"]
     assert re.search(r"FedProx .*with seed 0: .*AssertionError", " ".join(compared.caveats))
+
+
+@pytest.mark.slow
+def test_methods_are_compared_in_flowers_quickstart(tmp_path: Path) -> None:
+    """Its model is drawn without a seed: each method begins with the same model all the same."""
+    changed.change(tmp_path / "app")
+    changed.let_the_config_choose(tmp_path / "app")
+    compared = compare(
+        app=tmp_path / "app",
+        methods="fedavg,fedmgdaplus",
+        seeds=1,
+        rounds=2,
+        clients=4,
+        settings={"learning-rate": 0.01, "fraction-evaluate": 1.0},
+        out=tmp_path / "all",
+        progress=False,
+    )
+    assert compared.failed == {}
+    assert set(compared.values["FedAvg"][0]) == {f"client-{i}" for i in range(4)}
+    means = {name: compared.measures(name)[0]["mean"] for name in compared.methods}
+    assert len(set(means.values())) == 2
+    losses = []
+    for name in ("fedavg", "fedmgdaplus"):
+        rows = load(tmp_path / f"all/runs/{name}-seed0").metrics
+        rows = rows[(rows["round"] == 1) & (rows["metric"] == "train_loss")]
+        losses.append(dict(zip(rows["client"], rows["value"], strict=True)))
+    assert len(losses[0]) == 5  # each client, and their mean
+    assert losses[0] == losses[1]

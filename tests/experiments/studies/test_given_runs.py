@@ -65,6 +65,15 @@ def test_runs_are_compared_by_their_recorded_method_and_seed(here: Path) -> None
     assert {"study.json", "comparison.csv", "differences.csv", "report.html"} <= files
 
 
+@pytest.mark.parametrize("words", ["runs/fed*", ["runs/fedavg-*", "{here}/runs/fedfv-*"]])
+def test_a_pattern_stands_for_what_it_matches(here: Path, words: str | list[str]) -> None:
+    given = words if isinstance(words, str) else [word.format(here=here) for word in words]
+    compared = compare(runs=given, out="all", progress=False)
+    assert (compared.methods, compared.seeds) == (("FedAvg", "FedFV (alpha=0.25)"), (0, 1, 2))
+    with pytest.raises(FairbloomError, match="there is no finished run to compare"):
+        compare(runs="runs/none*", out="none", progress=False)
+
+
 def test_the_folder_is_a_comparison_to_every_command(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
