@@ -19,7 +19,7 @@ from fairbloom.simulation.run import simulate
 from tests.simulation.helpers import table
 
 
-def test_what_may_change_while_a_run_goes_on_does_not_move_its_folder() -> None:
+def test_settings_that_may_change_do_not_move_the_run_folder() -> None:
     changes: dict[str, Any] = {
         **{
             "enrolled-sizes": "client-0=80",
@@ -86,7 +86,7 @@ def deployed(out: Path, online: Mapping[int, int], **changes: Any) -> list[dict[
     return table(out / "rounds.csv")
 
 
-def test_a_run_records_whom_it_began_with_and_each_round_who_was_offline(
+def test_a_run_records_its_first_clients_and_who_was_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # in place of a minute for the reply of whoever goes offline
@@ -99,7 +99,7 @@ def test_a_run_records_whom_it_began_with_and_each_round_who_was_offline(
     assert [row["participants"] for row in rows] == ["3" if gone else "4" for gone in offline]
 
 
-def test_a_newcomer_is_known_from_when_it_comes_and_is_none_of_those_the_run_began_with(
+def test_a_newcomer_is_known_but_not_one_of_the_first_clients(
     tmp_path: Path,
 ) -> None:
     rows = deployed(
@@ -110,7 +110,7 @@ def test_a_newcomer_is_known_from_when_it_comes_and_is_none_of_those_the_run_beg
     assert [rows[0]["offline"], rows[-1]["offline"]] == ["", "client-3"]
 
 
-def test_a_run_that_ends_for_its_quorum_goes_on_by_the_same_command_to_the_same_bits(
+def test_a_run_ended_by_its_quorum_continues_to_the_same_bits(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(QuorumError, match="awaited: client-1, client-2, client-3"):

@@ -258,7 +258,7 @@ def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert_same(last, ({"w": np.full(3, 11)}, {"round": 11}))
 
 
-def test_the_checkpoint_before_the_last_is_loaded_where_the_last_is_damaged_and_the_log_says_so(
+def test_the_checkpoint_before_a_damaged_one_is_loaded(
     tmp_path: Path, said: pytest.LogCaptureFixture
 ) -> None:
     save_rounds(tmp_path, 9, 10)
@@ -272,7 +272,7 @@ def test_the_checkpoint_before_the_last_is_loaded_where_the_last_is_damaged_and_
     assert "9.safetensors" in words
 
 
-def test_a_damaged_checkpoint_is_replaced_and_the_one_that_stood_in_for_it_is_kept_meanwhile(
+def test_the_intact_checkpoint_is_kept_while_the_next_is_written(
     tmp_path: Path,
 ) -> None:
     save_rounds(tmp_path, 1, 2)
@@ -286,7 +286,7 @@ def test_a_damaged_checkpoint_is_replaced_and_the_one_that_stood_in_for_it_is_ke
     assert rounds_kept(tmp_path) == ["1.safetensors", "2.safetensors"]
 
 
-def test_a_damaged_checkpoint_goes_once_there_is_another_after_the_one_that_stood_in_for_it(
+def test_a_damaged_checkpoint_goes_after_the_next_intact_one(
     tmp_path: Path,
     subtests: pytest.Subtests,
 ) -> None:
@@ -302,7 +302,7 @@ def test_a_damaged_checkpoint_goes_once_there_is_another_after_the_one_that_stoo
             assert rounds_kept(folder) == ["2.safetensors", f"{again}.safetensors"]
 
 
-def test_a_folder_in_which_all_checkpoints_are_damaged_is_refused_with_every_fault(
+def test_a_folder_of_damaged_checkpoints_is_refused(
     tmp_path: Path,
 ) -> None:
     save_rounds(tmp_path, 4, 5)
@@ -326,7 +326,7 @@ def test_a_folder_without_checkpoints_has_none(tmp_path: Path, subtests: pytest.
     assert load_last(tmp_path) is None
 
 
-def test_every_moment_of_a_save_leaves_the_last_two_or_the_new_one_whole(tmp_path: Path) -> None:
+def test_an_interrupted_save_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
     """The file system is looked at before each of its changes, as a killed process would leave
     it."""
     looks: list[list[int]] = []

@@ -89,7 +89,7 @@ def assert_same_bits(folder: Path, other: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_same_bits(
+def test_a_damaged_last_checkpoint_costs_no_bits(
     tmp_path: Path, method: str, whole: Path, damage: Damage, said: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"
@@ -111,7 +111,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_run_killed_before_a_checkpoint_whose_one_before_is_damaged_ends_with_the_same_bits(
+def test_a_kill_after_a_damaged_checkpoint_costs_no_bits(
     tmp_path: Path, method: str, every: int
 ) -> None:
     """All clients have trained in two rounds that are run again: the personal models of before are
@@ -130,7 +130,7 @@ def test_a_run_killed_before_a_checkpoint_whose_one_before_is_damaged_ends_with_
     assert_same_bits(run(folder, num_rounds=ROUNDS, **everyone), whole)
 
 
-def test_a_run_is_refused_once_both_checkpoints_are_damaged_and_is_left_as_it_is(
+def test_a_run_with_two_damaged_checkpoints_is_refused_unchanged(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "run"

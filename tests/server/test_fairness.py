@@ -172,7 +172,7 @@ def test_a_value_that_vanishes_beside_the_others_adds_nothing() -> None:
 # Errors -------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_measured_is_an_error_that_names_the_clients(
+def test_values_that_cannot_be_measured_are_errors(
     subtests: pytest.Subtests,
 ) -> None:
     with pytest.raises(ValueError, match="no client"):

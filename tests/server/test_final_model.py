@@ -135,7 +135,7 @@ def test_the_state_folder_predicts_as_the_run_does(ended: Path, subtests: pytest
             assert (found.outputs(inputs) == of_run.outputs(inputs)).all() == (model == "last")
 
 
-def test_of_a_run_without_a_global_model_the_personal_one_predicts(tmp_path: Path) -> None:
+def test_the_personal_model_predicts_without_a_global_model(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run", method="local", **{"num-rounds": 1})
     submit(settings, Devices(settings, tmp_path))
     with pytest.raises(FairbloomError, match="model personal"):
@@ -143,7 +143,7 @@ def test_of_a_run_without_a_global_model_the_personal_one_predicts(tmp_path: Pat
     assert load_predictor(tmp_path / "0", model="personal").model == "personal"
 
 
-def test_a_device_keeps_the_whole_model_where_parameters_are_frozen(tmp_path: Path) -> None:
+def test_a_device_keeps_frozen_parameters_with_its_model(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run", model="tests.nets:Plain")
     elsewhere = Elsewhere({**settings.run_config(), DEPLOYED: True})
 
@@ -158,7 +158,7 @@ def test_a_device_keeps_the_whole_model_where_parameters_are_frozen(tmp_path: Pa
     }
 
 
-def test_clients_without_a_state_folder_of_their_own_keep_nothing(tmp_path: Path) -> None:
+def test_clients_without_a_state_folder_keep_nothing(tmp_path: Path) -> None:
     settings = settings_of(
         tmp_path / "run", **{"num-rounds": 1, "state-dir": str(tmp_path / "states")}
     )
@@ -192,7 +192,7 @@ class Leaving(Devices):
         return super().get_node_ids()
 
 
-def test_a_device_that_missed_the_last_evaluation_is_sent_the_final_model(tmp_path: Path) -> None:
+def test_a_device_that_missed_the_last_evaluation_gets_the_model(tmp_path: Path) -> None:
     """Its reply is recorded nowhere, and who has evaluated that model is not asked again."""
     settings = settings_of(tmp_path / "run", **{"num-rounds": 1, "min-clients": 2})
     grid = Leaving(settings, tmp_path, comes_back=True)
@@ -205,7 +205,7 @@ def test_a_device_that_missed_the_last_evaluation_is_sent_the_final_model(tmp_pa
     assert [row["clients_scored"] for row in ROUNDS.read(tmp_path / "run")] == ["2"]
 
 
-def test_who_was_offline_is_sent_it_when_the_finished_run_is_submitted_again(
+def test_resubmitting_a_finished_run_sends_the_model_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_of(

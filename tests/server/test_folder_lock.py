@@ -67,7 +67,7 @@ def test_two_runs_at_once_in_one_process_do_not_write_together(folder: Path) -> 
     )
 
 
-def test_a_finished_run_is_shown_though_its_folder_cannot_be_locked(folder: Path) -> None:
+def test_a_finished_run_in_an_unlockable_folder_is_shown(folder: Path) -> None:
     run(folder, num_rounds=2)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with locked_folder(folder):

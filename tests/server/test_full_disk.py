@@ -104,7 +104,7 @@ def test_a_full_disk_is_said_at_every_kind_of_file_and_each_time(
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_whole_rows_a_readable_checkpoint_and_then_the_same_bits(
+def test_a_full_disk_costs_no_bits_of_the_continued_run(
     limited: list[Path], whole: Outcome
 ) -> None:
     wrong = []

@@ -14,7 +14,7 @@ from tests.simulation.helpers import checkpoints_every
 SMALL: dict[str, Any] = {"clients": 4, "num-rounds": 3, "device": "cpu"}
 
 
-def test_a_run_logs_the_accuracy_of_each_round_and_who_is_served_worst(
+def test_a_run_logs_the_accuracy_and_the_worst_served_clients(
     tmp_path: Path, said: pytest.LogCaptureFixture
 ) -> None:
     rounds: list[RecordedRound] = []
@@ -34,7 +34,7 @@ def test_a_run_logs_the_accuracy_of_each_round_and_who_is_served_worst(
     assert re.fullmatch(rf"worst served: {others}; best: {client} {best:.1f} %", lines[3])
 
 
-def test_rounds_that_share_a_checkpoint_share_the_log_line_of_the_last_one(
+def test_rounds_that_share_a_checkpoint_share_a_log_line(
     tmp_path: Path, said: pytest.LogCaptureFixture
 ) -> None:
     with checkpoints_every(3):

@@ -124,7 +124,7 @@ def test_it_returns_what_has_come_once_no_more_is_awaited(
             assert first <= slow.now <= last, nodes
 
 
-def test_enough_replies_end_a_rounds_training_and_errors_do_not_count(
+def test_enough_replies_without_errors_end_a_rounds_training(
     slow: Slow, subtests: pytest.Subtests
 ) -> None:
     assert replies(slow, 1, 2, 50, timeout=60.0, what="train", min_replies=2) == ["1", "2"]
@@ -233,7 +233,7 @@ def test_what_time_does_not_cure_ends_the_run_at_once(
             assert falls.now == 2.0
 
 
-def test_a_superlink_that_is_away_is_one_line_and_one_more_when_it_is_back(
+def test_a_lost_superlink_and_its_return_are_one_log_line_each(
     monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
     replies(Falls(monkeypatch, *[HANDSHAKE] * 30, answer(500), answer(500)), 1, timeout=60.0)
@@ -373,7 +373,7 @@ def test_while_too_few_are_online_a_round_waits(
             assert ends <= slow.now < ends + 4.0, nodes
 
 
-def test_messages_that_died_meanwhile_are_sent_again_and_live_for_what_is_left(
+def test_expired_messages_are_sent_again_for_the_time_left(
     slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow.offline = dict.fromkeys((20, 21), (0.5, 300.0))

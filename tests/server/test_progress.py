@@ -34,7 +34,7 @@ def test_a_finished_run_tells_its_rounds(run: Path) -> None:
     assert (found["refused"], found["missing"]) == ([], "")
 
 
-def test_a_run_that_ends_while_it_is_looked_at_is_not_said_to_be_interrupted(
+def test_a_run_that_ends_during_the_look_is_not_interrupted(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(run, tmp_path / "run")
@@ -48,9 +48,7 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_said_to_be_interrupted(
     assert describe_progress(folder)["state"] == "finished"
 
 
-def test_an_unfinished_run_tells_who_was_refused_the_latest_first(
-    run: Path, tmp_path: Path
-) -> None:
+def test_an_unfinished_run_lists_the_latest_refusals_first(run: Path, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes((run / "config.toml").read_bytes())
     rows = [
         "1,2,1,old: too large,,2.0\n",
@@ -105,7 +103,7 @@ def test_a_run_goes_on_where_its_word_cannot_be_left(
     )
 
 
-def test_a_run_leaves_word_of_its_folder_where_the_server_asks_for_it(
+def test_a_run_announces_its_folder_to_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announce(tmp_path / "unasked")

@@ -174,7 +174,7 @@ def test_a_run_config_is_flat_and_of_the_types_that_flower_takes(subtests: pytes
             assert {key.partition(".")[0] for key in config if "." in key} <= {method, "digits"}
 
 
-def test_the_default_config_is_taken_and_has_the_parameters_of_all_methods_and_tasks() -> None:
+def test_the_default_config_has_all_parameters_and_is_accepted() -> None:
     defaults = default_config()
     assert Settings.of(defaults).run_config() == Settings.of({}).run_config()
     assert parameters().keys() <= defaults.keys()
@@ -205,7 +205,7 @@ def test_the_run_config_of_the_flower_app_is_the_default_config() -> None:
     }
 
 
-def test_the_block_of_the_run_config_is_as_make_settings_writes_it() -> None:
+def test_pyprojects_run_config_is_what_make_settings_writes() -> None:
     project = PROJECT.read_text()
     assert replace_block(project) == project
     assert replace_block(project.replace(block(), 'task = "another" # line\n')) == project
@@ -268,9 +268,7 @@ GIVEN: dict[str, Value] = {"method": "mine", "mine.strength": 2, "mine.loud": Fa
 
 
 @pytest.mark.usefixtures("newcomers")
-def test_a_parameter_comes_with_type_and_default_of_the_signature_and_words_of_the_docstring() -> (
-    None
-):
+def test_a_parameter_is_read_from_signature_and_docstring() -> None:
     found = parameters()["mine.rounds"]
     assert (found.kind, found.default, found.owner, found.argument) == (int, 3, "mine", "rounds")
     assert (found.range, found.description) == ("int at least 1", "How long it is remembered.")
@@ -279,7 +277,7 @@ def test_a_parameter_comes_with_type_and_default_of_the_signature_and_words_of_t
 
 
 @pytest.mark.usefixtures("newcomers")
-def test_a_parameter_without_a_default_is_asked_for_and_empty_in_the_default_config(
+def test_a_parameter_without_a_default_is_required(
     subtests: pytest.Subtests,
 ) -> None:
     assert (default_config()["mine.strength"], default_config()["mine.loud"]) == ("", "")
@@ -303,7 +301,7 @@ def test_parameters_reach_the_method_in_their_type() -> None:
     assert Settings.of({"method": "plain", "plain.times": 5}).strategy().times == 5  # type: ignore[attr-defined]
 
 
-def test_a_parameter_that_no_run_config_can_carry_is_its_authors_mistake(
+def test_a_parameter_that_a_run_config_cannot_carry_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Odd(FedAvg):
@@ -394,7 +392,7 @@ def test_a_value_is_read_as_toml_and_else_as_a_string(subtests: pytest.Subtests)
             assert type(parsed(text)) is type(value)
 
 
-def test_another_methods_parameter_is_refused_where_somebody_typed_it() -> None:
+def test_another_methods_parameter_is_refused_if_given() -> None:
     check_used(typed("fedfv.alpha", "num-rounds"), ["fedfv"], "digits")
     check_used(
         typed("fedfv.alpha", "qfedavg.q", "digits.rotated-clients"),
@@ -408,7 +406,7 @@ def test_another_methods_parameter_is_refused_where_somebody_typed_it() -> None:
         check_used(typed("num-rounds", "fedfv.alpha"), ["fedavg"], "digits")
 
 
-def test_another_tasks_setting_is_refused_where_somebody_typed_it(
+def test_another_tasks_setting_is_refused_if_given(
     monkeypatch: pytest.MonkeyPatch,
     subtests: pytest.Subtests,
 ) -> None:
@@ -442,7 +440,7 @@ def test_waiting_for_clients_has_no_effect_in_one_process(subtests: pytest.Subte
 # What may differ ----------------------------------------------------------------------------------
 
 
-def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
+def test_marks_decide_which_settings_a_continued_run_may_change() -> None:
     free = {"out", "enrolled-sizes", "unused-rounds", "memory"}
     free |= {"min-clients", "wait-for-clients"}
     assert may_differ(finished=True) == free
@@ -453,7 +451,7 @@ def test_what_may_differ_when_a_run_continues_is_said_on_the_settings() -> None:
     assert set(marked(Mark.ROUNDING)) == {"engine", "device"}
 
 
-def test_a_setting_for_some_partitions_names_partitions_that_there_are(
+def test_a_setting_for_some_partitions_names_known_ones(
     subtests: pytest.Subtests,
 ) -> None:
     known = {name for info in TASKS.values() for name in info.partitions}
@@ -479,7 +477,7 @@ def test_a_setting_for_some_partitions_names_partitions_that_there_are(
                         check_used(given, ["fedavg"], task)
 
 
-def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None:
+def test_an_assignment_without_a_value_is_refused() -> None:
     with pytest.raises(SettingsError, match="'clients': write it as KEY=VALUE"):
         parse_assignments(["clients"])
 
@@ -487,7 +485,7 @@ def test_an_assignment_without_a_value_is_refused_with_how_to_write_it() -> None
 # The rounds' own ----------------------------------------------------------------------------------
 
 
-def test_pooled_data_are_trained_on_by_one_client_a_round_of_however_many() -> None:
+def test_one_client_a_round_trains_on_pooled_data() -> None:
     method = Settings.of({"pooled": True, "fraction": 0.5}).strategy()
     assert {
         share(method.fraction_train, clients, method.min_train_nodes)
@@ -495,7 +493,7 @@ def test_pooled_data_are_trained_on_by_one_client_a_round_of_however_many() -> N
     } == {1}
 
 
-def test_what_has_no_effect_with_pooled_data_is_refused_where_somebody_typed_it(
+def test_settings_without_effect_on_pooled_data_are_refused(
     subtests: pytest.Subtests,
 ) -> None:
     check_used({"pooled": True}, ["fedavg"], "digits")

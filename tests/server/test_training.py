@@ -25,7 +25,7 @@ OTHER_STEPS: dict[str, Any] = {
 }
 
 
-def test_methods_that_read_gradients_off_distances_refuse_other_steps_by_name(
+def test_methods_that_need_plain_sgd_refuse_other_steps(
     subtests: pytest.Subtests,
 ) -> None:
     """The remedies are to leave it out, or to take another method."""
@@ -74,7 +74,7 @@ def test_an_optimizer_in_capitals_is_the_same_run() -> None:
 # Over a whole run ---------------------------------------------------------------------------------
 
 
-def test_a_run_whose_schedule_goes_by_its_rounds_cannot_be_extended(tmp_path: Path) -> None:
+def test_a_run_with_a_schedule_over_rounds_cannot_be_extended(tmp_path: Path) -> None:
     chosen: dict[str, Any] = {"schedule": "cosine", "num_rounds": 2}
     run(tmp_path / "run", **chosen)
     with pytest.raises(

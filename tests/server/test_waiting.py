@@ -129,7 +129,7 @@ def enroll(folder: Path, monkeypatch: pytest.MonkeyPatch, roll: dict[str, bool])
     monkeypatch.setenv(waiting.CLIENTS_FOLDER, str(folder))
 
 
-def test_in_a_federation_the_awaited_are_named_before_the_first_round(
+def test_a_federations_awaited_clients_are_named_at_the_start(
     clock: Clock, said: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enroll(tmp_path, monkeypatch, dict.fromkeys(NAMES, False) | {"gone": True})
@@ -139,7 +139,7 @@ def test_in_a_federation_the_awaited_are_named_before_the_first_round(
     assert going_on.endswith("3 of 4 clients are online; awaited: site-3")
 
 
-def test_it_does_not_wait_for_revoked_ones_who_do_not_count_either(
+def test_revoked_clients_are_neither_awaited_nor_counted(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enroll(tmp_path, monkeypatch, dict.fromkeys(NAMES, True) | {NAMES[0]: False})
@@ -190,7 +190,7 @@ def test_in_a_simulation_a_users_strategy_does_not_wait_for_more(clock: Clock) -
     assert clock.now < 5.0
 
 
-def test_in_a_simulation_a_refusal_is_logged_at_once_in_words_of_an_app(
+def test_a_simulation_logs_a_refusal_at_once(
     tmp_path: Path,
     said: pytest.LogCaptureFixture,
     subtests: pytest.Subtests,

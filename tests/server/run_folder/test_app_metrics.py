@@ -98,7 +98,7 @@ def values(folder: Path, **where: object) -> list[float]:
     return [float(value) for value in rows(folder, **where)["value"]]
 
 
-def test_what_each_client_reports_is_there_of_training_and_of_evaluation(
+def test_client_metrics_of_training_and_evaluation_are_recorded(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     start(tmp_path / "run")
@@ -131,7 +131,7 @@ def test_the_scores_and_the_loss_are_in_the_table_of_clients(tmp_path: Path) -> 
     assert {name: last[name] for name in table.index} == table.to_dict()
 
 
-def test_means_are_those_of_the_result_and_own_aggregations_take_their_place(
+def test_means_equal_the_result_also_with_own_aggregation(
     tmp_path: Path,
     subtests: pytest.Subtests,
 ) -> None:
@@ -161,7 +161,7 @@ def test_means_are_those_of_the_result_and_own_aggregations_take_their_place(
     assert not values(tmp_path / "own", phase="evaluate", client="", metric="eval_loss")
 
 
-def test_what_the_server_evaluates_is_there_from_the_initial_model_on(tmp_path: Path) -> None:
+def test_server_metrics_begin_with_the_initial_model(tmp_path: Path) -> None:
     start(tmp_path / "run")
     assert values(tmp_path / "run", phase="server", metric="central_acc") == pytest.approx(
         [0.0, 0.1, 0.2, 0.3, 0.4]
@@ -169,7 +169,7 @@ def test_what_the_server_evaluates_is_there_from_the_initial_model_on(tmp_path: 
     assert values(tmp_path / "run", phase="server", metric="by_class") == []
 
 
-def test_a_run_that_goes_on_has_the_table_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+def test_a_continued_run_has_the_table_of_an_uninterrupted_one(tmp_path: Path) -> None:
     """With a metric that comes in round 3, and one that a single client has."""
 
     app = clients(of_last={"extra": 1.5})
@@ -183,7 +183,7 @@ def test_a_run_that_goes_on_has_the_table_of_one_that_was_not_stopped(tmp_path: 
     assert set(rows(tmp_path / "run", metric="extra")["client"]) == {"site-3"}
 
 
-def test_a_run_killed_before_its_first_checkpoint_has_the_initial_model_once(
+def test_initial_metrics_are_written_once_despite_an_early_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of the first round are written before its checkpoint."""
@@ -210,7 +210,7 @@ def test_a_list_is_in_no_mean_and_no_table_and_ends_nothing(tmp_path: Path) -> N
     assert fairbloom.load(tmp_path / "run").finished
 
 
-def test_names_with_commas_quotes_and_our_own_columns_are_kept_as_they_are(
+def test_metric_names_may_have_commas_quotes_and_column_names(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     names = {
@@ -226,7 +226,7 @@ def test_names_with_commas_quotes_and_our_own_columns_are_kept_as_they_are(
             assert values(tmp_path / "run", round=1, client="site-0", metric=name) == [value]
 
 
-def test_absurd_metrics_of_one_client_are_left_out_with_a_warning_and_the_rest_is_kept(
+def test_absurd_metrics_of_a_client_are_left_out_with_a_warning(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     subtests: pytest.Subtests,
@@ -244,7 +244,7 @@ def test_absurd_metrics_of_one_client_are_left_out_with_a_warning_and_the_rest_i
             assert max(map(len, caplog.messages)) < 1000
 
 
-def test_a_score_or_loss_that_nobody_replies_ends_the_run_and_one_that_a_client_lacks_later_does_not(
+def test_a_score_that_no_client_ever_replies_ends_the_run(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(FairbloomError, match=r"not 'aucc'.* name one of those"):

@@ -100,7 +100,7 @@ def test_what_is_written_is_read(tmp_path: Path, file: File[Any]) -> None:
         assert read == VALUES[file]
 
 
-def test_a_file_of_something_else_is_refused_with_its_name_and_remedy(
+def test_a_file_with_wrong_content_is_refused_with_a_remedy(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     for file, content in product(ONE_VALUE, (b"\xff\xfe\x00", b"{", b"7", b"[1, 2]", None)):
@@ -146,7 +146,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, file: File[Any])
     assert "(--out)" in str(refusal.value)
 
 
-def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_is_there(
+def test_a_run_writes_exactly_its_declared_files(
     finished: Path,
 ) -> None:
     declared = {entry.name for entry in ENTRIES}
@@ -157,7 +157,7 @@ def test_all_that_a_run_leaves_is_declared_and_what_is_declared_for_such_a_run_i
     assert declared - there == of_others | {".lock"}
 
 
-def test_a_file_that_is_added_is_written_by_each_run_from_its_declaration_alone(
+def test_declaring_a_file_is_enough_for_runs_to_write_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The declaration here is the only code about this file."""
@@ -199,9 +199,7 @@ def test_who_came_first_is_whom_a_run_began_with(tmp_path: Path) -> None:
     )
 
 
-def test_the_model_is_that_of_the_last_checkpoint_until_there_is_a_final_one(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_until_the_final_model_the_last_checkpoints_is_read(finished: Path, tmp_path: Path) -> None:
     assert read_model(tmp_path) is None
     final = MODEL.read(finished)
     again = {name: array.tobytes() for name, array in (read_model(finished) or {}).items()}

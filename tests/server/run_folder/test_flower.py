@@ -68,7 +68,7 @@ def start(
     )
 
 
-def test_each_client_and_round_is_recorded_in_the_score_that_is_named(tmp_path: Path) -> None:
+def test_each_client_and_round_is_recorded_in_the_named_score(tmp_path: Path) -> None:
     result = start(tmp_path / "run", FedFV(alpha=0.0, fraction_train=0.5))
     rows = table(tmp_path / "run" / "clients.csv")
     assert [(row["round"], row["client"]) for row in rows] == [
@@ -119,7 +119,7 @@ def test_a_score_that_is_no_number_leaves_the_client_uncounted(tmp_path: Path) -
     assert (row["clients"], row["clients_scored"]) == ("4", "3")
 
 
-def test_a_loss_as_the_score_has_its_worst_client_where_it_is_highest(tmp_path: Path) -> None:
+def test_the_worst_client_of_a_loss_has_the_highest_one(tmp_path: Path) -> None:
     start(tmp_path / "run", FedAvg(), score=Score("eval_loss", higher_is_better=False))
     rows = [row for row in table(tmp_path / "run" / "clients.csv") if row["round"] == str(ROUNDS)]
     losses = [float(row["test_eval_loss_of_global_model"]) for row in rows]
@@ -160,7 +160,7 @@ def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(tmp_path: Path) 
         start(tmp_path / "run", FedFV(fraction_train=0.5), rounds=5)
 
 
-def test_fewer_rounds_end_a_run_there_and_not_before_its_last_one(tmp_path: Path) -> None:
+def test_fewer_rounds_end_a_run_but_not_before_its_last_one(tmp_path: Path) -> None:
     start(tmp_path / "short", FedFV(), 3)
     with pytest.raises(StoppedError):
         start(tmp_path / "run", FedFV(), 6, on_round=stop_after(2))
@@ -177,7 +177,7 @@ def test_fewer_rounds_end_a_run_there_and_not_before_its_last_one(tmp_path: Path
         start(tmp_path / "run", FedFV(), 2)
 
 
-def test_a_run_whose_steps_decay_over_its_rounds_cannot_be_extended(tmp_path: Path) -> None:
+def test_a_run_with_steps_that_decay_cannot_be_extended(tmp_path: Path) -> None:
     start(tmp_path / "run", FedAvgN(decay=0.5), rounds=4)
     with pytest.raises(
         FairbloomError, match="decay over 4 rounds, so it cannot be extended to 8: choose another"
@@ -208,7 +208,7 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(
                 start(tmp_path / "run", strategy, rounds=2, **given)
 
 
-def test_a_score_that_no_client_replies_ends_the_run_with_the_names_that_they_do(
+def test_the_error_for_a_missing_score_names_the_replied_metrics(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(
@@ -218,7 +218,7 @@ def test_a_score_that_no_client_replies_ends_the_run_with_the_names_that_they_do
         start(tmp_path / "run", FedAvg(), score="accuracy")
 
 
-def test_what_is_shown_of_its_settings_are_those_that_somebody_chose(tmp_path: Path) -> None:
+def test_only_chosen_settings_are_shown(tmp_path: Path) -> None:
     start(tmp_path / "run", FedFV(alpha=0.3, fraction_train=0.5), rounds=2)
     assert fairbloom.load(tmp_path / "run").differing() == {
         "method": "FedFV",

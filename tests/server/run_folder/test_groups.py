@@ -73,7 +73,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(data, tmp_path_factory.mktemp("runs") / "finished", engine="loop")
 
 
-def test_a_run_has_a_row_for_each_round_client_and_group_that_is_large_enough(
+def test_groups_csv_has_a_row_per_round_client_and_large_group(
     finished: Path,
     data: Path,
     subtests: pytest.Subtests,
@@ -120,7 +120,7 @@ def test_clients_that_send_messages_report_the_same_groups(
     assert (out / "groups.json").read_bytes() == (finished / "groups.json").read_bytes()
 
 
-def test_grouping_changes_no_number_and_without_it_there_is_no_file(
+def test_grouping_changes_no_other_number_and_adds_one_file(
     finished: Path,
     data: Path,
     tmp_path: Path,
@@ -170,7 +170,7 @@ def validated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 VALIDATED: dict[str, Any] = {"validation-share": 0.3}
 
 
-def test_the_accuracy_of_the_groups_is_that_of_the_client_on_the_same_examples(
+def test_accuracies_of_groups_add_up_to_the_clients_accuracy(
     validated: Path,
     subtests: pytest.Subtests,
 ) -> None:
@@ -209,7 +209,7 @@ def test_reports_on_validation_examples_are_read_back(validated: Path) -> None:
     assert tested.rows() != report.rows()
 
 
-def test_groups_of_validation_examples_are_the_same_from_stacked_clients(
+def test_stacked_clients_report_equal_groups_of_validation(
     validated: Path, data: Path, tmp_path: Path
 ) -> None:
     other = table(
@@ -248,9 +248,7 @@ def test_what_an_honest_client_reports_is_a_row() -> None:
     ]
 
 
-def test_what_cannot_be_true_of_validation_examples_is_left_out_without_what_is_said_of_test_examples() -> (
-    None
-):
+def test_an_impossible_validation_report_leaves_the_test_report() -> None:
     def rows_with(accuracy: float) -> list[tuple[object, ...]]:
         report = {
             "num-examples": 50,
@@ -298,7 +296,7 @@ def test_groups_that_nobody_agreed_on_are_in_no_row() -> None:
 # What else is not believed, and what a log line says ----------------------------------------------
 
 
-def test_a_share_beyond_one_is_no_score_and_the_run_can_still_be_read() -> None:
+def test_a_share_above_one_is_left_out_of_a_readable_run() -> None:
     """A client that reports one would otherwise make the table unreadable."""
     finished = finished_with()
     report = {**finished.evaluations["a"], "sensitivity": 7.0, "brier": 7.0}
@@ -310,7 +308,7 @@ def test_a_share_beyond_one_is_no_score_and_the_run_can_still_be_read() -> None:
     assert cells["test_brier_of_global_model"] == 7.0
 
 
-def test_the_log_line_of_a_round_says_over_how_many_clients_a_mean_is() -> None:
+def test_a_rounds_log_line_states_how_many_clients_a_mean_covers() -> None:
     finished = finished_with()
     both = replace(
         finished, evaluations={**finished.evaluations, "b": {"num-examples": 3}}, clients=2

@@ -121,7 +121,7 @@ def test_a_setting_that_is_newer_than_the_folder_had_its_default(tmp_path: Path)
         records(tmp_path, settings(**{"weight-decay": 0.5}))
 
 
-def test_a_place_that_cannot_hold_a_run_is_refused_and_left_alone(
+def test_an_unusable_folder_is_refused_and_unchanged(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     for content in ("thesis.tex", ".hidden", "rounds.csv"):
@@ -193,7 +193,7 @@ def test_a_run_continues_from_the_last_recorded_round(tmp_path: Path) -> None:
     assert rounds_in(tmp_path / "rounds.csv") == [1, 2, 3]
 
 
-def test_reasons_of_any_form_are_in_the_rounds_row_and_survive_a_restart(tmp_path: Path) -> None:
+def test_any_reason_of_a_refusal_is_recorded_and_read_back(tmp_path: Path) -> None:
     odd = {
         "b": 'error 2: a "quoted", broken\nreason',
         "c": "ValueError: line one\n2,line two\r\nline three",
@@ -243,9 +243,7 @@ def test_a_run_whose_score_falls_warns_once_at_its_end(
 
 
 @pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
-def test_rows_torn_anywhere_after_the_last_checkpoint_are_dropped(
-    tmp_path: Path, name: str
-) -> None:
+def test_torn_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path, name: str) -> None:
     """As a power failure leaves them: the rows of round 12 in part, the checkpoint of round 11."""
     refused = {"b": 'ValueError: "capteur" cassé\n3,2,1\r\n'}
     folder = begun(tmp_path, ROUNDS - 1, refused=refused)
@@ -282,7 +280,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def test_a_damaged_final_model_is_refused_and_written_again_once_deleted(
+def test_a_damaged_final_model_is_written_again_once_deleted(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     folder = run(tmp_path / "run", num_rounds=2)
@@ -312,7 +310,7 @@ def test_a_table_that_is_not_the_runs_is_refused_and_left_alone(
             assert (path.read_bytes() if path.exists() else None) == content
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(
+def test_a_run_without_its_checkpoints_is_refused(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     begun(tmp_path / "own", 2)
@@ -373,7 +371,7 @@ def test_the_last_round_has_a_checkpoint_when_a_run_is_over(tmp_path: Path) -> N
     assert is_finished(tmp_path)
 
 
-def test_the_best_of_rounds_that_share_a_checkpoint_is_the_best_model(tmp_path: Path) -> None:
+def test_the_best_model_may_precede_a_shared_checkpoint(tmp_path: Path) -> None:
     folder = shared(tmp_path)
     for number, accuracy in enumerate((0.5, 0.9, 0.7), 1):
         record(folder, number, 0.2, evaluations={"a": {"num-examples": 2, "accuracy": accuracy}})
@@ -423,7 +421,7 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(
 # Early stopping -----------------------------------------------------------------------------------
 
 
-def test_it_is_enough_that_one_client_has_a_validation_score_in_one_of_the_first_rounds() -> None:
+def test_one_validation_score_in_the_first_rounds_is_enough() -> None:
     stopping = EarlyStopping(3, Validation.of(ACCURACY))
     validated = {"a": {"accuracy": 0.5, "accuracy-validation": 0.5}}
     stopping.observe(a_round(1))
@@ -433,7 +431,7 @@ def test_it_is_enough_that_one_client_has_a_validation_score_in_one_of_the_first
     assert (stopping.best, stopping.best_round, stopping.reason) == (50.0, 2, "")
 
 
-def test_rounds_that_nobody_evaluated_say_nothing_of_validation_examples() -> None:
+def test_unevaluated_rounds_need_no_validation_score() -> None:
     stopping = EarlyStopping(2, Validation.of(ACCURACY))
     for number in range(1, 6):
         stopping.observe(a_round(number, evaluations={}))

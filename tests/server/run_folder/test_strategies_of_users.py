@@ -86,9 +86,7 @@ def wrap(name: str, strategy: Strategy, noise: float, norm: float) -> Strategy:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_a_wrapper_is_part_of_the_run_that_it_goes_on_with_to_the_bit(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_wrapped_strategy_continues_to_the_same_bits(tmp_path: Path, name: str) -> None:
     """With the norm that it had adapted."""
     client = WRAPPERS[name][1]
     start(tmp_path / "noisy", wrap(name, FedAvg(), 0.2, 0.1), rounds=1, client=client)
@@ -124,7 +122,7 @@ def test_a_wrapper_that_neither_clips_nor_adds_noise_is_exact(tmp_path: Path, na
         np.testing.assert_allclose(found, due, rtol=1e-5)
 
 
-def test_a_strategy_is_found_two_wrappers_deep_and_both_are_recorded(tmp_path: Path) -> None:
+def test_two_nested_wrappers_are_recorded(tmp_path: Path) -> None:
     start(
         tmp_path / "run",
         wrap("server fixed", wrap("client fixed", FedAvg(), 0.0, 10.0), 0.0, 20.0),
@@ -134,7 +132,7 @@ def test_a_strategy_is_found_two_wrappers_deep_and_both_are_recorded(tmp_path: P
     assert recorded.index("ServerSide") < recorded.index("ClientSide")
 
 
-def test_a_wrapper_around_flowers_own_strategy_is_refused_with_what_to_take(
+def test_a_wrapper_around_flowers_own_strategy_is_refused(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     """And so is Flower's own strategy alone."""
@@ -168,7 +166,7 @@ def failing(rounds: Iterable[int]) -> ClientApp:
     return changed
 
 
-def test_a_round_that_a_wrapper_skips_is_recorded_as_skipped_with_the_reasons(
+def test_a_round_skipped_by_a_wrapper_is_recorded_with_reasons(
     tmp_path: Path,
 ) -> None:
     """Flower's wrappers pass no replies on where one is an error."""
@@ -263,7 +261,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return configs
 
 
-def test_a_schedule_in_the_config_and_an_overridden_start_survive_a_stop_to_the_bit(
+def test_a_schedule_and_an_overridden_start_survive_a_stop(
     tmp_path: Path,
     sent: list[dict[str, Any]],
     subtests: pytest.Subtests,
@@ -300,7 +298,7 @@ class Warming(FedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
 
-def test_what_hooks_leave_alone_in_a_config_is_taken_as_it_is_given_when_a_run_goes_on(
+def test_a_continued_run_keeps_config_changes_by_hooks_only(
     tmp_path: Path, sent: list[dict[str, Any]]
 ) -> None:
     train_config = {"warm": True, "lr": 0.5}
@@ -354,7 +352,7 @@ def evaluate_and_stop(number: int, arrays: ArrayRecord) -> MetricRecord:
     return central(number, arrays)
 
 
-def test_a_run_that_is_stopped_by_on_round_is_finished_with_its_model_and_stays_so(
+def test_a_run_stopped_by_on_round_stays_finished(
     tmp_path: Path,
 ) -> None:
     strategy = WithLogin
@@ -378,7 +376,7 @@ def test_a_run_that_is_stopped_by_on_round_is_finished_with_its_model_and_stays_
     assert not fairbloom.load(tmp_path / "run").stopped
 
 
-def test_evaluate_fn_stops_a_run_after_the_round_that_it_evaluates(tmp_path: Path) -> None:
+def test_evaluate_fn_stops_a_run_after_the_evaluated_round(tmp_path: Path) -> None:
     start(
         tmp_path / "run",
         WithLogin(),
@@ -391,7 +389,7 @@ def test_evaluate_fn_stops_a_run_after_the_round_that_it_evaluates(tmp_path: Pat
     assert list(server["value"])[-1] == 1.5
 
 
-def test_a_run_stopped_between_evaluations_is_shown_by_its_last_one(tmp_path: Path) -> None:
+def test_a_run_stopped_between_evaluations_shows_its_last_one(tmp_path: Path) -> None:
     start(
         tmp_path / "run", FedAvg(evaluate_every=2), evaluate_fn=central, on_round=stop_in_round(3)
     )

@@ -48,7 +48,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     ]
 
 
-def test_a_damaged_or_missing_table_is_refused_with_its_fault_and_a_remedy(
+def test_a_damaged_or_missing_table_is_refused_with_a_remedy(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     path = tmp_path / "clients.csv"
@@ -94,9 +94,7 @@ def test_names_without_spaces_have_no_quotation_marks() -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_cell_of_any_length_is_read_and_the_limit_by_which_clients_read_files_stays(
-    tmp_path: Path, finished: bool
-) -> None:
+def test_long_cells_are_read_and_csvs_limit_is_restored(tmp_path: Path, finished: bool) -> None:
     limit = csv.field_size_limit()
     reasons = "site-a: " + "it was refused " * limit
     (tmp_path / "rounds.csv").write_text(
