@@ -283,6 +283,16 @@ def test_an_app_that_ignores_its_run_config_is_told(app: Path, case: str) -> Non
         run(app)
 
 
+def test_an_app_that_seeds_nothing_begins_with_the_seeds_model(app: Path) -> None:
+    change(app, "tiny/server.py", "np.zeros(3, np.float32)", "np.random.rand(3).astype('f4')")
+    change(app, "tiny/client.py", "0.01 * len(calls)", "0.0")
+    models = []
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        run(app, method="fedavg", seed=seed, out=str(app / name))
+        models.append(load_file(app / name / "model.safetensors")["w"].tolist())
+    assert models[0] == models[1] != models[2]
+
+
 def test_a_wrong_strategy_is_refused_before_a_client_works(app: Path) -> None:
     change(app, "tiny/server.py", "from_config(config),", "from_config(config, seed=1),")
     with pytest.raises(FairbloomError):
@@ -370,13 +380,13 @@ def test_a_method_that_fails_becomes_a_row(app: Path) -> None:
 
 @pytest.mark.slow
 def test_methods_are_compared_in_flowers_quickstart(tmp_path: Path) -> None:
-    """Its model is drawn without a seed: each method begins with the same model all the same."""
+    """Its model is drawn without a seed, and is the same under each method all the same."""
     changed.change(tmp_path / "app")
     changed.let_the_config_choose(tmp_path / "app")
     compared = compare(
         app=tmp_path / "app",
         methods="fedavg,fedmgdaplus",
-        seeds=1,
+        seeds=2,
         rounds=2,
         clients=4,
         settings={"learning-rate": 0.01, "fraction-evaluate": 1.0},
@@ -387,10 +397,11 @@ def test_methods_are_compared_in_flowers_quickstart(tmp_path: Path) -> None:
     assert set(compared.values["FedAvg"][0]) == {f"client-{i}" for i in range(4)}
     means = {name: compared.measures(name)[0]["mean"] for name in compared.methods}
     assert len(set(means.values())) == 2
-    losses = []
-    for name in ("fedavg", "fedmgdaplus"):
-        rows = load(tmp_path / f"all/runs/{name}-seed0").metrics
+    losses = {}
+    for run in sorted(Path(tmp_path / "all/runs").iterdir()):
+        rows = load(run).metrics
         rows = rows[(rows["round"] == 1) & (rows["metric"] == "train_loss")]
-        losses.append(dict(zip(rows["client"], rows["value"], strict=True)))
-    assert len(losses[0]) == 5  # each client, and their mean
-    assert losses[0] == losses[1]
+        losses[run.name] = dict(zip(rows["client"], rows["value"], strict=True))
+    assert len(losses["fedavg-seed0"]) == 5  # each client, and their mean
+    assert losses["fedavg-seed0"] == losses["fedmgdaplus-seed0"]
+    assert losses["fedavg-seed1"] == losses["fedmgdaplus-seed1"]
