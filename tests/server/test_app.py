@@ -66,8 +66,7 @@ class Coming(InProcessGrid):
 
 
 def deployed(out: Path, online: Mapping[int, int], **changes: Any) -> list[dict[str, str]]:
-    """Return rounds.csv of a run whose clients are online from some look on, as many as `online`
-    says."""
+    """Return rounds.csv of a run; `online` has the number of clients online from each look on."""
     plain: dict[str, Any] = {
         "clients": 4,
         "num-rounds": 4,

@@ -81,7 +81,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         and looking
         and str(arguments[0]).startswith(looking[0][0])
     ):
-        folder, look = looking.pop()  # what is opened by the look itself is not looked at
+        folder, look = looking.pop()  # files that the look itself opens are not looked at
         look()
         looking.append((folder, look))
 

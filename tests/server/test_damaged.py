@@ -1,5 +1,4 @@
-"""A run whose last checkpoint is damaged: it continues from the one before, and ends with the same
-bits."""
+"""A run with a damaged last checkpoint continues from the one before, and ends with equal bits."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -56,7 +55,7 @@ DAMAGES: dict[str, Damage] = {
 
 @pytest.fixture(autouse=True, params=[1, 2], ids=lambda every: f"every {every}")
 def every(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Let so many rounds share a checkpoint."""
+    """Make this many rounds share a checkpoint."""
     with checkpoints_every(request.param):
         yield request.param
 

@@ -43,8 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 def damage(folder: Path) -> str:
-    """Return what is not whole of what a full disk has left: tables, checkpoint, or a draft that is
-    left."""
+    """Return the first damage that a full disk has done: to tables or checkpoint, or by a draft."""
     try:
         for name in ("rounds.csv", "clients.csv"):
             if (folder / name).exists():
@@ -61,7 +60,7 @@ def damage(folder: Path) -> str:
 
 
 def difference(folder: Path, whole: Outcome) -> str:
-    """Return what is not the same when a run continues that was stopped by a full disk."""
+    """Continue a run that a full disk has stopped; return in which fields it differs."""
     try:
         return Outcome.of(
             simulate(small(folder, task=UNDEALT, method="fedavg", num_rounds=LONG, engine="loop"))
@@ -75,8 +74,7 @@ def difference(folder: Path, whole: Outcome) -> str:
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Folders of one run whose files could not grow beyond 0, STEP, 2·STEP … bytes; the last one is
-    undisturbed."""
+    """Folders of one run with files of at most 0, STEP, 2·STEP … bytes; the last is undisturbed."""
     folder = tmp_path_factory.mktemp("full")
     done = forked(ROOT, disturbed.main, "full", str(folder), "fedavg", "1", seconds=1200.0)
     assert done.returncode == 0, done.stderr

@@ -110,7 +110,7 @@ ENDS: list[
     # before any has answered
     ((95, 96), 600.0, {95: (10.0, 20.0), 96: (10.0, 20.0)}, ["95", "96"], (96.0, 98.0)),
 ]
-"""Nodes, deadline, who is offline from when to when; whose replies come, and when the call ends."""
+"""Nodes, deadline, the time offline by node; the clients that reply, and when the call ends."""
 
 
 def test_it_returns_what_has_come_once_no_more_is_awaited(
@@ -280,7 +280,7 @@ def with_quorum(
     *nodes: int,
     **options: Any,
 ) -> list[str]:
-    """Return whose replies came, with clients online that are none of these nodes not counting."""
+    """Return the clients that replied; online clients that are not among these nodes do not count."""
     monkeypatch.setattr("fairbloom.rounds.quorum.time", polling.time)
     monkeypatch.setattr(
         slow, "get_node_ids", lambda: [node for node in nodes if not slow.is_away(node)]
@@ -352,11 +352,11 @@ QUORUM: list[
     # few
     (2, (1, 2000, 2001), {}, {"timeout": 20.0}, ["1"], 20.0 + MINUTE),
     (2, (1, 2, 2000, 2001), {}, {"timeout": 20.0}, ["1", "2"], 20.0),
-    # a question waits for nobody else
+    # a query does not wait for other clients
     (2, (20, 21), {21: (0.0, 1e9)}, {"timeout": 30.0, "what": "query"}, ["20"], 30.0),
 ]
-"""The fewest that must be online, the nodes, who is offline, options; whose replies come, and when
-the call ends."""
+"""The quorum, the nodes, who is offline, options; the clients that reply, and when the call ends.
+"""
 
 
 def test_while_too_few_are_online_a_round_waits(

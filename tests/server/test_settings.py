@@ -1,4 +1,4 @@
-"""The settings of a run: what is taken, what is refused, and in which words."""
+"""The settings of a run: accepted ones, refused ones, and the errors."""
 
 import math
 import tomllib

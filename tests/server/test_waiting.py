@@ -64,8 +64,7 @@ ARRIVALS: list[tuple[Mapping[str, Times], dict[str, Any], float, int]] = [
     (until(3000.0, "site-3"), {}, 3000.0, 2),
     (until(NEVER, "site-3"), {"patience": 0.0}, 0.0, 2),
     (until(NEVER, "site-3"), {"patience": 100.0}, 100.0, 2),
-    # where nobody says how many there are: ten seconds without another one, of those that it begins
-    # with
+    # without a known number: ten seconds after the last client has come
     (NEW_IN_TURN, {"expected": 0}, 26.0, 2),
     (FIRST_LATE, {"expected": 0}, 510.0, 1),
     (FIRST_LATE, {"expected": 0, "min_clients": 2}, 710.0, 2),
@@ -100,7 +99,7 @@ TOO_FEW: list[tuple[Mapping[str, Times], dict[str, Any], float, str]] = [
         ),
     ),
 ]
-"""The same where too few come; when the run ends, and what it says."""
+"""The same with too few clients: when the run ends, and its error."""
 
 
 def test_a_run_waits_for_its_clients_and_no_longer(clock: Clock, subtests: pytest.Subtests) -> None:
@@ -147,7 +146,7 @@ def test_revoked_clients_are_neither_awaited_nor_counted(
     assert drop_revoked([*NAMES, "torn", "unknown"]) == [NAMES[0], "torn", "unknown"]
     with monkeypatch.context() as patch:
         patch.delenv(waiting.CLIENTS_FOLDER)
-        assert drop_revoked(NAMES) == list(NAMES)  # without a federation nobody is revoked
+        assert drop_revoked(NAMES) == list(NAMES)  # without a federation no client is revoked
     quorum = arrive(clock, until(NEVER, *NAMES[1:]), began=NAMES)
     assert clock.now == 0.0
     assert quorum.fewest == 1
@@ -260,7 +259,7 @@ def test_a_number_beyond_the_others_needs_the_operators_word(
     monkeypatch: pytest.MonkeyPatch,
     subtests: pytest.Subtests,
 ) -> None:
-    # where nobody else's machine says it
+    # clients in this process are trusted
     assert len(submitted(tmp_path / "one process", Claiming)) == 2
     enroll(tmp_path, monkeypatch, {})
     words = (

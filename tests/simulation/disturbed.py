@@ -36,8 +36,8 @@ LONG = 12
 gets to fail first."""
 
 UNDEALT = "synthetic"
-"""The task of these runs: it deals no data set, whose split would be the largest file of all from
-the beginning."""
+"""The task of these runs. It has no data set to split: split.npz would be the largest file from the
+beginning."""
 
 SHORT = 5
 """Rounds of the runs that are killed."""

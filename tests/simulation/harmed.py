@@ -1,13 +1,13 @@
-"""A user's task whose clients come to harm where a file in the working directory says so.
+"""A user's task with clients that fail if there is one of these files in the working directory.
 
 no-data
     The data of client-1 cannot be read.
 die-once
-    The process that meets it first is killed, and the file is gone.
+    The process that sees the file first deletes it and is killed.
 deadly
     Each process that computes client-3 is killed.
 stall
-    A process waits as long as it is there.
+    A process waits until the file is deleted.
 
 Each process that computes leaves a file that is named after its number.
 """

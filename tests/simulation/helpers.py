@@ -51,8 +51,7 @@ def run(out: Path | str, **changes: Any) -> Path:
 
 @contextmanager
 def checkpoints_every(rounds: int) -> Iterator[None]:
-    """Let so many rounds of a run share a checkpoint: each takes a second by the clock, and so many
-    seconds may."""
+    """Make this many rounds of a run share a checkpoint: each takes a second on a patched clock."""
     ticks = itertools.count()
     clock = SimpleNamespace(
         perf_counter=lambda: float(next(ticks)), monotonic=time.monotonic, sleep=time.sleep
@@ -116,7 +115,7 @@ class Outcome:
         return cls(rounds(folder), *(file.read_bytes() for file in files))
 
     def differences(self, other: "Outcome") -> str:
-        """Return the names of what is not the same, "" where all is."""
+        """Return the names of the fields that differ, as text."""
         return ", ".join(
             name
             for name in self.__dataclass_fields__
@@ -175,8 +174,7 @@ def both_of(
 
 
 def is_gone(process: int) -> bool:
-    """Return whether a process ends within a minute; one that has ended and that nobody has waited
-    for has."""
+    """Return whether a process ends within a minute; a zombie has ended."""
     ends = time.monotonic() + 60.0
     while time.monotonic() < ends:
         try:

@@ -142,7 +142,7 @@ def token_losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def token_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of the tokens of each sequence whose class has the highest output."""
+    """Return the share of each sequence's tokens that are classified correctly."""
     return ((outputs.argmax(2) == targets).double()).sum(1) / (targets >= 0).sum(1)
 
 
@@ -232,7 +232,7 @@ def tokens(setup: Setup) -> Task:
 
 
 def of_itself(setup: Setup) -> Task:
-    """Sequences whose model takes its loss itself."""
+    """Return a task of sequences with a model that computes its own loss."""
 
     def with_labels(padded: Examples) -> Examples:
         inputs: Any = padded.inputs

@@ -1,5 +1,4 @@
-"""Early stopping by validation examples: where a run ends, what it leaves, and what happens to it
-afterwards."""
+"""Early stopping by validation examples: where a run ends, its files, and how it continues."""
 
 import re
 from collections import Counter

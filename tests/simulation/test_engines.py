@@ -44,13 +44,12 @@ def test_workers_and_messages_give_the_bits_of_the_loop(implementation: str, cas
         assert [key for key in answer if answer[key] != expected_answer[key]] == []
     assert plain(other.state) == plain(expected.state)
     for finished, due in zip(other.rounds, expected.rounds, strict=True):
-        told = about(finished)
+        actual = about(finished)
         looped = about(due)
         if implementation == "flower" and "frozen" in case:  # its first messages have all
-            told, looped = (
-                {**each, "bytes_sent": 0, "bytes_received": 0} for each in (told, looped)
-            )
-        assert told == looped
+            actual |= {"bytes_sent": 0, "bytes_received": 0}
+            looped |= {"bytes_sent": 0, "bytes_received": 0}
+        assert actual == looped
 
 
 @pytest.mark.slow
@@ -64,16 +63,16 @@ def test_stacked_clients_give_the_numbers_of_the_loop(case: str) -> None:
         for key in ("asked", "names", "refused", "missing"):
             assert answer[key] == expected_answer[key]
     for finished, due in zip(other.rounds, expected.rounds, strict=True):
-        told = flat(about(finished, arrays=dict))
-        expected_told = flat(about(due, arrays=dict))
-        assert told.keys() == expected_told.keys()
-        for place, value in told.items():
+        actual = flat(about(finished, arrays=dict))
+        expected_values = flat(about(due, arrays=dict))
+        assert actual.keys() == expected_values.keys()
+        for place, value in actual.items():
             if isinstance(value, float | np.ndarray):
                 np.testing.assert_allclose(
-                    np.asarray(value), expected_told[place], 1e-9, 1e-9, str(place)
+                    np.asarray(value), expected_values[place], 1e-9, 1e-9, str(place)
                 )
             else:
-                assert value == expected_told[place], place
+                assert value == expected_values[place], place
 
 
 @pytest.mark.slow
@@ -103,14 +102,16 @@ def test_flowers_start_gives_the_rounds_of_the_loop(case: str) -> None:
             name: form and {key: array.numpy() for key, array in form.items()}
             for name, form in forms.items()
         }
-        told = about(Round(**vars(finished) | numpys))
+        actual = about(Round(**vars(finished) | numpys))
         due = about(looped)
         # the loop measures in the last round, which it alone knows to be evaluated
         if not settings.evaluate_every:
-            told, due = ({**each, "metrics": [], "train_metrics": {}} for each in (told, due))
+            actual |= {"metrics": [], "train_metrics": {}}
+            due |= {"metrics": [], "train_metrics": {}}
         if method.frozen:  # Flower's own loop sends whole models
-            told, due = ({**each, "bytes_sent": 0, "bytes_received": 0} for each in (told, due))
-        assert told == due
+            actual |= {"bytes_sent": 0, "bytes_received": 0}
+            due |= {"bytes_sent": 0, "bytes_received": 0}
+        assert actual == due
     assert {name: array.numpy().tobytes() for name, array in result.arrays.items()} == {
         name: array.tobytes() for name, array in expected.rounds[-1].evaluated.items()
     }
@@ -126,18 +127,18 @@ def plain(state: Any) -> Any:
 
 
 def about(finished: Round, arrays: Callable[[Any], Any] = bits) -> dict[str, Any]:
-    """Return all of a round but the words of its refusals, which are each implementation's own."""
+    """Return a round's values without the reasons of refusals, in which implementations differ."""
     average = None if finished.average is None else arrays(finished.average)
-    told = vars(finished) | {
+    actual = vars(finished) | {
         "arrays": arrays(finished.arrays),
         "average": average,
         "refused": list(finished.refused),
     }
-    return told | {key: list(told[key].items()) for key in ("coefficients", "metrics")}
+    return actual | {key: list(actual[key].items()) for key in ("coefficients", "metrics")}
 
 
 def flat(value: Any, place: tuple[object, ...] = ()) -> dict[tuple[object, ...], Any]:
-    """Return what is inside mappings, lists and tuples, by where it is."""
+    """Return the values inside mappings, lists and tuples, by their place."""
     if isinstance(value, Mapping):
         return {
             where: each
@@ -179,7 +180,7 @@ def test_the_cases_meet_what_they_are_there_for(subtests: pytest.Subtests) -> No
             assert bits(first.average) == bits(first.arrays)
             assert all(bits(other.average) != bits(other.arrays) for other in others)
     decaying = replies("a rate that decays", "trained")
-    rates = [{dict(told)["learning-rate"] for told in answer["metrics"]} for answer in decaying]
+    rates = [{dict(actual)["learning-rate"] for actual in answer["metrics"]} for answer in decaying]
     assert rates == [{0.1}, {0.05}, {0.025}]
     first, second, *_ = (
         bits(finished.arrays) for finished in outcome("local", "a model with buffers").rounds

@@ -124,9 +124,9 @@ def test_a_trial_leaves_nothing_behind() -> None:
 def test_a_server_learns_the_line_and_not_the_words() -> None:
     with pytest.raises(KeyError) as raised:
         Net("model")(torch.zeros(2, 4))
-    told = reportable(raised.value)
-    assert line_of("model") in told
-    assert SECRET not in told
+    reported = reportable(raised.value)
+    assert line_of("model") in reported
+    assert SECRET not in reported
     assert failure_reason(FairbloomError("clients = 0: too few")) == "clients = 0: too few"
 
 

@@ -227,8 +227,7 @@ FAULTS = certain | odd | doubled | deliveries
 
 @dataclass
 class Plan:
-    """What happens in a round: who is online, what each does to its replies, and whose device
-    restarts before it."""
+    """The events of a round: who is online, each client's faults, and which devices restart before."""
 
     online: frozenset[str] = frozenset(CLIENTS)
     training: Mapping[str, Fault] = field(default_factory=dict)
@@ -250,7 +249,7 @@ class Process:
     folder: Path
     dies_after: int | None = None
     sent: dict[int, set[str]] = field(default_factory=dict)
-    told: int = 0
+    reported: int = 0
     _events: int = 0
 
     def pass_event(self) -> None:
@@ -370,14 +369,13 @@ class Nodes(MemoryGrid):
 
 
 class NotingClients(FlowerClients):
-    """Clients that keep what came of the last training, from which the round takes out what it
-    refuses."""
+    """Clients that keep the replies of the last training, which the round reduces to used ones."""
 
     last: TrainReplies | None = None
 
     @property
     def used(self) -> set[str]:
-        """Whose replies are used of the last training, nobody's where there was none."""
+        """The clients with used replies in the last training; empty before it."""
         return set() if self.last is None else set(self.last.names)
 
     def read_train_replies(self, replies: Iterable[Message]) -> TrainReplies:
@@ -397,7 +395,7 @@ def quick_waits() -> Iterator[None]:
 
 @dataclass
 class Noted:
-    """Who was asked to train in a round, and whose replies were used."""
+    """The clients that were asked to train in a round, and those with used replies."""
 
     asked: set[str]
     used: set[str]
@@ -431,7 +429,7 @@ def run_process(
             assert name in used or name in recorded.refused or name in recorded.missing
             assert (fault.delivery in SILENT) == (name in recorded.missing)
         rounds[recorded.number] = Noted(asked, used)
-        process.told = recorded.number
+        process.reported = recorded.number
         process.number = process.number + 1
         process.pass_event()
 
@@ -462,7 +460,7 @@ class Run(RuleBasedStateMachine):
         self.plans: dict[int, Plan] = {}
         self.rounds: dict[int, Noted] = {}
         self.resumed: set[int] = set()
-        self.told = 0
+        self.reported = 0
         self.learned = True
         self.config: dict[str, Any] = {}
 
@@ -507,11 +505,11 @@ class Run(RuleBasedStateMachine):
         )
 
     @precondition(
-        lambda self: self.plans and (self.told < len(self.plans) or len(self.plans) == ROUNDS)
+        lambda self: self.plans and (self.reported < len(self.plans) or len(self.plans) == ROUNDS)
     )
     @rule(dies_after=st.none() | st.integers(0, 60))
     def run(self, dies_after: int | None) -> None:
-        """Let a process run what is planned; the run is resumed if there was one."""
+        """Run the planned rounds in a process; resume the run if there is one."""
         CASES.update(processes=1)
         number = self.finished() + 1
         if number > 1 or self.folder.exists():
@@ -525,11 +523,11 @@ class Run(RuleBasedStateMachine):
                 self.learned = False
             else:
                 self.plans[process.number] = Plan()  # all come back, and reply as they should
-        self.told = max(self.told, process.told)
+        self.reported = max(self.reported, process.reported)
         self.check()
 
     def finished(self) -> int:
-        """Return the last round with a checkpoint, 0 where there is none."""
+        """Return the last round with a checkpoint, or 0."""
         last = load_last(self.folder / "checkpoint")
         return 0 if last is None else int(last[1]["strategy"]["round"])
 
@@ -542,7 +540,7 @@ class Run(RuleBasedStateMachine):
         numbers = [int(row["round"]) for row in table(path)] if path.exists() else []
         assert numbers == list(range(1, len(numbers) + 1))
         assert self.finished() <= len(numbers) <= self.finished() + 1
-        assert self.told <= len(numbers)
+        assert self.reported <= len(numbers)
 
     def teardown(self) -> None:
         """Let the run end, and compare it with one without kills in which refused replies were

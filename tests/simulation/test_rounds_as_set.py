@@ -1,5 +1,4 @@
-"""What a run may set of its rounds beside the method: averaged models, who trains, what is
-reported, pooled data."""
+"""The settings of rounds besides the method: averaged models, training clients, reports, pooling."""
 
 import tomllib
 from pathlib import Path
@@ -126,8 +125,8 @@ def test_shared_tensors_are_joined_by_rows_and_others_copied() -> None:
 
 
 def begin(out: Path, **changes: Any) -> tuple[list[str], float]:
-    """Run one round, unless told otherwise; return how many trained in each, and the fraction that
-    is recorded."""
+    """Run one round by default; return the number of clients that trained in each round, and the
+    recorded fraction."""
     plain = {"num-rounds": 1, "device": "cpu", "evaluate-every": 0, "out": str(out)}
     folder = simulate(
         Settings.of(plain | {key.replace("_", "-"): value for key, value in changes.items()})

@@ -1,5 +1,4 @@
-"""Runs whose clients keep something between rounds that corrects their steps, with the server's
-side of it."""
+"""Runs with clients that keep a state between rounds to correct their steps, and the server's part."""
 
 import os
 import re
@@ -79,7 +78,7 @@ def test_a_thousand_clients_keep_a_few_versions_each(
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["lost", "damaged"])
 def test_a_lost_state_lets_all_begin_again_and_converge(tmp_path: Path, harm: str) -> None:
-    told = {
+    options = {
         **QUADRATIC,
         **SCAFFOLDS,
         "clients": 3,
@@ -87,13 +86,13 @@ def test_a_lost_state_lets_all_begin_again_and_converge(tmp_path: Path, harm: st
         "evaluate_every": 0,
         "learning_rate": 0.1,
     }
-    folder = run(tmp_path / "run", **told, num_rounds=20)
+    folder = run(tmp_path / "run", **options, num_rounds=20)
     for file in folder.glob("clients/*/b/rule/*.safetensors"):
         if harm == "lost":
             file.unlink()
         else:
             file.write_bytes(file.read_bytes()[:-1])
-    run(folder, **told, num_rounds=170)
+    run(folder, **options, num_rounds=170)
     arrays, _ = load_model(folder / "model.safetensors")
     last = np.concatenate([arrays["x"], arrays["bias"][None]])
     np.testing.assert_allclose(last, minimiser({"a": 1.0, "b": 3.0, "c": 2.0}), atol=1e-3)

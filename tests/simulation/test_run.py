@@ -58,7 +58,7 @@ def test_the_number_of_threads_changes_nothing(tmp_path: Path, subtests: pytest.
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose rounds share one checkpoint, on however busy a machine."""
+    """A run with one checkpoint for all rounds, however busy the machine is."""
     with checkpoints_every(100):
         return run(tmp_path_factory.mktemp("finished") / "run")
 

@@ -128,8 +128,7 @@ def test_chains_are_products_and_other_models_are_mapped() -> None:
 
 
 def test_one_bad_client_is_refused_alone() -> None:
-    """One whose labels are no classes, which fails the whole block, and one whose examples are not
-    finite."""
+    """One has labels that are not classes, which fails the whole block, one infinite examples."""
     loop, stacked, model = both(config_of(**{"doubled.apart": True, "batch-size": 8}))
     names = loop.online(1)
     for engine in (loop, stacked):

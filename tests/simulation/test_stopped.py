@@ -118,10 +118,11 @@ def test_a_torn_file_of_a_client_is_told_without_its_folder(
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
     monkeypatch.setattr("fairbloom.simulation.clients.train_client", torn)
     run(tmp_path / "a", engine="loop", unused_rounds=0)
-    told = [row["refused"] for row in rounds(tmp_path / "a")]
-    assert all("SafetensorError" in refused and ".py, line" in refused for refused in told)
+    reasons = [row["refused"] for row in rounds(tmp_path / "a")]
+    assert all("SafetensorError" in refused and ".py, line" in refused for refused in reasons)
     assert not any(
-        str(tmp_path) in refused or "site-packages" in refused or "/" in refused for refused in told
+        str(tmp_path) in refused or "site-packages" in refused or "/" in refused
+        for refused in reasons
     )
 
 

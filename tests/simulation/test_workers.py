@@ -111,9 +111,9 @@ def test_it_is_said_how_a_process_ended(subtests: pytest.Subtests) -> None:
 
 
 def busy_run(folder: Path) -> int:
-    """Fork a process whose workers never end; return its number once they all are at work.
+    """Fork a process with workers that never end; return its number once all of them work.
 
-    Whatever anybody writes to the terminal is in the file `said`.
+    The file `said` has all output of these processes.
     """
     parent = os.fork()
     if parent:

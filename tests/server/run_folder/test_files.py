@@ -187,7 +187,7 @@ def test_what_a_file_held_when_the_run_began_is_kept(tmp_path: Path) -> None:
     files.write_initial_files(tmp_path, begun)
     files.write_initial_files(tmp_path, replace(begun, engine={"engine": "workers"}))
     assert ENGINE.read(tmp_path) == {"engine": "loop"}
-    assert not SPLIT.exists_in(tmp_path)  # of a deployed run, nobody on this machine knows it
+    assert not SPLIT.exists_in(tmp_path)  # this machine does not know a deployed run's split
 
 
 def test_who_came_first_is_whom_a_run_began_with(tmp_path: Path) -> None:

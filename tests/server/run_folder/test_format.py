@@ -1,5 +1,4 @@
-"""Run folders of format 3 stay readable: this pins what they hold, and other tests read what is
-written so."""
+"""Run folders of format 3 stay readable: this pins their content, which other tests read."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Groups in the records of a run: what clients report, by whoever computes them, and what nobody
-believes."""
+"""Groups in the records of a run: clients' reports with any engine, and impossible reports."""
 
 import logging
 from dataclasses import replace
@@ -223,7 +222,7 @@ def test_stacked_clients_report_equal_groups_of_validation(
     assert {row["split"] for row in other} == {"test", "validation"}
 
 
-# What nobody believes -----------------------------------------------------------------------------
+# Impossible reports -------------------------------------------------------------------------------
 
 
 def finished_with(**report: Any) -> Round:

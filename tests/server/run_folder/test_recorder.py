@@ -1,4 +1,4 @@
-"""The run folder: which run it belongs to, and what is left in it after a crash."""
+"""The run folder: which run it belongs to, and its content after a crash."""
 
 import os
 import tomllib
@@ -338,7 +338,7 @@ def shared(path: Path, *seconds: float, **options: Any) -> RunRecorder:
 
 
 def saved(path: Path) -> list[int]:
-    """Return the rounds whose checkpoints are in a folder."""
+    """Return the rounds with a checkpoint in a folder."""
     return [int(file.stem) for file in list_checkpoints(path / "checkpoint")]
 
 
@@ -389,7 +389,7 @@ def test_a_disk_that_takes_no_rows_is_told_with_the_round(tmp_path: Path) -> Non
 
 
 def test_clients_store_their_own_before_each_checkpoint(tmp_path: Path) -> None:
-    """They are told the round to which the run may go back."""
+    """They are called with the round to which the run may go back."""
     asked: list[tuple[int, list[int]]] = []
     shared(tmp_path, *[0.25] * 10, keep=lambda since: asked.append((since, saved(tmp_path))))
     assert asked == [(0, []), (2, [2]), (2, [4, 2]), (4, [6, 4]), (6, [8, 6])]

@@ -323,7 +323,7 @@ def test_a_continued_run_keeps_config_changes_by_hooks_only(
 def test_a_loop_of_ones_own_is_refused_before_it_trains(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    """Also one that asks nobody; and the strategy can be started again without a folder."""
+    """Also if it asks no client; the strategy can be started again without a folder."""
     changed(tmp_path / "run", Falling(), rounds=2)
     strategy = WithLoop()
     for folder, rounds in ((tmp_path / "new", 2), (tmp_path / "none", 0)):
