@@ -33,7 +33,7 @@ from fairbloom.tasks.models import frozen_parameters, shared_parameters
 Config = dict[str, Any]
 
 IMPLEMENTATIONS: dict[str, Callable[[Method, Config], ClientPool]] = {
-    "local": LocalClients,
+    "local": lambda method, config: LocalClients(method, RunSettings.of(config)),
     "workers": lambda method, config: WorkerClients(method, RunSettings.of(config), workers=2),
     "stacked": lambda method, config: StackedClients(method, RunSettings.of(config), block=3),
     "flower": lambda method, config: FlowerClients(
