@@ -2,6 +2,7 @@
 before all else."""
 
 import os
+import shutil
 
 # before NumPy and PyTorch are imported: bits need it, and tests run side by side
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -10,5 +11,5 @@ for size in ("COLUMNS", "LINES"):
     os.environ.pop(size, None)
 # Everyday tests mean the CPU: with a card, `device = auto` would take it, and forked workers cannot
 # train once CUDA is initialised. FAIRBLOOM_TEST_CUDA=1 lets the tests of the card run.
-if not os.environ.get("FAIRBLOOM_TEST_CUDA"):
+if shutil.which("nvidia-smi") and not os.environ.get("FAIRBLOOM_TEST_CUDA"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
