@@ -1,9 +1,28 @@
 """Scores: the numbers of clients in which the fairness of a run is measured."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fairbloom.text import text_if
+
+SHARE = (0.0, 1.0)
+
+INTERVALS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("accuracy", "balanced-accuracy", "sensitivity", "specificity"), SHARE),
+    **dict.fromkeys(("auc", "f1", "calibration-error", "larger-class"), SHARE),
+    "brier": (0.0, 2.0),
+    "r2": (-math.inf, 1.0),
+    "mae": (0.0, math.inf),
+    "rmse": (0.0, math.inf),
+}
+"""The possible values of known scores, by name."""
+
+ERRORS = frozenset({"loss", "mae", "rmse"})
+"""The names of known scores of which lower is better and that have no upper end."""
+
+# Sums of probabilities in float32 may exceed their interval by this.
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -47,13 +66,33 @@ class Score:
         """Return by how much a number is better than another, negative if it is worse."""
         return value - than if self.higher_is_better else than - value
 
-    def written(self, value: float) -> str:
-        """Return a number of tables as text: "84.3 %", or "0.512"."""
+    def written(self, value: float | None) -> str:
+        """Return a number of tables as text: "84.3 %", "0.512", or "–" if it is not finite."""
+        if value is None or not math.isfinite(value):
+            return "–"
         return f"{value:.1f} %" if self.percent else f"{value:.3g}"
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The lowest and the highest possible value: a share is in [0, 1]."""
+        usual = SHARE if self.percent else (-math.inf, math.inf)
+        return INTERVALS.get(self.name, usual)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether some finite numbers are impossible."""
+        return self.interval != (-math.inf, math.inf)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it may be as large as any number and lower is better, as of losses."""
+        return not self.higher_is_better and self.interval[1] == math.inf
+
     def has(self, value: float) -> bool:
-        """Return whether a value is possible: a share is in [0, 1]."""
-        return not self.percent or 0.0 <= value <= 1.0
+        """Return whether a value is possible: finite and in its interval."""
+        low, high = self.interval
+        around = 0.0 if self.percent else ROUNDING
+        return math.isfinite(value) and low - around <= value <= high + around
 
     def shown(self, value: float) -> float:
         """Return a number in the unit of tables."""

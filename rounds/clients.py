@@ -67,6 +67,12 @@ class Replies:
         """The size of the arrays in the usable replies."""
         return sum(self.sizes.get(name, 0) for name in self.metrics)
 
+    def refuse(self, reasons: Mapping[str, ValueError | str]) -> None:
+        """Remove replies that were added as usable, by client name."""
+        for name, reason in reasons.items():
+            del self.metrics[name]
+            self.refused.add(name, reason)
+
     def summarize(self, asked: int, weight_key: str) -> Metrics:
         """Return the means over honest clients, and how many clients were asked and replied."""
         honest = {name: report for name, report in self.metrics.items() if name not in self.hostile}
@@ -172,9 +178,7 @@ class TrainReplies(Replies):
         for updates in (self.updates, self.second):
             if updates is not None:
                 updates.remove(*places)
-        for name, reason in reasons.items():
-            del self.metrics[name]
-            self.refused.add(name, reason)
+        super().refuse(reasons)
 
 
 def layout_of_second(layout: Layout, record: str) -> Layout:

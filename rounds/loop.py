@@ -10,6 +10,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.names import TRAIN_LOSS
+from fairbloom.protocol.scores import Score
 from fairbloom.protocol.terms import Terms
 from fairbloom.text import text_if
 
@@ -23,7 +24,13 @@ from .method import Method
 from .refusals import NotFiniteMetricError
 from .round import Round
 from .sampling import sample, share
-from .screening import NormBounds, check_model, screen_replies, usable_sizes
+from .screening import (
+    NormBounds,
+    check_model,
+    screen_evaluations,
+    screen_replies,
+    usable_sizes,
+)
 
 REMEDY = "Correct that and continue, or let runs go on regardless by unused-rounds = 0"
 
@@ -51,6 +58,8 @@ class Rounds:
     first_limit
         A client's first count of examples may be this many times the others' median, unless it is
         enrolled with a size.
+    scores
+        The scores of the run, whose intervals bound what clients report; others are known by name.
     """
 
     def __init__(
@@ -62,6 +71,7 @@ class Rounds:
         *,
         all_evaluate_last: bool = False,
         first_limit: float = math.inf,
+        scores: Iterable[Score] = (),
     ) -> None:
         self.clients = clients
         self.online: Sequence[str] = ()
@@ -75,6 +85,7 @@ class Rounds:
         self._num_rounds = num_rounds
         self._all_evaluate_last = all_evaluate_last
         self._first_limit = first_limit
+        self._scores = {score.name: score for score in scores}
         self._skip_reason = "its rounds were skipped"
         self._has_asked = False  # whether this process has asked clients to train
 
@@ -242,9 +253,10 @@ class Rounds:
         return current.evaluators, terms, self.mean_model(model)
 
     def aggregate_evaluate(self, replies: Replies) -> Metrics | None:
-        """Return the mean metrics, weighted by examples; None if no client was asked."""
+        """Screen the replies; return their mean metrics by examples, None if nobody was asked."""
         current = self.current
         current.evaluation = replies
+        screen_evaluations(self._method, replies, self._scores, self._first_limit)
         replies.refused.log()
         if not current.evaluators:
             return None

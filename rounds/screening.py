@@ -35,9 +35,10 @@ from fairbloom.protocol.names import (
     TRAIN_LOSS,
     VALIDATION,
 )
+from fairbloom.protocol.scores import ERRORS, Score
 
 from .arrays import FloatArray, Model
-from .clients import TrainReplies
+from .clients import Replies, TrainReplies
 from .layout import DTYPES, STATISTICS, Layout
 from .method import Method
 from .refusals import lacking_metric
@@ -47,10 +48,8 @@ LARGEST = sys.float_info.max
 # The largest count of examples that is accepted: float64 holds every integer up to here.
 LARGEST_COUNT = 2**53
 
-# The metrics of a client's test and validation splits that are shares of the examples.
-ACCURACIES = tuple(
-    f"{ACCURACY}{of}" for of in ("", f"-{PERSONAL}", f"-{VALIDATION}", f"-{VALIDATION}-{PERSONAL}")
-)
+# Endings of the names of scores in an evaluation, the last one first.
+ENDINGS = (f"-{PERSONAL}", f"-{VALIDATION}")
 
 LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, LOSS_BASELINE, TRAIN_LOSS})
 
@@ -118,13 +117,43 @@ def usable_metrics(
 def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, float]:
     """Return the finite numbers among a client's evaluation metrics.
 
-    Raise ValueError if the count is not positive, or if an accuracy is not a share.
+    Raise ValueError if the count is not positive. `screen_evaluations` checks the scores.
     """
     if record.get(NUM_EXAMPLES) == 0:
         raise ValueError("it has no test examples, so it counts in no measure")
-    metrics = usable_metrics(record, weight_key)
-    _check_shares(metrics, ACCURACIES & metrics.keys())
-    return metrics
+    return usable_metrics(record, weight_key)
+
+
+def find_score(metric: str, scores: Mapping[str, Score]) -> Score:
+    """Return the score that a metric's name on the wire means, in a group or of all examples.
+
+    `scores` has the scores of a run by name; others are known by name, or have no interval.
+    """
+    name = metric.partition("[")[0]
+    for ending in ENDINGS:
+        if name not in scores:
+            name = name.removesuffix(ending)
+    return scores.get(name) or Score(name, higher_is_better=name not in ERRORS)
+
+
+def impossible_scores(
+    reports: Mapping[str, Mapping[str, float]], scores: Mapping[str, Score]
+) -> dict[str, str]:
+    """Return the clients with a score outside its interval, with the reason.
+
+    `scores` has the score behind each metric.
+    """
+    reasons: dict[str, str] = {}
+    for metric in sorted(scores):
+        score = scores[metric]
+        low, high = score.interval
+        start = f"[{low:g}" if low > -math.inf else "(-inf"
+        end = f"{high:g}]" if high < math.inf else "inf)"
+        for name, report in reports.items():
+            if name not in reasons and metric in report and not score.has(report[metric]):
+                value = report[metric]
+                reasons[name] = f"metric {metric!r} must lie in {start}, {end}, got {value!r}"
+    return reasons
 
 
 def _check_shares(metrics: Mapping[str, float], names: Iterable[str]) -> None:
@@ -195,13 +224,17 @@ def beyond_others(name: str, size: float, sizes: Mapping[str, float], limit: flo
     )
 
 
-def out_of_proportion(
-    replies: Mapping[str, Mapping[str, float]], needs: Collection[str], limit: float
+def too_large_losses(
+    reports: Mapping[str, Mapping[str, float]], names: Iterable[str], limit: float
 ) -> dict[str, str]:
-    """Return the clients with needed losses or rates far beyond the others', with the reason."""
+    """Return the clients with one of these losses far beyond the others', with the reason."""
     reasons: dict[str, str] = {}
-    for metric in sorted(LOSSES & set(needs)):
-        losses = {name: metrics[metric] for name, metrics in replies.items() if name not in reasons}
+    for metric in sorted(names):
+        losses = {
+            name: report[metric]
+            for name, report in reports.items()
+            if name not in reasons and metric in report
+        }
         # The bound is at least this. The test saves the sort in a round of plausible replies.
         if max(map(abs, losses.values()), default=0.0) <= limit * USUAL_LOSS:
             continue
@@ -213,6 +246,14 @@ def out_of_proportion(
         for name, loss in losses.items():
             if abs(loss) > most:
                 reasons[name] = f"metric {metric!r} is {loss:g}, {words}"
+    return reasons
+
+
+def out_of_proportion(
+    replies: Mapping[str, Mapping[str, float]], needs: Collection[str], limit: float
+) -> dict[str, str]:
+    """Return the clients with needed losses or rates far beyond the others', with the reason."""
+    reasons = too_large_losses(replies, LOSSES & set(needs), limit)
     for metric in sorted({LEARNING_RATE, STEP_SUM} & set(needs)):
         rates = {
             name: metrics[metric]
@@ -264,6 +305,12 @@ def screen_reports(method: Method, replies: TrainReplies, first_limit: float = m
 
     A client's first count may be `first_limit` times the others' median.
     """
+    screen_counts(method, replies, first_limit)
+    replies.refuse(out_of_proportion(replies.metrics, method.needs, method.loss_limit))
+
+
+def screen_counts(method: Method, replies: Replies, first_limit: float) -> None:
+    """Refuse replies with more examples than the client is enrolled with, or than is plausible."""
     implausible = implausible_counts(
         replies.metrics,
         method.weighted_by_key,
@@ -273,7 +320,27 @@ def screen_reports(method: Method, replies: TrainReplies, first_limit: float = m
         first_limit=first_limit,
     )
     replies.refuse(implausible)
-    replies.refuse(out_of_proportion(replies.metrics, method.needs, method.loss_limit))
+
+
+def screen_evaluations(
+    method: Method,
+    replies: Replies,
+    scores: Mapping[str, Score],
+    first_limit: float = math.inf,
+) -> None:
+    """Refuse evaluations with impossible scores, implausible counts, or losses out of proportion.
+
+    The limits are those of training: a client may not have more test examples than `max_growth`
+    times the examples that it trained on at first. Scores are known by their names, or by
+    `scores`, which has those of the run; other metrics need only be finite.
+    """
+    metrics = {metric for report in replies.metrics.values() for metric in report}
+    found = {metric: find_score(metric, scores) for metric in metrics}
+    bounded = {metric: score for metric, score in found.items() if score.has_end}
+    replies.refuse(impossible_scores(replies.metrics, bounded))
+    screen_counts(method, replies, first_limit)
+    endless = {metric for metric, score in found.items() if score.is_error} | (metrics & LOSSES)
+    replies.refuse(too_large_losses(replies.metrics, endless, method.loss_limit))
 
 
 def usable_sizes(

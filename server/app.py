@@ -221,7 +221,12 @@ def federate(
         # Only real devices report their own counts.
         limit = MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf
         rounds = Rounds(
-            method, clients, settings.num_rounds, drop_revoked(known), first_limit=limit
+            method,
+            clients,
+            settings.num_rounds,
+            drop_revoked(known),
+            first_limit=limit,
+            scores=(*task.group_scores, *task.scores),
         )
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
     return path

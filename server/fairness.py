@@ -36,12 +36,18 @@ def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> 
         If there are no values, or one is not finite.
     """
     if not values:
-        raise ValueError("there is no client to measure")
+        raise ValueError("there are no clients to measure")
     x = np.sort(np.array(list(values.values()), np.float64))
     if not np.isfinite(x).all():
         name, value = next(item for item in values.items() if not math.isfinite(item[1]))
         raise ValueError(f"the value of client {name} is {value}; it must be finite")
-    worst_first = x[::-1] if lower_is_better else x
+    # Measures of huge numbers may not be finite.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _measure(x, x[::-1] if lower_is_better else x)
+
+
+def _measure(x: NDArray[np.float64], worst_first: NDArray[np.float64]) -> dict[str, float]:
+    """Return the measures of values in ascending order; see `summarize`."""
     mean = _mean_of(x)
     away = x - mean
     var = _mean_of(away * away)
@@ -76,7 +82,7 @@ def percent_improved(before: Mapping[str, float], after: Mapping[str, float]) ->
     the two mappings have different clients.
     """
     if not before:
-        raise ValueError("there is no client to compare")
+        raise ValueError("there are no clients to compare")
     if odd := sorted(set(before) ^ set(after)):
         raise ValueError(f"the two are not of the same clients: only one has {', '.join(odd)}")
     return 100.0 * sum(after[name] <= before[name] for name in before) / len(before)

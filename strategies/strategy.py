@@ -17,6 +17,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.names import FROZEN, PROTOCOL
 from fairbloom.protocol.parameters import Value
+from fairbloom.protocol.scores import Score
 from fairbloom.protocol.terms import RULES
 from fairbloom.rounds.clients import Metrics, Replies, average_metrics
 from fairbloom.rounds.flower import FlowerClients
@@ -135,12 +136,14 @@ class FairStrategy(Method, Strategy):
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         recording = self._recording
         self._recording = None
+        scores: Sequence[Score] = ()
         if recording is not None:
             on_round = recording.on_round
             resume = recording.resume
             wrapper = recording.outer
             initial_arrays = recording.arrays or initial_arrays
             all_evaluate_last = True
+            scores = recording.scores
         self.reset()
         self._outer = outer = self if wrapper is None else wrapper
         self._configs = {
@@ -151,7 +154,9 @@ class FairStrategy(Method, Strategy):
             self.load_state_dict(resume)
         self._flower = FlowerClients(self, grid)
         rounds = whole(0, num_rounds=num_rounds)
-        self._loop = Rounds(self, self._flower, rounds, all_evaluate_last=all_evaluate_last)
+        self._loop = Rounds(
+            self, self._flower, rounds, all_evaluate_last=all_evaluate_last, scores=scores
+        )
         check_model(self, model_of(initial_arrays))
         log.info("Starting %s strategy:", type(outer).__name__)
         log_start(num_rounds, initial_arrays, {"train": train_config, "evaluate": evaluate_config})
@@ -382,6 +387,8 @@ class Recording:
         As in `FairStrategy.start`.
     arrays
         The model of a run that is continued.
+    scores
+        The scores that the run folder is given, with the loss.
     result
         The result of `FairStrategy.start`; None if it was not called.
     stopped
@@ -392,6 +399,7 @@ class Recording:
     on_round: Callable[[Round], None]
     resume: Mapping[str, Any] | None = None
     arrays: ArrayRecord | None = None
+    scores: Sequence[Score] = ()
     result: Result | None = None
     stopped: str = ""
 

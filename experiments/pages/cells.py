@@ -8,12 +8,16 @@ from fairbloom.protocol.scores import Score
 
 from ..render.page import Cell, Tone
 from ..results.differences import Difference
+from ..results.tables import is_shown
 
 # The measures in tables.
 SHOWN = ("mean", "std", "worst_10", "best_10")
 
 # Marks a clear difference, also where there are no colours.
 CLEAR = "*"
+
+# Numbers from here on are written as powers of ten.
+HUGE = 1e15
 
 # Where there is no number.
 NONE = Cell("–", tone="quiet")
@@ -28,18 +32,25 @@ class Digits:
     @classmethod
     def of(cls, score: Score, values: Iterable[float]) -> "Digits":
         """Return three digits of the largest number; one decimal of percentages."""
-        largest = max((abs(value) for value in values), default=0.0)
+        largest = max((abs(value) for value in values if is_shown(value)), default=0.0)
         if score.percent or not largest:
             return cls(1)
         return cls(min(9, max(0, 2 - math.floor(math.log10(largest)))))
 
     def number(self, value: float, sign: str = "") -> str:
-        """Return a number, with its sign where that is "+"; what rounds to zero has no minus."""
+        """Return a number, with its sign where that is "+"; what rounds to zero has no minus.
+
+        A dash if it is not finite, and few digits of a huge one.
+        """
+        if not math.isfinite(value):
+            return NONE.text
+        if abs(value) >= HUGE:
+            return f"{value:{sign}.3g}"
         return f"{round(value, self.decimals) + 0.0:{sign}.{self.decimals}f}"
 
     def cell(self, value: float | None) -> Cell:
-        """Return a cell of a number, a dash for None."""
-        if value is None or value != value:
+        """Return a cell of a number, a dash for none and for one that cannot be shown."""
+        if value is None or not is_shown(value):
             return NONE
         return Cell(self.number(value), float(value))
 

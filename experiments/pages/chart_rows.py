@@ -14,7 +14,7 @@ from fairbloom.text import text_if
 
 from ..render.theme import Series
 from ..results.run import Run
-from ..results.tables import read_frame
+from ..results.tables import LARGEST_SHOWN, is_shown, read_frame
 from .charts import Row, series_of, short, thin
 
 if TYPE_CHECKING:
@@ -67,10 +67,11 @@ class Line:
 def _pick(run: Run, table: "pandas.DataFrame", column: str) -> "pandas.DataFrame":
     """Return the columns round, client, and another one as `value`, without attackers.
 
-    One that is not there is NaN.
+    One that is not there, or cannot be shown, is NaN.
     """
     table = table[~table["client"].isin(run.attackers)]
-    return table.reindex(columns=["round", "client", column]).rename(columns={column: "value"})
+    table = table.reindex(columns=["round", "client", column]).rename(columns={column: "value"})
+    return table.assign(value=table["value"].where(table["value"].abs() <= LARGEST_SHOWN))
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,10 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
     for line in lines:
         column = f"{line.runs[0].score.column(line.model)}_{measure}"
         tables = [run.rounds.set_index("round") for run in line.runs]
-        by_run = [table[column].dropna().to_dict() if column in table else {} for table in tables]
+        by_run = [
+            {number: value for number, value in table.get(column, {}).items() if is_shown(value)}
+            for table in tables
+        ]
         for number in thin(sorted(set.intersection(*map(set, by_run))), CURVE_ROUNDS):
             rows.append(
                 {

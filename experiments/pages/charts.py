@@ -4,11 +4,11 @@ Names of clients and methods are only ever values of data or of a scale's domain
 expression.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..render.theme import COLOURS, PICKED, Series, Spec, colour
+from ..results.tables import is_shown
 
 # The shapes of points, which tell methods apart without colours.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
@@ -41,8 +41,8 @@ def thin(rounds: Sequence[int], most: int) -> list[int]:
 
 
 def short(value: float) -> float | None:
-    """Return a number rounded to five digits, None if it is not finite."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+    """Return a number rounded to five digits, None if it cannot be shown."""
+    return float(f"{value:.5g}") if is_shown(value) else None
 
 
 def with_error(value: float, away: float = 0.0) -> dict[str, float | None]:

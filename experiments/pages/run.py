@@ -13,7 +13,8 @@ from ..results.compared_scores import personal_label
 from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
 from ..results.run import Run, measures, scores_of, sentences_of
-from .cells import SHOWN, Digits
+from ..results.tables import is_shown
+from .cells import NONE, SHOWN, Digits
 from .chart_rows import NAMED, Line, Scene, shown_of, worst_first
 from .group_sections import gaps_table, subgroups_section
 from .sections import (
@@ -207,7 +208,7 @@ def _metrics_section(run: Run) -> Section | None:
     chosen = metrics[(metrics["round"] == last) & (metrics["client"] == "")]
     headings = ["phase", "metric", "value"]
     rows = [
-        [Cell(phase), Cell(metric), Cell(f"{value:.6g}", value)]
+        [Cell(phase), Cell(metric), Cell(f"{value:.6g}", value) if is_shown(value) else NONE]
         for phase, metric, value in chosen[headings].itertuples(index=False)
     ]
     table = Table("metrics", f"Metrics of round {last}", headings, rows)

@@ -18,8 +18,9 @@ from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..render.theme import Series, Spec
 from ..results.measures import measure_title
 from ..results.run import REPORT, Run
+from ..results.tables import is_shown, mean_of
 from . import charts
-from .cells import Digits
+from .cells import NONE, Digits
 from .chart_rows import (
     Line,
     Scene,
@@ -415,15 +416,17 @@ def cost_section(scene: Scene) -> Section:
     cells = []
     for line in scene.trained:
         seconds, sent, received = (
-            statistics.fmean(
-                float(run.rounds.get(column, pandas.Series()).sum()) for run in line.runs
-            )
+            mean_of(float(run.rounds.get(column, pandas.Series()).sum()) for run in line.runs)
             for column in ("seconds", "bytes_sent", "bytes_received")
         )
         rounds = statistics.fmean(run.rounds_done for run in line.runs)
-        times = (Cell(in_seconds(each), each) for each in (seconds, seconds / max(rounds, 1)))
-        traffic = (Cell(in_bytes(each), each) for each in (sent, received))
-        cells.append([Cell(line.label), Digits(0).cell(rounds), *times, *traffic])
+        numbers = {in_seconds: (seconds, seconds / max(rounds, 1)), in_bytes: (sent, received)}
+        cost = [
+            Cell(in_words(each), each) if is_shown(each) else NONE
+            for in_words, values in numbers.items()
+            for each in values
+        ]
+        cells.append([Cell(line.label), Digits(0).cell(rounds), *cost])
     first = scene.lines[0].runs[0]
     words = describe_engine(first)
     if words:

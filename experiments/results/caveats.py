@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fairbloom.protocol.names import NUM_EXAMPLES
+from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.files import MODEL
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.tables.targets import join_names
@@ -69,7 +70,8 @@ def _test_by_train(run: Run) -> float:
     if rows.empty:
         return usual
     rows = rows[(rows["phase"] == "train") & (rows["metric"] == NUM_EXAMPLES)]
-    trained = dict(zip(rows["client"], rows["value"], strict=True))
+    counts = zip(rows["client"], rows["value"], strict=True)
+    trained = {client: count for client, count in counts if 1 <= count <= LARGEST_COUNT}
     tested = run.test_examples()
     clients = tested.keys() & trained.keys()
     if not clients:

@@ -122,7 +122,7 @@ def _find_lacking(
             run = by_seed[place]
             if label == baseline:
                 final_of(run)  # raises if no client was evaluated
-            if missing := sorted(scored - {*run.test_examples()}):
+            if missing := sorted(scored - run.tested):
                 found.setdefault(
                     label, f"has no test {run.score.words} of {', '.join(missing)} with seed {seed}"
                 )

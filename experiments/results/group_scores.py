@@ -1,13 +1,15 @@
 """A model's scores on groups of examples, within clients and over all, and their gaps."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fairbloom.protocol.scores import COUNT, GroupScore
+from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.group_rows import Grouped
+
+from .tables import is_shown
 
 # Replaces a client's name in counts and scores over all clients.
 ALL = "all clients"
@@ -26,21 +28,18 @@ class Group:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], scores: Sequence[GroupScore]) -> "Group":
-        """Return the group of a row of groups.csv; raise ValueError or KeyError if malformed."""
-        count = int(row[COUNT])
+        """Return the group of a row of groups.csv, without scores that cannot be shown.
+
+        Raise ValueError or KeyError if it is malformed.
+        """
+        count = _count_in(row, COUNT)
         overs = {}
         values = {}
         for score in scores:
             *over, column = score.columns
-            if not math.isnan(row[column]):
+            if is_shown(row[column]):
                 values[score.name] = float(row[column])
-                overs[score.name] = int(row[over[0]]) if over else count
-        if (
-            count < 1
-            or min(overs.values(), default=1) < 1
-            or not all(map(math.isfinite, values.values()))
-        ):
-            raise ValueError(f"it has {count!r} examples with {dict(values)!r}")
+                overs[score.name] = _count_in(row, over[0]) if over else count
         return cls(row["client"], row["grouping"], row["group"], count, overs, values)
 
     @classmethod
@@ -55,6 +54,13 @@ class Group:
         values = {name: sums[name] / overs[name] for name in overs}
         count = sum(each.count for each in groups)
         return cls(ALL, groups[0].grouping, groups[0].group, count, overs, values)
+
+
+def _count_in(row: Mapping[str, Any], column: str) -> int:
+    """Return a number of examples of a row; raise ValueError if it cannot be one."""
+    if not 1 <= row[column] <= LARGEST_COUNT:
+        raise ValueError(f"its {column} is {row[column]!r}")
+    return int(row[column])
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CHECKPOINTS, CONFIG, MODEL, ROUNDS
 
 from .run import load
+from .tables import LARGEST_SHOWN
 
 # The measures of a run in a list, from the last row of rounds.csv that has them.
 MEASURED = ("mean", "worst_10")
@@ -28,11 +29,8 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
         found.append(about)
         try:
             run = load(path)
-            last = (
-                run.rounds.filter([f"{run.score.column(run.serves)}_{key}" for key in MEASURED])
-                .dropna()
-                .tail(1)
-            )
+            rows = run.rounds.filter([f"{run.score.column(run.serves)}_{key}" for key in MEASURED])
+            last = rows[(rows.abs() <= LARGEST_SHOWN).all(axis="columns")].tail(1)
             about |= {
                 "task": run.settings.get("task", ""),
                 "method": run.label,

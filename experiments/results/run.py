@@ -1,7 +1,6 @@
 """A run, read from its folder: settings, progress, tables, and the scores of each client."""
 
 import contextlib
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from fairbloom.protocol.scores import WHY_UNDEFINED, Score
 from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.sampling import usual_fraction
+from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.csv_rows import ABSENT, HOSTILE, parse_absent, parse_names
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -51,7 +51,7 @@ from ..arms import Arm, label_of
 from ..study import Study, find_study
 from .group_scores import GroupReport, read_groups
 from .presentation import Shown
-from .tables import read_frame
+from .tables import is_shown, read_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -315,7 +315,7 @@ class Run(Shown):
     ) -> dict[str, float]:
         """Return the score of each client after the last evaluated round.
 
-        Clients without one are left out.
+        Clients without one, or with an impossible one, are left out.
 
         Parameters
         ----------
@@ -341,14 +341,8 @@ class Run(Shown):
                 )
             return {}
         values = self.column(column, hostile=hostile)
-        for value in values.values():
-            if not math.isfinite(value) or (score.percent and not 0.0 <= value <= 100.0):
-                unit = text_if(score.percent, " in percent")
-                raise RunFolderError(
-                    f"{path} has {value:g} for {score.words}{unit}: restore it from a copy, or run"
-                    " again with another folder (--out)"
-                )
-        return values
+        unit = score.shown(1.0)
+        return {client: value for client, value in values.items() if score.has(value / unit)}
 
     @property
     def known(self) -> set[str]:
@@ -377,27 +371,34 @@ class Run(Shown):
     def unasked(self) -> int:
         """The number of known clients that were not asked in the last evaluated round."""
         last = self.rounds[self.rounds["round"].isin(self._last["round"])]
-        known = int(last["clients"].max()) if "clients" in last and last["clients"].any() else 0
+        counts = [count for count in last.get("clients", ()) if is_shown(count)]
+        known = int(max(counts, default=0))
         asked = set(self._evaluated()["client"]).union(self.without(self.score, self.serves))
         return max(0, known - len(asked))
+
+    @property
+    def tested(self) -> set[str]:
+        """The clients of the last evaluated round that evaluated, except attackers."""
+        return set(self._evaluated()["client"])
 
     def test_examples(self, *, hostile: bool = False) -> dict[str, int]:
         """Return the clients' numbers of test examples in the last evaluated round; see `final`."""
         return {
             client: int(count)
             for client, count in self.column("test_examples", hostile=hostile).items()
+            if 1 <= count <= LARGEST_COUNT
         }
 
     def column(self, name: str, *, hostile: bool = False) -> dict[str, float]:
         """Return a column of `clients` for the last evaluated round, by client; see `final`.
 
-        Clients without a number are left out; {} without the column.
+        Clients without a number that can be shown are left out; {} without the column.
         """
         rows = self._evaluated(hostile=hostile)
         if name not in rows:
             return {}
         pairs = zip(rows["client"].tolist(), rows[name].tolist(), strict=True)
-        return {client: value for client, value in pairs if not math.isnan(value)}
+        return {client: value for client, value in pairs if is_shown(value)}
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
         """Return refused, missing and offline clients, most frequent first, with their rounds."""
@@ -661,7 +662,7 @@ class Scored:
 def scores_of(run: Run) -> list[Scored]:
     """Return the scores after the last evaluated round, under each kind of model."""
     found = []
-    tested = run.test_examples()
+    tested = run.tested
     for score in run.scores:
         undefined = WHY_UNDEFINED.get(score.name, "it has no finite value there")
         for model in run.models:

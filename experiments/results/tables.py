@@ -1,6 +1,6 @@
 """The tables of a run folder as data frames."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,22 @@ from fairbloom.server.run_folder.tables import FORMULA
 if TYPE_CHECKING:
     import pandas
     import pyarrow
+
+
+# Larger numbers of a file have no measures, because their squares are not finite, and no place in a
+# chart: they are shown as missing.
+LARGEST_SHOWN = 1e100
+
+
+def is_shown(value: float) -> bool:
+    """Return whether a number of a file is finite, and small enough to be shown."""
+    return abs(value) <= LARGEST_SHOWN
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """Return the mean of numbers of a file, which may be infinite."""
+    with np.errstate(all="ignore"):
+        return float(np.mean([*values]))
 
 
 def read_frame(file: TableFile, folder: Path) -> "pandas.DataFrame":

@@ -143,7 +143,7 @@ class RunFolder:
         finished after that round; more rounds extend it.
 
         The result of a continued run has the metrics of the rounds that ran now, and the arrays
-        after the last one. A finished run is not run again: its result has the final arrays alone.
+        after the last one. A finished run is not run again: its result has only the final arrays.
 
         Raises
         ------
@@ -229,7 +229,11 @@ class RunFolder:
             if "evaluate_fn" in arguments:
                 arguments["evaluate_fn"] = writer.watch(arguments["evaluate_fn"])
             recording = Recording(
-                strategy, writer, state, None if state is None else arguments["initial_arrays"]
+                strategy,
+                writer,
+                state,
+                None if state is None else arguments["initial_arrays"],
+                (*self.scores, Score(self.loss or LOSS, higher_is_better=False)),
             )
             inner.record_by(recording)
             if type(strategy).start in (FairStrategy.start, Strategy.start):

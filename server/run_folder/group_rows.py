@@ -76,8 +76,8 @@ class Grouped:
                 value = cells.get(score.name)
                 if value is not None and score.over not in cells:
                     return f"its {score.name} of {group} comes without its {score.over}"
-                if value is not None and score.percent and not 0.0 <= value <= 1.0:
-                    return f"its {score.name} of {group} is {value!r}, which must lie in [0, 1]"
+                if value is not None and not score.has(value):
+                    return f"its {score.name} of {group} is {value!r}, which is impossible"
         total = sum(cells[COUNT] for cells in by_group.values())
         if total > most:
             return f"its groups have {total:g} examples together, and it was tested on {most:g}"
