@@ -298,7 +298,7 @@ def _retry(call: Callable[[], T]) -> T:
         else:
             if since < math.inf:
                 log.warning(
-                    "the SuperLink works again after %.0f s, and the run goes on",
+                    "the SuperLink works again after %.0f s, and the run continues",
                     time.monotonic() - since,
                 )
             return result

@@ -58,9 +58,8 @@ def _noisy(sight: Sight) -> Vector:
 
 def _alie(sight: Sight) -> Vector:
     mean = np.asarray(sight.honest.mean(axis=0))
-    deviation = np.zeros_like(mean)
-    if len(sight.honest) > 1:
-        deviation = np.asarray(sight.honest.std(axis=0, ddof=1))
+    several = len(sight.honest) > 1
+    deviation = np.asarray(sight.honest.std(axis=0, ddof=1)) if several else np.zeros_like(mean)
     return mean + sight.strength * deviation
 
 

@@ -93,9 +93,7 @@ def choose(settings: RunSettings, processors: int) -> Choice:
     task, model = load_task_and_model(settings)
     device = choose_device(settings.device)
     training = len(split_names(settings.training_clients)) or len(task.clients)
-    cohort = 1
-    if not settings.pooled:
-        cohort = share(settings.fraction, training, 1)
+    cohort = 1 if settings.pooled else share(settings.fraction, training, 1)
     work = global_work(settings, FIRST_ROUND)  # raises if the client rule is missing
     # After CUDA is initialised, forked processes cannot train.
     may_fork = can_fork() and not torch.cuda.is_available()
@@ -177,7 +175,5 @@ def fitting_clients(
     parameter_bytes = sum(each.nbytes for each in model.parameters() if each.requires_grad)
     batch = batch_of(len(examples), global_work(settings, FIRST_ROUND))
     bytes_per_client = 3 * (parameter_bytes + output_bytes * batch)
-    available = BLOCK_BYTES
-    if device.type == "cuda":
-        available = torch.cuda.mem_get_info(device)[0] // 2
-    return max(1, math.floor(available / bytes_per_client))
+    free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else BLOCK_BYTES
+    return max(1, math.floor(free / bytes_per_client))

@@ -80,9 +80,7 @@ class LocalClients:
         check_tolerance(method, len(self._names))
         if self.settings.attack and share_in(self.settings.attackers) is None:
             check_names("attackers", split_names(self.settings.attackers), self._names)
-        self._adversaries: Adversaries | None = None
-        if self.settings.attack:
-            self._adversaries = Adversaries(self.settings, self._names, method)
+        self._adversaries = Adversaries(settings, self._names, method) if settings.attack else None
         self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
@@ -93,9 +91,7 @@ class LocalClients:
 
     @property
     def _hostile(self) -> frozenset[str]:
-        if self._adversaries is None:
-            return frozenset()
-        return self._adversaries.names
+        return self._adversaries.names if self._adversaries else frozenset()
 
     # ClientPool, except train and evaluate --------------------------------------------------------
 
@@ -324,9 +320,7 @@ def check_tolerance(method: Method, clients: int) -> None:
         method.fraction_train, len(method.training_clients) or clients, method.min_train_nodes
     )
     if method.defence is not None and 2 * max(1, method.defence.tolerance) >= per_round:
-        remedy = "a defence needs three"
-        if per_round > 2:
-            remedy = f"lower it to {(per_round - 1) // 2}"
+        remedy = f"lower it to {(per_round - 1) // 2}" if per_round > 2 else "a defence needs three"
         raise FairbloomError(
             f"defence-tolerance = {method.defence.tolerance}: it must be less than half of the"
             f" {per_round} clients of a round: {remedy}, or raise fraction or the number of clients"
@@ -382,9 +376,7 @@ def store_reply(updates: Updates, second: Updates | None, row: int, update: Upda
 
     Return its reply, with copies of all other arrays.
     """
-    others_of_second: Model = {}
-    if second is not None:
-        others_of_second = _write(second, row, update.second)
+    others_of_second = {} if second is None else _write(second, row, update.second)
     return Reply(row, update.metrics, _write(updates, row, update.arrays), others_of_second)
 
 

@@ -71,9 +71,7 @@ class Forked:
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGKILL:
             return "SIGKILL, as when memory runs short"
-        if code < 0:
-            return signal.Signals(-code).name
-        return f"exit code {code}"
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def _fork() -> int:

@@ -60,13 +60,8 @@ def simulate(
             recorded = ENGINE.read(folder)
             if debug:
                 return DebuggedClients(method, of_method), recorded or {}
-            if recorded:
-                choice = Choice(**recorded)
-            else:
-                choice = choose(of_method, processors_here())
-            usable = choice
-            if processors is not None:
-                usable = choice.within(processors)
+            choice = Choice(**recorded) if recorded else choose(of_method, processors_here())
+            usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, of_method)))
             if on_trained is not None:
                 clients.on_trained = on_trained

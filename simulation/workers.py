@@ -81,9 +81,9 @@ class SharedBuffers:
         if not isinstance(matrices[0], np.memmap):
             self.matrices = [shared_array(matrix.shape, matrix.dtype) for matrix in matrices]
         self.updates = Updates(layout, self.matrices[0])
-        self.second: Updates | None = None
-        if second:
-            self.second = Updates(layout_of_second(layout, second), self.matrices[1])
+        self.second = (
+            Updates(layout_of_second(layout, second), self.matrices[1]) if second else None
+        )
 
     def fit(self, model: Model, rows: int) -> bool:
         """Return whether `rows` clients with models like this one fit into the memory."""

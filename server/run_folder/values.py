@@ -50,7 +50,7 @@ class RecordedSettings:
         try:
             settings = tomllib.loads(content.decode())
         except ValueError as error:
-            raise ValueError(f"it is no valid TOML: {error}") from error
+            raise ValueError(f"it is not valid TOML: {error}") from error
         number = settings.pop("run-folder-format", None)
         if not isinstance(number, int):
             raise ValueError(f"it has run-folder-format = {number!r}, which is not a number")

@@ -40,13 +40,8 @@ class StackedClient(NamedTuple):
         """Return a client that does this work for these epochs."""
         size = len(local.splits.train)
         batch = batch_of(size, work)
-        if work.idle:
-            steps = 0
-        elif work.steps is None:
-            steps = epochs * math.ceil(size / batch)
-        else:
-            steps = work.steps
-        return cls(local, place, epochs, size, batch, steps)
+        steps = epochs * math.ceil(size / batch) if work.steps is None else work.steps
+        return cls(local, place, epochs, size, batch, 0 if work.idle else steps)
 
 
 @dataclass(frozen=True)
@@ -82,9 +77,7 @@ class Step:
         """Return the step of the first `count` clients only."""
         if count == len(self.targets):
             return self
-        counts = self.counts
-        if counts is not None:
-            counts = counts[:count]
+        counts = None if self.counts is None else self.counts[:count]
         inputs = map_inputs(self.inputs, lambda tensor: tensor[:count])
         return Step(inputs, self.targets[:count], counts)
 

@@ -106,12 +106,9 @@ SUPPORTED = Support(
 
 def find_unsupported(terms: Terms, rules: Rules, *works: LocalWork, by_group: bool = False) -> str:
     """Return the first request that stacked clients do not support, as name = value, or ""."""
-    if unsupported := SUPPORTED.find_unsupported(terms, rules, *works, by_group=by_group):
-        return unsupported
-    for work in works:
-        if work.optimizer not in OF_PYTORCH:
-            return f"optimizer = {work.optimizer}"
-    return ""
+    unsupported = SUPPORTED.find_unsupported(terms, rules, *works, by_group=by_group)
+    optimizers = (f"optimizer = {w.optimizer}" for w in works if w.optimizer not in OF_PYTORCH)
+    return unsupported or next(optimizers, "")
 
 
 class StackedModels:
@@ -502,9 +499,7 @@ class _Block(ClientRound):
                 done = self._rows.work_done(row, self._work, member.steps)
                 metrics |= requested_metrics(terms.measure, self._scores[row], done)
             if keeps_states and terms.of_client(member.local.name).state_round is not None:
-                metrics[wire.STATE_ROUND] = 0
-                if self._started:
-                    metrics[wire.STATE_ROUND] = self._started[row].origin
+                metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
             training.replies[member.local.name] = Reply(member.place, metrics, others, others)
 
     def after(self) -> None:
@@ -547,15 +542,10 @@ def train_together(
     adds `shift` to the gradients, arrays of shape (k, *shape). After each step, `after_step` is
     called with its number and a function that copies the models.
     """
-    anchor: list[Tensor] = []
-    if work.pull > 0.0:
-        anchor = rows.anchor
-    optimizer: RowOptimizer | None = None
-    velocity: list[Tensor] = []
-    if work.optimizer != SGD:
-        optimizer = RowOptimizer(rows.arrays, work)
-    elif work.momentum > 0.0:
-        velocity = [torch.zeros_like(array) for array in rows.arrays]
+    anchor = rows.anchor if work.pull > 0.0 else []
+    optimizer = None if work.optimizer == SGD else RowOptimizer(rows.arrays, work)
+    has_velocity = optimizer is None and work.momentum > 0.0
+    velocity = [torch.zeros_like(array) for array in rows.arrays] if has_velocity else []
     first_losses = None
     take_step = program.make_step(work, shifted=bool(shift))
     for number, step in enumerate(steps, start=1):

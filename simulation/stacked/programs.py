@@ -141,9 +141,7 @@ def step_by_autograd(
     losses, total = summed(program(leaves, inputs))
     gradients = gradients_of(total, leaves)
     with torch.no_grad():
-        correct = None
-        if arrays.shift:
-            correct = partial(torch._foreach_add, arrays.shift)
+        correct = partial(torch._foreach_add, arrays.shift) if arrays.shift else None
         descend(
             leaves,
             gradients,
@@ -172,10 +170,7 @@ class Chain:
         left = iter(weights)
         (x,) = tensors_of(inputs)
         for layer in self._layers:
-            if isinstance(layer, nn.Linear):
-                x = _linear(layer, left, x)
-            else:
-                x = _other(layer, x)
+            x = _linear(layer, left, x) if isinstance(layer, nn.Linear) else _other(layer, x)
         return x
 
     def make_step(self, work: LocalWork, *, shifted: bool) -> TakeStep:
@@ -291,9 +286,7 @@ def _linear(layer: nn.Linear, left: Iterator[Tensor], inputs: Tensor) -> Tensor:
 
 def _other(layer: nn.Module, inputs: Tensor) -> Tensor:
     """Return the outputs of an activation or a flattening layer of many clients."""
-    if isinstance(layer, nn.Flatten):
-        return inputs.flatten(2)
-    outputs: Tensor = layer(inputs)
+    outputs: Tensor = inputs.flatten(2) if isinstance(layer, nn.Flatten) else layer(inputs)
     return outputs
 
 
@@ -319,8 +312,7 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         raise
     except Exception as error:  # PyTorch, or a user's model, may raise anything on many clients
         words = " ".join(str(error).split())[:200]
-        place = place_of(error)
-        at = f", {place}" if place else ""
+        at = f", {place}" if (place := place_of(error)) else ""
         raise UnstackableError(
             f"PyTorch cannot map it over clients ({type(error).__name__}: {words}{at})"
         ) from error
@@ -382,9 +374,7 @@ def _chain_layers(model: nn.Module) -> list[nn.Module] | None:
     plain = type(model) in (nn.Linear, *ELEMENTWISE) and not (
         model._forward_hooks or model._forward_pre_hooks
     )
-    if flat or plain:
-        return [model]
-    return None
+    return [model] if flat or plain else None
 
 
 def _check_same(program: Program, model: nn.Module, task: Task, examples: Examples) -> None:

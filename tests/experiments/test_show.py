@@ -239,7 +239,7 @@ def test_interrupted_and_running_are_told_apart(
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "torn settings": (lambda run: (run / "config.toml").write_text("task = "), "is no valid TOML"),
+    "torn settings": (lambda run: (run / "config.toml").write_text("task = "), "is not valid TOML"),
     "a table of words": (
         lambda run: (run / "rounds.csv").write_text("round\nmany\n"),
         "rounds.csv cannot be read",

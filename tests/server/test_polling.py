@@ -239,7 +239,7 @@ def test_a_lost_superlink_and_its_return_are_one_log_line_each(
     replies(Falls(monkeypatch, *[HANDSHAKE] * 30, answer(500), answer(500)), 1, timeout=60.0)
     assert [*dict.fromkeys(said.messages)] == [
         f"the SuperLink fails this run, which waits for it up to 10 minutes: {HANDSHAKE}",
-        "the SuperLink works again after 32 s, and the run goes on",
+        "the SuperLink works again after 32 s, and the run continues",
     ]
 
 
