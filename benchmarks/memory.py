@@ -54,7 +54,7 @@ def main() -> None:
 
 def promised(workload: Workload) -> float:
     """Return the bound in megabytes."""
-    task = load_task(workload.settings().run_config())
+    task = load_task(workload.settings())
     model: int = sum(tensor.nbytes for tensor in task.model().state_dict().values())
     return (data_bytes(task) + 3 * workload.drawn * model) / 1e6 + FIXED
 

@@ -27,7 +27,7 @@ def plain_loop(settings: Settings) -> float:
     clients' test sets are evaluated after the last round, and after every `evaluate-every` rounds.
     Nothing is written to disk.
     """
-    task = load_task(settings.run_config())
+    task = load_task(settings)
     model = task.model()
     train = {name: TensorDataset(*task.splits(name).train[:]) for name in task.clients}
     test = {name: TensorDataset(*task.splits(name).test[:]) for name in task.clients}

@@ -262,7 +262,7 @@ def test_the_last_evaluation_is_as_in_one_process(
 def test_whenever_a_device_is_killed_one_whole_model_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    task = load_task(settings_of(tmp_path / "run").run_config())
+    task = load_task(settings_of(tmp_path / "run"))
 
     def keep(number: int) -> None:
         config = {"task": "digits", "num-rounds": number}
