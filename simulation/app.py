@@ -42,7 +42,7 @@ def run_app(
         # an app that seeds nothing begins with the same model under every method
         with one_thread(), all_seeded(int(config["seed"])):
             server_app(grid, context)
-    except (Exception, SystemExit) as error:  # whatever the app does, it ends its own run alone
+    except (Exception, SystemExit) as error:  # any failure of the app ends only its own run
         raise FairbloomError(failure_reason(error)) from error
     out = Path(str(config["out"]))
     if not is_finished(out):
@@ -63,13 +63,13 @@ class CheckedGrid(InProcessGrid):
     def __init__(self, client_app: ClientApp, config: Mapping[str, Value], clients: int) -> None:
         super().__init__(client_app, dict(config), clients)
         _, own = parse_method(str(config["method"]))
-        told = {"method", "seed", *map(short_key, own)}
+        compared = {"method", "seed", *map(short_key, own)}
         options = collect_options(from_config(config))
         self._folder = Path(str(config["out"]))
-        self._expected = {key: value for key, value in options.items() if key in told}
+        self._expected = {key: value for key, value in options.items() if key in compared}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Check what the run folder records, and let the clients work; see InProcessGrid."""
+        """Check the recorded settings, and call the ClientApp; see InProcessGrid."""
         recorded = CONFIG.read(self._folder).settings
         for key, value in self._expected.items():
             if recorded and recorded.get(key) != value:

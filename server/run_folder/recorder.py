@@ -174,8 +174,8 @@ class RunRecorder:
             SCORES.write(self.path, self._scores)
             if code:
                 MODULES.write(self.path, code)
-            # The settings come last: a folder without them is one whose process was killed while it
-            # made the folder, and is made again.
+            # The settings come last: if the process is killed before, the folder has no settings
+            # and is made again.
             CONFIG.write(self.path, RecordedSettings(config))
             return
         recorded = CONFIG.read(self.path)
@@ -187,7 +187,7 @@ class RunRecorder:
         if before != now and (self.method.paced or RunSettings.of(config).paced):
             change = "be extended to" if now > before else "end after"
             raise RunFolderError(
-                f"{self.path} holds a run whose steps decay over {before} rounds, so it cannot"
+                f"{self.path} holds a run with steps that decay over {before} rounds, so it cannot"
                 f" {change} {now}: choose another folder (--out) for a run of that length"
             )
         self._changed = replace(recorded, settings=config)
