@@ -227,8 +227,10 @@ def test_a_run_that_continues_keeps_its_engine(
 def test_small_models_are_stacked_and_slow_others_get_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # With a card in the machine, no workers would be forked.
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     engines = {}
-    for seconds in (1e-4, 10.0):  # which a step takes, as it seems
+    for seconds in (1e-4, 10.0):  # the measured time of a step
         tried = lambda *given, s=seconds: trial.try_first_step(*given)._replace(seconds=s)  # noqa: E731
         monkeypatch.setattr(choice, "try_first_step", tried)
         for model in ("logistic", "mlp", "cnn"):

@@ -170,7 +170,7 @@ def test_in_python_the_error_itself_is_raised(
     monkeypatch.chdir(tmp_path)
     Path("later").touch()
     out = tmp_path / "run"
-    settings = {"task.fails": "later"}
+    settings = {"task.fails": "later", "device": "cpu"}
     with pytest.raises(KeyError, match="later") as raised:
         fairbloom.run(
             PLAIN["task"], rounds=2, engine="stacked", out=out, settings=settings, debug=True

@@ -30,6 +30,8 @@ LATE = (
     "--set",
     "stragglers=1.0",
     "--set",
+    "device=cpu",
+    "--set",
     "drop-stragglers=true",
     "--out",
     "a",
