@@ -1,7 +1,7 @@
 """A Flower app of a user's that a comparison runs: its pyproject.toml, and its runs."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.own_code import digest_own_code
-from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.protocol.settings import SettingsError, Value, flatten_tables
 from fairbloom.strategies.named import COMMON, STRATEGY_OPTIONS, method_parameters
 
 from .arms import label_of
@@ -73,7 +73,7 @@ class App:
         does not take a value, or lacks what a comparison needs.
         """
         table = _read_flwr(folder)
-        config = dict(_flatten(table["app"].get("config", {})))
+        config = flatten_tables(table["app"].get("config", {}))
         _check_keys(folder, config)
         nodes = [
             each["options"]["num-supernodes"]
@@ -165,15 +165,6 @@ def _read_flwr(folder: Path) -> dict[str, Any]:
             ' "my_app.client_app:app"'
         )
     return table
-
-
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
-    """Yield the keys and values of a run config as Flower does: a table in it becomes a prefix."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _check_keys(folder: Path, config: Mapping[str, Value]) -> None:

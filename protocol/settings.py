@@ -521,6 +521,17 @@ def digest(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(dict(config), sort_keys=True).encode()).hexdigest()[:8]
 
 
+def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings with dotted keys, as Flower reads them: in TOML, `csv.group` is a table."""
+    settings: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            settings |= flatten_tables(value, f"{prefix}{key}.")
+        else:
+            settings[prefix + key] = value
+    return settings
+
+
 def parse_assignments(words: Iterable[str]) -> dict[str, Value]:
     """Return the settings of KEY=VALUE words; the last value of a key wins."""
     config: dict[str, Value] = {}

@@ -27,7 +27,7 @@ ROOMS: Mapping[str, int] = {
     "experiments/results": 1_769,
     "experiments/studies": 880,
     "prediction": 705,
-    "protocol": 763,
+    "protocol": 792,
     "rounds": 2_849,
     "server": 927,
     "server/run_folder": 1_268,

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, ValidationError, field_validator
 from pydantic.dataclasses import dataclass
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Mark, marked
+from fairbloom.protocol.settings import Mark, flatten_tables, marked
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.schema import shorten_value
 
@@ -62,7 +62,7 @@ class Limits:
     @field_validator("settings")
     @classmethod
     def _check_settings(cls, table: dict[str, Any]) -> dict[str, Any]:
-        flat = _flatten(table)
+        flat = flatten_tables(table)
         known = marked(Mark.SENT_TO_CLIENTS)
         for key in flat:
             if key not in known and not ("." in key and key.partition(".")[0] in TASKS):
@@ -103,14 +103,3 @@ class Limits:
                     f" {', '.join(map(repr, values)) or 'none'}: change the run; the device's owner"
                     " may change it (limits, in owner.toml)"
                 )
-
-
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings with dotted names: `csv.group = "sex"` is a table in TOML."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

@@ -23,6 +23,7 @@ from fairbloom.protocol.settings import (
     RunSettings,
     SettingsError,
     Value,
+    flatten_tables,
     marked,
     parsed,
 )
@@ -147,18 +148,9 @@ def read_app(folder: Path) -> App | None:
             f"{file} lacks {error}: a run needs name and version of [project], and serverapp of "
             "[tool.flwr.app.components]"
         ) from None
-    return App(serverapp, name, version, config=flatten(app.get("config", {})), folder=folder)
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as settings with dotted keys, as Flower reads them."""
-    settings: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            settings |= flatten(value, f"{prefix}{key}.")
-        else:
-            settings[prefix + key] = value
-    return settings
+    return App(
+        serverapp, name, version, config=flatten_tables(app.get("config", {})), folder=folder
+    )
 
 
 def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
