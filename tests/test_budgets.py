@@ -49,8 +49,8 @@ SLACK = 1.03
 WHOLE = 30_000
 """The most statements in all packages."""
 
-DOCS_WORDS = 30_200
-"""The most words in docs/."""
+DOCS_WORDS = 36_900
+"""The words in docs/; 38,000 with the slack."""
 
 DEPENDENCIES = 22
 """The most direct dependencies of a bare install."""

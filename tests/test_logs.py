@@ -71,8 +71,15 @@ def test_a_terminal_has_colours_unless_they_are_disabled() -> None:
 
 def test_warnings_of_workers_are_printed_once_by_the_parent() -> None:
     sent = ["<string>:11: UserWarning: mind the %d steps", LINE]
-    assert written(SEND, {}, terminal=False).splitlines() == sent * 2
-    assert written(SEND, {"NO_COLOR": "1"}, terminal=True).splitlines() == sent
+    printed = written(SEND, {}, terminal=False)
+    assert without_source(printed) == sent * 2
+    printed = written(SEND, {"NO_COLOR": "1"}, terminal=True)
+    assert without_source(printed) == sent
+
+
+def without_source(text: str) -> list[str]:
+    """Return the lines but for those of source, which Python shows from 3.13 on for `-c`, too."""
+    return [line for line in text.splitlines() if not line.startswith("  warnings.warn(")]
 
 
 def test_our_commands_write_no_colours_to_files(

@@ -77,14 +77,13 @@ def test_what_is_exported_is_there(subtests: pytest.Subtests) -> None:
 
 def test_only_common_options_are_in_the_signature(subtests: pytest.Subtests) -> None:
     functions: list[Callable[..., object]] = [api.run, api.compare, api.search]
+    documented = inspect.cleandoc(str(api.run.__doc__))
     for function in functions:
         with subtests.test(function=function):
             shown = inspect.signature(function).parameters
             for name, annotation in get_type_hints(CommonOptions).items():
                 assert (shown[name].annotation, shown[name].default) == (annotation, None)
-                assert re.search(rf"^    {name}\n        \S", str(api.run.__doc__), re.MULTILINE), (
-                    name
-                )
+                assert re.search(rf"^{name}\n    \S", documented, re.MULTILINE), name
             assert "options" not in shown
             with pytest.raises(
                 TypeError, match=rf"{function.__name__}\(\) got an unexpected .* 'learning_rate'"
