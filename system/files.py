@@ -57,11 +57,14 @@ def write_public(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for its owner only, with missing parents, durably."""
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for place in missing:
-        sync_folder(place.parent)
+    """Make a folder, and its missing parents, for their owner only, durably."""
+    missing = [place for place in folder.parents if not place.exists()]
+    # one by one: mkdir(parents=True) would give the parents the umask's mode
+    for place in (*reversed(missing), folder):
+        is_new = not place.exists()
+        place.mkdir(mode=0o700, exist_ok=True)
+        if is_new:
+            sync_folder(place.parent)
 
 
 def sync_folder(folder: Path) -> None:

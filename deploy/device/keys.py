@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from fairbloom.system.files import write_public
+from fairbloom.system.files import make_folder, write_public
 
 from .. import pki
 from ..errors import DeployError
@@ -20,7 +20,7 @@ def make(folder: Path, name: str) -> str:
     key = folder / "key"
     request = pki.write_request(made, name)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         # "x": if two processes do this at once, one of them fails
         with open(key, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(pki.format_key(made))

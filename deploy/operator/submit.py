@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from fairbloom import __version__
-from fairbloom.client.guard.accepted_settings import settings_to_allow
+from fairbloom.client.guard.accepted_settings import SCHEMA, settings_to_allow
 from fairbloom.errors import did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.parameters import of_kind
@@ -189,7 +189,8 @@ def find_device_warnings(
 
     Raise SettingsError if no device accepts a setting.
     """
-    refused = settings_to_allow(given)
+    # devices get the text of a schema, and their owners accept it in another way
+    refused = settings_to_allow({key: value for key, value in given.items() if key != SCHEMA})
     if "device" in refused:
         raise SettingsError(
             f"device = {refused['device']!r}: devices accept auto, cpu, cuda, cuda:1 or mps"

@@ -17,6 +17,7 @@ from fairbloom.deploy.operator import submit as runs
 from fairbloom.protocol.settings import OWN_SETTINGS, Value, expand_own_settings
 from fairbloom.server.settings import Settings, default_config
 from tests.experiments.helpers import fairbloom
+from tests.tasks.tables import SCHEMA
 
 
 def orders(made: Path) -> list[Order]:
@@ -171,6 +172,14 @@ def test_what_devices_must_allow_is_said(
     with pytest.raises(SettingRefusedError, match="allow, in "):
         accepted_settings({"task": value})
     accepted_settings({"task": value, "learning-rate": 0.2}, allow=[value])  # as the remedy advises
+
+
+def test_an_accepted_schema_needs_no_allow(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (made / "schema.toml").write_text(SCHEMA)
+    words = ("--set", "task=csv", "--schema", made / "schema.toml")
+    assert fairbloom("deploy", "submit", "--detach", *words) == 0
+    assert "is accepted only by devices" not in capsys.readouterr().err
+    assert submitted_settings(made)["schema"] == SCHEMA
 
 
 def test_partitions_beyond_the_clients_are_said(

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.system.files import whole_file, write_private, write_public, write_whole
+from fairbloom.system.files import (
+    make_folder,
+    whole_file,
+    write_private,
+    write_public,
+    write_whole,
+)
 
 
 def test_a_reader_sees_the_old_or_the_new_file(tmp_path: Path) -> None:
@@ -97,3 +103,19 @@ def test_permissions_are_never_wider_than_asked_for(
         0o640,
         0o644,
     ]
+
+
+def test_each_new_folder_on_the_way_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        make_folder(tmp_path / "a/b/c")
+        make_folder(tmp_path / "a/b/c")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/c"]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 3
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        make_folder(tmp_path / "file/below")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "file")
