@@ -51,6 +51,11 @@ MAX_BYTES = 2**20
 # The file of a schema in a run folder, and its name in errors if it came as text.
 SCHEMA = "schema.toml"
 
+# What the server may read of a fault in a device's description of its own files.
+OWN_FILES = (
+    "its owner.toml says something of a file that the schema does not have: its own log says what"
+)
+
 # The key under `files` for all files that have no table of their own.
 EVERY_FILE = "*"
 
@@ -281,19 +286,27 @@ def parse_image_schema(text: str, name: str = SCHEMA) -> ImageSchema:
     return _parse(ImageSchema, text, name)
 
 
-def with_files(text: str, files: Mapping[str, Any], name: str = SCHEMA) -> str:
+def with_files(text: str, files: Mapping[str, Any], name: str = "owner.toml") -> str:
     """Return a schema's text with the formats of a device's own files, which replace the schema's.
 
-    `files` is a TOML table of the file `name`; raise SchemaError if it has a fault.
+    `files` is a TOML table of the device's file `name`; raise SchemaError if it has a fault, or if
+    it does not fit the schema. The server may not read names of the device's own files and columns,
+    so what it may read of such an error is OWN_FILES.
     """
     try:
         TypeAdapter(dict[str, File]).validate_python(files)
     except ValidationError as error:
-        raise SchemaError(f"{name}: files.{_explain(error)}") from error
+        raise SchemaError(f"{name}: files.{_explain(error)}", OWN_FILES) from error
     written = tomllib.loads(text)
     if not files or "fields" not in written:
         return text
-    return tomli_w.dumps({**written, "files": {**written.get("files", {}), **files}})
+    parse_schema(text)  # its own faults are the run's, and the server may read them
+    merged = tomli_w.dumps({**written, "files": {**written.get("files", {}), **files}})
+    try:
+        parse_schema(merged, name)
+    except SchemaError as error:
+        raise SchemaError(str(error), OWN_FILES) from error
+    return merged
 
 
 AnyTable = TypeVar("AnyTable", bound=_Table)

@@ -149,7 +149,7 @@ class ClientSettings:
 
         try:
             Limits.of(self.limits)
-            with_files("", self.files, OWNERS_FILE)
+            with_files("", self.files)
         except (LimitsError, SchemaError) as error:
             raise DeployError(str(error)) from error
         if importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:

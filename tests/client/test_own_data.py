@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from fairbloom.client.app import app
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, reportable
+from fairbloom.tasks.schema import OWN_FILES
 from tests.tasks.tables import SCHEMA, config, csv_of
 
 
@@ -66,3 +68,24 @@ def test_the_owner_says_how_the_devices_files_are_written(tmp_path: Path) -> Non
     files = {"lund.csv": {"decimalChar": ",", "fields": {"age": {"name": "Alter"}}}}
     own = device(tmp_path, files=json.dumps(files))
     assert asked(own).content["client"]["num-examples"] == 16
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"fields": {"Zebrafish, MRN 1931": {"unit": "mg"}}},
+        {"fields": {"age": {"name": "Alter", "factor": 0}}},
+        {"groupChar": ",", "decimalChar": ","},
+        {"Zebrafish, MRN 1931": 1},
+    ],
+    ids=["column", "factor", "marks", "key"],
+)
+def test_names_in_owner_toml_stay_on_the_device(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, table: dict[str, Any]
+) -> None:
+    (tmp_path / "lund.csv").write_text(csv_of(20))
+    own = device(tmp_path, files=json.dumps({"aa_Quasimodo.csv": table}))
+    with pytest.raises(FairbloomError) as refusal:
+        asked(own)
+    assert reportable(refusal.value) == OWN_FILES
+    assert "owner.toml: files.aa_Quasimodo.csv" in caplog.text
