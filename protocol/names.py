@@ -35,6 +35,10 @@ def is_usable_name(name: str) -> bool:
 # Key, next to a client's name, of the terms of local work that it supports: some of `terms.WORK`.
 HONOURS = "honours"
 
+# Key in the record `client` of a reply: whether all steps had a learning rate of 0, so that a model
+# without a change is no fault.
+ZERO_RATE = "zero-rate"
+
 # Key in a client's settings: whether its reports leave the machine. No run can set it.
 DEPLOYED = "deployed"
 

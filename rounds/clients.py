@@ -48,6 +48,8 @@ class Replies:
         The size of the arrays in each reply, as messages hold them.
     hostile
         The clients that attack in an experiment: means leave them out.
+    at_rest
+        The clients that report that all their steps had a learning rate of 0.
     """
 
     metrics: Reports
@@ -56,6 +58,7 @@ class Replies:
     bytes_sent: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
     hostile: frozenset[str] = frozenset()
+    at_rest: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from .quorum import Quorum
 from .records import (
     check_supported,
     has_no_query,
+    has_zero_rate,
     is_expired,
     model_of,
     read_arrays,
@@ -334,7 +335,8 @@ class FlowerClients:
                 refused.add(name, reason)
         screen_updates(method, trained, exchange.server_round)
         sizes = {name: size_of(content) for name, content in contents}
-        return replace(trained, bytes_sent=exchange.bytes_sent, sizes=sizes)
+        at_rest = frozenset(name for name, content in contents if has_zero_rate(content))
+        return replace(trained, bytes_sent=exchange.bytes_sent, sizes=sizes, at_rest=at_rest)
 
     def _find_supported_terms(
         self, contents: Sequence[tuple[str, RecordDict]]

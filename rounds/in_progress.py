@@ -84,15 +84,7 @@ class RoundInProgress:
                 names = ", ".join(training_clients)
                 words = f"of those that train (training_clients = {names}), {words}"
             return words
-        parts: list[str] = []
-        if replies.missing:
-            parts.append(f"{len(replies.missing)} of {asked} clients did not answer in time")
-        if reasons := replies.refused.reasons:
-            name, reason = next(iter(reasons.items()))
-            same = len(reasons) > 1 and set(reasons.values()) == {reason}
-            which = "all" if same else f"that of {name}"
-            parts.append(f"{len(reasons)} of {asked} replies were refused, {which} since {reason}")
-        return " and ".join(parts)
+        return explain_unusable(replies, asked)
 
     def finish(
         self,
@@ -144,3 +136,16 @@ class RoundInProgress:
             bytes_sent=replies.bytes_sent + self.bytes_of_probe + self.evaluation.bytes_sent,
             bytes_received=replies.bytes_received,
         )
+
+
+def explain_unusable(replies: Replies, asked: int) -> str:
+    """Return as text why none of the replies of the clients that were asked can be used."""
+    parts: list[str] = []
+    if replies.missing:
+        parts.append(f"{len(replies.missing)} of {asked} clients did not answer in time")
+    if reasons := replies.refused.reasons:
+        name, reason = next(iter(reasons.items()))
+        same = len(reasons) > 1 and set(reasons.values()) == {reason}
+        which = "all" if same else f"that of {name}"
+        parts.append(f"{len(reasons)} of {asked} replies were refused, {which} since {reason}")
+    return " and ".join(parts)

@@ -19,7 +19,7 @@ from .arrays import Model
 from .clients import NOTHING, ClientPool, Metrics, Replies, TrainReplies
 from .cohort import MethodError
 from .compatibility import ROSTER
-from .in_progress import RoundInProgress
+from .in_progress import RoundInProgress, explain_unusable
 from .method import Method
 from .refusals import NotFiniteMetricError
 from .round import Round
@@ -35,8 +35,19 @@ from .screening import (
 REMEDY = "Correct that and continue, or let runs go on regardless by unused-rounds = 0"
 
 
+# What an unchanged reply is a sign of.
+NO_STEP = (
+    "took no step on the parameters that it received: its reply is the model that was sent. A"
+    " training function must train the model that it is given, not a copy, and call"
+    " optimizer.step()"
+)
+
+# Names that apps give the learning rate in `train_config`.
+RATES = ("lr", "learning-rate", "learning_rate")
+
+
 class NothingLearnedError(FairbloomError):
-    """A run without any step; the message names what the clients lack and the remedy."""
+    """A run that learns nothing, or is never evaluated; the message has the reason and remedy."""
 
 
 class Rounds:
@@ -87,7 +98,10 @@ class Rounds:
         self._first_limit = first_limit
         self._scores = {score.name: score for score in scores}
         self._skip_reason = "its rounds were skipped"
+        self._evaluation_fault = "no evaluation could be used"
         self._has_asked = False  # whether this process has asked clients to train
+        # Whether unchanged replies are logged already: of all clients, and of some.
+        self._logged_unchanged = {True: False, False: False}
 
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
@@ -177,7 +191,8 @@ class Rounds:
         Raises
         ------
         NothingLearnedError
-            When `unused_rounds` rounds in a row took no step.
+            When `unused_rounds` rounds in a row took no step, or that many rounds had only replies
+            without a change.
         MethodError
             When the method does not return coefficients.
         """
@@ -192,9 +207,11 @@ class Rounds:
         method.progress.finished_rounds = number
         step: Step | None = None
         skip_reason = ""
+        unchanged: Sequence[str] = ()
         if norm_bounds is None:
             skip_reason = current.explain_no_update(replies, method.training_clients)
         else:
+            unchanged = self._find_unchanged(current, replies)
             try:
                 step = self._aggregate(current, replies, norm_bounds)
             except NoStepError as reason:
@@ -211,6 +228,7 @@ class Rounds:
                 text_if(not is_logged, f": {skip_reason}"),
             )
         self._count_step(number, skip_reason)
+        self._count_unchanged(number, unchanged)
         asked = len(current.draws) if current.is_answered else 0
         metrics = replies.summarize(asked, method.weighted_by_key)
         if step is None:
@@ -253,13 +271,20 @@ class Rounds:
         return current.evaluators, terms, self.mean_model(model)
 
     def aggregate_evaluate(self, replies: Replies) -> Metrics | None:
-        """Screen the replies; return their mean metrics by examples, None if nobody was asked."""
+        """Screen the replies; return their mean metrics by examples, None if nobody was asked.
+
+        Raises
+        ------
+        NothingLearnedError
+            When `unused_rounds` evaluated rounds in a row had no usable evaluation.
+        """
         current = self.current
         current.evaluation = replies
         screen_evaluations(self._method, replies, self._scores, self._first_limit)
         replies.refused.log()
         if not current.evaluators:
             return None
+        self._count_evaluation(current)
         return replies.summarize(len(current.evaluators), self._method.weighted_by_key)
 
     # The run --------------------------------------------------------------------------------------
@@ -288,8 +313,7 @@ class Rounds:
         """Return whether clients evaluate after this round."""
         if self._method.fraction_evaluate <= 0.0:
             return False
-        every = self._method.evaluate_every
-        return number == self._num_rounds or (every > 0 and number % every == 0)
+        return number in (self._num_rounds, self._method.last_evaluated(number))
 
     def mean_model(self, model: Model) -> Model:
         """Return the mean of all global models if they are averaged, else the last one, `model`.
@@ -299,10 +323,18 @@ class Rounds:
         return self._method.progress.average.mean(model)
 
     def check_learned(self) -> None:
-        """Raise NothingLearnedError when a run is over in which no round has taken a step."""
-        if self._method.unused_rounds and self._num_rounds and self._method.progress.steps == 0:
+        """Raise NothingLearnedError when a run is over without a step, or without an evaluation."""
+        progress = self._method.progress
+        if not self._method.unused_rounds or not self._num_rounds:
+            return
+        if progress.steps == 0:
             raise NothingLearnedError(
                 f"no round of {self._num_rounds} took a step: {self._skip_reason}. {REMEDY}"
+            )
+        if progress.unevaluated and not progress.evaluated:
+            raise NothingLearnedError(
+                f"no round of {self._num_rounds} could be evaluated: {self._evaluation_fault}."
+                f" {REMEDY}"
             )
 
     # Parts ----------------------------------------------------------------------------------------
@@ -432,4 +464,61 @@ class Rounds:
             raise NothingLearnedError(
                 f"the run has learned nothing for {progress.skipped} rounds: in round {number},"
                 f" {skip_reason}. {REMEDY}"
+            )
+
+    def _find_unchanged(self, current: RoundInProgress, replies: TrainReplies) -> Sequence[str]:
+        """Return the clients with a reply that has changed no parameter, without a known reason.
+
+        Note whether any reply has changed one.
+        """
+        if current.terms.local_only or not replies.updates.layout.size:
+            return ()
+        # A server may send a learning rate of 0 on purpose, as in a warm-up.
+        if any(current.terms.others.get(name) == 0 for name in RATES):
+            return ()
+        norms = dict(zip(replies.names, replies.updates.norms.tolist(), strict=True))
+        honest = {name: norm for name, norm in norms.items() if name not in replies.hostile}
+        self._method.progress.changed |= any(honest.values())
+        return [name for name, norm in honest.items() if not norm and name not in replies.at_rest]
+
+    def _count_unchanged(self, number: int, unchanged: Sequence[str]) -> None:
+        """Log clients with unchanged replies once.
+
+        Raise NothingLearnedError after `unused_rounds` rounds if no reply of the run has changed a
+        parameter.
+        """
+        if not unchanged:
+            return
+        progress = self._method.progress
+        limit = self._method.unused_rounds
+        everyone = len(unchanged) == len(self.current.participants)
+        if not progress.changed:
+            progress.unchanged += 1
+            if limit and progress.unchanged >= limit:
+                raise NothingLearnedError(
+                    f"the run has learned nothing for {progress.unchanged} rounds: no reply has"
+                    f" changed a parameter. Client {unchanged[0]} {NO_STEP}. {REMEDY}"
+                )
+        if not self._logged_unchanged[everyone]:
+            self._logged_unchanged[everyone] = True
+            others = text_if(len(unchanged) > 1, f", as {len(unchanged) - 1} others,")
+            log.warning("round %d: client %s%s %s", number, unchanged[0], others, NO_STEP)
+
+    def _count_evaluation(self, current: RoundInProgress) -> None:
+        """Note whether a round was evaluated.
+
+        Raise NothingLearnedError after too many rounds without a usable evaluation.
+        """
+        progress = self._method.progress
+        if current.evaluation.names:
+            progress.evaluated = current.number
+            progress.unevaluated = 0
+            return
+        progress.unevaluated += 1
+        self._evaluation_fault = explain_unusable(current.evaluation, len(current.evaluators))
+        limit = self._method.unused_rounds
+        if limit and progress.unevaluated >= limit:
+            raise NothingLearnedError(
+                f"no evaluation could be used for {progress.unevaluated} evaluated rounds: in round"
+                f" {current.number}, {self._evaluation_fault}. {REMEDY}"
             )

@@ -119,7 +119,9 @@ class Method:
         an entry are not limited.
     unused_rounds
         The run stops with an error after this many rounds in a row without a step, because no reply
-        could be used or each step was beyond the model's range; 0: it never stops for this.
+        could be used or each step was beyond the model's range; after this many rounds from the
+        first one on in which all replies are the model that was sent; or after this many evaluated
+        rounds in a row without a usable evaluation. 0: it never stops for this.
     training_clients : names, default none
         Only these clients train: they are drawn among these, and fractions are shares of them. All
         clients evaluate. A round with none of them online is skipped. Without names, all train.
@@ -397,6 +399,12 @@ class Method:
         """
         return sample(names, wanted, self.seed, "train", server_round)
 
+    def last_evaluated(self, server_round: int) -> int:
+        """Return the last round up to this one after which clients evaluate, 0 without one."""
+        if not self.evaluate_every:
+            return 0
+        return server_round - server_round % self.evaluate_every
+
     # State ----------------------------------------------------------------------------------------
 
     def reset(self) -> None:
@@ -435,6 +443,11 @@ class Method:
             "first-counts": dict(progress.first_counts),
             "lengths": progress.norms.state_dict(),
         }
+        if not progress.changed:
+            state["unchanged"] = progress.unchanged
+        if progress.unevaluated:
+            state["evaluated"] = progress.evaluated
+            state["unevaluated"] = progress.unevaluated
         if self.average_models:
             state["average"] = dict(vars(progress.average))
         if compatibility.ROSTER in self.requires:
@@ -468,6 +481,10 @@ class Method:
             finished_rounds=whole(0, round=state["round"]),
             steps=state["steps"],
             skipped=state["skipped"],
+            changed="unchanged" not in state,
+            unchanged=state.get("unchanged", 0),
+            evaluated=state.get("evaluated", self.last_evaluated(state["round"])),
+            unevaluated=state.get("unevaluated", 0),
             kept={
                 Kept(row["key"], row["round"]): Vectors.of(
                     row["values"], needs_float64=row["extreme"]

@@ -80,6 +80,14 @@ class Progress:
         How many rounds took a step.
     skipped
         How many rounds in a row, up to the last one, took none.
+    changed
+        Whether any reply has changed a trainable parameter.
+    unchanged
+        How many rounds had usable replies before one did.
+    evaluated
+        The last round with a usable evaluation, 0 without one.
+    unevaluated
+        How many rounds in a row, up to the last one, asked for evaluations and could use none.
     kept
         The rows of the method's memory.
     first_counts
@@ -99,6 +107,10 @@ class Progress:
     finished_rounds: int = 0
     steps: int = 0
     skipped: int = 0
+    changed: bool = False
+    unchanged: int = 0
+    evaluated: int = 0
+    unevaluated: int = 0
     kept: dict[Kept, Vectors] = field(default_factory=dict)
     first_counts: dict[str, float] = field(default_factory=dict)
     average: Average = field(default_factory=Average)

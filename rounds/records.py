@@ -21,6 +21,7 @@ from fairbloom.protocol.names import (
     NAME,
     NUM_EXAMPLES,
     SNAPSHOT,
+    ZERO_RATE,
     is_usable_name,
 )
 
@@ -82,6 +83,11 @@ def read_supported(content: RecordDict) -> frozenset[str]:
     """Return the terms of local work that a client declares to support."""
     keys = content.config_records.get(CLIENT, ConfigRecord()).get(HONOURS)
     return frozenset(map(str, keys)) if isinstance(keys, list) else frozenset()
+
+
+def has_zero_rate(content: RecordDict) -> bool:
+    """Return whether a client reports that all its steps had a learning rate of 0."""
+    return content.config_records.get(CLIENT, ConfigRecord()).get(ZERO_RATE) is True
 
 
 def check_supported(work: Mapping[str, Any], supported: Collection[str]) -> None:

@@ -138,6 +138,9 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
             self._checked.add(client)
         for record in reply.content.metric_records.values():
             record.update(session.metrics)
+        if session.has_zero_rate:
+            about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
+            reply.content[wire.CLIENT] = ConfigRecord({**about, wire.ZERO_RATE: True})
         return reply
 
     def _answer(self, message: Message, context: Context, handler: ClientAppCallable) -> Message:

@@ -67,6 +67,8 @@ class Session:
         Whether the test function is known to return a mean.
     metrics
         The metrics to reply, by their names on the wire.
+    has_zero_rate
+        Whether optimizers took steps, all with a learning rate of 0.
     """
 
     train: Function
@@ -78,6 +80,7 @@ class Session:
     is_checked: bool
     metrics: dict[str, float] = field(default_factory=dict)
     calls: int = 0
+    has_zero_rate: bool = False
 
     def __post_init__(self) -> None:
         self._rules = [kind(self.terms) for kind in kinds_of(self.terms)]
@@ -98,6 +101,7 @@ class Session:
         seed_all(self.seed)
         with register_optimizer_step_pre_hook(steps.begin):
             outcome = self.train(*args, **kwargs)
+        self.has_zero_rate = steps.largest_rate == 0.0
         if not steps.rates and (self._rules or LEARNING_RATE in self.terms.measure):
             raise ReportableError(
                 f"{self.asked}: no optimizer of torch.optim took a step on the model of the"
@@ -176,6 +180,8 @@ class ModelSteps:
         )
         self._by = ", ".join(map(str, rules))
         self._seeded = seeded
+        self.largest_rate: float | None = None
+        """The largest learning rate of any optimizer's step, None before the first step."""
         self._known = set[Optimizer]()
 
     def single_rates(self) -> list[float]:
@@ -195,6 +201,8 @@ class ModelSteps:
         if self._seeded and optimizer not in self._known:
             refuse_noise(optimizer)
         self._known.add(optimizer)
+        rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        self.largest_rate = max([*rates, self.largest_rate or 0.0])
         mine = [
             each
             for group in optimizer.param_groups

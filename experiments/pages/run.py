@@ -121,6 +121,11 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
         unfinished = []
     else:
         unfinished = [f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."]
+    if not final and len(run.clients):
+        last = int(run.clients["round"].max())
+        headline = f"{run.label} was last evaluated after round {last} of {run.rounds_done}."
+        why = "The columns refused and missing of rounds.csv say why not later."
+        return headline, [*unfinished, why]
     if not final:
         return f"{run.label} has not been evaluated yet.", unfinished
     score = run.score

@@ -71,7 +71,7 @@ def test_nodes_are_asked_once_the_first_alone_the_named_never(subtests: pytest.S
 
 def test_an_app_without_a_query_function_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
     app = ClientApp()  # as Flower's templates are
-    client = replying("", lambda model, number: model, {"eval_acc": 0.5})
+    client = replying("", lambda m, number: {**m, "bias": m["bias"] + 1}, {"eval_acc": 0.5})
     for kind in (app.train, app.evaluate):
         kind()(lambda message, context: client(message))
 

@@ -21,7 +21,6 @@ from tests.federation import (
     KINDS,
     Fault,
     MemoryGrid,
-    answering,
     arrays,
     bits,
     error,
@@ -183,15 +182,6 @@ def test_a_continued_run_counts_on_and_knows_its_steps() -> None:
     after = {"initial_arrays": last.arrays, "resume": before.state_dict()}
     lacking = grid_of(metrics({"loss-before": None}), rounds=(4,))
     assert skipped(run(FedFV(), lacking, rounds=5, **after)) == [4]
-
-
-def test_evaluations_that_fail_end_no_run() -> None:
-    failing = answering(
-        quadratics(1)["site-0"], evaluate=lambda message: error(message, message)[0]
-    )
-    rounds = run(FedAvg(), MemoryGrid({"site-0": failing}))
-    assert skipped(rounds) == []
-    assert all(each.refused == {"site-0": "evaluation: error 2: out of memory"} for each in rounds)
 
 
 # Methods ------------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def test_without_any_loss_lambda_stays() -> None:
         name: answering(each, evaluate=lambda m: error(m, m)[0])
         for name, each in quadratics(4).items()
     }
-    finished, weights, _ = run(DRFA(gamma=1.0), clients, rounds=2)
+    finished, weights, _ = run(DRFA(gamma=1.0, unused_rounds=0), clients, rounds=2)
     for lam in weights:
         np.testing.assert_allclose(list(lam.values()), 0.25, rtol=1e-12)
     assert all(one.coefficients for one in finished)

@@ -445,6 +445,14 @@ def test_a_run_before_its_first_evaluation(run_folder: Path) -> None:
     assert not [name for name in page.data if name.startswith("spec-")]
 
 
+def test_a_run_that_could_not_be_evaluated_at_its_end(run_folder: Path) -> None:
+    lines = CLIENTS.path_in(run_folder).read_text().splitlines(keepends=True)
+    CLIENTS.path_in(run_folder).write_text("".join(lines[: 1 + 2 * len(FOUR)]))
+    page = page_of(run_folder)
+    assert "was last evaluated after round 2 of 6" in page.text
+    assert "has not been evaluated yet" not in page.text
+
+
 def test_files_that_a_run_may_lack(run_folder: Path) -> None:
     for entry in (ENVIRONMENT, SPLIT, SCORES):
         entry.path_in(run_folder).unlink()
