@@ -1,5 +1,6 @@
 """A user's own training and test functions on the terms of a server. It does not know Flower."""
 
+import copy
 import inspect
 import math
 import traceback
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
@@ -18,7 +20,7 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import ACCURACY, LEARNING_RATE, LOSS
 from fairbloom.protocol.terms import Terms
 
-from ..generators import seed_all
+from ..generators import all_seeded, seed_all
 from ..metrics import (
     AFTER,
     BEFORE,
@@ -128,13 +130,15 @@ class Session:
         examples = range(len(loader.dataset))  # type: ignore[arg-type] # Sized
         size = loader.batch_size or 32
 
-        def scores_of(batch: Sequence[int]) -> Mapping[str, float]:
-            part = DataLoader(
-                Subset(loader.dataset, batch), batch_size=len(batch), collate_fn=loader.collate_fn
-            )
+        def scores_of(part: DataLoader[Any]) -> Mapping[str, float]:
             return read_scores(
                 self.test(**arguments_of(self.test, model, part, arguments)),
                 {LOSS, *asked.values()},
+            )
+
+        def batch_of(batch: Sequence[int]) -> DataLoader[Any]:
+            return DataLoader(
+                Subset(loader.dataset, batch), batch_size=len(batch), collate_fn=loader.collate_fn
             )
 
         modes = [(module, module.training) for module in model.modules()]
@@ -142,10 +146,10 @@ class Session:
         with torch.no_grad():
             if not self.is_checked:
                 # At least 5 examples: the error sends their mean loss to the server.
-                check_mean(scores_of, examples[: max(size, 5)])
+                check_mean(lambda part: scores_of(part)[LOSS], loader, examples[: max(size, 5)])
                 self.is_checked = True
             measured = [
-                (len(batch), scores_of(batch))
+                (len(batch), scores_of(batch_of(batch)))
                 for batch in BatchSampler(examples, size, drop_last=False)
             ]
         for module, training in modes:
@@ -340,15 +344,50 @@ def arguments_of(
     }
 
 
-def check_mean(scores_of: Callable[[Sequence[int]], Mapping[str, float]], batch: range) -> None:
-    """Raise ReportableError if a batch and the same batch doubled have different losses."""
-    once = scores_of(batch)[LOSS]
-    twice = scores_of([*batch, *batch])[LOSS]
-    if math.isfinite(once) and math.isfinite(twice) and not math.isclose(once, twice, rel_tol=1e-3):
+def check_mean(
+    loss_of: Callable[[DataLoader[Any]], float], loader: DataLoader[Any], batch: Sequence[int]
+) -> None:
+    """Raise ReportableError if a test function does not return the mean loss over examples.
+
+    A sum is found by measuring examples, and the same examples twice. The data may draw at random,
+    as augmentation does. So examples are loaded once, collate functions and test functions draw the
+    same numbers, and the result must be the same with other numbers.
+    """
+    part = Subset(loader.dataset, batch)
+    with all_seeded(0):
+        examples = part.__getitems__([*range(len(part))])
+
+    def measure(times: int, seed: int, collate_seed: int) -> float:
+        def collate(given: Sequence[Any]) -> Any:
+            with all_seeded(collate_seed):
+                # some collate functions take their keys out of an example
+                return loader.collate_fn([copy.copy(each) for each in given])
+
+        repeated = examples * times
+        with all_seeded(seed):
+            return loss_of(DataLoader(repeated, batch_size=len(repeated), collate_fn=collate))
+
+    losses = [(measure(1, seed, seed), measure(2, seed, seed)) for seed in (1, 2)]
+    (once, twice), _ = losses
+    if not np.isfinite(losses).all() or math.isclose(once, twice, rel_tol=1e-3):
+        return
+    for factor in (2.0, 0.5):
+        if all(math.isclose(double, factor * single, rel_tol=0.1) for single, double in losses):
+            raise ReportableError(
+                "the test function must return the mean loss over examples: it returned"
+                f" {once:.6g} for {len(batch)} examples, and {twice:.6g} for the same examples"
+                " twice; divide a sum over examples by their number, and a sum of batches' means by"
+                " the number of batches"
+            )
+    again = measure(1, 1, 1)
+    other = measure(1, 2, 1)
+    # A collate function with a generator of its own cannot be repeated.
+    is_repeatable = math.isclose(once, again, rel_tol=1e-3)
+    if is_repeatable and not math.isclose(once, other, rel_tol=1e-3):
         raise ReportableError(
-            f"the test function must return the mean loss over examples: it returned {once:.6g} for"
-            f" {len(batch)} examples, and {twice:.6g} for the same examples twice; divide a sum"
-            " over examples by their number, and a sum of batches' means by the number of batches"
+            f"the same {len(batch)} examples give other losses, {once:.6g} and {other:.6g}: the"
+            " test function draws at random, by dropout left on or random transforms: call"
+            " model.eval() in it, and transform no examples there"
         )
 
 

@@ -23,7 +23,14 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer, optimizer as hooks
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from fairbloom.client.fair import decorator as fair_package, fair
 from fairbloom.client.fair.training import SUPPORTED
@@ -172,6 +179,105 @@ def test_each_kind_of_mean_is_over_examples_or_refused(subtests: pytest.Subtests
                 match=rf"must return the mean .*{once:.6g} for 5 examples, and {twice:.6g}",
             ):
                 ask(app, MEASURED)
+
+
+class Augmented(Dataset[Any]):
+    """The examples, each moved by a new number of this function."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return len(EXAMPLES)
+
+    def __getitem__(self, place: int) -> Any:
+        return (EXAMPLES[place] + self.draw(),)
+
+
+OWN = np.random.default_rng(3)
+DRAWS: dict[str, Callable[[], float]] = {
+    "torch": lambda: float(torch.rand(1)),
+    "random": random.random,
+    "NumPy": lambda: float(np.random.rand()),
+    "a generator of its own": OWN.random,
+}
+
+
+def mixed(examples: list[Any]) -> list[Tensor]:
+    """Mix the examples of a batch at random, as MixUp does."""
+    (batch,) = default_collate(examples)
+    return [batch + torch.rand(len(batch)) * batch.roll(1)]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_training_data_may_be_augmented_at_random(draw: str) -> None:
+    loader = DataLoader(Augmented(DRAWS[draw]), batch_size=2, shuffle=True)
+    before, after = measured(app_of(data=[loader]), "loss-before", "loss-after")
+    assert loss_at(0.0) < before < loss_at(-1.0)
+    assert after < before
+
+
+def own_mixed(examples: list[Any]) -> list[Tensor]:
+    (batch,) = default_collate(examples)
+    return [batch + float(OWN.random()) * batch.roll(1)]
+
+
+@pytest.mark.parametrize("collate", [mixed, own_mixed])
+def test_a_collate_function_may_draw_at_random(collate: Callable[..., Any]) -> None:
+    loader = DataLoader(POINTS, batch_size=2, collate_fn=collate)
+    (before,) = measured(app_of(data=[loader]), "loss-before")
+    assert before > loss_at(0.0)
+
+
+def summed(model: nn.Module, loader: Any) -> tuple[float, float]:
+    return means(model, loader) * len(loader.dataset), 0.5
+
+
+@pytest.mark.parametrize("draw", ["torch", "random", "NumPy"])
+def test_a_sum_is_found_behind_random_augmentation(draw: str) -> None:
+    loader = DataLoader(Augmented(DRAWS[draw]), batch_size=2)
+    with pytest.raises(ValueError, match="must return the mean loss over examples"):
+        ask(app_of(test=summed, data=[loader]), MEASURED)
+
+
+def test_dropout_left_on_is_named(subtests: pytest.Subtests) -> None:
+    def left_on(model: nn.Module, loader: Any) -> tuple[float, float]:
+        model.train()
+        return math.fsum(model(batch).item() for (batch,) in loader) / len(loader), 0.5
+
+    def transformed(model: nn.Module, loader: Any) -> tuple[float, float]:
+        moved = [model(batch + torch.rand(len(batch))).item() for (batch,) in loader]
+        return math.fsum(moved) / len(loader), 0.5
+
+    class Dropped(Point):
+        def forward(self, examples: Tensor) -> Tensor:
+            return super().forward(nn.functional.dropout(examples, 0.5, self.training))
+
+    for test, net in ((left_on, Dropped), (transformed, Point)):
+        with subtests.test(test=test):
+            with pytest.raises(ValueError, match=r"the same 5 examples give other .*model\.eval\("):
+                ask(app_of(test=test, net=net), MEASURED)
+    assert measured(app_of(net=Dropped), "loss-before") == [EXACTLY(loss_at(0.0))]
+
+
+def test_the_check_of_a_test_function_draws_nothing_from_the_training() -> None:
+    loader = DataLoader(Augmented(DRAWS["torch"]), batch_size=2, shuffle=True)
+    app = app_of(data=[loader])
+    first = ask(app, {"measure": MEASURES})
+    again = ask(app, {"measure": MEASURES})  # the same process checks once
+    assert first.metric_records == again.metric_records
+    assert first.array_records == again.array_records
+
+
+def test_a_learning_rate_of_0_is_replied(subtests: pytest.Subtests) -> None:
+    def train_at(rate: float) -> Callable[..., float]:
+        return lambda model, loader: descend(model, loader, SGD(model.parameters(), lr=rate))
+
+    for rate, about in ((0.0, {"zero-rate": True}), (0.1, {})):
+        for asked in ({}, MEASURED):
+            with subtests.test(rate=rate, asked=asked):
+                reply = ask(app_of(train=train_at(rate)), asked)
+                assert dict(reply.config_records.get("client", {})) == about
 
 
 def test_what_a_test_function_may_not_return(subtests: pytest.Subtests) -> None:
