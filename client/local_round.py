@@ -150,6 +150,8 @@ class _ClientTraining(ClientRound):
             for rule in watching:
                 rule.after_step(step, copy, last=last)
 
+        if client.gate is not None:
+            client.gate.check_work(self._work, self._terms)
         with check_frozen_unchanged(client.model):
             self._steps = train(
                 client.model,
@@ -159,6 +161,8 @@ class _ClientTraining(ClientRound):
                 correct=correct,
                 after_step=after_step if watching else None,
             )
+        if client.gate is not None:
+            client.gate.check_steps(self._work, self._terms, self._steps.count, client.model)
 
     def finish(self) -> None:
         client = self._client

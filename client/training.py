@@ -100,10 +100,7 @@ def train(
     has_velocity = optimizer is None and work.momentum > 0.0
     velocity = [torch.zeros_like(parameter) for parameter in parameters] if has_velocity else []
     ends = time.monotonic() + work.time_budget
-    # BatchNorm needs the variance of a batch, and one example has none.
-    min_batch = 1 + any(
-        isinstance(module, _BatchNorm) and module.training for module in model.modules()
-    )
+    min_batch = min_batch_of(model)
     steps = count_steps(len(examples), work, min_batch)
     taken = 0
 
@@ -219,6 +216,22 @@ def count_steps(count: int, work: LocalWork, min_batch: int = 1) -> int:
         return work.steps
     whole, rest = divmod(count, batch_of(count, work))
     return work.epochs * (whole + (rest >= min_batch))
+
+
+def count_rows(count: int, work: LocalWork, steps: int, min_batch: int = 1) -> int:
+    """Return the number of different examples in the first `steps` steps of `batches`, at least.
+
+    Examples of later epochs than the first are not counted.
+    """
+    size = batch_of(count, work)
+    whole, rest = divmod(count, size)
+    last = rest if steps > whole and rest >= min_batch else 0
+    return min(steps, whole) * size + last
+
+
+def min_batch_of(model: nn.Module) -> int:
+    """Return the fewest examples of a step: BatchNorm needs the variance of a batch."""
+    return 1 + any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
 
 
 def batch_of(count: int, work: LocalWork) -> int:

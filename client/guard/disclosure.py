@@ -5,12 +5,16 @@ from collections.abc import Mapping
 import torch
 
 from fairbloom.protocol.names import LARGER_CLASS
+from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Splits, Task
 from fairbloom.tasks.tables.reasons import DataError
 from fairbloom.tasks.task import AnyExamples
 
 from ..metrics import OF_TRAINING, Measurement
+from ..training import count_rows, min_batch_of
+from ..work import LocalWork
 from .audit_log import hold_back
+from .row_influence import check_influence, check_rows
 
 # Scores from which scores, or counts, of single classes can be computed.
 CLASS_SCORES = frozenset(
@@ -29,6 +33,22 @@ class Gate:
     def check_training(self) -> None:
         """Raise DataError if a model would leave that is trained on too few rows."""
         self._check("few-to-train", len(self._splits.train))
+
+    def check_work(self, work: LocalWork, terms: Terms) -> None:
+        """Raise ReportableError if the work could make a model that shows single rows."""
+        if self.min_rows > 1 and not work.idle:
+            check_influence(work, terms, len(self._splits.train), self.min_rows)
+
+    def check_steps(
+        self, work: LocalWork, terms: Terms, steps: int, model: torch.nn.Module
+    ) -> None:
+        """Raise ReportableError if a model would leave after steps on too few rows."""
+        taken = {"the trained model": steps}
+        if terms.snapshot_step is not None:
+            taken["the snapshot"] = min(steps, terms.snapshot_step)
+        for name, number in taken.items():
+            rows = count_rows(len(self._splits.train), work, number, min_batch_of(model))
+            check_rows(name, rows, number, work, self.min_rows)
 
     def pass_scores(
         self, measurement: Measurement, scores: Mapping[str, float]
