@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -15,6 +16,7 @@ from fairbloom.strategies.named import title
 from fairbloom.tasks import forget_tasks
 
 from . import pages as pages  # registers the pages of results
+from .apps import App, read_app
 from .arms import Named, baseline_of, parse_arms, settings_of_method
 from .options import CommonOptions, as_settings, expand_options, merge_settings
 from .results.comparison import Comparison, read_comparison
@@ -23,7 +25,7 @@ from .results.measures import find_measure
 from .results.reproduction import Reproduction
 from .results.run import Run, load as load_run
 from .results.search import Search, read_search
-from .studies.compare import compare_arms, study_of_app
+from .studies.compare import compare_arms
 from .studies.given_runs import Folders, compare_runs
 from .studies.on_ray import OnRay, Pool, place_of
 from .studies.progress import RunBar, progress as progress_bar, study_progress
@@ -158,6 +160,7 @@ def compare(
     *,
     methods: Named | Sequence[Named] = METHODS,
     app: str | os.PathLike[str] | None = None,
+    flwr: bool = False,
     runs: Folders = (),
     baseline: Named | None = None,
     seeds: int = 3,
@@ -186,6 +189,9 @@ def compare(
     app
         The folder of a Flower app, which is trained instead of a task. Its run config has method,
         seed, num-rounds and out; --set and --rounds change other values of it.
+    flwr
+        Run the app by `flwr run`, in Flower's simulation and one run after the other, instead of
+        each run in a process of its own.
     runs
         Folders of runs to compare by the method and seed that they recorded, instead of training:
         runs/a runs/b, or runs/*.
@@ -224,23 +230,27 @@ def compare(
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
     named = name_of(baseline) if baseline else ""
     if runs:
-        changed = {"app": app, "methods": methods != METHODS, "seeds": seeds != 3, "seed": seed}
+        changed = {
+            "app": app,
+            "flwr": flwr,
+            "methods": methods != METHODS,
+            "seeds": seeds != 3,
+            "seed": seed,
+        }
         given = [*config, *(name for name, value in changed.items() if value)]
         if given:
             raise SettingsError(
                 f"{given[0]} has no effect with --runs, as these runs have theirs: leave it out"
             )
         return compare_runs(runs, named, Path(out))
+    own = read_app(app, config, flwr=flwr)
     among = parse_arms(methods, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     base = baseline_of(named, among)
-    study = Study("compare", among, list(range(seed, seed + seeds)), base, config)
-    if app is not None:
-        study = study_of_app(study, Path(app))
-    place = place_of(jobs, pool, gpus_per_run)
-    if study.app and isinstance(place, OnRay):
-        raise SettingsError("pool = 'ray': an app's runs are on this machine: leave it out")
+    shared = own.split(config) if own else config
+    study = Study("compare", among, list(range(seed, seed + seeds)), base, shared, app=own)
+    place = _place_for(own, place_of(jobs, pool, gpus_per_run))
     with study_progress("comparing", shown=progress) as bar:
         return compare_arms(study, Path(out), place, bar)
 
@@ -250,6 +260,8 @@ def search(
     task: str | None = None,
     *,
     methods: Named | Sequence[Named] = METHODS,
+    app: str | os.PathLike[str] | None = None,
+    flwr: bool = False,
     grid: Mapping[str, Sequence[Value]] | Sequence[str] = (),
     criterion: str = "worst-10",
     mean_within: float | None = None,
@@ -319,21 +331,34 @@ def search(
         raise SettingsError(f"mean-within = {mean_within:g}: give a number of points of at least 0")
     if not isinstance(grid, Mapping):
         grid = parse_grid(grid)
-    arms = arms_of(methods, grid, baseline, config, criterion)
+    own = read_app(app, config, flwr=flwr)
+    if own:
+        own = replace(own, needs_validation=True)
+    arms = arms_of(methods, grid, baseline, config, criterion, own)
     (base,) = parse_arms([baseline])
     study = Study(
         "search",
         arms,
         list(range(seed, seed + seeds)),
         base.method,
-        config,
+        own.split(config) if own else config,
+        app=own,
         criterion=find_measure(criterion).name,
         mean_within=mean_within,
         minutes=budget,
     )
-    place = place_of(jobs, pool, gpus_per_run)
+    place = _place_for(own, place_of(jobs, pool, gpus_per_run))
     with study_progress("searching", shown=progress) as bar:
         return search_arms(study, Path(out), place, bar)
+
+
+def _place_for(app: App | None, place: int | OnRay) -> int | OnRay:
+    """Return where runs are computed; raise SettingsError if those of an app cannot be there."""
+    if app is None:
+        return place
+    if isinstance(place, OnRay):
+        raise SettingsError("pool = 'ray': an app's runs are on this machine: leave it out")
+    return 1 if app.flwr else place  # Flower's simulation takes all processors
 
 
 def load(folder: str | os.PathLike[str], *, trust: bool = False) -> Any:

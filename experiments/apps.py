@@ -1,5 +1,6 @@
 """A Flower app of a user's that a comparison runs: its pyproject.toml, and its runs."""
 
+import os
 import tomllib
 from collections.abc import Mapping
 from contextlib import chdir
@@ -10,6 +11,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.settings import SettingsError, Value, flatten_tables
+from fairbloom.strategies import FairStrategy, from_config
 from fairbloom.strategies.named import COMMON, STRATEGY_OPTIONS, method_parameters
 
 from .arms import label_of
@@ -64,9 +66,11 @@ class App:
     clients: int  # how many clients take part
     config: Mapping[str, Value]  # the run config
     code: Mapping[str, str]  # the checksums of its modules
+    flwr: bool = False  # whether `flwr run` carries out each run, and not a process of ours
+    needs_validation: bool = False  # whether its clients must measure validation examples
 
     @staticmethod
-    def read(folder: Path, given: Mapping[str, Value]) -> "App":
+    def read(folder: Path, given: Mapping[str, Value], *, flwr: bool = False) -> "App":
         """Return the app in a folder; `given` may replace values of its run config.
 
         Parameters of methods among `given` are left to the methods. Raise SettingsError if the app
@@ -85,10 +89,13 @@ class App:
             raise SettingsError(
                 f"clients = {clients!r}: give the number of the app's clients by --clients"
             )
+        rounds = _rounds_in(config)
         for key, value in given.items():
             if key in config:
                 config[key] = _checked(key, value, config[key])
-            elif key != "clients" and key not in ROUNDS and not _is_of_methods(key):
+            elif key in ROUNDS:
+                config[rounds] = _checked(rounds, value, config[rounds])
+            elif key != "clients" and not _is_of_methods(key):
                 raise SettingsError(
                     f"{key} = {value!r}: {CONFIG} of the app has no {key}:"
                     f" {did_you_mean(key, config)}there are {', '.join(config)}"
@@ -97,12 +104,29 @@ class App:
         with chdir(folder):
             code = digest_own_code([names["serverapp"], names["clientapp"]])
         place = str(folder.absolute())
-        return App(place, names["serverapp"], names["clientapp"], clients, config, code)
+        return App(place, names["serverapp"], names["clientapp"], clients, config, code, flwr)
 
     @property
     def rounds(self) -> str:
         """The key of the number of rounds."""
-        return next(key for key in ROUNDS if key in self.config)
+        return _rounds_in(self.config)
+
+    def split(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the settings that runs get besides the run config: of methods, and the rounds."""
+        settings = {
+            key: value
+            for key, value in given.items()
+            if key in NEEDED or (key not in self.config and key != "clients")
+        }
+        return settings | {"num-rounds": self.config[self.rounds]}
+
+    def strategy(self, settings: Mapping[str, Value]) -> FairStrategy:
+        """Return the strategy of a run with a method and its settings."""
+        return from_config(self.run(settings, 0, Path()).config)
+
+    def checked(self, key: str, value: Value) -> Value:
+        """Return a value of the run config in its type; raise SettingsError for another type."""
+        return _checked(key, value, self.config[key])
 
     def run(self, settings: Mapping[str, Value], seed: int, out: Path) -> AppRun:
         """Return the run with a method and its settings, a seed and a run folder."""
@@ -145,6 +169,17 @@ class App:
                 )
 
 
+def read_app(
+    folder: str | os.PathLike[str] | None, given: Mapping[str, Value], *, flwr: bool
+) -> App | None:
+    """Return the app in a folder, None without a folder; see `App.read`."""
+    if folder is not None:
+        return App.read(Path(folder), given, flwr=flwr)
+    if flwr:
+        raise SettingsError("--flwr runs a Flower app: name its folder by --app")
+    return None
+
+
 def _read_flwr(folder: Path) -> dict[str, Any]:
     """Return the table [tool.flwr] of the pyproject.toml of an app."""
     file = folder / "pyproject.toml"
@@ -179,6 +214,10 @@ def _check_keys(folder: Path, config: Mapping[str, Value]) -> None:
             f" of a comparison sets: add\n\n{lines}\n\nthere, and use it in the ServerApp:\n\n"
             f"{SERVER_APP}"
         )
+
+
+def _rounds_in(config: Mapping[str, Value]) -> str:
+    return next(key for key in ROUNDS if key in config)
 
 
 def _checked(key: str, value: Value, default: Value) -> Value:

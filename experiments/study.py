@@ -16,7 +16,7 @@ from fairbloom.server.run_folder.errors import (
 )
 from fairbloom.server.run_folder.files import CONFIG, is_finished
 from fairbloom.server.settings import Settings
-from fairbloom.strategies import METHODS
+from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.named import owner_of
 from fairbloom.system.files import write_whole
 from fairbloom.system.values import decode_as
@@ -148,6 +148,12 @@ class Study:
         return Settings.of(
             {**self.config(arm), "seed": seed, "out": str(out / self.folder(arm, seed))}
         )
+
+    def strategy(self, arm: Arm) -> FairStrategy:
+        """Return the strategy of an arm's runs."""
+        if self.app is not None:
+            return self.app.strategy(self.config(arm))
+        return Settings.of(self.config(arm)).strategy()
 
     def is_done(self, arm: Arm, seed: int, out: Path) -> bool:
         """Return whether a run is finished with all its rounds; nothing is imported for this."""

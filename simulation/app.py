@@ -1,9 +1,14 @@
-"""A run of a user's Flower app in this process."""
+"""A run of a user's Flower app: in this process, or by `flwr run`."""
 
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import tomli_w
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -11,13 +16,19 @@ from fairbloom.client.generators import all_seeded
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.imports import imported
 from fairbloom.protocol.settings import Value
-from fairbloom.server.run_folder.files import CONFIG, is_finished
-from fairbloom.server.run_folder.flower import collect_options
+from fairbloom.rounds.refusals import one_line
+from fairbloom.server.run_folder.files import CONFIG, SCORES, is_finished
+from fairbloom.server.run_folder.flower import check_validation, collect_options
 from fairbloom.strategies import from_config
 from fairbloom.strategies.named import parse_method, short_key
+from fairbloom.text import text_if
 
 from .grid import SERVER, InProcessGrid
 from .run import one_thread
+
+# What a run by `flwr run` adds to the environment: the installed packages are those of the app, and
+# the commands that Flower starts are those of this Python.
+ENVIRONMENT = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
 
 
 def run_app(
@@ -27,55 +38,115 @@ def run_app(
     clients: int,
     config: Mapping[str, Value],
     rounds: str,
+    needs_validation: bool = False,
 ) -> None:
     """Run a ServerApp with the clients of a ClientApp in this process, from the app's folder.
 
     The process should do nothing else: the app may change its state. `config` is the run config,
-    `rounds` the key of the number of rounds in it. Raise FairbloomError if the app fails, or does
-    not do what the run config says.
+    `rounds` the key of the number of rounds in it. Raise FairbloomError if the app fails, does not
+    do what the run config says, or lacks a validation metric that is needed.
     """
     os.chdir(folder)
+    expected = Expected(config, needs_validation)
     try:
         server_app = imported("serverapp", server)
-        grid = CheckedGrid(imported("clientapp", client), config, clients)
+        grid = CheckedGrid(imported("clientapp", client), config, clients, expected)
         context = Context(SERVER, SERVER, {}, RecordDict(), dict(config))
         # an app that seeds nothing begins with the same model under every method
         with one_thread(), all_seeded(int(config["seed"])):
             server_app(grid, context)
     except (Exception, SystemExit) as error:  # any failure of the app ends only its own run
         raise FairbloomError(failure_reason(error)) from error
-    out = Path(str(config["out"]))
-    if not is_finished(out):
-        raise FairbloomError(
-            f"the ServerApp has ended, and {out} holds no finished run: start its strategy by"
-            ' RunFolder(context.run_config["out"]).start'
+    expected.check_end(rounds)
+
+
+def run_by_flwr(
+    folder: str,
+    clients: int,
+    config: Mapping[str, Value],
+    rounds: str,
+    needs_validation: bool = False,
+) -> None:
+    """Run the app in a folder by `flwr run`, in Flower's simulation, and wait for its end.
+
+    Arguments and errors are those of `run_app`.
+    """
+    federation = f"num-supernodes={clients} client-resources-num-cpus=1"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place, "run-config.toml")
+        file.write_text(tomli_w.dumps(config))
+        words = ["run", folder, "local", "--stream"]
+        words += ["--run-config", str(file), "--federation-config", federation]
+        done = subprocess.run(  # noqa: S603 (Flower's command)
+            [shutil.which("flwr", path=path) or "flwr", *words],
+            env={**ENVIRONMENT, **os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-    if CONFIG.read(out).num_rounds != config[rounds]:
-        raise FairbloomError(
-            f"the ServerApp ran num_rounds = {CONFIG.read(out).num_rounds}, and not {rounds} ="
-            f' {config[rounds]}: start its strategy with num_rounds=context.run_config["{rounds}"]'
-        )
+    Expected(config, needs_validation).check_end(rounds, done.stdout)
 
 
-class CheckedGrid(InProcessGrid):
-    """Checks before clients work that the strategy is the one that the run config names."""
+class Expected:
+    """What the run folder of a run must record by its run config."""
 
-    def __init__(self, client_app: ClientApp, config: Mapping[str, Value], clients: int) -> None:
-        super().__init__(client_app, dict(config), clients)
+    def __init__(self, config: Mapping[str, Value], needs_validation: bool) -> None:
         _, own = parse_method(str(config["method"]))
         compared = {"method", "seed", *map(short_key, own)}
         options = collect_options(from_config(config))
+        self._config = config
+        self._needs_validation = needs_validation
         self._folder = Path(str(config["out"]))
         self._expected = {key: value for key, value in options.items() if key in compared}
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Check the recorded settings, and call the ClientApp; see InProcessGrid."""
+    def check_settings(self) -> None:
+        """Raise FairbloomError if the folder records other settings, or no needed metric."""
         recorded = CONFIG.read(self._folder).settings
+        if not recorded:
+            return
         for key, value in self._expected.items():
-            if recorded and recorded.get(key) != value:
+            if recorded.get(key) != value:
                 raise FairbloomError(
                     f"the ServerApp trains with {key} = {recorded.get(key)!r}, and not {value!r} as"
                     " its run config says: make its strategy by"
                     " strategies.from_config(context.run_config)"
                 )
+        if self._needs_validation:
+            check_validation(recorded, SCORES.read(self._folder))
+
+    def check_end(self, rounds: str, output: str = "") -> None:
+        """Raise FairbloomError if the folder holds no finished run with the number of rounds."""
+        if not is_finished(self._folder):
+            raise FairbloomError(
+                f"the ServerApp has ended, and {self._folder} holds no finished run: start its"
+                ' strategy by RunFolder(context.run_config["out"]).start'
+                f"{text_if(output, f'. flwr run says: {one_line(output)}')}"
+            )
+        self.check_settings()
+        done = CONFIG.read(self._folder).num_rounds
+        if done != self._config[rounds]:
+            raise FairbloomError(
+                f"the ServerApp ran num_rounds = {done}, and not {rounds} ="
+                f" {self._config[rounds]}: start its strategy with"
+                f' num_rounds=context.run_config["{rounds}"]'
+            )
+
+
+class CheckedGrid(InProcessGrid):
+    """Checks before clients work that the strategy is the one that the run config names."""
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        config: Mapping[str, Value],
+        clients: int,
+        expected: Expected,
+    ) -> None:
+        super().__init__(client_app, dict(config), clients)
+        self._expected = expected
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Check the recorded settings, and call the ClientApp; see InProcessGrid."""
+        self._expected.check_settings()
         return super().push_messages(messages)

@@ -22,7 +22,7 @@ ROOMS: Mapping[str, int] = {
     "client": 1_354,
     "client/rules": 651,
     "deploy/fleet": 1_982,
-    "experiments": 708,
+    "experiments": 743,
     "experiments/pages": 1_205,
     "experiments/results": 1_769,
     "experiments/studies": 880,

@@ -19,7 +19,13 @@ from fairbloom.rounds.options import Options
 from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.fairness import summarize
-from fairbloom.server.run_folder.csv_rows import ABSENT, HOSTILE, parse_absent, parse_names
+from fairbloom.server.run_folder.csv_rows import (
+    ABSENT,
+    ENDINGS,
+    HOSTILE,
+    parse_absent,
+    parse_names,
+)
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import (
     CLIENTS,
@@ -343,6 +349,25 @@ class Run(Shown):
         values = self.column(column, hostile=hostile)
         unit = score.shown(1.0)
         return {client: value for client, value in values.items() if score.has(value / unit)}
+
+    def validated(self, model: str) -> dict[str, float]:
+        """Return the score of each client on validation examples; see `final`.
+
+        In the run of an app, it is the metric that its RunFolder names as `best_model`.
+        """
+        if not self.of_app:
+            return self.final(model=model, split="validation")
+        name = str(self.settings.get("best-model", "")) + ENDINGS[model]
+        last = self._evaluated()
+        rows = self.metrics
+        if rows.empty:
+            return {}
+        rows = rows[rows["round"].isin(last["round"]) & rows["client"].isin(last["client"])]
+        rows = rows[(rows["phase"] == "evaluate") & (rows["metric"] == name)]
+        values = zip(rows["client"].tolist(), rows["value"].tolist(), strict=True)
+        return {
+            client: self.score.shown(value) for client, value in values if self.score.has(value)
+        }
 
     @property
     def known(self) -> set[str]:

@@ -107,10 +107,10 @@ def _find_fault(
 
 def read_scores(run: Run, evaluated: str) -> ClientScores:
     """Return a run's scores on validation examples, or on test examples if it has no others."""
-    tests = not float(run.settings.get("validation-share", 0.0)) > 0.0
+    tests = not (run.of_app or float(run.settings.get("validation-share", 0.0)) > 0.0)
     model = run.serves if evaluated == "global" else evaluated
     split = "test" if tests else "validation"
-    scores = run.final(model=model, split=split, hostile=tests)
+    scores = run.final(model=model, hostile=True) if tests else run.validated(model)
     if not scores:
         of_models = text_if(model == "personal", " of personal models")
         raise FairbloomError(
@@ -327,7 +327,7 @@ def _notes(study: Study, judged: Sequence[ArmScore], first: Run) -> tuple[str, .
         notes.append(
             f"{len(failing) - NAMED} more arms were not judged; the table of the report says why."
         )
-    if lacking := sorted({*first.final()} - {*first.final(split="validation")}):
+    if lacking := sorted({*first.final()} - {*first.validated(first.serves)}):
         notes.append(
             f"Without a validation {first.score.words}, and so without a part in the choice:"
             f" {', '.join(lacking)}. Give more examples, or raise validation-share."

@@ -8,7 +8,6 @@ from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPS
 from fairbloom.server.settings import check_used
 
-from ..apps import ROUNDS, App
 from ..results.comparison import Comparison, read_comparison
 from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT
@@ -59,19 +58,6 @@ def prepare(study: Study, out: Path) -> Study:
     first = study.run(study.arms[0], study.seeds[0], out)
     check_used(study.settings, [arm.method for arm in study.arms], first.task)
     return replace(study, settings={**study.settings, **fix_score(first)})
-
-
-def study_of_app(study: Study, folder: Path) -> Study:
-    """Return a study that runs the Flower app in a folder in place of a task."""
-    app = App.read(folder, study.settings)
-    given = (study.settings[key] for key in ROUNDS if key in study.settings)
-    settings = {
-        key: value
-        for key, value in study.settings.items()
-        if key in OPTIONS or (key not in app.config and key != "clients")
-    }
-    settings["num-rounds"] = next(given, app.config[app.rounds])
-    return replace(study, app=app, settings=settings)
 
 
 def tables_of(comparison: Comparison) -> dict[str, Sequence[Mapping[str, object]]]:

@@ -143,12 +143,16 @@ def run_quietly(run: Settings | AppRun, at_a_time: int, log_level: int) -> None:
     logging.getLogger("flwr").setLevel(log_level)
     # imported late, as PyTorch is with these
     if isinstance(run, AppRun):
-        from fairbloom.simulation.app import run_app
+        from fairbloom.simulation.app import run_app, run_by_flwr
 
         # what the app prints is no part of the command's output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         app = run.app
-        run_app(app.folder, app.server, app.client, app.clients, run.config, app.rounds)
+        shared = (app.clients, run.config, app.rounds, app.needs_validation)
+        if app.flwr:
+            run_by_flwr(app.folder, *shared)
+        else:
+            run_app(app.folder, app.server, app.client, *shared)
     else:
         from fairbloom.simulation.run import simulate
 

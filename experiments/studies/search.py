@@ -6,8 +6,9 @@ The tests are on fresh seeds.
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, key_of, 
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS, FairStrategy, find_method
 from fairbloom.strategies.named import (
+    COMMON,
     find_key,
     format_value,
     method_parameters,
@@ -27,6 +29,7 @@ from fairbloom.strategies.named import (
 )
 from fairbloom.strategies.strategy import Tries
 
+from ..apps import ROUNDS, App
 from ..arms import (
     Arm,
     Named,
@@ -79,6 +82,7 @@ def arms_of(
     baseline: Named,
     shared: Mapping[str, Value],
     criterion: str = "",
+    app: App | None = None,
 ) -> list[Arm]:
     """Return the arms of a search: each method at each point of the grid, and the baseline's.
 
@@ -86,7 +90,7 @@ def arms_of(
     included if the criterion measures groups. A method tries the axes of the grid that are its own
     or common to all methods. A method that is written without parameters and has no axis of its own
     tries the values that it declares in `tries`. If only the baseline's method is searched, the
-    baseline as written comes first.
+    baseline as written comes first. Runs of an app also try values of its run config.
     """
     texts = [words] if isinstance(words, str | type) else list(words)
     gaps = criterion.startswith(GAP)
@@ -102,27 +106,28 @@ def arms_of(
         named.append(base)
     used: set[str] = set()
     within = all(arm.method == base.method for arm in named)
-    arms = [replace(base, evaluated=_evaluated(base, shared))] if within else []
+    arms = [replace(base, evaluated=_evaluated(base, shared, app))] if within else []
     for arm in named:
-        tried = _axes(arm, grid)
+        tried = _axes(arm, grid, app)
         used |= tried.keys()
         axes = dict(tried.values())
         own = bool(arm.settings) or any(key in method_parameters(arm.method) for key in axes)
         starts: Sequence[Mapping[str, Value]] = [arm.settings]
         if not own:
-            starts = _tries(arm, shared)
+            starts = _tries(arm, shared, app)
         for start, values in itertools.product(starts, itertools.product(*axes.values())):
             point = make_arm(arm.method, {**start, **dict(zip(axes, values, strict=True))})
             if any(point.is_same(other) for other in arms):
                 continue
             try:
-                arms.append(replace(point, evaluated=_evaluated(point, shared)))
+                arms.append(replace(point, evaluated=_evaluated(point, shared, app)))
             except SettingsError as error:
                 if not is_all or arm.method == base.method:
                     raise
                 log.warning("%s is left out: %s", point.label, error)
     if unused := [name for name in grid if name not in used]:
-        raise SettingsError(_explain_unused(unused[0], named))
+        known = SETTINGS if app is None else app.config
+        raise SettingsError(_explain_unused(unused[0], named, known.keys()))
     if len(arms) < 2:
         raise SettingsError(
             f"there is nothing to choose from but {arms[0].label}: name more --methods, or give"
@@ -152,7 +157,7 @@ def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
     return grid
 
 
-def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
+def _axes(arm: Arm, grid: Grid, app: App | None) -> dict[str, tuple[str, list[Value]]]:
     """Return the run-config keys and values that an arm tries, by their names in the grid.
 
     Settings that the arm does not have, or sets itself, are left out. Raise SettingsError for an
@@ -160,17 +165,14 @@ def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
     """
     own = method_parameters(arm.method)
     found = dict[str, tuple[str, list[Value]]]()
-    common = {
-        key: each
-        for key, each in SETTINGS.items()
-        if key not in OTHER_EXAMPLES and key not in OPTIONS
-    }
+    checks = _checks(app) | {key: each.checked for key, each in own.items()}
     for name, values in grid.items():
-        key = find_key(name, own) or key_of(name)
-        parameter = own.get(key) or common.get(key)
-        if parameter is None or key in arm.settings:
+        key = find_key(name, own) or name
+        if key not in checks:
+            key = key_of(name)
+        if key not in checks or key in arm.settings:
             continue
-        checked = [parameter.checked(value) for value in values]
+        checked = [checks[key](value) for value in values]
         if twice := [value for value in checked if checked.count(value) > 1]:
             raise SettingsError(
                 f"grid: {key} = {format_value(twice[0])} is there twice: give each value once"
@@ -179,7 +181,25 @@ def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
     return found
 
 
-def _explain_unused(name: str, named: Sequence[Arm]) -> str:
+def _checks(app: App | None) -> dict[str, Callable[[Value], Value]]:
+    """Return the functions that check values of settings that all methods can try, by their keys.
+
+    Runs of an app have the keys of its run config, and what the text of a method may have.
+    """
+    checks: dict[str, Callable[[Value], Value]] = {}
+    for key, setting in SETTINGS.items():
+        if app is None or key in COMMON or key == "num-rounds":
+            checks[key] = setting.checked
+    if app is not None:
+        checks |= {key: partial(app.checked, key) for key in app.config if key not in ROUNDS}
+    return {
+        key: check
+        for key, check in checks.items()
+        if key not in OTHER_EXAMPLES and key not in OPTIONS
+    }
+
+
+def _explain_unused(name: str, named: Sequence[Arm], known: Collection[str]) -> str:
     """Return why no method tries the values of a setting."""
     key = key_of(name)
     if key in OTHER_EXAMPLES:
@@ -189,15 +209,15 @@ def _explain_unused(name: str, named: Sequence[Arm]) -> str:
         )
     if key in OPTIONS:
         return f"grid: a search sets {key} run by run: give {OPTIONS[key]} instead"
-    if key in SETTINGS:
+    if key in known:
         return f"grid: {key} is given twice, here and by the methods: give it in one place"
     parameters = [short_key(key) for arm in named for key in method_parameters(arm.method)]
     methods = ", ".join(dict.fromkeys(arm.label for arm in named))
-    hint = did_you_mean(name, [*parameters, *SETTINGS])
+    hint = did_you_mean(name, [*parameters, *known])
     return f"grid: {name} is no parameter of {methods}: {hint}leave it out"
 
 
-def _tries(arm: Arm, shared: Mapping[str, Value]) -> list[dict[str, Value]]:
+def _tries(arm: Arm, shared: Mapping[str, Value], app: App | None) -> list[dict[str, Value]]:
     """Return the combinations of parameters that a method declares to try.
 
     Parameters in the shared settings are not varied. The step size of q-FedAvg follows from the
@@ -205,8 +225,12 @@ def _tries(arm: Arm, shared: Mapping[str, Value]) -> list[dict[str, Value]]:
     """
     known: Mapping[str, Parameter] = method_parameters(arm.method)
     needed = {key: each.example for key, each in known.items() if each.default is None}
-    common = Settings.of({key: value for key, value in shared.items() if "." not in key})
-    if arm.method == "qfedavg":
+    plain = {key: value for key, value in shared.items() if "." not in key}
+    if app is not None:  # which names the clients' learning rate as it likes
+        plain = {"num-rounds": app.config[app.rounds]}
+        plain |= {key: app.config[key] for key in ("learning-rate",) if key in app.config}
+    common = Settings.of(plain)
+    if arm.method == "qfedavg" and (app is None or "learning-rate" in plain):
         needed["qfedavg.lipschitz"] = 1.0 / common.learning_rate
     if arm.method == "fcfl":
         needed["fcfl.stage1-rounds"] = common.num_rounds // 2
@@ -224,10 +248,13 @@ def _declared(cls: type[FairStrategy]) -> Tries:
     return found
 
 
-def _evaluated(arm: Arm, shared: Mapping[str, Value]) -> Literal["global", "personal"]:
+def _evaluated(
+    arm: Arm, shared: Mapping[str, Value], app: App | None
+) -> Literal["global", "personal"]:
     """Return the models by which an arm is judged: personal models if its clients have some."""
-    config = Study("search", [arm], [], settings=shared).config(arm)
-    if Settings.of(config).strategy().terms(1).has_personal_models:
+    settings = app.split(shared) if app else shared
+    study = Study("search", [arm], [], settings=settings, app=app)
+    if study.strategy(arm).terms(1).has_personal_models:
         return "personal"
     return "global"
 
@@ -240,16 +267,8 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
 
     Errors that can be known before are raised before any run starts.
     """
-    share = study.settings.get("validation-share")
-    if share == 0:
-        raise SettingsError(
-            "validation-share = 0: a search chooses by validation examples, never by test"
-            f" examples: set validation-share = {VALIDATION_SHARE:g}, or leave it out"
-        )
     out = out.absolute()
-    with_share = {**study.settings, "validation-share": share or VALIDATION_SHARE}
-    study = prepare(replace(study, settings=with_share), out)
-    check_measures([study.criterion], study.run(study.arms[0], study.seeds[0], out), "criterion")
+    study = _prepare_search(study, out)
     count = len(study.runs(out))
     bar.expect(count)
     with carry_out(study, out, place, bar, QUIET) as work:
@@ -283,6 +302,26 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
             write_tables(out, tables_of(search.comparison))
         write_report(search, out / REPORT)
         return search
+
+
+def _prepare_search(study: Study, out: Path) -> Study:
+    """Return a study with a validation share and one score; raise SettingsError for a fault."""
+    if study.app is not None:  # its clients have validation examples of their own
+        if study.criterion.startswith(GAP):
+            raise SettingsError(
+                f"criterion = {study.criterion!r}: an app's runs have no groups of examples"
+            )
+        return prepare(study, out)
+    share = study.settings.get("validation-share")
+    if share == 0:
+        raise SettingsError(
+            "validation-share = 0: a search chooses by validation examples, never by test"
+            f" examples: set validation-share = {VALIDATION_SHARE:g}, or leave it out"
+        )
+    with_share = {**study.settings, "validation-share": share or VALIDATION_SHARE}
+    study = prepare(replace(study, settings=with_share), out)
+    check_measures([study.criterion], study.run(study.arms[0], study.seeds[0], out), "criterion")
+    return study
 
 
 def _choose(search: Search) -> list[str]:

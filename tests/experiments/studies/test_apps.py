@@ -1,5 +1,6 @@
 """`fairbloom compare --app`: the methods of a comparison in a user's own Flower app."""
 
+import os
 import re
 import shutil
 import sys
@@ -12,11 +13,13 @@ from safetensors.numpy import load_file
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.apps import App
-from fairbloom.experiments.arms import parse_arms
+from fairbloom.experiments.arms import Arm, parse_arms
+from fairbloom.experiments.studies.search import arms_of
 from fairbloom.experiments.study import Study
 from fairbloom.server.run_folder.files import CONFIG
-from fairbloom.simulation.app import run_app
+from fairbloom.simulation.app import run_app, run_by_flwr
 from tests.client import changed
+from tests.deploy.flower import Flower, flower
 
 from ..helpers import as_json, fairbloom
 
@@ -300,6 +303,23 @@ def test_a_wrong_strategy_is_refused_before_a_client_works(app: Path) -> None:
     assert not (app / "run/rounds.csv").exists() or load(app / "run").rounds_done == 0
 
 
+LACKING = {
+    "": "chooses by validation examples, and eval_acc is of test examples: let the app's clients",
+    "eval_acc": "eval_acc is of test examples",
+    "val_loss": "best_model = 'val_loss' is not of the same kind as eval_acc, of which higher is",
+}
+
+
+@pytest.mark.parametrize("metric", LACKING)
+def test_a_search_refuses_an_app_without_validation(app: Path, metric: str) -> None:
+    change(app, "tiny/server.py", 'score="eval_acc"', f'score="eval_acc", best_model="{metric}"')
+    read = App.read(app, {})
+    config = read.run({"method": "fedavg", "num-rounds": 3}, 0, app / "run").config
+    with pytest.raises(FairbloomError, match=LACKING[metric]):
+        run_app(str(app), read.server, read.client, 4, config, "num-rounds", needs_validation=True)
+    assert load(app / "run").rounds_done == 0
+
+
 # Comparisons --------------------------------------------------------------------------------------
 
 WORDS = ("compare", "--app", "tiny-app", "--methods", "fedavg,fedfv(alpha=0.25)", "--jobs", 2)
@@ -405,3 +425,121 @@ def test_methods_are_compared_in_flowers_quickstart(tmp_path: Path) -> None:
     assert len(losses["fedavg-seed0"]) == 5  # each client, and their mean
     assert losses["fedavg-seed0"] == losses["fedmgdaplus-seed0"]
     assert losses["fedavg-seed1"] == losses["fedmgdaplus-seed1"]
+
+
+# Searches -----------------------------------------------------------------------------------------
+
+
+def arms(app: Path, methods: str, **grid: list[float]) -> list[Arm]:
+    return arms_of(methods, grid, "fedavg", {}, "worst", App.read(app, {}))
+
+
+def test_a_search_tries_values_of_the_run_config(app: Path) -> None:
+    labels = [arm.label for arm in arms(app, "fedfv", rate=[1, 0.25], alpha=[0.5])]
+    assert labels == [
+        "FedFV (alpha=0.5, rate=1)",
+        "FedFV (alpha=0.5, rate=0.25)",
+        "FedAvg (rate=1)",
+        "FedAvg (rate=0.25)",
+    ]
+
+
+def test_a_declared_step_size_follows_the_apps_learning_rate(app: Path) -> None:
+    (before, *_) = arms(app, "qfedavg")
+    assert "qfedavg.lipschitz" not in before.settings
+    change(app, "pyproject.toml", "seed = 0\n", "seed = 0\nlearning-rate = 0.05\n")
+    assert {arm.settings["qfedavg.lipschitz"] for arm in arms(app, "qfedavg")[:-1]} == {20.0}
+
+
+FAULTS_OF_SEARCHES = {
+    ("--grid", "rat=1"): "grid: rat is no parameter of FedAvg: did you mean rate?",
+    ("--grid", "rate=fast,slow"): "rate = 'fast': [tool.flwr.app.config] of the app has rate = 0.5",
+    ("--grid", "clients=3,4"): "arms would be judged by other examples with other values of client",
+    ("--grid", "seed=1,2"): "grid: a search sets seed run by run",
+    (
+        "--grid",
+        "rate=1,2",
+        "--criterion",
+        "group-gap:accuracy",
+    ): "criterion = 'group-gap:accuracy': an app's runs have no groups",
+    ("--grid", "rate=1,2", "--pool", "ray"): "pool = 'ray': an app's runs are on this machine",
+}
+
+
+def test_a_fault_of_a_search_is_said_before_a_run_starts(
+    app: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    for words, said in FAULTS_OF_SEARCHES.items():
+        with subtests.test(words=words):
+            assert fairbloom("search", "--app", "tiny-app", "--methods", "fedavg", *words) == 2
+            assert said in capsys.readouterr().err
+            assert not Path("runs").exists()
+    assert fairbloom("search", "--flwr") == 2
+    assert "--flwr runs a Flower app: name its folder by --app" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_search_chooses_by_validation_and_tests_afresh(
+    app: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that is worse on test examples is better on validation examples here."""
+    change(app, "tiny/server.py", 'score="eval_acc"', 'score="eval_acc", best_model="val_acc"')
+    change(
+        app,
+        "tiny/client.py",
+        '"eval_acc": 1.0 / (1.0 + away)',
+        '"eval_acc": 1.0 / (1.0 + away), "val_acc": away / 4.0',
+    )
+    words = ("search", "--app", "tiny-app", "--methods", "fedavg", "--criterion", "mean")
+    words = (*words, "--grid", "rate=0.02,0.5", "--seeds", "1", "--out", "found")
+    found = as_json(capsys, *words)
+    values = {each["arm"]: each["validation"] for each in found["arms"]}
+    last = load("found/runs/fedavg-rate=0.02-seed0").metrics
+    last = last[(last["round"] == 3) & (last["metric"] == "val_acc") & (last["client"] != "")]
+    assert values["FedAvg (rate=0.02)"] == pytest.approx(last["value"].mean())
+    assert found["best"] == max(values, key=lambda arm: values[arm])
+    assert (found["judged"], found["fresh"]) == ([0], [1000])
+    assert found["comparison"]["seeds"] == [1000]
+    assert {row["method"] for row in found["comparison"]["clients"]} == {
+        found["best"],
+        found["baseline"],
+    }
+    assert as_json(capsys, *words) == found
+    assert as_json(capsys, "show", "found") == found
+    assert Path("found/report.html").exists()
+
+
+# Runs by `flwr run` -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Flower]:
+    """Flower's own home and SuperLink, which end with the test."""
+    with flower(tmp_path / "home") as runtime:
+        for name in runtime.environment.keys() - os.environ.keys():
+            monkeypatch.setenv(name, runtime.environment[name])
+        yield runtime
+
+
+@pytest.mark.slow
+def test_flwr_run_gives_the_comparison_in_process(app: Path, local: Flower) -> None:
+    change(app, "tiny/client.py", "0.01 * len(calls)", "0.0")
+    given = {"app": app, "methods": "fedavg,fedfv(alpha=0.25)", "seeds": 1, "progress": False}
+    there = compare(**given, flwr=True, out="there")
+    here = compare(**given, out="here")
+    assert there.failed == {}
+    assert there.methods == here.methods
+    for method in here.methods:
+        assert there.values[method][0] == pytest.approx(here.values[method][0])
+    longer = compare(**given, flwr=True, rounds=4, out="there")
+    assert {load(run).rounds_done for run in Path("there/runs").iterdir()} == {4}
+    assert longer.failed == {}
+
+
+@pytest.mark.slow
+def test_the_reason_of_a_run_that_flower_fails_is_told(app: Path, local: Flower) -> None:
+    change(app, "tiny/server.py", 'print("the app prints")', 'raise KeyError("nowhere")')
+    read = App.read(app, {})
+    planned = read.run({"method": "fedavg", "num-rounds": 3}, 0, app / "run")
+    with pytest.raises(FairbloomError, match=r"no finished run: .* flwr run says: .*KeyError"):
+        run_by_flwr(read.folder, read.clients, planned.config, read.rounds)
