@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import indent
 from typing import Any
 
 # Where Fairbloom logs: below Flower's logger, so that both are seen, set and silenced together.
@@ -29,15 +30,33 @@ def escape_unprintable(words: str, *, but: str = "") -> str:
 
 
 def _escape_record(record: logging.LogRecord) -> bool:
-    """Escape what a log line quotes, names of clients for example; return that it is logged."""
+    """Escape what a record quotes, names of clients for example; return that it is logged.
+
+    A message is one line, and the lines of a traceback are indented: no quoted text can look like a
+    record of its own.
+    """
+    if hasattr(record, "is_escaped"):  # by the logger, before a handler
+        return True
+    record.is_escaped = True
     message = record.getMessage()
-    if (shown := escape_unprintable(message, but="\n\t")) != message:
+    if (shown := escape_unprintable(message)) != message:
         record.msg = shown
         record.args = ()
+    if record.exc_info:
+        traceback = logging.Formatter().formatException(record.exc_info)
+        record.exc_text = indent(escape_unprintable(traceback, but="\n"), "  ")
     return True
 
 
 log.addFilter(_escape_record)
+
+
+def escape_all_records() -> None:
+    """Escape what the records of all loggers quote, not only of ours: errors quote others' text."""
+    root = logging.getLogger().handlers
+    last: list[logging.Handler] = [] if logging.lastResort is None else [logging.lastResort]
+    for handler in (*root, *last, *_flowers_handlers()):
+        handler.addFilter(_escape_record)
 
 
 def colour_on_terminals_alone(*, never: bool = False) -> None:

@@ -10,7 +10,7 @@ import sys
 import pytest
 from flwr.common.logger import console_handler
 
-from fairbloom.logs import colour_on_terminals_alone
+from fairbloom.logs import colour_on_terminals_alone, escape_all_records
 from tests.experiments.helpers import fairbloom
 
 WARN = """
@@ -80,6 +80,24 @@ def test_warnings_of_workers_are_printed_once_by_the_parent() -> None:
 def without_source(text: str) -> list[str]:
     """Return the lines but for those of source, which Python shows from 3.13 on for `-c`, too."""
     return [line for line in text.splitlines() if not line.startswith("  warnings.warn(")]
+
+
+@pytest.mark.parametrize("name", ["flwr.fairbloom", "flwr", "asyncio"])
+def test_a_traceback_forges_no_record(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(logging.Formatter("fairbloom client: %(message)s"))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    escape_all_records()
+    forged = "x\nfairbloom client: connected as client FAKE\x1b[2J"
+    try:
+        raise ValueError(forged)
+    except ValueError as error:
+        logging.getLogger(name).error("the app raised %s", error, exc_info=True)
+    lines = written.getvalue().splitlines()
+    assert [line for line in lines if line.startswith("fairbloom client: ")] == [lines[0]]
+    assert lines[1] == "  Traceback (most recent call last):"
+    assert lines[-1] == "  fairbloom client: connected as client FAKE\\x1b[2J"
 
 
 def test_our_commands_write_no_colours_to_files(

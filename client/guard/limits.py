@@ -1,5 +1,6 @@
 """The limits that a device's owner sets in owner.toml, and which no run can exceed."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import field
 from threading import TIMEOUT_MAX
@@ -31,6 +32,7 @@ KEYS = {
     "schema": "schema",
     "settings": "settings",
     "round-seconds": "round_seconds",
+    "memory": "memory",
 }
 
 
@@ -51,6 +53,8 @@ class Limits:
         The values that a run may give to a setting, by its key: one, or a list of several.
     round_seconds
         Seconds after which the device drops its work on a message of a round; 0: never.
+    memory
+        Gigabytes that one message of a run may have; 0: half of the machine's memory.
     """
 
     min_rows: Annotated[int, Ge(1)] = DEFAULT_MIN_ROWS
@@ -58,6 +62,7 @@ class Limits:
     schema: Literal["accepted", "any"] = "accepted"
     settings: dict[str, Any] = field(default_factory=dict)
     round_seconds: Annotated[float, Interval(ge=0.0, lt=TIMEOUT_MAX)] = 0.0
+    memory: Annotated[float, Interval(ge=0.0, lt=math.inf)] = 0.0
 
     @field_validator("settings")
     @classmethod

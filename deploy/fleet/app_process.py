@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # Libraries that are loaded before the first message.
 PRELOADED = ("flwr.app", "numpy", "torch")
 
+# Longest time to live of a message: ten years.
+LONGEST_SECONDS = 3.2e8
+
 # Flower's errors for a message that an app has no handler for. They pass through `reason_of`
 # unchanged: a server that sends a QUERY recognises them.
 NO_HANDLER = re.compile(
@@ -102,7 +105,7 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
         deserialize(task.data),
         task.node,
         head.type,
-        ttl=max(head.seconds, 1.0),
+        ttl=min(max(1.0, head.seconds), LONGEST_SECONDS),  # in this order NaN becomes 1
         group_id=head.round,
     )
     set_message_id(message, head.id)
@@ -141,7 +144,7 @@ def main(parent: int) -> None:
     """Answer tasks for the client that started this process: `app_process.py FD SETTINGS`."""
     end_with_parent(parent)
     from fairbloom.client.guard.limits import Limits
-    from fairbloom.logs import colour_on_terminals_alone
+    from fairbloom.logs import colour_on_terminals_alone, escape_all_records
 
     from ..device.accepted import Installed
 
@@ -152,6 +155,7 @@ def main(parent: int) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     colour_on_terminals_alone()
+    escape_all_records()
     pipe.send(True)  # all libraries are loaded
     with contextlib.suppress(EOFError):  # the client's process has ended
         while True:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import random
 import sys
 import threading
@@ -13,8 +15,18 @@ from typing import Any, TypeVar
 
 import grpc
 
+from fairbloom.logs import escape_unprintable
+
 from ..processes import duration
-from .messages import BEAT_SECONDS, HELD_SECONDS, SERVICE, in_chunks, slices
+from .messages import (
+    BEAT_SECONDS,
+    CHUNK_BYTES,
+    HELD_SECONDS,
+    MAX_SETTINGS_BYTES,
+    SERVICE,
+    in_chunks,
+    slices,
+)
 from .wire_pb2 import Chunk, Drop, Head, Taken, Working
 
 # First and longest pause in seconds before a call is repeated. Each pause is multiplied by a random
@@ -25,9 +37,21 @@ LONGEST_PAUSE = 15.0
 # Seconds that an answer may take: after the end of a held call, and of any other call.
 ANSWER_SECONDS = 30.0
 
+# Most characters of an id and of a handler's name, and those that are taken of a server's reason.
+MAX_ID = 100
+MAX_REASON = 1000
+
+# Most different faults that an outage logs.
+MAX_FAULTS = 50
+
+# Flower's types of messages. An app's own handler may follow, as in train.personal.
+TYPES = ("train", "evaluate", "query")
+
+GIGABYTE = 1_000_000_000
+
 OPTIONS = (
-    # a head with a run's settings may be longer than a chunk
-    ("grpc.max_receive_message_length", 64 << 20),
+    # a chunk of content, a run's settings, and the rest of the head
+    ("grpc.max_receive_message_length", CHUNK_BYTES + MAX_SETTINGS_BYTES + (64 << 10)),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", int(1000 * LONGEST_PAUSE)),
@@ -53,21 +77,25 @@ class RefusedError(Exception):
 
 
 class IncompleteError(Exception):
-    """A message that arrived incomplete."""
+    """A message that did not arrive as its head announced it."""
 
 
 @dataclass(frozen=True)
 class Received:
-    """A message to this device: its head, and its content (a serialized RecordDict)."""
+    """A message to this device: its head, and its content (a serialized RecordDict).
+
+    `refused` is the reason if this device refuses it from its head; the content is then b"".
+    """
 
     head: Head
     data: bytes = field(repr=False)
+    refused: str = ""
 
 
 def say(words: str) -> None:
     """Print a line about this client on stderr."""
     # one write a line: other processes write to stderr, too
-    sys.stderr.write(f"fairbloom client: {words}\n")
+    sys.stderr.write(f"fairbloom client: {escape_unprintable(words)}\n")
     sys.stderr.flush()
 
 
@@ -85,7 +113,7 @@ class Outage:
         with self._lock:
             if self._since is None:
                 self._since = time.monotonic()
-            if words not in self._said:
+            if words not in self._said and len(self._said) < MAX_FAULTS:
                 self._said.add(words)
                 self._say(f"{words}; retrying until it works")
 
@@ -101,7 +129,8 @@ class Outage:
 class Calls:
     """The calls of one device.
 
-    `find_fault` returns the reason why the server cannot be reached, or None.
+    `find_fault` returns the reason why the server cannot be reached, or None. `memory` is the
+    owner's limit for a message, in gigabytes; 0: half of the machine's memory.
     """
 
     def __init__(
@@ -111,10 +140,12 @@ class Calls:
         session: bytes,
         outage: Outage,
         find_fault: Callable[[], str | None],
+        memory: float = 0.0,
     ) -> None:
         self._session = session
         self._outage = outage
         self._find_fault = find_fault
+        self._max_bytes = memory * GIGABYTE or half_of_memory()
         self._channel = grpc.secure_channel(server, credentials, options=OPTIONS)
         place = f"/{SERVICE}/"
         self._next: Any = self._channel.unary_stream(
@@ -139,7 +170,11 @@ class Calls:
 
         def call() -> Received | None:
             working = Working(session=self._session, settings=settings)
-            return receive(self._next(working, timeout=HELD_SECONDS + ANSWER_SECONDS))
+            chunks = self._next(working, timeout=HELD_SECONDS + ANSWER_SECONDS)
+            try:
+                return receive(chunks, self._max_bytes)
+            finally:
+                chunks.cancel()  # no effect on a complete message
 
         return self._retry(call)
 
@@ -150,7 +185,8 @@ class Calls:
         head.sha256 = hashlib.sha256(data).digest()
         # enough time for a line of 10 kB a second
         seconds = ANSWER_SECONDS + len(data) / 10_000
-        return self._retry(lambda: self._reply(in_chunks(head, slices(data)), timeout=seconds))
+        taken = self._retry(lambda: self._reply(in_chunks(head, slices(data)), timeout=seconds))
+        return Taken(answer=taken.answer, reason=taken.reason[:MAX_REASON])
 
     def beat(self, id: str, run: int) -> str:
         """Report that this device works on a message; return why it must drop it, or ""."""
@@ -158,9 +194,9 @@ class Calls:
             drop = self._beat(Working(session=self._session, id=id, run=run), timeout=BEAT_SECONDS)
         except grpc.RpcError as error:
             if error.code() in FINAL:
-                return str(error.details())
+                return reason_of(error)
             return ""  # the next beat may succeed
-        return str(drop.reason)
+        return str(drop.reason)[:MAX_REASON]
 
     def close(self) -> None:
         """End the connection."""
@@ -174,9 +210,9 @@ class Calls:
                 result = call()
             except grpc.RpcError as error:
                 if error.code() in FINAL:
-                    raise RefusedError(error.details()) from None
+                    raise RefusedError(reason_of(error)) from None
                 self._outage.fault(
-                    self._find_fault() or f"the server does not answer ({error.details()})"
+                    self._find_fault() or f"the server does not answer ({reason_of(error)})"
                 )
             except IncompleteError as error:
                 self._outage.fault(str(error))
@@ -187,16 +223,55 @@ class Calls:
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def receive(chunks: Iterable[Chunk]) -> Received | None:
+def reason_of(error: Any) -> str:
+    """Return the server's reason for a failed call, cut off after MAX_REASON characters."""
+    return str(error.details())[:MAX_REASON]
+
+
+def half_of_memory() -> int:
+    """Return half of the machine's memory, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def receive(chunks: Iterable[Chunk], max_bytes: float = math.inf) -> Received | None:
     """Return the message in these chunks, None without a chunk.
 
-    Raise IncompleteError if the size or digest differs from that in the head.
+    A message that is refused from its head is returned before its content is read. Raise
+    IncompleteError as soon as the chunks are not what the head announces.
     """
     rest: Iterator[Chunk] = iter(chunks)
     first = next(rest, None)
     if first is None:
         return None
-    data = b"".join([first.data, *(chunk.data for chunk in rest)])
-    if len(data) != first.head.size or hashlib.sha256(data).digest() != first.head.sha256:
+    head = first.head
+    if len(head.id) > MAX_ID:
+        raise IncompleteError(f"a message's id has {len(head.id)} characters")
+    if refused := refuse_head(head, max_bytes):
+        return Received(head, b"", refused)
+    # one buffer, as many small pieces would take many times their size
+    data = bytearray(first.data)
+    for chunk in rest:
+        if not chunk.data or chunk.HasField("head") or len(data) > head.size:
+            break
+        data += chunk.data
+    if len(data) != head.size or hashlib.sha256(data).digest() != head.sha256:
         raise IncompleteError("a message did not come whole")
-    return Received(first.head, data)
+    return Received(head, bytes(data))
+
+
+def refuse_head(head: Head, max_bytes: float) -> str:
+    """Return the reason to refuse a message, by its head alone, or ""."""
+    kind, dot, handler = head.type.partition(".")
+    if kind not in TYPES or (dot and not handler.isidentifier()) or len(handler) > MAX_ID:
+        return f"the message is of an unknown type: this client knows {', '.join(TYPES)}"
+    if len(head.settings.encode()) > MAX_SETTINGS_BYTES:
+        return (
+            f"the run's settings have more than {MAX_SETTINGS_BYTES >> 20} MiB: shorten them, for"
+            " example the schema"
+        )
+    if head.size > max_bytes:
+        return (
+            f"the message has {head.size / GIGABYTE:.3g} GB, and this device takes at most"
+            f" {max_bytes / GIGABYTE:.3g}: its owner may raise it (limits.memory in owner.toml)"
+        )
+    return ""

@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import escape_all_records
 from fairbloom.system.files import make_folder
 from fairbloom.system.interrupts import release_signals
 from fairbloom.system.lock import LockedError, exclusive_lock
@@ -53,10 +54,16 @@ def run(client: ClientSettings) -> None:
     contexts = Contexts(client.state_dir)
     kept = KeptReply(client.state_dir)
     session = load_session(client.state_dir)
+    memory = float(client.limits.get("memory", 0.0))
     try:
         while True:
             calls = Calls(
-                client.server, credentials, session, outage, lambda: connection_fault(client)
+                client.server,
+                credentials,
+                session,
+                outage,
+                lambda: connection_fault(client),
+                memory,
             )
             try:
                 Session(client.name, calls, worker, contexts, kept).serve()
@@ -104,6 +111,7 @@ def main() -> int:
     """Run a client with the settings in the first argument, as JSON."""
     os.umask(0o077)  # only this account may read the client's files
     logging.basicConfig(format="fairbloom client: %(message)s", level=logging.INFO)
+    escape_all_records()
     settings = json.loads(sys.argv[1])
     try:
         for number in STOPPING:

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 from fairbloom.errors import FairbloomError
-from fairbloom.logs import log
+from fairbloom.logs import escape_all_records, log
 from fairbloom.system.files import make_folder
 from fairbloom.system.interrupts import release_signals
 from fairbloom.system.lock import LockedError, exclusive_lock
@@ -193,6 +193,7 @@ def main() -> int:
     """Serve the folder in the first argument."""
     os.umask(0o077)  # only this account may read models and other files of the runs
     logging.basicConfig(format="fairbloom server: %(message)s", level=logging.INFO)
+    escape_all_records()
     Thread(target=keep_trimmed, daemon=True).start()
     try:
         serve(Path(sys.argv[1]))

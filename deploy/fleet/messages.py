@@ -13,6 +13,13 @@ CHUNK_BYTES = 1 << 20
 # Most bytes of a device's chunk with its head. The server's heads have settings and may be longer.
 LARGEST_CHUNK = CHUNK_BYTES + (64 << 10)
 
+# Most bytes of a run's settings, as JSON in UTF-8, that a device takes.
+MAX_SETTINGS_BYTES = 1 << 20
+
+# Most bytes of content that travel with the head. A slow line needs long for a chunk, and the head
+# must come soon.
+BYTES_WITH_HEAD = 16 << 10
+
 # Seconds that a call for the next message is held, and between the signs of life of a device that
 # works.
 HELD_SECONDS = 50.0
@@ -26,9 +33,14 @@ def slices(data: bytes) -> Iterator[bytes]:
 
 
 def in_chunks(head: Head, pieces: Iterable[bytes]) -> Iterator[Chunk]:
-    """Yield a message as chunks: the head with the first piece of content, then the others."""
+    """Yield a message as chunks: the head, with the content if it is small, then the others."""
     rest = iter(pieces)
-    yield Chunk(head=head, data=next(rest, b""))
+    first = next(rest, b"")
+    if len(first) <= BYTES_WITH_HEAD:
+        yield Chunk(head=head, data=first)
+    else:
+        yield Chunk(head=head)
+        yield Chunk(data=first)
     for piece in rest:
         yield Chunk(data=piece)
 

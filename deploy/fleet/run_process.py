@@ -12,7 +12,7 @@ from flwr.serverapp import ServerApp
 
 from fairbloom.errors import is_expected
 from fairbloom.flower import identify
-from fairbloom.logs import colour_on_terminals_alone, log
+from fairbloom.logs import colour_on_terminals_alone, escape_all_records, log
 from fairbloom.system.parents import end_with_parent
 
 from ..processes import load_app
@@ -31,6 +31,7 @@ def main(parent: int) -> None:
     pipe = Connection(int(sys.argv[1]))
     given = pipe.recv()
     colour_on_terminals_alone(never=True)
+    escape_all_records()
     logging.getLogger("flwr").setLevel(logging.INFO)
     if given["folder"]:
         sys.path.insert(0, given["folder"])

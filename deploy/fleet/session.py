@@ -123,8 +123,10 @@ class Session:
                     self._worker.end()
                 continue
             head = message.head
-            self._settings = head.settings or self._settings
-            name = f"{head.type} message {head.id[:8]} of run {head.run}"
+            name = f"message {head.id[:8]} of run {head.run}"
+            if not message.refused:
+                name = f"{head.type} {name}"
+                self._settings = head.settings or self._settings
             if self._kept.head.id == head.id:
                 log.info("received %s again", name)
             else:
@@ -154,6 +156,8 @@ class Session:
 
     def _work(self, message: Received) -> Answer:
         head = message.head
+        if message.refused:
+            return Answer.failed(ErrorCode.INVALID_FAB, message.refused)
         if head.protocol != PROTOCOL:
             older = "this client" if head.protocol > PROTOCOL else "the server"
             words = (

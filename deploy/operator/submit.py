@@ -16,6 +16,7 @@ from fairbloom import __version__
 from fairbloom.client.guard.accepted_settings import SCHEMA, settings_to_allow
 from fairbloom.errors import did_you_mean
 from fairbloom.imports import is_import_string
+from fairbloom.logs import escape_unprintable
 from fairbloom.protocol.parameters import of_kind
 from fairbloom.protocol.settings import (
     OWN_SETTINGS,
@@ -324,4 +325,4 @@ def stop(federation: Federation, run: RunFiles) -> str:
 
 def say(words: str) -> None:
     """Print a line for the operator on stderr."""
-    print(f"fairbloom deploy: {words}", file=sys.stderr, flush=True)
+    print(f"fairbloom deploy: {escape_unprintable(words)}", file=sys.stderr, flush=True)

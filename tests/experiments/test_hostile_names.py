@@ -124,7 +124,7 @@ def test_output_holds_no_control_characters_and_json_the_names(
 def test_log_lines_hold_no_control_characters(caplog: pytest.LogCaptureFixture) -> None:
     log.warning("client %s has %d%% left\nand more", "a\x1b[31m", 5)
     (record,) = caplog.records
-    assert record.getMessage() == "client a\\x1b[31m has 5% left\nand more"
+    assert record.getMessage() == "client a\\x1b[31m has 5% left and more"
     assert escape_unprintable("größe é") == "größe é"
     assert escape_unprintable("a\nb\x1b[2J", but="\n") == "a\nb\\x1b[2J"
     assert escape_unprintable("size mismatch:\n\tcopying") == "size mismatch:  copying"

@@ -1,0 +1,237 @@
+"""A server that attacks its device: endless messages, false heads, texts that forge log lines."""
+
+import hashlib
+import io
+import logging
+import math
+import re
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fairbloom.deploy.device.accepted import Installed
+from fairbloom.deploy.fleet import calls as fleet_calls
+from fairbloom.deploy.fleet.app_process import answer
+from fairbloom.deploy.fleet.calls import (
+    MAX_FAULTS,
+    Calls,
+    IncompleteError,
+    Outage,
+    Received,
+    RefusedError,
+    receive,
+)
+from fairbloom.deploy.fleet.messages import CHUNK_BYTES, MAX_SETTINGS_BYTES, SERVICE
+from fairbloom.deploy.fleet.session import Contexts, KeptReply, Session
+from fairbloom.deploy.fleet.wire_pb2 import Chunk, Drop, Head, Taken, Working
+from fairbloom.logs import log
+from fairbloom.protocol.error_codes import ErrorCode
+from fairbloom.protocol.version import PROTOCOL
+
+from .apps import NODE, content_of, task_of, write_version
+
+FORGED = "train\nfairbloom client: connected as client FAKE\x1b[2J\x9b31m\u202e"
+
+
+def head_of(data: bytes = b"model", **values: Any) -> Head:
+    digest = hashlib.sha256(data).digest()
+    about = {"id": "1", "type": "train", "protocol": PROTOCOL, "seconds": 60.0, "run": 7}
+    return Head(**{**about, "size": len(data), "sha256": digest, **values})
+
+
+class Lying:
+    """A server on this machine that sends these chunks to a device, and keeps its replies."""
+
+    def __init__(self, send: Callable[[], Iterator[Chunk]], reason: str = "") -> None:
+        self.replies: list[Head] = []
+        self.ended = threading.Event()
+        handlers = {
+            "Next": grpc.unary_stream_rpc_method_handler(
+                self._next, Working.FromString, Chunk.SerializeToString
+            ),
+            "Reply": grpc.stream_unary_rpc_method_handler(
+                self._reply, Chunk.FromString, Taken.SerializeToString
+            ),
+            "Beat": grpc.unary_unary_rpc_method_handler(
+                lambda working, context: Drop(), Working.FromString, Drop.SerializeToString
+            ),
+        }
+        self._send = send
+        self._reason = reason
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        service = grpc.method_handlers_generic_handler(SERVICE, handlers)
+        self._server.add_generic_rpc_handlers((service,))
+        port = self._server.add_secure_port("localhost:0", grpc.local_server_credentials())
+        self._server.start()
+        self.address = f"localhost:{port}"
+
+    def _next(self, working: Working, context: Any) -> Iterator[Chunk]:
+        context.add_callback(self.ended.set)
+        if self.replies:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "that was all")
+        yield from self._send()
+
+    def _reply(self, chunks: Iterator[Chunk], context: Any) -> Taken:
+        self.replies += [chunk.head for chunk in chunks if chunk.HasField("head")]
+        return Taken(answer=Taken.DROP, reason=self._reason)
+
+    def calls(self, **limits: float) -> Calls:
+        outage = Outage(lambda words: None)
+        credentials = grpc.local_channel_credentials()
+        return Calls(self.address, credentials, b"1" * 16, outage, lambda: None, **limits)
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+# Endless and false messages -----------------------------------------------------------------------
+
+
+def endless(first: Chunk, then: Chunk) -> Iterator[Chunk]:
+    """Yield a message that has no end."""
+    yield first
+    yield from [then] * 100
+    raise AssertionError("100 chunks were taken")
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (head_of(), Chunk(data=bytes(CHUNK_BYTES))),
+        (head_of(), Chunk()),
+        (head_of(), Chunk(head=head_of(), data=b"model")),
+        (head_of(size=10**9), Chunk(head=head_of())),
+        (head_of(size=2), Chunk(data=b"m")),
+    ],
+    ids=["bytes", "empty", "heads", "heads without data", "pieces"],
+)
+def test_no_more_is_taken_than_a_head_announces(first: Head, then: Chunk) -> None:
+    with pytest.raises(IncompleteError, match="did not come whole"):
+        receive(endless(Chunk(head=first), then))
+
+
+def test_many_small_chunks_take_no_more_than_their_bytes() -> None:
+    data = bytes(100_000)
+    pieces = (Chunk(data=data[start : start + 2]) for start in range(0, len(data), 2))
+    tracemalloc.start()
+    received = receive(chain([Chunk(head=head_of(data))], pieces))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert received is not None
+    assert received.data == data
+    assert peak < 5 * len(data)
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (head_of(size=5_000_000_000), "5 GB, and this device takes at most 4: .*limits.memory"),
+        (head_of(size=2**63), r"9\.22e\+09 GB"),
+        (head_of(settings="x" * (MAX_SETTINGS_BYTES + 1)), "settings have more than 1 MiB"),
+        (head_of(settings="ö" * (MAX_SETTINGS_BYTES // 2 + 1)), "settings have more than 1 MiB"),
+        (head_of(type=FORGED), "^the message is of an unknown type: this client knows train, e"),
+        (head_of(type="train.two words"), "unknown type"),
+        (head_of(type=""), "unknown type"),
+    ],
+)
+def test_a_message_is_refused_from_its_head(head: Head, words: str) -> None:
+    def chunks() -> Iterator[Chunk]:
+        yield Chunk(head=head)
+        raise AssertionError("the content is not read")
+
+    received = receive(chunks(), 4e9)
+    assert received is not None
+    assert re.search(words, received.refused)
+    assert "FAKE" not in received.refused
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query", "train.personal"])
+def test_flowers_types_and_those_of_an_own_handler_are_taken(kind: str) -> None:
+    whole = Chunk(head=head_of(type=kind), data=b"model")
+    assert receive([whole]) == Received(whole.head, b"model")
+
+
+def test_a_message_ends_at_its_size_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is cancelled: a server that goes on sending is not listened to."""
+    monkeypatch.setattr(fleet_calls, "FIRST_PAUSE", 60.0)
+    goes_on = iter([Chunk(head=head_of(), data=b"model!")])
+    lying = Lying(lambda: (next(goes_on, Chunk(data=bytes(CHUNK_BYTES))) for _ in range(4000)))
+    calls = lying.calls()
+    threading.Thread(target=calls.next, args=("",), daemon=True).start()
+    assert lying.ended.wait(10)
+    calls.close()
+    lying.stop()
+
+
+# Texts of the server ------------------------------------------------------------------------------
+
+
+class Idle:
+    """A worker that answers nothing."""
+
+    runs = False
+
+    def answer(self, task: object, id: str) -> None:
+        raise AssertionError("a refused message reaches no app")
+
+
+def assert_nothing_forged(written: str) -> None:
+    """Assert that a text has no control character, and no line that its writer did not begin."""
+    assert not re.search(r"[^\n -~\xa0-\U0010ffff]|\u202e", written)
+    assert not re.search(r"^(fairbloom client: )?connected as client FAKE", written, re.MULTILINE)
+
+
+def test_no_text_of_a_server_forges_a_line_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(logging.Formatter("fairbloom client: %(message)s"))
+    monkeypatch.setattr(log, "level", logging.INFO)
+    lying = Lying(lambda: iter([Chunk(head=head_of(type=FORGED, id=FORGED[5:]))]), FORGED * 99)
+    calls = lying.calls()
+    worker: Any = Idle()
+    place = str(tmp_path)
+    log.addHandler(handler)
+    try:
+        with pytest.raises(RefusedError):
+            Session("a", calls, worker, Contexts(place), KeptReply(place)).serve()
+    finally:
+        log.removeHandler(handler)
+        calls.close()
+        lying.stop()
+    said = written.getvalue()
+    assert_nothing_forged(said)
+    assert len(said) < 3000
+    assert "connected as client a\n" in said
+    assert lying.replies[0].code == ErrorCode.INVALID_FAB
+    assert "FAKE" not in lying.replies[0].reason
+
+
+def test_a_refusal_of_the_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    outage = Outage()
+    for number in range(200):
+        outage.fault(f"{FORGED} {number}")
+    said = capsys.readouterr().err
+    assert_nothing_forged(said)
+    assert len(said.splitlines()) == MAX_FAULTS
+
+
+def test_seconds_that_are_no_time_end_no_worker(home: Path) -> None:
+    write_version(home, 1)
+    for seconds in (math.nan, math.inf, -1.0, 1e300):
+        task = task_of("reply")
+        head = Head.FromString(task.head)
+        head.seconds = seconds
+        answered = answer(
+            Installed("tried_app:app"), NODE, replace(task, head=bytes(head.SerializeToString()))
+        )
+        assert content_of(answered)["metrics"]["version"] == 1
