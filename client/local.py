@@ -80,7 +80,7 @@ class LocalClient:
         task, model = load_task_and_model(settings)
         key = find_client_key(settings, task, partition, name)
         folder = folder_of(given, key)
-        keep_preprocessing(folder, task, key)
+        keep_preprocessing(folder, task, (key,))
         splits = task.splits(key)
         gate = None if min_rows is None else Gate(min_rows, task, splits)
         own_states = ClientStates(folder, states)

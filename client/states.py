@@ -22,6 +22,7 @@ from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.files import make_folder, write_private
+from fairbloom.tasks.preprocessing import PREPROCESSING
 
 from .guard.accepted_settings import FINGERPRINT, fingerprint
 
@@ -229,7 +230,8 @@ def _checksum(tensors: StateDict) -> str:
 def folder_name(client: str) -> str:
     """Return the name of a client's folder: the client's, or a checksum if that might be a path."""
     written = client.encode(errors="surrogatepass")  # a file's name need not be UTF-8
-    if FOLDER.fullmatch(client) and len(written) <= 200:  # bytes, of the 255 that file systems take
+    is_short = len(written) <= 200  # bytes, of the 255 that file systems take
+    if FOLDER.fullmatch(client) and is_short and client != PREPROCESSING:
         return client
     return f"%{hashlib.sha256(written).hexdigest()[:32]}"
 

@@ -49,7 +49,7 @@ def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[A
         )
     found, faults = read_columns(table, schema, [*schema.inputs])
     wrong = [each for each in faults if isinstance(each, CellError)]
-    if of_columns := [str(each) for each in wrong if each.row is None]:
+    if of_columns := [str(each) for each in wrong if each.rows is None]:
         raise FairbloomError("; ".join(of_columns))
     problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
     for name, column in found.items():

@@ -235,12 +235,7 @@ def load_predictor(
         )
     own = _own_folder(folder, settings, client, need)
     if own is not None and per_client:
-        preprocessing = PREPROCESSING.read(own)
-        if preprocessing is None:
-            raise FairbloomError(
-                f"the means and deviations of client {own.name} are not in {folder}: predict on its"
-                " own device, or restore the folder clients from a copy"
-            )
+        preprocessing = _own_preprocessing(folder, own, client)
     if preprocessing is not None and client and preprocessing.client not in ("", client):
         raise FairbloomError(
             f"client = {client!r}: {folder} is that of client {preprocessing.client}: leave the"
@@ -348,6 +343,19 @@ def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: st
         return None
     state = settings.get("state-dir") or str(PERSONAL.path_in(folder))
     return folder_of({**settings, "state-dir": state}, client)
+
+
+def _own_preprocessing(folder: Path, own: Path, client: str) -> Preprocessing:
+    """Return the preprocessing of a client, which is in its folder, or in that of all clients."""
+    together = PREPROCESSING.read(own.parent)
+    if together is not None and client in together.moments:
+        return together.of_client(client, together.moments[client])
+    if (alone := PREPROCESSING.read(own)) is not None:
+        return alone
+    raise FairbloomError(
+        f"the means and deviations of client {client} are not in {folder}: predict on its own"
+        " device, or restore the folder clients from a copy"
+    )
 
 
 def _personal_arrays(folder: Path, own: Path, frozen: Sequence[str]) -> Mapping[str, Any]:

@@ -126,8 +126,7 @@ class LocalClients:
             task = load_task(self.settings)
             # Preprocessing that is the same for all clients is in the run folder.
             if task.preprocessing is not None and task.preprocessing("").per_client:
-                for name in self._names:
-                    keep_preprocessing(self._folder_of(name), task, name)
+                keep_preprocessing(self._state_folder, task, self._names)
         with ThreadPoolExecutor(8) as pool:
             unsaved = [states for states in self._states.values() if states.in_memory]
             # The list makes an exception of a thread appear here.

@@ -7,8 +7,8 @@ late.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # The version of the file's format; other versions are refused.
-FORMAT = 2
+FORMAT = 3
 
-# The file of a client's preprocessing in its folder, or of the shared one in a run folder.
+# The file of the shared preprocessing in a run folder, of a client's in its folder, and of all
+# clients' in the folder of their folders.
 PREPROCESSING = "preprocessing.json"
 
 # The kinds of input columns.
@@ -76,51 +77,60 @@ class InputColumn:
         kind: Literal["string", "number"] = "string" if self.kind == CATEGORY else "number"
         return Field(type=kind, categories=self.categories, missing="fill" if self.fill else "drop")
 
-    def encode(self, inputs: NDArray[np.float32], values: NDArray[Any]) -> None:
+    def encode(
+        self,
+        inputs: NDArray[np.float32],
+        values: NDArray[Any],
+        moments: Sequence[NDArray[np.float64]] = (),
+    ) -> None:
         """Write the column's inputs, shape (rows, width), into an array of zeros.
 
         `values` are numbers, NaN if missing, or indices of categories, below 0 if missing.
+        `moments` are center and scale of each row, if rows differ in them.
         """
         if self.kind == CATEGORY:
             known = np.flatnonzero(values >= 0)
             inputs[known, values[known]] = 1.0
-        elif self.scale > 0.0:  # a column that was constant in training stays 0
-            numbers = values - self.center
-            numbers /= self.scale
-            numbers[np.isnan(numbers)] = 0.0
-            inputs[:, 0] = numbers
+            return
+        center, scale = moments or np.array([self.center, self.scale])
+        numbers = values - center
+        varies = scale > 0.0  # a column that was constant in training stays 0
+        np.divide(numbers, scale, out=numbers, where=varies)
+        numbers[~varies | np.isnan(numbers)] = 0.0
+        inputs[:, 0] = numbers
 
 
-def input_columns(
-    schema: Schema, measured: Mapping[str, tuple[float, float] | None]
-) -> tuple[InputColumn, ...]:
-    """Return the input columns of a schema.
-
-    Numbers are standardised by the schema's center and scale, or else by those `measured`.
-    """
+def input_columns(schema: Schema) -> tuple[InputColumn, ...]:
+    """Return the input columns of a schema; numbers are standardised as it states."""
     columns = []
-    for name, field in schema.inputs.items():
+    for name, column in schema.inputs.items():
         fill = schema.missing_of(name) == "fill"
-        if field.categories:
-            columns.append(InputColumn(name, CATEGORY, field.categories, fill=fill))
+        if column.categories:
+            columns.append(InputColumn(name, CATEGORY, column.categories, fill=fill))
             continue
-        center, scale = measured.get(name) or (0.0, 0.0)
-        if field.center is not None and field.scale is not None:
-            center = field.center
-            scale = field.scale
+        center = column.center or 0.0
+        scale = column.scale or 0.0
         columns.append(InputColumn(name, NUMBER, center=center, scale=scale, fill=fill))
     return tuple(columns)
 
 
-def encode_columns(columns: Sequence[InputColumn], values: Mapping[str, NDArray[Any]]) -> Tensor:
-    """Return the inputs of rows, shape (rows, width), torch.float32, from their columns' values."""
+def encode_columns(
+    columns: Sequence[InputColumn],
+    values: Mapping[str, NDArray[Any]],
+    moments: Mapping[str, Sequence[NDArray[np.float64]]] = {},
+) -> Tensor:
+    """Return the inputs of rows, shape (rows, width), torch.float32, from their columns' values.
+
+    `moments` has center and scale of each row, for columns in which rows differ in them.
+    """
     import torch
 
     rows = len(next(iter(values.values())))
     inputs = np.zeros((rows, sum(column.width for column in columns)), np.float32)
     start = 0
     for column in columns:
-        column.encode(inputs[:, start : start + column.width], values[column.name])
+        name = column.name
+        column.encode(inputs[:, start : start + column.width], values[name], moments.get(name, ()))
         start += column.width
     return torch.from_numpy(inputs)
 
@@ -167,7 +177,11 @@ class Preprocessing:
     client
         The client of these data; "" for all clients.
     per_client
-        Whether each client standardises numbers by its own means, which are missing here.
+        The columns that each client standardises by its own mean and deviation, which are missing
+        here.
+    moments
+        These means and deviations, (center, scale) of each such column, of each client by name; {}
+        if they are on the clients' devices.
     schema
         The text of the schema by which tables are read, or "".
     """
@@ -183,13 +197,34 @@ class Preprocessing:
     white: float = 0.0
     resized: bool = False
     client: str = ""
-    per_client: bool = False
+    per_client: tuple[str, ...] = ()
+    moments: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     schema: str = ""
 
     @property
     def width(self) -> int:
         """The number of inputs of a table's row."""
         return sum(column.width for column in self.columns)
+
+    def of_clients(self, clients: Iterable[Preprocessing]) -> Preprocessing:
+        """Return this preprocessing with the means and deviations of these clients."""
+        moments = {}
+        for each in clients:
+            columns = {column.name: column for column in each.columns}
+            own = [columns[name] for name in self.per_client]
+            moments[each.client] = tuple((column.center, column.scale) for column in own)
+        return replace(self, moments=moments)
+
+    def of_client(self, client: str, moments: Sequence[tuple[float, float]]) -> Preprocessing:
+        """Return the preprocessing of a client with these means and deviations."""
+        own = dict(zip(self.per_client, moments, strict=True))
+        columns = tuple(
+            replace(each, center=own[each.name][0], scale=own[each.name][1])
+            if each.name in own
+            else each
+            for each in self.columns
+        )
+        return replace(self, columns=columns, client=client, per_client=(), moments={})
 
     def inputs(self, values: Mapping[str, NDArray[Any]]) -> Tensor:
         """Return the inputs of a table's rows, shape (rows, width), torch.float32."""
@@ -240,7 +275,10 @@ class Preprocessing:
 
     def encode(self) -> bytes:
         """Return the content of the file, with exact numbers."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2, allow_nan=False).encode()
+        # Without line breaks where there are many clients: then it takes a twentieth of the time.
+        indent = None if self.moments else 2
+        content = {"format": FORMAT, **asdict(self)}
+        return json.dumps(content, indent=indent, allow_nan=False).encode()
 
     @classmethod
     def decode_file(cls, content: bytes) -> Preprocessing:
@@ -250,6 +288,7 @@ class Preprocessing:
             raise ValueError("it is no JSON object")
         if written["format"] != FORMAT:
             raise ValueError(
-                f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: update it"
+                f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: use the"
+                " version that wrote it"
             )
         return decode_as(cls, {key: value for key, value in written.items() if key != "format"})

@@ -7,7 +7,7 @@ preprocessing. Only the owner can read it, for example by `fairbloom predict`. T
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def keep_model(
     write_private(draft / CONFIG, content.encode())
     if task.schema:
         write_private(draft / SCHEMA, task.schema.encode())
-    keep_preprocessing(draft, task, client)
+    keep_preprocessing(draft, task, (client,))
     states = folder_of({**config, "state-dir": "."}, client)
     save_model(
         draft / MODEL, arrays, {"round": number, "states": str(states), "serves": serves}, 0o600
@@ -85,12 +85,12 @@ def keep_model(
     shutil.rmtree(before, ignore_errors=True)
 
 
-def keep_preprocessing(folder: Path | None, task: Task, client: str) -> None:
-    """Write a client's preprocessing into its folder, if it has one; only log a disk error."""
+def keep_preprocessing(folder: Path | None, task: Task, clients: Sequence[str]) -> None:
+    """Write the preprocessing of a client, or of several, into a folder; only log a disk error."""
     if folder is None or task.preprocessing is None:
         return
     path = folder / PREPROCESSING
-    content = _encode(task.preprocessing, client)
+    content = _encode(task.preprocessing, tuple(clients))
     try:
         if path.exists() and path.read_bytes() == content:
             return
@@ -103,5 +103,7 @@ def keep_preprocessing(folder: Path | None, task: Task, client: str) -> None:
 
 
 @lru_cache(maxsize=1)  # called with every message to a deployed client
-def _encode(preprocessing: Callable[[str], Preprocessing], client: str) -> bytes:
-    return preprocessing(client).encode()
+def _encode(preprocessing: Callable[[str], Preprocessing], clients: tuple[str, ...]) -> bytes:
+    if len(clients) == 1:
+        return preprocessing(*clients).encode()
+    return preprocessing("").of_clients(map(preprocessing, clients)).encode()

@@ -100,7 +100,7 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     schema = describe_columns(SCHEMA.model_copy(update={"fields": fields}), "adult.group", group)
     if not schema.inputs:
         raise FairbloomError(f"adult.left-out = {left_out!r} leaves no input: name fewer columns")
-    columns = input_columns(schema, {})
+    columns = input_columns(schema)
 
     @cache
     def dealt() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Dealt]]:

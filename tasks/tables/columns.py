@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
@@ -16,18 +15,15 @@ from .. import models
 from ..preprocessing import Preprocessing
 from ..schema import Field, parse_schema
 from ..task import Described, Setup, Task
+from .clients import FileClients, preprocessing_of
 from .encode import (
     ColumnValues,
-    SiteRows,
+    encode_file,
     is_missing,
-    preprocessing_of,
-    read_column,
-    read_columns,
-    rows_of_clients,
 )
 from .folders import files_in
-from .infer import infer_schema
-from .read import CellError, Table, read_file
+from .infer import Wanted, infer_schema
+from .read import CellError
 from .reasons import DataError
 from .targets import Target, join_names
 from .warnings import find_remarks, present_values
@@ -35,7 +31,7 @@ from .warnings import find_remarks, present_values
 
 def infer(setup: Setup, *, target: str, client: str, kind: str) -> str:
     """Return the schema that the files of a folder suggest."""
-    text = infer_schema(files_in(setup.data_dir), target.strip(), client.strip(), kind)
+    text = infer_schema(files_in(setup.data_dir), Wanted(target.strip(), client.strip(), kind))
     if ignored := parse_schema(text).ignore:
         log.warning(
             "the columns %s are left out: fairbloom data --write-schema writes the schema that the"
@@ -54,8 +50,8 @@ def load(setup: Setup, *, target: str, client: str, kind: str) -> Task:
 
     def preprocessing(client: str) -> Preprocessing:
         if client:
-            return files.rows_of(client).preprocessing()
-        return preprocessing_of(setup.schema_, "", None)
+            return files.clients_with(client).preprocessing(client)
+        return preprocessing_of(setup.schema_)
 
     def model() -> torch.nn.Module:
         return models.build(setup.model, (preprocessing("").width,), predicted.outputs, setup.seed)
@@ -64,7 +60,7 @@ def load(setup: Setup, *, target: str, client: str, kind: str) -> Task:
         clients=files.clients,
         model=model,
         loss=predicted.loss,
-        splits=lambda name: files.rows_of(name).splits(),
+        splits=lambda name: files.clients_with(name).splits(name),
         scores=predicted.scores(),
         describe=files.describe,
         preprocessing=preprocessing,
@@ -83,9 +79,7 @@ class CsvFiles:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._schema = parse_schema(setup.schema_)
-        self.rows_of = lru_cache(maxsize=128)(
-            lambda client: SiteRows(client, self.table_of(client), setup)
-        )
+        self._of_file = lru_cache(maxsize=None)(self._read_file)
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
@@ -95,77 +89,62 @@ class CsvFiles:
     def clients(self) -> tuple[str, ...]:
         """The names of the clients: the files' names, or the values of a column."""
         if self._schema.client and self._paths:
-            return tuple(self._rows_of_clients)
+            return self._of_single_file.names
         return tuple(self._paths)
 
+    def clients_with(self, client: str) -> FileClients:
+        """Return the clients of the file that has a client."""
+        return self._of_single_file if self._schema.client else self._of_file(client)
+
     @cached_property
-    def _rows_of_clients(self) -> Mapping[str, NDArray[np.intp]]:
-        """The rows of each client of a single file, by its column of clients."""
-        name = self._schema.client
+    def _of_single_file(self) -> FileClients:
+        """The clients of a single file, by its column of clients."""
         count = len(self._paths)
         if count > 1:
             raise DataError(
-                f"client = {name!r} is for a single file, and {self._setup.data_dir} has {count}"
-                " files: leave it out, so that each file is a client",
+                f"client = {self._schema.client!r} is for a single file, and"
+                f" {self._setup.data_dir} has {count} files: leave it out, so that each file is a"
+                " client",
                 "several-files",
                 files=count,
             )
-        table = self._read(next(iter(self._paths.values())))
-        if (values := table.find(name)) is None:
-            raise CellError(
-                table, name, f"has no column {name!r} of clients", "add it", "no-column"
-            )
-        rows = rows_of_clients(values)
-        if (nameless := rows.get("")) is not None:
-            raise CellError(
-                table,
-                name,
-                f"names no client, as {len(nameless)} rows do",
-                "name the client of each row",
-                "nameless-rows",
-                int(nameless[0]),
-                rows=len(nameless),
-            )
-        return rows
+        return self._read_file(*self._paths)
 
-    def _read(self, path: Path) -> Table:
-        return read_file(path, self._schema.file(path.name))
-
-    def table_of(self, client: str) -> Table:
-        """Return the rows of a client, not yet encoded."""
-        if not self._schema.client:
-            return self._read(self._paths[client])
-        return self._read(next(iter(self._paths.values()))).take(self._rows_of_clients[client])
+    def _read_file(self, name: str) -> FileClients:
+        file = encode_file(self._paths[name], self._setup.schema_)
+        rows = file.rows
+        if rows is None:
+            rows = {name: np.arange(len(file))}
+        return FileClients(file, rows, self._setup)
 
     def describe(self) -> Described:
         """Return tables with a row for each client, fault, column of a client, and remark."""
         clients: list[dict[str, str | int]] = []
         wrong: list[dict[str, str | int]] = []
-        tables: dict[str, Table] = {}
+        values: dict[str, Mapping[str, ColumnValues]] = {}
         for name in self.clients:
             found: list[FairbloomError] = []
             try:
-                tables[name] = self.table_of(name)
-                found += read_columns(tables[name], self._schema)[1]
-                if not found:
-                    clients.append({"client": name, **self.rows_of(name).describe()})
+                file = self.clients_with(name)
+                values[name] = file.values(name)
+                clients.append({"client": name, **file.describe(name)})
             except FairbloomError as error:
                 found += [error, *getattr(error, "others", ())]
             if found:
                 wrong += [_describe_fault(name, each) for each in found]
                 faults = plural(len(found), "1 fault", f"{len(found)} faults")
                 clients.append({"client": name, "problem": f"{faults}, listed below"})
-        return {"clients": clients, "faults": wrong, **self._describe_columns(tables)}
+        return {"clients": clients, "faults": wrong, **self._describe_columns(values)}
 
-    def _describe_columns(self, tables: Mapping[str, Table]) -> Described:
+    def _describe_columns(self, values: Mapping[str, Mapping[str, ColumnValues]]) -> Described:
         """Return tables of each client's columns, and of remarks on them."""
         columns: list[Mapping[str, str | int]] = []
         remarks: list[Mapping[str, str | int]] = []
         for name, field in self._schema.fields.items():
             columns_of = {
-                client: read_column(table, name, self._schema, [])
-                for client, table in tables.items()
-                if table.find(table.file.column_name(name)) is not None
+                client: its_columns[name]
+                for client, its_columns in values.items()
+                if name in its_columns
             }
             for client, column in columns_of.items():
                 missing = int(is_missing(column).sum())

@@ -1,6 +1,9 @@
-"""Encode the rows of one site by the schema: find their faults, and turn them into examples."""
+"""Encode a file by the schema, in whole columns, and find its faults."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,16 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.errors import did_you_mean, find_nearest
-from fairbloom.text import text_if
 
-from ..partition import MIN_EXAMPLES, Parts, split, splits_of
-from ..preprocessing import TABLE, Preprocessing, encode_columns, input_columns
 from ..schema import MAX_TEXT, Field, FileField, Schema, fold, normalise, parse_schema
-from ..task import Setup, Splits
 from .cells import canonical, different_cells, explain_number, parse_numbers
-from .read import CellError, Table, Values
+from .read import CellError, Table, Values, read_file
 from .reasons import MAX_FAULTS, DataError, raise_faults
-from .targets import Target, as_targets, join_names
+from .targets import join_names
 
 # The index of a cell that is in no category; a missing value has -1. In a column of numbers, a cell
 # that is not a number is inf.
@@ -125,7 +124,7 @@ def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError])
             'say missing = "drop" in the schema, which leaves such rows out, or "fill": the mean,'
             " or no category",
             "missing",
-            int(rows[0]),
+            rows,
             cells=len(rows),
         )
         wrong.append(fault)
@@ -181,7 +180,7 @@ def _count_fault(
         problem += ", as 1 more row does"
     elif more > 1:
         problem += f", as {more:,} more rows do"
-    return CellError(table, name, problem, remedy, why, int(np.argmax(rows)))
+    return CellError(table, name, problem, remedy, why, np.flatnonzero(rows))
 
 
 # Numbers ------------------------------------------------------------------------------------------
@@ -245,97 +244,110 @@ def rows_of_clients(values: Values) -> dict[str, NDArray[np.intp]]:
     return {name: each for name, each in zip(order, rows, strict=True) if len(each)}
 
 
-# Examples -----------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
-class SiteRows:
-    """The usable rows of one site, and the examples that they become."""
+@dataclass(frozen=True, eq=False)
+class EncodedFile:
+    """A file that is encoded once for all of its clients.
 
-    def __init__(self, client: str, table: Table, setup: Setup) -> None:
-        self._client = client
-        self._text = setup.schema_
-        self._schema = parse_schema(setup.schema_)
-        columns = encode(table, self._schema)
-        usable = np.ones(len(table), np.bool_)
-        # Not for columns that only make groups: a row without a group is used.
-        for name in (self._schema.target, *self._schema.inputs):
-            if self._schema.missing_of(name) == "drop":
-                usable &= ~is_missing(columns[name])
-        rows = len(table)
-        kept = int(usable.sum())
-        if kept < MIN_EXAMPLES:
-            dropped = text_if(kept < rows, f", {kept} of them without a missing value")
-            raise DataError(
-                f"{table.path} has {rows} row{'s' * (rows != 1)}{dropped}: at least {MIN_EXAMPLES}"
-                " are needed, four fifths for training and one for testing: add rows, or leave"
-                " this client out",
-                "few-rows",
-                rows=rows,
-                kept=kept,
-                fewest=MIN_EXAMPLES,
-            )
-        self.left_out = rows - kept
-        self.values = {name: column[usable] for name, column in columns.items()}
-        self.parts: Parts = split(np.arange(kept), setup, client)
-
-    def preprocessing(self) -> Preprocessing:
-        """Return this site's preprocessing: numbers are standardised by its training rows."""
-        moments = {
-            name: measure_moments(column[self.parts.train])
-            for name, column in self.values.items()
-            if not self._schema.fields[name].categories
-        }
-        return preprocessing_of(self._text, self._client, moments)
-
-    def splits(self) -> Splits:
-        """Return inputs, targets and groups of the examples."""
-        schema = self._schema
-        inputs = encode_columns(self.preprocessing().columns, self.values)
-        targets = as_targets(self.values[schema.target], Target.of(schema))
-        return splits_of(inputs, targets, self.parts, encode_groups(schema, self.values))
-
-    def describe(self) -> Mapping[str, str | int]:
-        """Return the site's row in the table of `fairbloom data`."""
-        target = self.values[self._schema.target]
-        classes = self._schema.predicted.categories
-        if classes:
-            counts = np.bincount(target, minlength=len(classes))
-            held = join_names(
-                [f"{name}: {count}" for name, count in zip(classes, counts, strict=True)]
-            )
-        else:
-            held = f"{target.min():g} to {target.max():g}"
-        return {
-            "train": len(self.parts.train),
-            "test": len(self.parts.test),
-            "target": held,
-            "rows left out": self.left_out,
-        }
-
-
-def preprocessing_of(
-    text: str, client: str, moments: Mapping[str, "Moments | None"] | None
-) -> Preprocessing:
-    """Return the preprocessing of tables by a schema's text.
-
-    `moments` are mean and deviation of the client's own columns; None if they are unknown.
+    Attributes
+    ----------
+    path
+        The file.
+    schema
+        The schema that it was encoded by.
+    columns
+        The schema's columns by name, with the rows in the file's order.
+    found
+        The names of the columns that the file has; the others are without values.
+    usable
+        Which rows have a value in each column whose missing values leave rows out.
+    faults
+        The faults of the whole file.
+    rows
+        The rows of each client that the schema's column names, sorted by name; None if the schema
+        has no such column.
     """
+
+    path: Path
+    schema: Schema
+    columns: Mapping[str, ColumnValues]
+    found: Sequence[str]
+    usable: NDArray[np.bool_]
+    faults: Sequence[DataError]
+    rows: Mapping[str, NDArray[np.intp]] | None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.usable)
+
+    @cached_property
+    def faulty(self) -> NDArray[np.bool_]:
+        """Which rows have a fault; a fault of a whole column is one of all rows."""
+        faulty = np.zeros(len(self), np.bool_)
+        for fault in self.faults:
+            rows = fault.rows if isinstance(fault, CellError) else None
+            faulty[slice(None) if rows is None else rows] = True
+        # Only a column's first faults are listed; the values show its other faulty cells.
+        for column in self.columns.values():
+            faulty |= np.isinf(column) if column.dtype.kind == "f" else column == UNKNOWN
+        return faulty
+
+    def raise_faults(self, rows: NDArray[np.intp]) -> None:
+        """Raise DataError with all faults of some rows, if they have any."""
+        if self.faulty[rows].any():
+            encode(_read(self.path, self.schema).take(rows), self.schema)
+
+
+def encode_file(path: Path, text: str) -> EncodedFile:
+    """Return a file encoded by a schema's text; encode it again only if the file has changed."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
+    return _encode_file(path, status.st_mtime_ns, status.st_size, text)
+
+
+# The seeds of a study share the files that they split.
+@lru_cache(maxsize=128)
+def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
     schema = parse_schema(text)
-    target = Target.of(schema)
-    needs_moments = any(
-        not field.categories and field.center is None for field in schema.inputs.values()
-    )
-    return Preprocessing(
-        form=TABLE,
-        columns=input_columns(schema, moments or {}),
-        target=schema.target,
-        classes=target.classes,
-        target_center=target.center,
-        target_scale=target.scale,
-        client=client,
-        per_client=needs_moments and moments is None,
-        schema=text,
-    )
+    table = _read(path, schema)
+    rows = _rows_of_clients(table, schema.client) if schema.client else None
+    columns, faults = read_columns(table, schema)
+    usable = np.ones(len(table), np.bool_)
+    # Not for columns that only make groups: a row without a group is used.
+    for name in (schema.target, *schema.inputs):
+        if schema.missing_of(name) == "drop":
+            usable &= ~is_missing(columns[name])
+    found = [name for name in columns if fold(table.file.column_name(name)) in table.by_name]
+    return EncodedFile(path, schema, columns, found, usable, faults, rows)
+
+
+def _read(path: Path, schema: Schema) -> Table:
+    return read_file(path, schema.file(path.name))
+
+
+def _rows_of_clients(table: Table, name: str) -> Mapping[str, NDArray[np.intp]]:
+    """Return the rows of each client that a column names; raise DataError for rows without one."""
+    if (values := table.find(name)) is None:
+        raise CellError(table, name, f"has no column {name!r} of clients", "add it", "no-column")
+    rows = rows_of_clients(values)
+    if (nameless := rows.get("")) is not None:
+        raise CellError(
+            table,
+            name,
+            f"names no client, as {len(nameless)} rows do",
+            "name the client of each row",
+            "nameless-rows",
+            nameless,
+            rows=len(nameless),
+        )
+    return rows
+
+
+# Means and deviations -----------------------------------------------------------------------------
 
 
 # Mean and standard deviation.
@@ -355,3 +367,15 @@ def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:
     if low == numbers.max():  # numbers.std() would be a rounding error, not 0
         return float(numbers[0]), 0.0
     return float(numbers.mean()), float(numbers.std())
+
+
+def measure_columns(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return mean and deviation of each row of `numbers`, shape (rows, 2), as `measure_moments`.
+
+    NumPy sums each row as it sums an array of its own, so that the bits are the same.
+    """
+    low = numbers.min(axis=1)
+    moments = np.stack([numbers.mean(axis=1), numbers.std(axis=1)], axis=1)
+    for row in np.flatnonzero(np.isnan(low) | (low == numbers.max(axis=1))):
+        moments[row] = measure_moments(numbers[row]) or (0.0, 0.0)
+    return moments

@@ -118,12 +118,14 @@ class Table:
 
 
 class CellError(DataError):
-    """A fault of one cell of a table, or of a whole column if `row` is None.
+    """A fault of cells of a table, or of a whole column if `rows` is None.
 
     Attributes
     ----------
-    file, row, line
-        The position: `row` counts from 0; `line` is the line in the file, 0 for a whole column.
+    file, line
+        The position of the first such cell: the line in the file, 0 for a whole column.
+    rows
+        All rows of the table with this fault, counted from 0, ascending.
     column, value
         The column's name, in the schema if it has one, and the cell's content.
     problem, remedy
@@ -137,20 +139,21 @@ class CellError(DataError):
         problem: str,
         remedy: str,
         why: str,
-        row: int | None = None,
+        at: NDArray[np.intp] | None = None,
         **values: int,
     ) -> None:
         self.file = table.path.name
-        self.row = row
+        self.rows = at
         self.column = column
         self.problem = problem
         self.remedy = remedy
         self.line = 0
         self.value = ""
         cell = ""
-        if row is not None:
-            self.line = int(table.lines[row])
-            self.value = table.show_cell(column, row)
+        if at is not None:
+            first = int(at[0])
+            self.line = int(table.lines[first])
+            self.value = table.show_cell(column, first)
             cell = f", {table.unit} {self.line}, column {column!r} holds {self.value!r},"
         position = Known(f"{table.unit} {self.line}")
         super().__init__(

@@ -183,7 +183,7 @@ def test_people_of_adult_become_the_inputs_of_training(tmp_path: Path) -> None:
         :2000
     ]
     found = run.predict(people)
-    inputs = encode_columns(input_columns(SCHEMA, {}), read_columns(path, COLUMNS, SCHEMA))
+    inputs = encode_columns(input_columns(SCHEMA), read_columns(path, COLUMNS, SCHEMA))
     expected = run.predictor().outputs(inputs[:2000]).softmax(dim=1)
     np.testing.assert_allclose(
         found[["probability_<=50K", "probability_>50K"]], expected.double(), rtol=1e-5
@@ -215,7 +215,7 @@ def prepared(setup):
         center = MEANS.get(client, 0.0)
         column = InputColumn("height", "number", center=center, scale=float(client != ""))
         about = {"form": "table", "columns": (column,), "target": "tall", "classes": ("no", "yes")}
-        return Preprocessing(**about, client=client, per_client=not client)
+        return Preprocessing(**about, client=client, per_client=() if client else ("height",))
     return replace(plain(setup), preprocessing=preprocessing)
 
 

@@ -105,7 +105,8 @@ def test_what_a_run_folder_lacks_is_named(
     tmp_path: Path,
     subtests: pytest.Subtests,
 ) -> None:
-    (file,) = (copied / "clients").rglob("north/preprocessing.json")
+    (file,) = (copied / "clients").rglob("preprocessing.json")
+    whole = file.read_bytes()
     for content in (
         b"",
         b"[]",
@@ -118,7 +119,7 @@ def test_what_a_run_folder_lacks_is_named(
             file.write_bytes(content)
             with pytest.raises(
                 FairbloomError,
-                match=r"north/preprocessing\.json cannot be read: .*Restore it from a copy",
+                match=r"preprocessing\.json cannot be read: .*Restore it from a copy",
             ):
                 load_predictor(copied, client="north")
     file.unlink()
@@ -127,6 +128,7 @@ def test_what_a_run_folder_lacks_is_named(
         match=r"deviations of client north are not in .*: predict on its own device, or",
     ):
         load_predictor(copied, client="north")
+    file.write_bytes(whole)
     save_model(copied / "model.safetensors", {"other": np.zeros(3, np.float32)}, {})
     with pytest.raises(FairbloomError, match="arrays do not fit its model"):
         load_predictor(copied, client="south")
@@ -144,19 +146,11 @@ def test_every_engine_keeps_what_is_each_clients_own(
         with subtests.test(engine=engine):
             (tmp_path / engine).mkdir()
             made = train(tmp_path / engine, engine=engine)
-            kept = {
-                file.parent.name: file
-                for file in (made.folder / "clients").rglob("preprocessing.json")
-            }
-            assert {*kept} == {*HOSPITALS}
-            for name, file in kept.items():
-                assert (
-                    file.read_bytes()
-                    == next(
-                        (run.folder / "clients").rglob(f"{name}/preprocessing.json")
-                    ).read_bytes()
-                )
-                assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            (file,) = (made.folder / "clients").rglob("preprocessing.json")
+            (of_loop,) = (run.folder / "clients").rglob("preprocessing.json")
+            assert file.read_bytes() == of_loop.read_bytes()
+            assert {*Preprocessing.decode_file(file.read_bytes()).moments} == {*HOSPITALS}
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_methods_with_personal_models_predict_by_them(
@@ -205,10 +199,10 @@ def test_a_device_predicts_with_its_own_preprocessing(
             state = tmp_path / name / "state"
             app(message(run, **{"personal-lambda": 0.1}), context)
             app(message(run, MessageType.EVALUATE), context)
-            (kept,) = (run.folder / "clients").rglob(f"{name}/preprocessing.json")
+            kept = run.predictor(client=name).preprocessing
             for file in state.rglob("preprocessing.json"):
                 assert stat.S_IMODE(file.stat().st_mode) == 0o600
-                assert file.read_bytes() == kept.read_bytes()
+                assert Preprocessing.decode_file(file.read_bytes()) == kept
             predictor = load_predictor(state)
             assert predictor.client == name
             pandas.testing.assert_frame_equal(
@@ -265,7 +259,8 @@ def test_the_runs_own_preprocessing_has_no_means_of_a_client(
     for each, apart in ((run, True), (together, False)):
         with subtests.test(each=each, apart=apart):
             shared = Preprocessing.decode_file((each.folder / "preprocessing.json").read_bytes())
-            assert shared.per_client is apart
+            assert shared.per_client == (("age", "dose") if apart else ())
+            assert not shared.moments
             assert (shared.target, shared.ignored, shared.client) == ("outcome", (), "")
             numbers = {
                 column.name: column.scale == 0.0

@@ -1,0 +1,176 @@
+"""The clients of a file: views of its rows, which are encoded once for all of them."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fairbloom.errors import FairbloomError
+from fairbloom.text import plural, text_if
+
+from ..partition import MIN_EXAMPLES, Parts, split, splits_of
+from ..preprocessing import TABLE, Preprocessing, encode_columns, input_columns
+from ..schema import Schema, parse_schema
+from ..task import Setup, Splits
+from .encode import ColumnValues, EncodedFile, encode_groups, measure_columns
+from .reasons import DataError
+from .targets import Target, as_targets, join_names
+
+Rows = NDArray[np.intp]
+
+
+class FileExamples(NamedTuple):
+    """The examples of a file's clients, those of a client one after the other.
+
+    `moments` has the mean and deviation of each client's own columns, shape (clients, columns, 2).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    groups: Tensor | None
+    moments: NDArray[np.float64]
+
+
+class FileClients:
+    """The clients of one file; `rows` has the rows of each."""
+
+    def __init__(self, file: EncodedFile, rows: Mapping[str, Rows], setup: Setup) -> None:
+        self._file = file
+        self._rows = rows
+        self._usable = {name: each[file.usable[each]] for name, each in rows.items()}
+        self._setup = setup
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the clients."""
+        return tuple(self._rows)
+
+    def splits(self, client: str) -> Splits:
+        """Return the examples of a client, in the tensors of all; raise DataError if unusable."""
+        parts = self._parts_of(client)
+        inputs, targets, groups, _ = self._examples
+        return splits_of(inputs, targets, parts, groups)
+
+    def preprocessing(self, client: str) -> Preprocessing:
+        """Return a client's preprocessing: numbers are standardised by its training rows."""
+        self._parts_of(client)
+        moments = self._examples.moments[self._places[client]].tolist()
+        return preprocessing_of(self._setup.schema_).of_client(client, moments)
+
+    def values(self, client: str) -> Mapping[str, ColumnValues]:
+        """Return the values of a client in each column that the file has."""
+        rows = self._rows[client]
+        return {name: self._file.columns[name][rows] for name in self._file.found}
+
+    def describe(self, client: str) -> Mapping[str, str | int]:
+        """Return the client's row in the table of `fairbloom data`."""
+        parts = self._parts_of(client)
+        schema = self._file.schema
+        rows = self._usable[client]
+        target = self._file.columns[schema.target][rows]
+        classes = schema.predicted.categories
+        if classes:
+            counts = np.bincount(target, minlength=len(classes))
+            held = join_names(
+                [f"{name}: {count}" for name, count in zip(classes, counts, strict=True)]
+            )
+        else:
+            held = f"{target.min():g} to {target.max():g}"
+        return {
+            "train": len(parts.train),
+            "test": len(parts.test),
+            "target": held,
+            "rows left out": len(self._rows[client]) - len(rows),
+        }
+
+    def _parts_of(self, client: str) -> Parts:
+        """Return the rows of a client's examples in the tensors; raise DataError if unusable."""
+        return self._parts[client] if client in self._parts else self._split(client, 0)
+
+    @cached_property
+    def _parts(self) -> Mapping[str, Parts]:
+        parts: dict[str, Parts] = {}
+        start = 0
+        for client, rows in self._usable.items():
+            with suppress(FairbloomError):  # raised again when the client's data are needed
+                parts[client] = self._split(client, start)
+                start += len(rows)
+        return parts
+
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        """The index of each usable client."""
+        return {client: place for place, client in enumerate(self._parts)}
+
+    def _split(self, client: str, start: int) -> Parts:
+        """Split a client's examples, which begin at row `start` of the tensors."""
+        self._file.raise_faults(self._rows[client])
+        rows = len(self._rows[client])
+        kept = len(self._usable[client])
+        if kept < MIN_EXAMPLES:
+            dropped = text_if(kept < rows, f", {kept} of them without a missing value")
+            raise DataError(
+                f"{self._file.path} has {plural(rows, '1 row', f'{rows} rows')}{dropped}: at least"
+                f" {MIN_EXAMPLES} are needed, four fifths for training and one for testing: add"
+                " rows, or leave this client out",
+                "few-rows",
+                rows=rows,
+                kept=kept,
+                fewest=MIN_EXAMPLES,
+            )
+        return split(np.arange(start, start + kept), self._setup, client)
+
+    @cached_property
+    def _examples(self) -> FileExamples:
+        """The examples of all usable clients, encoded in whole columns."""
+        schema = self._file.schema
+        usable = [self._usable[client] for client in self._parts]
+        order = np.concatenate(usable)
+        own = own_columns(schema)
+        numbers = np.empty((len(own), len(order)))  # a row for each column
+        for row, name in zip(numbers, own, strict=True):
+            row[:] = self._file.columns[name][order]
+        moments = np.stack(
+            [measure_columns(numbers.take(parts.train, axis=1)) for parts in self._parts.values()]
+        )
+        by_row = np.repeat(moments, [len(rows) for rows in usable], axis=0)
+        values = dict(zip(own, numbers, strict=True))
+        for name, column in self._file.columns.items():
+            if name not in values:
+                values[name] = column[order]
+        inputs = encode_columns(
+            preprocessing_of(self._setup.schema_).columns,
+            values,
+            {name: tuple(by_row[:, place].T) for place, name in enumerate(own)},
+        )
+        targets = as_targets(values[schema.target], Target.of(schema))
+        return FileExamples(inputs, targets, encode_groups(schema, values), moments)
+
+
+def own_columns(schema: Schema) -> list[str]:
+    """Return the inputs that each client standardises by its own mean and deviation."""
+    return [
+        name
+        for name, field in schema.inputs.items()
+        if not field.categories and field.center is None
+    ]
+
+
+def preprocessing_of(text: str) -> Preprocessing:
+    """Return the preprocessing of tables by a schema's text, for all clients."""
+    schema = parse_schema(text)
+    target = Target.of(schema)
+    return Preprocessing(
+        form=TABLE,
+        columns=input_columns(schema),
+        target=schema.target,
+        classes=target.classes,
+        target_center=target.center,
+        target_scale=target.scale,
+        per_client=tuple(own_columns(schema)),
+        schema=text,
+    )
