@@ -1,6 +1,7 @@
 """Submit, follow and stop a run, through files that the server shares: order, log, status."""
 
 import contextlib
+import json
 import shlex
 import sys
 import time
@@ -37,12 +38,16 @@ from ..errors import DeployError
 from ..fleet.enrolment import describe_clients_beyond
 from ..fleet.federation import Federation
 from ..fleet.members import Member
+from ..fleet.messages import MAX_SETTINGS_BYTES
 from ..fleet.runs import END_SECONDS, STOPPED, Order, RunFiles, list_runs
 
 # Pause in seconds between two looks at a run's log.
 LOOK_SECONDS = 0.2
 
 SIZES = "enrolled-sizes"
+
+# Bytes that the app's name and version may add to a run's settings on their way to a device.
+ROOM_BYTES = 1000
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,18 @@ class App:
         folder = ""
         if self.folder is not None and not self.is_ours:
             folder = str(self.folder.absolute())
+        settings = {**(self.config or {}), **settings}
+        size = len(json.dumps(settings).encode())
+        if size > MAX_SETTINGS_BYTES - ROOM_BYTES:
+            raise SettingsError(
+                f"the settings have {size:,} bytes as JSON, and devices take at most"
+                f" {MAX_SETTINGS_BYTES - ROOM_BYTES:,}: shorten them, for example the schema"
+            )
         return Order(
             app=self.serverapp,
             distribution=self.distribution,
             version=self.version,
-            settings={**(self.config or {}), **settings},
+            settings=settings,
             folder=folder,
         )
 

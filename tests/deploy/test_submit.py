@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
 from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.deploy.fleet.messages import MAX_SETTINGS_BYTES
 from fairbloom.deploy.fleet.runs import STOPPED, Order, RunFiles, list_runs
 from fairbloom.deploy.operator import submit as runs
 from fairbloom.protocol.settings import OWN_SETTINGS, Value, expand_own_settings
@@ -132,6 +133,16 @@ def test_an_invalid_setting_is_named_and_nothing_is_written(
         with subtests.test(setting=setting, said=said):
             assert fairbloom("deploy", "submit", "--set", setting) == 2, setting
             assert said in capsys.readouterr().err
+    assert orders(made) == []
+
+
+def test_settings_above_a_mebibyte_are_not_sent(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (made / "schema.toml").write_text(SCHEMA + "\n" * (MAX_SETTINGS_BYTES // 2))
+    words = ("--set", "task=csv", "--schema", made / "schema.toml")
+    assert fairbloom("deploy", "submit", "--detach", *words) == 2
+    assert "and devices take at most 1,047,576: shorten" in capsys.readouterr().err
     assert orders(made) == []
 
 
