@@ -43,7 +43,8 @@ class Limits:
     Attributes
     ----------
     min_rows
-        Fewest rows behind any number that leaves the device: a loss, a score, a count, an update.
+        Fewest rows behind a loss, score or count that leaves the device, and fewest rows that a
+        model is trained on. A model of many rows can still reveal single ones.
     tasks
         The tasks that a run may have; None: any.
     schema

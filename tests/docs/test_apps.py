@@ -1,5 +1,7 @@
 """The apps in docs/apps do what the page on Flower apps says of them."""
 
+import copy
+import importlib
 import shutil
 import subprocess
 import sys
@@ -8,6 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
 
 from fairbloom import load
 from tests.commands import forked
@@ -72,6 +78,36 @@ def test_opacus_and_lightning_train_fair_clients(apps: Path, subtests: pytest.Su
     opacus = apps / "opacus_app.py"
     opacus.write_text(opacus.read_text().replace(", seeded=False", ""))
     assert "seeded=False" in train(apps, "opacus_app", "seeded", 1)
+
+
+@needs_libraries
+@pytest.mark.filterwarnings("ignore::UserWarning:opacus")
+def test_noise_of_opacus_hides_a_row_from_its_update(
+    apps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(apps)
+    app = importlib.import_module("opacus_app")
+    row = torch.rand(1, 64)
+    data = TensorDataset(row, torch.tensor([3]))
+    loader = DataLoader(data, batch_size=1)
+
+    def read(trained: nn.Linear, received: nn.Linear) -> float:
+        """Return the error of a reading of the only row, relative to the row."""
+        with torch.no_grad():
+            bias = trained.bias - received.bias
+            place = bias.abs().argmax()
+            reading = (trained.weight - received.weight)[place] / bias[place]
+            return float((reading - row).norm() / row.norm())
+
+    received = nn.Linear(64, 10)
+    plain = copy.deepcopy(received)
+    optimizer = SGD(plain.parameters(), lr=0.5)
+    cross_entropy(plain(row), data.tensors[1]).backward()
+    optimizer.step()
+    assert read(plain, received) < 1e-3
+    private = copy.deepcopy(received)
+    app.train_fn(private, loader)
+    assert read(private, received) > 1.0
 
 
 @needs_transformers
