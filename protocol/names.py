@@ -35,6 +35,14 @@ def is_usable_name(name: str) -> bool:
 # Key, next to a client's name, of the terms of local work that it supports: some of `terms.WORK`.
 HONOURS = "honours"
 
+# Key in the config of the messages of a run folder: its id. A device keeps the state of an app's
+# context by it and by round, so that a run that is continued finds it.
+RUN_FOLDER = "run-folder"
+
+# Key in the config of the messages of a run folder in Flower's simulation: the folder in which the
+# clients keep the states of their contexts.
+CONTEXTS = "contexts"
+
 # Key in the record `client` of a reply: whether all steps had a learning rate of 0, so that a model
 # without a change is no fault.
 ZERO_RATE = "zero-rate"

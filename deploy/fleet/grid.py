@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fairbloom.flower import deserialize, node_info, serialize, set_message_id
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
+from fairbloom.protocol.names import RUN_FOLDER
 
 from .mailbox import Collected, Envelope
 from .messages import id_of
@@ -179,7 +180,7 @@ class RunGrid(Grid):
             id=id,
             device=name,
             round=number,
-            group=metadata.group_id,
+            group=group_of(message.content, number) or metadata.group_id,
             type=metadata.message_type,
             digest=digest,
             seconds=metadata.created_at + metadata.ttl - time.time(),
@@ -236,6 +237,14 @@ def without_content(message: Message) -> Message:
     )
     set_message_id(copy, metadata.message_id)
     return copy
+
+
+def group_of(content: RecordDict, number: int) -> str:
+    """Return the group of a message of a run folder, by which devices keep states; else ""."""
+    for config in content.config_records.values():
+        if RUN_FOLDER in config:
+            return f"{config[RUN_FOLDER]}/{number}"
+    return ""
 
 
 def read_round(content: RecordDict) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -11,7 +13,8 @@ from pathlib import Path
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.version import PROTOCOL
-from fairbloom.system.files import make_folder, whole_file, write_private
+from fairbloom.system.files import write_private
+from fairbloom.system.versions import FIRST, Step, Versions, read_sealed, write_sealed
 
 from .app_process import Answer, Task
 from .calls import Calls, Received
@@ -28,27 +31,63 @@ SESSION_BYTES = 16
 # Seconds after which an idle worker is ended.
 IDLE_SECONDS = 60.0
 
-# The app's state is kept for this number of runs, the latest ones.
+# The states of an app are kept for this number of runs, the latest ones.
 KEPT_RUNS = 5
+
+# The group of a message of a run folder: the folder's id, and the round.
+GROUP = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})")
+
+# The work that may change a state, in the order of a round.
+WORK = ("train", "evaluate")
 
 
 class Contexts:
-    """Flower's `Context.state` of each run's app, in files that survive a restart."""
+    """Flower's `Context.state` of each run's app, in files that survive a restart.
+
+    It belongs to a run folder, if the run has one, and to the round and the work that made it. So a
+    continued run finds it, and work that is repeated begins with the same state as the first time.
+    """
 
     def __init__(self, state_dir: str) -> None:
         self._folder = Path(state_dir, "contexts")
+        self._run = 0
 
-    def load(self, run: int) -> bytes:
-        """Return the state of a run, or b""."""
-        return _read_sealed(self._folder / str(run), "the app begins without the state in it")
+    def load(self, head: Head) -> bytes:
+        """Return the state with which the work on a message begins, or b""."""
+        key, step = find_step(head)
+        versions = Versions(self._folder / key)
+        found = versions.last() if step is None else versions.rewind(step)
+        if found is None:
+            return b""
+        made, state = found
+        if step is not None and self._run != head.run:
+            log.info("the app's state is that after round %d of run folder %s", made.round, key)
+        self._run = head.run
+        return state
 
-    def save(self, run: int, state: bytes) -> None:
-        """Write the state of a run, and delete the oldest states beyond KEPT_RUNS."""
-        make_folder(self._folder)
-        _write_sealed(self._folder / str(run), state)
-        files = sorted(self._folder.glob("[0-9]*"), key=lambda file: file.stat().st_mtime)
-        for file in files[:-KEPT_RUNS]:
-            file.unlink()
+    def save(self, head: Head, state: bytes) -> None:
+        """Write the state after the work on a message, and delete those of the oldest runs."""
+        key, step = find_step(head)
+        versions = Versions(self._folder / key)
+        if step is None:
+            last = versions.last()
+            step = FIRST if last is None else last[0]
+        versions.save(step, state)
+        folders = sorted(self._folder.iterdir(), key=lambda each: each.stat().st_mtime)
+        for folder in folders[:-KEPT_RUNS]:
+            shutil.rmtree(folder)
+
+
+def find_step(head: Head) -> tuple[str, Step | None]:
+    """Return the name by which an app's states are kept, and the step of a message's work.
+
+    It is the id of the run folder. Without one it is the number of the run, and there are no steps.
+    """
+    group = GROUP.fullmatch(head.round)
+    if group is None:
+        return str(head.run), None
+    kind = head.type.partition(".")[0]
+    return group[1], Step(int(group[2]), WORK.index(kind)) if kind in WORK else None
 
 
 class KeptReply:
@@ -56,7 +95,7 @@ class KeptReply:
 
     def __init__(self, state_dir: str) -> None:
         self._file = Path(state_dir, "reply")
-        content = _read_sealed(self._file, "the last reply is lost")
+        content = read_sealed(self._file, "the last reply is lost") or b""
         size = int.from_bytes(content[:4], "big")
         self.head = Head.FromString(content[4 : 4 + size])
         self.data = content[4 + size :]
@@ -67,34 +106,13 @@ class KeptReply:
         self.data = data
         written = head.SerializeToString()
         try:
-            _write_sealed(self._file, len(written).to_bytes(4, "big") + written + data)
+            write_sealed(self._file, len(written).to_bytes(4, "big") + written + data)
         except OSError as error:
             log.warning(
                 "%s cannot be written (%s): a restart would lose the last reply",
                 self._file,
                 error.strerror,
             )
-
-
-def _write_sealed(file: Path, content: bytes) -> None:
-    """Write content after its SHA-256."""
-    with whole_file(file, 0o600) as opened:
-        # written in two pieces, because joining them would copy a reply that may be large
-        opened.writelines([hashlib.sha256(content).digest(), content])
-
-
-def _read_sealed(file: Path, loss: str) -> bytes:
-    """Return the content of a sealed file, b"" if it is missing or damaged.
-
-    Damage is logged, with the `loss` that it means.
-    """
-    if not file.exists():
-        return b""
-    content = file.read_bytes()
-    if content and hashlib.sha256(content[32:]).digest() != content[:32]:
-        log.error("%s is damaged: %s", file, loss)
-        return b""
-    return content[32:]
 
 
 class Session:
@@ -165,7 +183,7 @@ class Session:
                 f" {older}"
             )
             return Answer.failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, words)
-        state = self._contexts.load(head.run)
+        state = self._contexts.load(head)
         task = Task(self._node, head.SerializeToString(), self._settings, message.data, state)
         try:
             answer: Answer = self._worker.answer(task, head.id)
@@ -176,7 +194,7 @@ class Session:
         except CrashedError as error:
             return Answer.failed(ErrorCode.CLIENT_APP_CRASHED, str(error))
         if answer.state is not None:
-            self._contexts.save(head.run, answer.state)
+            self._contexts.save(head, answer.state)
         return answer
 
     def _beat(self, head: Head, done: threading.Event) -> None:

@@ -1,5 +1,6 @@
 """A run's grid and a device's session: they send lost messages again and compute each once."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
@@ -13,10 +14,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 from fairbloom.deploy.fleet import grid as grids
 from fairbloom.deploy.fleet.app_process import Answer, Task
 from fairbloom.deploy.fleet.calls import Received
-from fairbloom.deploy.fleet.grid import UNREADABLE_REPLY, RunGrid
+from fairbloom.deploy.fleet.grid import UNREADABLE_REPLY, RunGrid, group_of
 from fairbloom.deploy.fleet.mailbox import Collected, Envelope
 from fairbloom.deploy.fleet.messages import node_id_of
-from fairbloom.deploy.fleet.session import Contexts, KeptReply, Session, load_session
+from fairbloom.deploy.fleet.session import (
+    KEPT_RUNS,
+    Contexts,
+    KeptReply,
+    Session,
+    load_session,
+)
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
 from fairbloom.deploy.fleet.worker import DroppedError
 from fairbloom.flower import serialize
@@ -228,6 +235,95 @@ def test_what_the_app_keeps_comes_with_the_next_message(tmp_path: Path) -> None:
     serve(tmp_path, worker, received("1"), received("2"))
     serve(tmp_path, worker, received("3"))
     assert [task.state for task in worker.asked] == [b"", b"x", b"xx"]
+
+
+FOLDER = "0123456789abcdef"
+
+
+def in_round(number: int, kind: str, run: int = 7, again: str = "") -> Received:
+    """Return a message of a run folder; `again` makes it another message of the same work."""
+    head = Head(
+        id=f"{run}-{number}-{kind}{again}",
+        run=run,
+        type=kind,
+        protocol=PROTOCOL,
+        round=f"{FOLDER}/{number}",
+    )
+    return Received(head, b"model")
+
+
+def counting(task: Task) -> Answer:
+    """Count a training in the app's state; an evaluation leaves it unchanged."""
+    if Head.FromString(task.head).type == "evaluate":
+        return Answer(task.state)
+    return Answer(task.state + b"x", state=task.state + b"x")
+
+
+def test_states_belong_to_the_run_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    worker = FakeWorker(counting)
+    kinds = ("train", "evaluate")
+    serve(tmp_path, worker, *(in_round(n, kind) for n in (1, 2, 4) for kind in kinds))
+    with caplog.at_level(logging.INFO, "flwr"):
+        calls = serve(tmp_path, worker, *(in_round(n, kind, 8) for n in (5, 6) for kind in kinds))
+    assert [len(data) for _, data, _ in calls.replies] == [4, 4, 5, 5]
+    assert [words for words in caplog.messages if "the app's state" in words] == [
+        f"the app's state is that after round 4 of run folder {FOLDER}"
+    ]
+    # in another folder, and in a run without one, the app begins without a state
+    other = Received(Head(id="x", run=8, type="train", protocol=PROTOCOL), b"model")
+    assert serve(tmp_path, worker, other).replies[0][1] == b"x"
+
+
+def test_repeated_work_begins_with_the_state_before_it(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for first, repeated, expected in (
+        ([(1, "train"), (2, "train")], [(2, "train")], [2]),
+        ([(1, "train"), (2, "train"), (2, "evaluate")], [(2, "train"), (2, "evaluate")], [2, 2]),
+        ([(1, "train"), (1, "evaluate")], [(1, "train"), (1, "evaluate"), (2, "train")], [1, 1, 2]),
+        # the checkpoint of round 3 is damaged, and the run goes on after round 2
+        ([(n, "train") for n in (1, 3, 4)], [(3, "train"), (4, "train")], [2, 3]),
+    ):
+        with subtests.test(first=first, repeated=repeated):
+            state = tmp_path / str(len(list(tmp_path.iterdir())))
+            worker = FakeWorker(counting)
+            serve(state, worker, *(in_round(*each) for each in first))
+            again = [in_round(*each, again="again") for each in repeated]
+            calls = serve(state, worker, *again)
+            assert [len(data) for _, data, _ in calls.replies] == expected
+
+
+def test_a_device_keeps_the_states_of_a_few_runs(tmp_path: Path) -> None:
+    worker = FakeWorker(counting)
+    serve(tmp_path, worker, *(in_round(n, "train") for n in range(1, 9)))
+    assert {path.name for path in (tmp_path / "contexts" / FOLDER).iterdir()} == {
+        *("6-0", "7-0", "8-0")
+    }
+    for run in range(20, 30):
+        serve(
+            tmp_path,
+            worker,
+            Received(Head(id=str(run), run=run, type="train", protocol=PROTOCOL), b""),
+        )
+    assert len(list((tmp_path / "contexts").iterdir())) == KEPT_RUNS
+
+
+def test_a_damaged_state_is_named_and_an_earlier_one_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = FakeWorker(counting)
+    serve(tmp_path, worker, in_round(1, "train"), in_round(2, "train"))
+    file = tmp_path / "contexts" / FOLDER / "2-0"
+    file.write_bytes(file.read_bytes()[:-1] + b"y")
+    assert serve(tmp_path, worker, in_round(3, "train")).replies[0][1] == b"xx"
+    assert "2-0 is damaged: an earlier state is taken" in caplog.text
+
+
+def test_messages_of_a_run_folder_have_its_group() -> None:
+    """The device reads the group: it opens no content."""
+    config = ConfigRecord({"server-round": 3, "run-folder": FOLDER})
+    assert group_of(RecordDict({"config": config}), 3) == f"{FOLDER}/3"
+    assert group_of(RecordDict({"config": ConfigRecord({"server-round": 3})}), 3) == ""
 
 
 def test_work_that_fails_is_answered_by_an_error(tmp_path: Path) -> None:
