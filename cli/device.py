@@ -1,4 +1,4 @@
-"""The commands `fairbloom client`: run (the default), keys, accept and log."""
+"""The commands `fairbloom client`: run (the default), keys, accept, schemas and log."""
 
 import sys
 from pathlib import Path
@@ -65,7 +65,9 @@ def run(
         "data-dir": data_dir,
     }
     given |= {"state-dir": state_dir, "app": app, "allow": allow or None}
-    replace_process(ClientSettings.of(given, config))
+    settings = ClientSettings.of(given, config)
+    settings.check_own_files()
+    replace_process(settings)
 
 
 @client.command(epilog="Example: fairbloom client keys site-a")
@@ -121,18 +123,46 @@ def accept(
             metavar="FILE", help="The schema to accept; default: the one that was refused last."
         ),
     ] = None,
+    also: Annotated[
+        bool, typer.Option("--also", help="Keep the schemas that are accepted now.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Accept it without a question.")] = False,
 ) -> None:
-    """Show a schema, such as that of a refused run, and accept it for runs to come."""
-    from fairbloom.client.guard.accepted_schemas import accept_schema, describe_change, read_refused
+    """Show a schema, such as that of a refused run, and accept it for runs to come.
+
+    It takes the place of the accepted one: runs that have begun keep theirs.
+    """
+    from fairbloom.client.guard.accepted_schemas import Schemas, describe_change, read_refused
+    from fairbloom.client.guard.schema_changes import describe_acceptance
     from fairbloom.tasks.schema import read_schema
 
     folder = find_state_dir(place)
     text = read_refused(folder) if schema is None else read_schema(str(schema))
-    print(describe_change(folder, text), end="")
+    schemas = Schemas(folder)
+    print(describe_change(schemas, text))
+    print("\n".join(describe_acceptance(schemas, text, also=also)))
     if yes or typer.confirm("Accept this schema, so that runs may read this device's data by it?"):
-        accept_schema(folder, text)
+        schemas.accept(text, also=also)
         print("accepted")
+
+
+@client.command("schemas", epilog="Example: fairbloom client schemas client.toml")
+def list_schemas(
+    place: StatePlace,
+    withdraw: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIGEST", help="Withdraw the schema with this digest, or its beginning."
+        ),
+    ] = None,
+) -> None:
+    """List the schemas that were accepted, or withdraw one, from runs that have begun too."""
+    from fairbloom.client.guard.accepted_schemas import Schemas, describe_schemas
+
+    schemas = Schemas(find_state_dir(place))
+    if withdraw is not None:
+        schemas.withdraw(withdraw)
+    print("\n".join(describe_schemas(schemas)))
 
 
 @client.command(epilog="Example: fairbloom client log client.toml")

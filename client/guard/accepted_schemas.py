@@ -1,29 +1,156 @@
 """The schemas that a device's owner has accepted: only by them its tables are read.
 
-In the state folder, `accepted` has a line with the digest of each accepted schema; `refused.toml`
-is the schema that was refused last, which `fairbloom client accept` takes.
+In the state folder, `schemas` has the text of each schema that was ever accepted, `DIGEST.toml`,
+and what became of it, `accepted.json`. `runs.json` has the schema with which each run was let in,
+and `refused.toml` is the schema that was refused last, which `fairbloom client accept` takes.
 """
 
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from difflib import unified_diff
+from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, join_names
+from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import make_folder, write_private
 
 from .accepted_settings import SettingRefusedError
 
 FOLDER = "schemas"
-ACCEPTED = "accepted"
+ACCEPTED = "accepted.json"
+RUNS = "runs.json"
 REFUSED = "refused.toml"
-LATEST = "accepted.toml"
+
+# Runs that keep their schema after it has ended: the latest ones.
+MAX_RUNS = 50
+
+# Characters of a digest that are shown and logged.
+SHOWN = 12
 
 
-def check_accepted(text: str, state_dir: Path | None, allowed: str) -> None:
+class State(StrEnum):
+    """What became of a schema: only runs that began with an ended one still have it."""
+
+    ACCEPTED = "accepted"
+    ENDED = "ended"
+    WITHDRAWN = "withdrawn"
+
+
+@dataclass(frozen=True)
+class KnownSchema:
+    """A schema that was accepted at some time, `since` (ISO 8601) for the last time."""
+
+    digest: str
+    since: str
+    state: State
+
+    @property
+    def label(self) -> str:
+        """Its digest's beginning, with the day of its acceptance."""
+        return f"{self.digest[:SHOWN]}, accepted on {self.since[:10]}"
+
+
+class Schemas:
+    """The accepted schemas of one device, in its state folder."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._folder = state_dir / FOLDER
+
+    def known(self) -> list[KnownSchema]:
+        """Return the schemas that were ever accepted, in the order of their acceptance."""
+        entries = self._read(ACCEPTED, [])
+        return [KnownSchema(**{**entry, "state": State(entry["state"])}) for entry in entries]
+
+    def accepted(self) -> list[KnownSchema]:
+        """Return the schemas that new runs may have."""
+        return [each for each in self.known() if each.state == State.ACCEPTED]
+
+    def text_of(self, schema: KnownSchema) -> str:
+        """Return a schema's text."""
+        return self.path_of(schema).read_text(encoding="utf-8")
+
+    def path_of(self, schema: KnownSchema) -> Path:
+        """Return the file of a schema's text."""
+        return self._folder / f"{schema.digest}.toml"
+
+    def runs_of(self, schema: KnownSchema) -> list[str]:
+        """Return the numbers of the runs that were let in with a schema."""
+        return [run for run, digest in self._runs().items() if digest == schema.digest]
+
+    def accept(self, text: str, *, also: bool = False) -> None:
+        """Accept a schema for new runs, in place of the accepted ones or `also`."""
+        make_folder(self._folder)
+        digest = digest_of(text)
+        others = [each for each in self.known() if each.digest != digest]
+        if not also:
+            others = [
+                replace(each, state=State.ENDED) if each.state == State.ACCEPTED else each
+                for each in others
+            ]
+        write_private(self._folder / f"{digest}.toml", text.encode())
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._write([*others, KnownSchema(digest, now, State.ACCEPTED)])
+        (self._folder / REFUSED).unlink(missing_ok=True)
+
+    def withdraw(self, start: str) -> KnownSchema:
+        """Withdraw the schema with a digest that starts so, from running runs too; return it."""
+        known = self.known()
+        found = [each for each in known if start and each.digest.startswith(start)]
+        if len(found) != 1:
+            choices = ", ".join(each.digest[:SHOWN] for each in known) or "none"
+            raise FairbloomError(
+                f"{start!r} is not the beginning of one schema's digest; there are {choices}"
+            )
+        (chosen,) = found
+        withdrawn = replace(chosen, state=State.WITHDRAWN)
+        self._write([withdrawn if each == chosen else each for each in known])
+        return withdrawn
+
+    def admits(self, digest: str, run: int) -> bool:
+        """Return whether a run may have a schema; keep the schema of a run that is let in."""
+        state = next((each.state for each in self.known() if each.digest == digest), None)
+        runs = self._runs()
+        if state == State.ENDED:
+            return runs.get(str(run)) == digest
+        if state != State.ACCEPTED:
+            return False
+        if str(run) not in runs:
+            latest = dict([*runs.items(), (str(run), digest)][-MAX_RUNS:])
+            write_private(self._folder / RUNS, json.dumps(latest).encode())
+        return True
+
+    def refuse(self, text: str) -> None:
+        """Keep a schema that was refused, for the owner to see."""
+        make_folder(self._folder)
+        path = self._folder / REFUSED
+        content = text.encode()
+        if not path.exists() or path.read_bytes() != content:
+            write_private(path, content)
+
+    def _runs(self) -> dict[str, str]:
+        return dict(self._read(RUNS, {}))
+
+    def _write(self, known: Sequence[KnownSchema]) -> None:
+        content = json.dumps([asdict(each) for each in known], indent=2)
+        write_private(self._folder / ACCEPTED, content.encode())
+
+    def _read(self, name: str, default: Any) -> Any:
+        path = self._folder / name
+        return json.loads(path.read_text()) if path.exists() else default
+
+
+def check_accepted(text: str, state_dir: Path | None, allowed: str, run: int) -> None:
     """Raise SettingRefusedError and store the schema of a run if its owner has not accepted it.
 
     `allowed` is `schema` of the owner's limits; "any" accepts every schema. `state_dir` is None if
-    the device stores nothing.
+    the device stores nothing. `run` is the run's number.
     """
     if not text or allowed == "any":
         return
@@ -32,11 +159,10 @@ def check_accepted(text: str, state_dir: Path | None, allowed: str) -> None:
             "the run has a schema, and this device has no state-dir to keep the accepted ones: set"
             ' one, or schema = "any" under limits in owner.toml'
         )
-    folder = state_dir / FOLDER
-    if digest_of(text) in read_accepted(folder):
+    schemas = Schemas(state_dir)
+    if schemas.admits(digest_of(text), run):
         return
-    make_folder(folder)
-    write_private(folder / REFUSED, text.encode())
+    schemas.refuse(text)
     raise SettingRefusedError(
         "the run's schema is not one that this device's owner has accepted: fairbloom client"
         " accept, on the device, shows it and takes it"
@@ -46,12 +172,6 @@ def check_accepted(text: str, state_dir: Path | None, allowed: str) -> None:
 def digest_of(text: str) -> str:
     """Return the digest of a schema."""
     return sha256(text.encode()).hexdigest()
-
-
-def read_accepted(folder: Path) -> list[str]:
-    """Return the digests of the accepted schemas."""
-    path = folder / ACCEPTED
-    return path.read_text().split() if path.exists() else []
 
 
 def read_refused(state_dir: Path) -> str:
@@ -64,26 +184,21 @@ def read_refused(state_dir: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def describe_change(state_dir: Path, text: str) -> str:
+def describe_change(schemas: Schemas, text: str) -> str:
     """Return a schema, or its difference from the schema that was accepted last."""
     lines = text.splitlines()
-    latest = state_dir / FOLDER / LATEST
-    if latest.exists():
-        before = latest.read_text(encoding="utf-8").splitlines()
+    if known := schemas.known():
+        before = schemas.text_of(known[-1]).splitlines()
         lines = list(unified_diff(before, lines, "accepted", "new", lineterm=""))
-    # The text comes from the server: control characters, which a terminal obeys, are replaced.
-    shown = (
-        "".join(each if each.isprintable() or each == "\t" else "\ufffd" for each in line)
-        for line in lines
-    )
-    return "".join(f"{line}\n" for line in shown)
+    # the text comes from the server: a terminal would obey its control characters
+    return "".join(escape_unprintable(line, but="\t") + "\n" for line in lines)
 
 
-def accept_schema(state_dir: Path, text: str) -> None:
-    """Accept a schema, so that runs may have it."""
-    folder = state_dir / FOLDER
-    make_folder(folder)
-    digests = [*read_accepted(folder), digest_of(text)]
-    write_private(folder / LATEST, text.encode())
-    write_private(folder / ACCEPTED, ("\n".join(digests) + "\n").encode())
-    (folder / REFUSED).unlink(missing_ok=True)
+def describe_schemas(schemas: Schemas) -> Iterator[str]:
+    """Yield a line on each schema that was ever accepted, with the runs that it let in."""
+    known = schemas.known()
+    if not known:
+        yield "no schema was accepted"
+    for each in known:
+        runs = join_names(schemas.runs_of(each)) if schemas.runs_of(each) else "none"
+        yield f"{each.state}: {each.label}, runs: {runs}; {schemas.path_of(each)}"

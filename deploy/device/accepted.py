@@ -100,7 +100,7 @@ class Installed:
             if self.limits is not None:
                 self.limits.check(settings)
                 allowed = self.limits.schema
-            check_accepted(str(settings.get(SCHEMA, "")), state_dir, allowed)
+            check_accepted(str(settings.get(SCHEMA, "")), state_dir, allowed, run.number)
         except SettingRefusedError as error:
             if state_dir is not None:
                 asked = {

@@ -157,6 +157,23 @@ class ClientSettings:
                 f"app = {self.app!r}: there is no such module here; install it, or name another app"
             )
 
+    def check_own_files(self) -> None:
+        """Raise DeployError if `files` fits no accepted schema, so that every run would fail."""
+        from fairbloom.client.guard.accepted_schemas import Schemas
+        from fairbloom.tasks.schema import SchemaError, with_files
+
+        schemas = Schemas(Path(self.state_dir))
+        fault: SchemaError | None = None
+        for schema in schemas.accepted() if self.files else ():
+            try:
+                with_files(schemas.text_of(schema), self.files)
+            except SchemaError as error:
+                fault = error
+            else:
+                return
+        if fault is not None:
+            raise DeployError(f"{fault} of the schema that is accepted") from fault
+
     def tls_context(self) -> ssl.SSLContext:
         """Return a TLS context that checks certificates as leniently as gRPC does."""
         try:

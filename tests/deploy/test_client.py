@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from fairbloom.client.guard.accepted_schemas import Schemas
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import APP, ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
@@ -24,6 +25,7 @@ from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet import client as loop
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
+from tests.tasks.tables import SCHEMA
 
 from .commands import client_command
 
@@ -98,6 +100,20 @@ def test_an_invalid_setting_is_named_with_value_and_remedy(
             with pytest.raises(DeployError) as error:
                 ClientSettings.of(given, bundle / "client.toml")
             assert words in str(error.value)
+
+
+def test_owner_toml_is_compared_with_the_accepted_schemas(bundle: Path) -> None:
+    (bundle / "owner.toml").write_text('[files."bern.csv"]\nfields.Alter.unit = "years"\n')
+    schemas = Schemas(bundle / "state")
+    settings = ClientSettings.of({}, bundle / "client.toml")
+    settings.check_own_files()  # no schema is accepted yet
+    schemas.accept(SCHEMA)
+    with pytest.raises(
+        DeployError, match=r"owner\.toml: files\.bern\.csv\.fields\.Alter: .*one of"
+    ):
+        settings.check_own_files()
+    schemas.accept(SCHEMA.replace("age", "Alter"), also=True)
+    settings.check_own_files()
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,6 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fairbloom.client.app import app
-from fairbloom.client.guard.accepted_schemas import (
-    accept_schema,
-    check_accepted,
-    describe_change,
-    read_refused,
-)
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
 from fairbloom.errors import FairbloomError
 from fairbloom.server.app import app as server
@@ -25,7 +19,7 @@ from fairbloom.tasks import load_task
 from tests.simulation.helpers import table
 from tests.tasks.tables import SCHEMA as PLAIN, csv_of
 
-from ..hospital import PATIENTS, RUN, SCHEMA, Device, grouped, write_hospital
+from ..hospital import PATIENTS, RUN, Device, grouped, write_hospital
 
 
 @pytest.fixture
@@ -146,29 +140,6 @@ def test_hostile_settings_show_no_few_rows(device: Device, subtests: pytest.Subt
 
 
 # Schemas ------------------------------------------------------------------------------------------
-
-
-def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    with pytest.raises(FairbloomError, match="nothing to accept"):
-        read_refused(tmp_path)
-    with pytest.raises(SettingRefusedError, match="fairbloom client accept"):
-        check_accepted(SCHEMA, tmp_path, "accepted")
-    assert describe_change(tmp_path, read_refused(tmp_path)) == SCHEMA
-    with pytest.raises(SettingRefusedError):  # never by itself
-        check_accepted(SCHEMA, tmp_path, "accepted")
-    accept_schema(tmp_path, read_refused(tmp_path))
-    check_accepted(SCHEMA, tmp_path, "accepted")
-    for other in (grouped("chol>=237"), grouped("chol>=238")):  # which would show who has 237
-        with subtests.test(other=other):
-            with pytest.raises(SettingRefusedError, match="accept"):
-                check_accepted(other, tmp_path, "accepted")
-            assert f"+groups = {[other.split(chr(39))[1]]}" in describe_change(
-                tmp_path, read_refused(tmp_path)
-            )
-    check_accepted(grouped("chol>=238"), tmp_path, "any")
-    with pytest.raises(SettingRefusedError, match="no state-dir"):
-        check_accepted(SCHEMA, None, "accepted")
-    check_accepted("", None, "accepted")
 
 
 def test_a_device_takes_the_text_of_a_schema_and_no_place(tmp_path: Path) -> None:

@@ -1,0 +1,157 @@
+"""A device reads its tables by schemas alone that its owner has accepted."""
+
+from pathlib import Path
+
+import pytest
+
+from fairbloom.client.guard.accepted_schemas import (
+    MAX_RUNS,
+    Schemas,
+    check_accepted,
+    describe_change,
+    describe_schemas,
+    digest_of,
+    read_refused,
+)
+from fairbloom.client.guard.accepted_settings import SettingRefusedError
+from fairbloom.client.guard.schema_changes import describe_acceptance
+from fairbloom.errors import FairbloomError
+from tests.experiments.helpers import fairbloom
+
+from ..hospital import SCHEMA, grouped
+
+SIXTY = grouped("age>=60")
+OLDER = grouped("age>=61")
+
+
+def refused(text: str, folder: Path, run: int) -> bool:
+    try:
+        check_accepted(text, folder, "accepted", run)
+    except SettingRefusedError:
+        return True
+    return False
+
+
+def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    schemas = Schemas(tmp_path)
+    with pytest.raises(FairbloomError, match="nothing to accept"):
+        read_refused(tmp_path)
+    with pytest.raises(SettingRefusedError, match="fairbloom client accept"):
+        check_accepted(SCHEMA, tmp_path, "accepted", 1)
+    assert describe_change(schemas, read_refused(tmp_path)) == SCHEMA
+    assert refused(SCHEMA, tmp_path, 1)  # never by itself
+    schemas.accept(read_refused(tmp_path))
+    assert not refused(SCHEMA, tmp_path, 1)
+    for other in (grouped("chol>=237"), grouped("chol>=238")):  # which would show who has 237
+        with subtests.test(other=other):
+            assert refused(other, tmp_path, 1)
+            assert f"+groups = {[other.split(chr(39))[1]]}" in describe_change(
+                schemas, read_refused(tmp_path)
+            )
+    check_accepted(grouped("chol>=238"), tmp_path, "any", 1)
+    with pytest.raises(SettingRefusedError, match="no state-dir"):
+        check_accepted(SCHEMA, None, "accepted", 1)
+    check_accepted("", None, "accepted", 1)
+
+
+def test_a_new_schema_ends_the_old_one_for_later_runs(tmp_path: Path) -> None:
+    schemas = Schemas(tmp_path)
+    schemas.accept(SIXTY)
+    assert not refused(SIXTY, tmp_path, run=1)
+    schemas.accept(OLDER)
+    assert not refused(SIXTY, tmp_path, run=1)  # it began with this schema
+    assert refused(SIXTY, tmp_path, run=2)
+    assert not refused(OLDER, tmp_path, run=3)
+    schemas.withdraw(digest_of(SIXTY)[:8])
+    assert refused(SIXTY, tmp_path, run=1)
+    schemas.accept(SIXTY, also=True)
+    assert not refused(SIXTY, tmp_path, run=4)
+    assert not refused(OLDER, tmp_path, run=5)
+
+
+def test_many_runs_leave_small_files(tmp_path: Path) -> None:
+    schemas = Schemas(tmp_path)
+    schemas.accept(SIXTY)
+    for run in range(MAX_RUNS + 5):
+        assert not refused(SIXTY, tmp_path, run)
+    (known,) = schemas.known()
+    assert schemas.runs_of(known) == [str(run) for run in range(5, MAX_RUNS + 5)]
+
+
+def test_an_acceptance_says_whom_two_schemas_show(tmp_path: Path) -> None:
+    schemas = Schemas(tmp_path)
+    schemas.accept(SIXTY)
+    said = "\n".join(describe_acceptance(schemas, OLDER, also=False))
+    label = f"schema {digest_of(SIXTY)[:12]}, accepted on 20"
+    assert f"This ends {label}" in said
+    assert f"It counts other rows than {label}" in said
+    assert "groups was ['age>=60'] and is ['age>=61']. The difference of the two" in said
+    assert "can reveal single rows, outliers first" in said
+    assert "only noise helps: docs/privacy.md" in said
+    assert "ends" not in "\n".join(describe_acceptance(schemas, OLDER, also=True))
+    # also of a schema that has ended, and of one that was withdrawn
+    schemas.accept(SCHEMA)
+    schemas.withdraw(digest_of(SIXTY))
+    assert "is ['age>=61']" in "\n".join(describe_acceptance(schemas, OLDER, also=False))
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        (("[0, 1]", "[0, 1, 2]"), "sex.categories"),
+        (('missing = "fill"', 'missing = "drop"'), "missing"),
+        (("[fields.chol]", "[fields.chol]\nmissingValues = [-9]"), "chol.missingValues"),
+        (("[fields.age]", '[files."*"]\nfields.age.factor = 0.98\n[fields.age]'), "files"),
+        (("[fields.ca]", "[fields.ca]\nconstraints = {maximum = 2}"), "ca.constraints"),
+    ],
+)
+def test_each_other_way_to_count_rows_is_said(
+    tmp_path: Path, change: tuple[str, str], key: str
+) -> None:
+    schemas = Schemas(tmp_path)
+    schemas.accept(SCHEMA)
+    (_, said, _) = describe_acceptance(schemas, SCHEMA.replace(*change, 1), also=False)
+    assert f": {key} was " in said
+
+
+def test_the_same_rows_give_no_warning(tmp_path: Path) -> None:
+    schemas = Schemas(tmp_path)
+    schemas.accept(SCHEMA)
+    same = SCHEMA.replace("[fields.age]", "[fields.age]\ncenter = 50\nscale = 10")
+    assert len(list(describe_acceptance(schemas, same, also=False))) == 2
+    assert len(list(describe_acceptance(schemas, "no [ toml", also=True))) == 2
+
+
+def test_accept_asks_and_schemas_lists_and_withdraws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("sixty", SIXTY), ("older", OLDER)):
+        (tmp_path / name).write_text(text)
+    state = tmp_path / "state"
+    assert fairbloom("client", "schemas", state) == 0
+    assert "no schema was accepted" in capsys.readouterr().out
+    assert fairbloom("client", "accept", state, "--schema", tmp_path / "sixty", "--yes") == 0
+    asked = list[str]()
+    monkeypatch.setattr("typer.confirm", lambda words: asked.append(words))
+    assert fairbloom("client", "accept", state, "--schema", tmp_path / "older") == 0
+    said = capsys.readouterr().out
+    assert asked
+    assert f"This ends schema {digest_of(SIXTY)[:12]}" in said
+    assert [each.state for each in Schemas(state).known()] == ["accepted"]
+    assert fairbloom("client", "accept", state, "--schema", tmp_path / "older", "--yes") == 0
+    assert fairbloom("client", "schemas", state, "--withdraw", digest_of(SIXTY)[:6]) == 0
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    assert lines[0].startswith(f"withdrawn: {digest_of(SIXTY)[:12]}, accepted on 20")
+    assert lines[1].startswith(f"accepted: {digest_of(OLDER)[:12]}, accepted on 20")
+    assert fairbloom("client", "schemas", state, "--withdraw", "xyz") == 2
+    assert "'xyz' is not the beginning of one schema's digest" in capsys.readouterr().err
+
+
+def test_a_schema_steers_no_terminal(tmp_path: Path) -> None:
+    schemas = Schemas(tmp_path)
+    evil = SCHEMA.replace("hospice", "\x1b[2J\x9b31m\u202e")
+    schemas.accept(SCHEMA)
+    said = [describe_change(schemas, evil), *describe_acceptance(schemas, evil, also=True)]
+    schemas.accept(evil)
+    said += describe_schemas(schemas)
+    assert all(text.replace("\n", "").isprintable() for text in said)
