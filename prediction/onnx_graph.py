@@ -139,17 +139,12 @@ class _Graph:
     def categories(self, column: InputColumn, schema: Schema) -> tuple[str, str]:
         """Add the inputs of a column of categories; return its output and that of refused rows."""
         field = schema.fields[column.name]
-        # Markers of missing values match in any case. Long ones have too many spellings: they match
-        # unchanged, in lower and in upper case.
         markers = set[str]()
         for word in (*schema.missingValues, *field.missingValues):
-            markers |= {word, word.lower(), word.upper()}
-            if len(word) < 8:
-                letters = ({letter.lower(), letter.upper()} for letter in word)
-                markers |= {"".join(spelling) for spelling in product(*letters)}
+            markers |= _vary_case(word)
         codes = dict.fromkeys(sorted(markers), NO_VALUE)
         for text, place in field.places.items():
-            spellings = [text]
+            spellings = sorted(each for each in _vary_case(text) if field.place(each) == place)
             # A column that was read as numbers may write whole numbers with a decimal point.
             if re.fullmatch(r"[+-]?[0-9]+", text):
                 spellings += [f"{text}.", f"{text}.0"]
@@ -202,6 +197,13 @@ class _Graph:
             self.add("Where", refused, self.constant(np.array(nothing, dtype)), values, name=name)
         else:
             self.add("Identity", values, name=name)
+
+
+def _vary_case(word: str) -> set[str]:
+    """Return a word in other cases of letters: all of them, or upper and lower case if long."""
+    if len(word) < 8:
+        return {"".join(each) for each in product(*({it.lower(), it.upper()} for it in word))}
+    return {word, word.lower(), word.upper(), word.capitalize()}
 
 
 def _unused(name: str, taken: Sequence[str]) -> str:

@@ -30,11 +30,18 @@ from .groups import OTHER, GroupBy, parse_groups
 # The decimal mark of numbers.
 Decimal = Literal[".", ","]
 
+# What stands between thousands.
+GroupMark = Literal["", " ", ".", ",", "'"]
+
 # The treatment of a row with a missing value.
 Missing = Literal["error", "drop", "fill"]
 
 # The default markers of a missing value, in any case of letters.
-MISSING_VALUES = ("", "?", "NA", "NaN", "+NaN", "-NaN", "null", "N/A")
+MISSING_VALUES = (
+    *("", "?", "NA", "NaN", "+NaN", "-NaN", "null", "N/A"),
+    *("<NA>", "NaT", "\\N"),  # pandas, and dumps of databases
+    *("#N/A", "#N/A N/A", "#NA", "#NV", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"),
+)
 
 # Longest name of a column, category or class, in characters.
 MAX_TEXT = 200
@@ -148,6 +155,23 @@ class Field(_Table):
             places |= {normalise(each): place for each in self.spellings.get(name, ())}
         return places
 
+    @cached_property
+    def _folded_places(self) -> dict[str, int | None]:
+        """The index by the spelling in lower case; None if that means several categories."""
+        folded: dict[str, int | None] = {}
+        for spelling, place in self.places.items():
+            if folded.setdefault(spelling.casefold(), place) != place:
+                folded[spelling.casefold()] = None
+        return folded
+
+    def place(self, text: str) -> int | None:
+        """Return the index of the category that a normalised text means, or None.
+
+        Upper and lower case differ only if the categories do.
+        """
+        place = self.places.get(text)
+        return self._folded_places.get(text.casefold()) if place is None else place
+
 
 class FileField(_Table):
     """A column that one file has under another `name`, or in another `unit`.
@@ -165,7 +189,7 @@ class File(_Table):
 
     delimiter: Literal[",", ";", "\t", "|"] | None = None
     decimalChar: Decimal | None = None  # noqa: N815 (Frictionless calls it so)
-    groupChar: Literal["", " ", ".", ",", "'"] = ""  # noqa: N815
+    groupChar: GroupMark = ""  # noqa: N815
     encoding: Annotated[str, AfterValidator(_check_encoding)] = "utf-8"
     fields: Mapping[str, FileField] = {}
 

@@ -146,12 +146,13 @@ def _read_categories(
     places = []
     for cell in cells:
         text = normalise(cell)
-        place = field.places.get(text, field.places.get(canonical(text, table.decimal), UNKNOWN))
-        places.append(-1 if place == UNKNOWN and text.casefold() in missing else place)
+        place = field.place(text)
+        if place is None:
+            place = field.place(canonical(text, table.decimal))
+        if place is None:
+            place = -1 if text.casefold() in missing else UNKNOWN
+        places.append(place)
     found = np.array(places, np.int32)[codes]
-    folded = {
-        spelling.casefold(): field.categories[place] for spelling, place in field.places.items()
-    }
     for code in np.unique(codes[found == UNKNOWN])[:MAX_FAULTS]:
         text = normalise(cells[code])
         if len(text) > MAX_TEXT:
@@ -159,14 +160,11 @@ def _read_categories(
             remedy = "correct it, or put the column in ignore"
         else:
             problem = f"none of the categories {join_names(field.categories)}"
-            same = folded.get(text.casefold())
-            meant = same or find_nearest(text, field.categories) or field.categories[0]
+            meant = find_nearest(text, field.categories) or field.categories[0]
             remedy = (
                 "correct it, or add it to the spellings of the category that it means, as in"
                 f" fields.{name}.spellings = {{{meant!r} = [{text!r}]}}"
             )
-            if same:
-                remedy = f"differs from it in upper and lower case: {remedy}"
         wrong.append(_count_fault(table, name, problem, remedy, "no-category", codes == code))
     return found
 

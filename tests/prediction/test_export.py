@@ -82,6 +82,7 @@ def test_exported_tables_predict_as_we_do(
     frame.loc[[4, 9], "age"] = np.nan
     frame.loc[[5, 9], "ward"] = ""
     frame.loc[[6, 9], "smoker"] = "NA"
+    frame.loc[[7, 8], "smoker"] = ["YES", "No"]
     check(together, tmp_path / "model.onnx", frame, "", "last")
 
 

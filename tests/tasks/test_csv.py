@@ -299,3 +299,18 @@ def test_categories_are_in_order_of_numbers_or_the_alphabet(subtests: pytest.Sub
             assert sort_classes(names) == sort_classes(names[::-1])
     assert sort_classes(["10", "9", "-1.5"]) == ["-1.5", "9", "10"]
     assert sort_classes(["b", "10", "9"]) == ["10", "9", "b"]
+
+
+def test_categories_match_in_any_case_that_is_no_other_category(folder: Folder) -> None:
+    plain = csv_of(30)
+    text = plain.replace("north", "North").replace("south", "SOUTH")
+    inputs = everything(load(folder(a=plain, b=plain), SCHEMA).splits("a").train)[0]
+    assert torch.equal(
+        everything(load(folder(a=text, b=plain), SCHEMA).splits("a").train)[0], inputs
+    )
+    # North is a category of its own now, and SOUTH still is south.
+    two = schema_with(('"west"]', '"west", "North"]'))
+    north, south, _, own = everything(load(folder(a=text), two).splits("a").train)[0].T[2:]
+    assert not north.any()
+    assert south.any()
+    assert own.any()
