@@ -17,8 +17,15 @@ WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
 MINUS = re.compile("[\u2010-\u2015\u2212\ufe63\uff0d]")
 NUMBER = r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
 GROUPED = re.compile(r"[+-]?[0-9]{1,3}([ '.,])[0-9]{3}([ '.,][0-9]{3})*([.,][0-9]+)?")
-WITH_UNIT = re.compile(r"(?P<number>[+-]?[0-9]*[.,]?[0-9]+)\s*(?P<unit>[^\d\s.,][^\d]*?)\s*")
+ANY_NUMBER = r"[+-]?[0-9]*[.,]?[0-9]+"
+WITH_UNIT = re.compile(
+    rf"(?P<number>{ANY_NUMBER})\s*(?P<unit>(?:[^\W\d_]|[%‰°$€£¥'\"′″])[^\d]*?)\s*"
+)
+CURRENCY = re.compile(rf"(?P<unit>[$€£¥₹]|CHF|EUR|GBP|USD)\s*(?P<number>{ANY_NUMBER})")
 BOUND = re.compile(r"[<>≤≥~≈]=?\s*[0-9.,]+")
+CLOCK = re.compile(r"(?P<hour>[0-9]{1,2}):(?P<minute>[0-5][0-9])(:[0-5][0-9])?")
+DEVIATION = re.compile(rf"(?P<number>{ANY_NUMBER})\s*(±|\+/-)\s*[0-9.,]+")
+RANGE = re.compile(r"[0-9.,]+\s*([-\u2010-\u2015]\s*[0-9.,]+|\+)")  # 30-59, 60+
 
 
 def parse_number(cell: str, decimal: Decimal = ".") -> float | None:
@@ -96,9 +103,10 @@ def parse_numbers(
     texts = compute.utf8_trim_whitespace(values)
     gone = _to_array(compute.is_in(compute.utf8_lower(texts), pa.array([*missing], pa.string())))
     for unit in units:
-        texts = compute.replace_substring_regex(
-            texts, rf"^([0-9.,+\- ]+?)\s*{re.escape(unit)}$", r"\1"
-        )
+        sign = re.escape(unit)
+        texts = compute.replace_substring_regex(texts, rf"^([0-9.,+\- ]+?)\s*{sign}$", r"\1")
+        if CURRENCY.fullmatch(f"{unit}0"):
+            texts = compute.replace_substring_regex(texts, rf"^{sign}\s*([0-9.,+\- ]+)$", r"\1")
     if group:
         texts = compute.replace_substring_regex(texts, "[\u00a0\u2009\u202f]", " ")
         pattern = (
@@ -130,6 +138,33 @@ def _to_array(values: Any) -> NDArray[Any]:
     return np.array(np.from_dlpack(array))  # to_numpy would import pandas if it is installed
 
 
+def find_sign(cell: str, decimal: Decimal = ".") -> str:
+    """Return the kind of sign by which a cell differs from a number; "" if it is another text.
+
+    The kinds are minus, range, bound, thousands, mark (a decimal mark), currency, clock, deviation,
+    unit and size.
+    """
+    text = normalise(cell)
+    other = "," if decimal == "." else "."
+    if MINUS.search(text) and parse_number(MINUS.sub("-", text).replace(",", ".")) is not None:
+        return "minus"
+    patterns = {
+        "range": RANGE,
+        "bound": BOUND,
+        "thousands": GROUPED,
+        "mark": re.compile(rf"[+-]?[0-9]*\{other}[0-9]+"),
+        "currency": CURRENCY,
+        "clock": CLOCK,
+        "deviation": DEVIATION,
+        "unit": WITH_UNIT,
+    }
+    for kind, pattern in patterns.items():
+        if pattern.fullmatch(text):
+            return kind
+    number = parse_number(text)
+    return "size" if number is not None and abs(number) > MAX_NUMBER else ""
+
+
 def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str) -> tuple[str, str]:
     """Return the problem of a cell that is not a number, and the remedy in the cell or the schema.
 
@@ -138,12 +173,16 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
     text = normalise(cell)
     other = "," if decimal == "." else "."
     own_file = f"[files.{file!r}]"
-    if sign := MINUS.search(cell):
-        problem = f"with the sign {sign[0]!r} (U+{ord(sign[0]):04X}) for a minus"
+    kind = find_sign(cell, decimal)
+    if kind == "minus" and (sign := MINUS.search(text)):
+        problem = f"a number with the sign {sign[0]!r} (U+{ord(sign[0]):04X}) for a minus"
         return problem, f"write {MINUS.sub('-', text)}, with a hyphen"
-    if BOUND.fullmatch(text):
-        return "a bound and no number", f"write a number, or add it to fields.{name}.missingValues"
-    if found := GROUPED.fullmatch(text):
+    if kind in ("bound", "range"):
+        return (
+            f"a {kind} and no number",
+            f"write a number, or add it to fields.{name}.missingValues",
+        )
+    if kind == "thousands" and (found := GROUPED.fullmatch(text)):
         mark = found[1]
         keys = f"groupChar = {mark!r}"
         if mark == other:
@@ -152,14 +191,22 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
             f"a number with {mark!r} between thousands",
             f"write it without, or say {keys} under {own_file} in the schema",
         )
-    if re.fullmatch(rf"[+-]?[0-9]*\{other}[0-9]+", text):
+    if kind == "mark":
         mark_name = "comma" if other == "," else "point"
         return (
             f"a number with a decimal {mark_name}",
             f"write {text.replace(other, decimal)}, or say decimalChar = {other!r} under {own_file}"
             " in the schema",
         )
-    if found := WITH_UNIT.fullmatch(text):
+    if kind == "clock" and (found := CLOCK.fullmatch(text)):
+        hours = int(found["hour"]) + int(found["minute"]) / 60
+        return "a time and no number", f"write hours, {hours:.4g}, or put {name} in ignore"
+    if kind == "deviation" and (found := DEVIATION.fullmatch(text)):
+        problem = "a number with its deviation"
+        return problem, f"write {found['number']}, and the deviation into a column of its own"
+    if kind in ("unit", "currency") and (
+        found := WITH_UNIT.fullmatch(text) or CURRENCY.fullmatch(text)
+    ):
         remedy = f"write {found['number']}, or say unit = {found['unit']!r} in fields.{name}"
         if unit not in ("", found["unit"]):
             remedy = (
@@ -168,7 +215,7 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
             )
         sign_or_unit = "a per cent sign" if found["unit"] == "%" else f"the unit {found['unit']!r}"
         return f"a number with {sign_or_unit}", remedy
-    if (number := parse_number(text)) is not None and abs(number) > MAX_NUMBER:
+    if kind == "size":
         return f"and numbers are at most {MAX_NUMBER:g}", "correct it, or leave the cell empty"
     return (
         "which is no number",

@@ -3,31 +3,25 @@
 import json
 import re
 import tomllib
+import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairbloom.errors import did_you_mean
-from fairbloom.text import plural
+from fairbloom.text import plural, text_if
 
-from ..schema import (
-    EVERY_FILE,
-    MAX_CATEGORIES,
-    MAX_TEXT,
-    MISSING_VALUES,
-    Field,
-    File,
-    fold,
-    normalise,
-)
-from .cells import MINUS, WITH_UNIT, canonical, different_cells, parse_number, parse_numbers
-from .encode import measure_moments, rows_of_clients
+from ..schema import EVERY_FILE, Field, File, FileField, Missing, fold, normalise
+from .cells import WITH_UNIT, explain_number, find_sign, parse_number, shorten
+from .encode import UNKNOWN, ColumnValues, is_missing, measure_moments, rows_of_clients
+from .identifiers import Finding, judge_numbers, judge_texts, nearly_all_differ
+from .marks import SAMPLE, Marks, infer_marks
 from .read import Table, Values, read_file
 from .reasons import DataError
+from .survey import Column, FileColumn, Sites
 from .targets import join_names, sort_classes
 from .warnings import find_remarks
 
@@ -37,66 +31,47 @@ TARGETS = ("target", "label", "y")
 # A target with more distinct whole numbers is a quantity, unless csv.kind is set.
 MAX_NUMBERED_CLASSES = 100
 
-MISSING = {each.casefold() for each in MISSING_VALUES}
+# Names that a sentence lists.
+SHOWN = 3
 
-# Names of columns of identifiers, if their numbers are whole and all different.
-NUMBERED = re.compile(
-    r"(.*[_ -])?(id|ids|mrn|nr|no|number|index|key|patient|case|person|record)", re.IGNORECASE
-)
+# Different values of a column of numbers and other texts that may be categories.
+MAX_MIXED = 20
 
-MONTH = r"(jan|feb|mar|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[^\W\d_]*\.?"
-TIME = r"([T ]+[0-9]{1,2}:[0-9]{2}.*)?"
-DATE = re.compile(
-    rf"([0-9]{{4}}([-/.])[0-9]{{1,2}}(\2[0-9]{{1,2}})?"  # 2024-03-17, 2024-03
-    rf"|[0-9]{{1,2}}([-/.])[0-9]{{1,2}}\4([0-9]{{4}}|[0-9]{{2}})"  # 17.03.2024, 3/17/24
-    rf"|[0-9]{{1,2}}\.?[ -]?{MONTH}[ -]?[0-9]{{2,4}}"  # 17 March 2024, 17-Mar-24
-    rf"|{MONTH} ?[0-9]{{1,2}}(st|nd|rd|th)?,? [0-9]{{4}}){TIME}",  # March 17th, 2024
-    re.IGNORECASE,
-)
+# Share of rows with a text, above which the texts among numbers are categories, and no faults.
+MIXED_SHARE = 0.05
 
-# Identifiers of persons or cases.
-IDENTIFIER = re.compile(
-    r"[^@\s]+@[^@\s]+\.[^@\s]+"  # an e-mail address
-    r"|(?=.*[^\W\d_])[\w./:#-]*[0-9]{4,}[\w./:#-]*"  # MRN-004711, 4711/B
-    r"|(?=.*[0-9])(?=.*[a-f])[0-9a-f]{8}[0-9a-f-]*"
-    # a telephone number, and no range
-    r"|(?=(.*[0-9]){9})(?![0-9]{1,8} ?[-–] ?[0-9]{1,8}$)[+(]?[0-9][0-9 ()/.:-]*",
-    re.IGNORECASE,
-)
+# Texts that mean a missing value among numbers; among other texts they may be categories.
+GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", ".", "none", "null", "unknown", "missing", "nil")
+
+# The line of a field that is no input.
+NO_INPUT = "input = false"
 
 
-@dataclass(frozen=True)
-class ColumnSummary:
-    """A summary of one site's column.
+@dataclass
+class Drafted:
+    """A field of the draft: its lines, the comments above them, and the column by it."""
 
-    `present` cells have a value; `numbers` has the numeric ones, without their units. `texts`
-    counts the distinct texts; empty for more than MAX_CATEGORIES distinct numbers. `signs` cells
-    would be numbers with a hyphen as their minus. `unit` follows every number; "" if none does.
-    """
-
-    texts: Counter[str]
-    numbers: NDArray[np.float64]
-    present: int
-    signs: int = 0
-    unit: str = ""
-
-    @property
-    def are_numbers(self) -> bool:
-        """Whether most values are numbers."""
-        return 2 * (len(self.numbers) + self.signs) > self.present
+    column: Column
+    about: Field
+    lines: list[str]
+    comments: list[str]
+    values: ColumnValues
 
 
 @dataclass
 class Draft:
-    """An unfinished schema: lines of fields, reasons to ignore columns, count of missing values."""
+    """An unfinished schema: its fields, and reasons to ignore columns."""
 
-    fields: dict[str, list[str]] = field(default_factory=dict)
+    fields: dict[str, Drafted] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
-    missing: int = 0
 
 
 def infer_schema(
-    paths: Mapping[str, Path], target: str = "", client: str = "", kind: str = "auto"
+    paths: Mapping[str, Path],
+    target: str = "",
+    client: str = "",
+    kind: str = "auto",
+    missing: Missing = "error",
 ) -> str:
     """Return the schema that files suggest, as TOML with comments.
 
@@ -111,49 +86,83 @@ def infer_schema(
         names each row's client, for a single file.
     kind
         "classification", "regression", or "auto", which decides by the target's values.
+    missing
+        The treatment of rows with a missing value.
     """
-    tables = _read_all(paths)
+    tables, unread = _read_all(paths)
     first = next(iter(tables.values()))
     target = _find(first, target, "csv.target", TARGETS)
-    sites = tables
     if client:
-        rows = rows_of_clients(first.find(_find(first, client, "csv.client")))
-        sites = {name: first.take(each) for name, each in rows.items() if name}
-    names: dict[str, str] = {}  # folded name → its first spelling
-    for table in sites.values():
-        for name in table.columns:
-            names.setdefault(fold(name), normalise(name))
+        client = _find(first, client, "csv.client")
+    notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
+    read = dict(tables)
+    raw = _survey_files([*tables.values()])
+    for (name, table), columns in zip([*tables.items()], raw, strict=True):
+        marks = _find_marks(table, columns)
+        tables[name] = replace(table, file=_with_marks(table.file, marks))
+        if marks.unclear:
+            notes.append(
+                f"{table.path.name}: {marks.unclear!r} can be read in two ways: state decimalChar"
+                f" or groupChar under [files.{quote(table.path.name)}]"
+            )
+        if (marks.decimal, marks.group) != (".", ""):
+            _read_again(tables[name], columns)
+    names = _match_names(tables, target)
+    sites = Sites.of_files(tables)
+    if client:
+        rows = rows_of_clients(first.find(client))
+        rows.pop("", None)
+        sites = Sites.of_one_file(first, rows)
     names.pop(fold(client), None)
     draft = Draft()
     for name in names.values():
-        _draft_column(draft, name, sites, name == target, kind)
-    if target not in draft.fields or len(draft.fields) == 1:
+        parts = [
+            columns.get(fold(table.file.column_name(name)))
+            for table, columns in zip(tables.values(), raw, strict=True)
+        ]
+        _draft_column(draft, name, Column.of(sites, parts), name == target, kind)
+    if len(draft.fields) == 1:
         raise DataError(
             f"{first.path} has no column but the target {target!r} that can be learned from"
         )
-    head = (
-        f"# Inferred from {', '.join(path.name for path in list(paths.values())[:10])}. Read it and"
-        " correct it."
-    )
-    return "\n".join([head, *_lines(draft, target, client, tables)]) + "\n"
+    if not any(each.about.input for name, each in draft.fields.items() if name != target):
+        for each in draft.fields.values():  # better than nothing to learn from
+            each.lines = [line for line in each.lines if line != NO_INPUT]
+    shown = [path.name for path in paths.values()]
+    head = [
+        f"# Inferred from {join_names(shown, 10)}. Read it and correct it.",
+        *(f"# {_printable(each)}" for each in notes),
+        f"target = {quote(target)}",
+    ]
+    if client:
+        head.append(f"client = {quote(client)}")
+    return "\n".join([*head, *_lines(draft, missing), *_file_lines(tables, read)]) + "\n"
 
 
-def _read_all(paths: Mapping[str, Path]) -> dict[str, Table]:
-    """Return the tables by client, without unreadable ones; raise DataError if all are."""
+# Files --------------------------------------------------------------------------------------------
+
+
+def _read_all(
+    paths: Mapping[str, Path],
+) -> tuple[dict[str, Table], list[tuple[Path, DataError]]]:
+    """Return the tables by client, and the files that cannot be read, with the errors.
+
+    Raise DataError if none can be read.
+    """
     tables: dict[str, Table] = {}
-    errors: list[DataError] = []
+    unread: list[tuple[Path, DataError]] = []
     for name, path in paths.items():
         for encoding in ("utf-8", "cp1252"):  # cp1252: Windows in Western Europe
             try:
                 tables[name] = read_file(path, File(encoding=encoding))
             except DataError as error:
-                errors.append(error)
-                if error.why == "not-utf-8":
+                if error.why == "not-utf-8" and encoding == "utf-8":
                     continue
+                unread.append((path, error))
             break
     if not tables:
-        raise errors[0]
-    return tables
+        raise unread[0][1]
+    return tables, unread
 
 
 def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) -> str:
@@ -177,147 +186,248 @@ def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) ->
     raise DataError(f"{table.path} {problem}: {hint}name one of {known} by {setting}")
 
 
+def _survey_files(tables: Sequence[Table]) -> list[dict[str, FileColumn]]:
+    """Return the columns of each file by folded name, read with a decimal point."""
+    return [
+        {
+            fold(name): FileColumn.of(values, File())
+            for name, values in table.columns.items()
+            if values is not None
+        }
+        for table in tables
+    ]
+
+
+def _find_marks(table: Table, columns: Mapping[str, FileColumn]) -> Marks:
+    """Return the marks of a file's numbers, by its columns of texts."""
+    cells = []
+    for name, column in columns.items():
+        values: Values = table.columns[table.by_name[name]]
+        if str(values.type) != "string":
+            continue
+        texts = values.slice(0, SAMPLE).to_pylist()
+        texts += [column.texts[place] for place in np.flatnonzero(column.is_wrong).tolist()]
+        cells.append({*texts})
+    return infer_marks(cells)
+
+
+def _with_marks(file: File, marks: Marks) -> File:
+    return file.model_copy(update={"decimalChar": marks.decimal, "groupChar": marks.group})
+
+
+def _read_again(table: Table, columns: dict[str, FileColumn]) -> None:
+    """Read the columns of texts by the file's marks."""
+    for name in columns:
+        values: Values = table.columns[table.by_name[name]]
+        if str(values.type) == "string":
+            columns[name] = FileColumn.of(values, table.file)
+
+
+def _match_names(tables: dict[str, Table], target: str) -> dict[str, str]:
+    """Return the columns' names by their folded forms, each in its first spelling.
+
+    A column that other files write differently, as in "Blood Pressure" and "blood_pressure", has
+    the most frequent name. Its name in the other files becomes a part of their `file`.
+    """
+    names: dict[str, str] = {}
+    holders: dict[str, list[str]] = {}  # folded name → files
+    for site, table in tables.items():
+        for name in table.columns:
+            names.setdefault(fold(name), normalise(name))
+            holders.setdefault(fold(name), []).append(site)
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_squash(name), []).append(name)
+    for group in alike.values():
+        files = [site for name in group for site in holders[name]]
+        if len(group) == 1 or len({*files}) < len(files):
+            continue  # they are columns of one file, and so differ
+        usual = max(group, key=lambda name: (name == fold(target), len(holders[name])))
+        for other in group:
+            if other == usual:
+                continue
+            own_name = names.pop(other)
+            for site in holders[other]:
+                file = tables[site].file
+                known = {**file.fields, names[usual]: FileField(name=own_name)}
+                tables[site] = replace(tables[site], file=file.model_copy(update={"fields": known}))
+    return names
+
+
+def _squash(name: str) -> str:
+    """Return a column's name without case, accents, spaces, underscores, hyphens and full stops."""
+    plain = "".join(
+        each for each in unicodedata.normalize("NFKD", name) if not unicodedata.combining(each)
+    )
+    return re.sub(r"[\s_.\-]", "", plain.casefold()) or name
+
+
 # Columns ------------------------------------------------------------------------------------------
 
 
-def _summarise(table: Table, values: Values) -> ColumnSummary:
-    numbers, wrong, gone = parse_numbers(values, table.file, (), MISSING)
-    present = numbers[~wrong & ~gone]
-    if not wrong.any() and len(np.unique(present)) > MAX_CATEGORIES:
-        return ColumnSummary(Counter(), present, len(present))
-    cells, codes = different_cells(values)
-    texts: Counter[str] = Counter()
-    for cell, count in zip(cells, np.bincount(codes, minlength=len(cells)).tolist(), strict=True):
-        if count and normalise(cell).casefold() not in MISSING:
-            texts[canonical(normalise(cell), table.decimal)] += count
-    with_minus = [text for text in texts if MINUS.search(text)]
-    signs = sum(
-        texts[text]
-        for text in with_minus
-        if parse_number(MINUS.sub("-", text).replace(",", ".")) is not None
-    )
-    unit_of = {text: found["unit"] for text in texts if (found := WITH_UNIT.fullmatch(text))}
-    units = {*unit_of.values()}
-    unit = ""
-    if len(units) == 1:
-        numbers, wrong, gone = parse_numbers(values, table.file, units, MISSING)
-        if len(unit_of) == len(texts):
-            (unit,) = units
-    return ColumnSummary(texts, numbers[~wrong & ~gone], texts.total(), signs, unit)
-
-
-def _draft_column(
-    draft: Draft, name: str, sites: Mapping[str, Table], is_target: bool, kind: str
-) -> None:
+def _draft_column(draft: Draft, name: str, column: Column, is_target: bool, kind: str) -> None:
     """Add a column to the fields, with comments, or to the ignored columns with a reason."""
-    columns = {
-        site: (table, values)
-        for site, table in sites.items()
-        if (values := table.find(name)) is not None
-    }
-    if not is_target and 2 * len(columns) <= len(sites) and len(columns) < len(sites):
+    is_there = column.is_there
+    sites = column.sites.names
+    having = [sites[place] for place in np.flatnonzero(is_there).tolist()]
+    if not is_target and 2 * len(having) <= len(sites) and len(having) < len(sites):
         draft.ignored[name] = "lists, bytes or other values"
-        if columns:
-            draft.ignored[name] = f"only at {join_names([*columns])}"
+        if having:
+            draft.ignored[name] = f"only at {join_names(having, SHOWN)}"
         return
-    summaries = {site: _summarise(*each) for site, each in columns.items()}
-    filled = {site: summary for site, summary in summaries.items() if summary.present}
-    numeric = 2 * sum(each.are_numbers for each in filled.values()) >= len(filled)
+    is_number = _is_number(column)
     comments = []
-    if without := [site for site in sites if site not in columns]:
-        comments.append(f"not at {join_names(without)}")
+    if without := [sites[place] for place in np.flatnonzero(~is_there).tolist()]:
+        comments.append(f"not at {join_names(without, SHOWN)}")
+    finding = Finding()
     if is_target:
-        lines = _draft_target(name, filled, kind, numeric, comments)
-    elif reason := _why_ignored(name, filled, numeric):
-        draft.ignored[name] = reason
-        return
-    elif numeric:
-        units = [each.unit for each in filled.values() if each.unit]
-        lines = ['type = "number"']
-        if units:
-            lines.append(f"unit = {quote(units[0])}")
+        lines = _draft_target(name, column, kind, is_number, comments)
     else:
-        lines = _category_lines(_count_texts(filled.values()))
+        finding = judge_numbers(name, column) if is_number else judge_texts(column)
+        if finding.unused and without:
+            finding = Finding(ignored=finding.unused)
+        if finding.ignored:
+            draft.ignored[name] = finding.ignored
+            return
+        lines = _category_lines(column.text_counts)
+        if is_number:
+            lines = _number_lines(column)
+    if finding.unused:
+        comments.append(f"{finding.unused}: no input of the model; input = true makes it one")
+        lines.append(NO_INPUT)
+    if finding.remark:
+        comments.append(finding.remark)
     about = Field.model_validate(tomllib.loads("\n".join(lines)))
-    values = {site: each.numbers for site, each in filled.items()}
-    if about.categories:
-        values = {
-            site: np.array([about.places.get(text, -1) for text in each.texts])
-            for site, each in filled.items()
-        }
-    for site, remark in find_remarks(name, about, values):
+    values = column.encode(about)
+    comments += _announce(name, column, about, values)
+    for site, remark in find_remarks(name, about, column.sites.split(values)):
         comments.append(f"{site}: {remark}" if site else remark)
-    draft.fields[name] = [
-        *(f"# {_printable(each)}" for each in comments),
-        f"[fields.{_key(name)}]",
-        *lines,
-    ]
-    draft.missing += sum(len(sites[site]) - each.present for site, each in summaries.items())
+    draft.fields[name] = Drafted(column, about, lines, comments, values)
 
 
-def _why_ignored(name: str, summaries: Mapping[str, ColumnSummary], numeric: bool) -> str:
-    """Return why a column is left out; "" if it is a quantity, or its texts may be categories."""
-    if numeric:
-        are_identifiers = all(
-            len(each.numbers) >= 20
-            and len(np.unique(each.numbers)) == len(each.numbers)
-            and bool((each.numbers == np.round(each.numbers)).all())
-            for each in summaries.values()
-        )
-        if NUMBERED.fullmatch(name) and are_identifiers:
-            return "it looks like numbers of persons or cases"
-        return ""
-    texts = _count_texts(summaries.values())
-    if len(texts) > MAX_CATEGORIES:
-        return f"it has {len(texts):,} different texts"
-    if (longest := max(map(len, texts), default=0)) > MAX_TEXT:
-        return f"a text of it has {longest:,} characters"
-    kinds = {"dates": DATE, "numbers of persons or cases, or addresses": IDENTIFIER}
-    for kind, pattern in kinds.items():
-        if 2 * sum(pattern.fullmatch(each) is not None for each in texts) > len(texts):
-            return f"it looks like {kind}"
-    if any(nearly_all_differ(len(each.texts), each.present) for each in summaries.values()):
-        return "nearly every row has a different text, which may say who it is about"
-    return ""
+def _is_number(column: Column) -> bool:
+    """Return whether a column holds numbers, a few of which may have faults.
+
+    Texts among numbers are categories if there are few, and they are no exceptions (K, 1, 2, 3); or
+    else the column is what most cells at half of the sites are.
+    """
+    odd = {text: count for text, count in column.odd_counts.items() if not is_gap(text)}
+    numbers, counts = column.number_counts()
+    if not odd:
+        return len(numbers) > 0
+    signs = {text: find_sign(text) for text in odd}
+    units = {_unit_of(text).casefold() for text, sign in signs.items() if sign == "unit"}
+    bounds = {text[0] for text, sign in signs.items() if sign == "bound"}
+    names = {text for text, sign in signs.items() if sign in ("", "range")}
+    if len(units) > 1:  # as in 0 no, 1 yes
+        names |= {text for text, sign in signs.items() if sign == "unit"}
+    if len(bounds) > 1 and not len(numbers):  # as in <60, ≥60
+        names |= {text for text, sign in signs.items() if sign == "bound"}
+    if not names:
+        return True
+    is_repeated = min([*odd.values(), *counts.tolist()]) > 1
+    rows = sum(odd[text] for text in names)
+    total = sum(odd.values()) + int(counts.sum())
+    is_usual = rows >= MIXED_SHARE * total or all(signs[text] == "range" for text in names)
+    if len(odd) + len(numbers) <= MAX_MIXED and is_repeated and is_usual:
+        return False
+    near = {text for text in odd if text not in names}
+    is_near = ~np.isnan(column.numbers[column.codes]) | column.rows_of(near)
+    gaps = column.rows_of({text for text in column.odd_counts if is_gap(text)})
+    present = column.sites.count(column.is_present & ~gaps)
+    filled = present > 0
+    return bool(2 * (2 * column.sites.count(is_near) > present)[filled].sum() >= filled.sum())
+
+
+def is_gap(text: str) -> bool:
+    """Return whether a text among numbers means that a value is missing."""
+    return text.casefold() in GAPS
+
+
+def _unit_of(text: str) -> str:
+    found = WITH_UNIT.fullmatch(text)
+    return found["unit"] if found else ""
+
+
+def _number_lines(column: Column) -> list[str]:
+    """Return the lines of a column of numbers, with the unit that each of them has."""
+    lines = ['type = "number"']
+    odd = {text for text in column.odd_counts if not is_gap(text)}
+    units = {_unit_of(text) for text in odd}
+    if len(units) == 1 and "" not in units and not len(column.number_counts()[0]):
+        lines.append(f"unit = {quote(*units)}")
+    return [*lines, *_gap_lines(column)]
+
+
+def _gap_lines(column: Column) -> list[str]:
+    """Return the line of a column's own markers of a missing value, if it has some."""
+    gaps = sorted({text.casefold() for text in column.odd_counts if is_gap(text)})
+    return [f"missingValues = [{', '.join(map(quote, gaps))}]"] if gaps else []
+
+
+def _announce(name: str, column: Column, about: Field, values: ColumnValues) -> Iterator[str]:
+    """Yield a comment for each kind of cells that are faults by the draft."""
+    is_wrong = np.isinf(values) if values.dtype.kind == "f" else values == UNKNOWN
+    kinds: dict[str, list[int]] = {}
+    for entry in np.unique(column.codes[is_wrong]).tolist():
+        problem, _ = _explain(entry, name, column, about, "")
+        kinds.setdefault(problem, []).append(entry)
+    for problem, entries in kinds.items():
+        rows = np.isin(column.codes, entries)
+        count = int(rows.sum())
+        having = column.sites.having(rows)
+        tables = column.sites.tables
+        table = tables[0] if len(tables) == 1 else tables[column.sites.names.index(having[0])]
+        _, remedy = _explain(entries[0], name, column, about, table.path.name)
+        shown = shorten(column.texts[entries[0]])
+        cells = plural(count, "1 cell", f"{count} cells")
+        others = text_if(len(entries) > 1, " and the like")
+        yield f"{join_names(having, SHOWN)}: {shown!r}{others} in {cells}, {problem}: {remedy}"
+
+
+def _explain(
+    entry: int, name: str, column: Column, about: Field, file_name: str
+) -> tuple[str, str]:
+    """Return the problem and the remedy of a cell that is a fault by the draft."""
+    if about.categories:
+        return "which is no class", f"correct it, or add it to fields.{name}.missingValues"
+    decimal = column.marks[entry].decimal
+    return explain_number(column.texts[entry], decimal, name, about.unit, file_name)
 
 
 def _draft_target(
-    name: str,
-    summaries: Mapping[str, ColumnSummary],
-    kind: str,
-    numeric: bool,
-    comments: list[str],
+    name: str, column: Column, kind: str, is_number: bool, comments: list[str]
 ) -> list[str]:
     """Return the lines of the target, a quantity or classes.
 
     Append to `comments` if a site has only classes that the others do not have.
     """
-    if not summaries:
+    if not column.is_present.any():
         raise DataError(
             f"the target, column {name!r}, has no value: name the right column by csv.target"
         )
-    texts = _count_texts(summaries.values())
-    numbers = [number for text in texts if (number := parse_number(text)) is not None]
-    is_quantity = numeric and (
-        not all(each.texts for each in summaries.values())
-        or len(numbers) > MAX_NUMBERED_CLASSES
-        or any(abs(each) >= 2**53 or each != round(each) for each in numbers)
+    numbers = column.number_counts()[0]
+    is_quantity = is_number and (
+        len(numbers) > MAX_NUMBERED_CLASSES
+        or bool((numbers != np.round(numbers)).any())
+        or bool((np.abs(numbers) >= 2**53).any())
     )
     if kind == "regression" or (kind == "auto" and is_quantity):
-        moments = measure_moments(np.concatenate([each.numbers for each in summaries.values()]))
+        all_numbers = column.numbers[column.codes]
+        moments = measure_moments(all_numbers[~np.isnan(all_numbers)])
         center, scale = moments or (0.0, 1.0)
-        return ['type = "number"', f"center = {center!r}", f"scale = {scale or 1.0!r}"]
-    if kind == "auto":
-        summaries = {site: _without_stray_texts(each) for site, each in summaries.items()}
-    classes = _count_texts(summaries.values())
-    of_texts = [
-        each.texts
-        for each in summaries.values()
-        if any(parse_number(text) is None for text in each.texts)
-    ]
+        return [*_number_lines(column), f"center = {center!r}", f"scale = {scale or 1.0!r}"]
+    faulty = {*column.odd_counts} if kind == "auto" and is_number else set()
+    sites = {
+        site: Counter({text: count for text, count in texts.items() if text not in faulty})
+        for site, texts in zip(column.sites.names, column.texts_of_sites(), strict=True)
+    }
+    classes = sum(sites.values(), Counter[str]())
     problem = ""
     if len(classes) > MAX_NUMBERED_CLASSES or any(
-        nearly_all_differ(len(each), each.total()) for each in of_texts
+        nearly_all_differ(len(each), each.total())
+        for each in sites.values()
+        if any(parse_number(text) is None for text in each)
     ):
         problem = (
             f"has {len(classes):,} different values in {classes.total():,} rows, which are no"
@@ -329,33 +439,34 @@ def _draft_target(
         raise DataError(
             f"the target, column {name!r}, {problem}: name the right column by csv.target"
         )
-    sets = {
-        site: frozenset(text.casefold() for text in each.texts) for site, each in summaries.items()
-    }
-    known = set(Counter(sets.values()).most_common(1)[0][0])
-    for _ in sets:  # as often as there are sites: then all that are linked by shared classes
-        known |= set().union(*(each for each in sets.values() if each & known))
-    strange = [site for site, each in sets.items() if each and not each & known]
+    strange = _find_strange(sites)
     if strange:
         comments.append(
-            f"the classes at {join_names(strange)} are none of these: add them as spellings"
+            f"the classes at {join_names(strange, SHOWN)} are none of these: add them as spellings"
         )
-    usual = [each for site, each in summaries.items() if site not in strange]
-    return _category_lines(_count_texts(usual))
+    usual = (each for site, each in sites.items() if site not in strange)
+    classes = sum(usual, Counter[str]())
+    lines = _category_lines(classes)
+    if faulty:
+        lines += _gap_lines(column)
+    for text in filter(is_gap, classes):
+        comments.append(
+            f"{text!r} is a class in {classes[text]} rows: if it means that the target is unknown,"
+            " move it from categories to missingValues"
+        )
+    return lines
 
 
-def _without_stray_texts(summary: ColumnSummary) -> ColumnSummary:
-    """Return the summary without texts among numbers, which are faults and not classes."""
-    if not summary.are_numbers:
-        return summary
-    numbers = {
-        text: count for text, count in summary.texts.items() if parse_number(text) is not None
+def _find_strange(sites: Mapping[str, Counter[str]]) -> list[str]:
+    """Return the sites that share no class with the others, directly or by way of other sites."""
+    sets = {
+        site: frozenset(text.casefold() for text in texts) for site, texts in sites.items() if texts
     }
-    return replace(summary, texts=Counter(numbers))
-
-
-def _count_texts(summaries: Iterable[ColumnSummary]) -> Counter[str]:
-    return sum((each.texts for each in summaries), Counter())
+    kinds = Counter(sets.values())
+    known = set(kinds.most_common(1)[0][0])
+    for _ in kinds:  # then all that are linked by shared classes
+        known |= set().union(*(each for each in kinds if each & known))
+    return [site for site, each in sets.items() if not each & known]
 
 
 def _category_lines(texts: Counter[str]) -> list[str]:
@@ -377,43 +488,52 @@ def _category_lines(texts: Counter[str]) -> list[str]:
     return lines
 
 
-def nearly_all_differ(different: int, rows: int) -> bool:
-    """Return whether nearly every row has another text, as in columns of names or remarks."""
-    return rows >= 20 and different >= 0.9 * rows
-
-
 # TOML ---------------------------------------------------------------------------------------------
 
 
-def _lines(draft: Draft, target: str, client: str, tables: Mapping[str, Table]) -> Iterator[str]:
-    yield f"target = {quote(target)}"
-    if client:
-        yield f"client = {quote(client)}"
+def _lines(draft: Draft, missing: Missing) -> Iterator[str]:
     if draft.ignored:
         yield "ignore = ["
         yield from (
             f"    {quote(name)},  # {_printable(reason)}" for name, reason in draft.ignored.items()
         )
         yield "]"
+    count = 0
+    for each in draft.fields.values():
+        is_there = each.column.is_there[each.column.sites.of_row]
+        count += int((is_missing(each.values) & is_there).sum())
     comment = ""
-    if draft.missing:
-        cells = plural(draft.missing, "1 cell has", f"{draft.missing} cells have")
-        remedy = '"drop" leaves such rows out, "fill" takes the mean or no category'
-        comment = f"  # {cells} no value: {remedy}"
-    yield f'missing = "error"{comment}'
-    for lines in draft.fields.values():
-        yield from ("", *lines)
-    written = {table.path.name: (table.file.encoding, table.decimal) for table in tables.values()}
-    if len({*written.values()}) == 1:
-        written = {EVERY_FILE: next(iter(written.values()))}
-    for file, (encoding, decimal) in written.items():
+    if count:
+        comment = f"  # {plural(count, '1 cell has', f'{count} cells have')} no value"
+        if missing == "error":
+            comment += ': "drop" leaves such rows out, "fill" takes the mean or no category'
+    yield f"missing = {quote(missing)}{comment}"
+    for name, each in draft.fields.items():
+        comments = (f"# {_printable(comment)}" for comment in each.comments)
+        yield from ("", *comments, f"[fields.{_key(name)}]", *each.lines)
+
+
+def _file_lines(tables: Mapping[str, Table], found: Mapping[str, Table]) -> Iterator[str]:
+    """Yield the formats of files that differ from how they are read without a schema."""
+    written = {}
+    for name, table in tables.items():
+        file = table.file
         lines = []
-        if encoding != "utf-8":
-            lines.append(f"encoding = {quote(encoding)}")
-        if decimal != ".":
-            lines.append(f"decimalChar = {quote(decimal)}")
+        if file.encoding != "utf-8":
+            lines.append(f"encoding = {quote(file.encoding)}")
+        if file.decimalChar != "." or found[name].decimal != ".":
+            lines.append(f"decimalChar = {quote(table.decimal)}")
+        if file.groupChar:
+            lines.append(f"groupChar = {quote(file.groupChar)}")
+        for field_name, about in file.fields.items():
+            lines.append(f"fields.{_key(field_name)} = {{name = {quote(about.name)}}}")
+        written[table.path.name] = lines
+    every = next(iter(written.values()))
+    if all(lines == every for lines in written.values()):
+        written = {EVERY_FILE: every}
+    for file_name, lines in written.items():
         if lines:
-            yield from ("", f"[files.{_key(file)}]", *lines)
+            yield from ("", f"[files.{_key(file_name)}]", *lines)
 
 
 def quote(text: str) -> str:

@@ -1,0 +1,127 @@
+"""Find columns that say who or which row a row is: numbers of rows, persons or cases, and dates."""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..schema import MAX_CATEGORIES, MAX_TEXT
+from .survey import Column
+
+# Rows of a file that show whether all values of a column differ.
+FEWEST_ROWS = 20
+
+# Numbers are dense if their range is at most this many times their count.
+DENSE = 1.2
+
+# Names of columns of identifiers.
+NAMED = re.compile(
+    r"(?i:(.*[\W_])?(id|ids|mrn|nr|no|number|index|key|patient|case|person|record|subject))"
+    r"|(?i:.*(nummer|patient|subject)[\W_]*(id|nr|no)?)|.*[a-z]I[Dd]|(?i:row[\W_]*names?)"
+)
+
+# Names of columns that number nothing, though all their values may differ.
+NEVER = re.compile(
+    r"(.*[\W\d_])?(year|month|week|day|hour|time|date|age|jahr|tag)s?([\W\d_].*)?", re.I
+)
+
+MONTH = r"(jan|feb|mar|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[^\W\d_]*\.?"
+TIME = r"([T ]+[0-9]{1,2}:[0-9]{2}.*)?"
+DATE = re.compile(
+    rf"([0-9]{{4}}([-/.])[0-9]{{1,2}}(\2[0-9]{{1,2}})?"  # 2024-03-17, 2024-03
+    rf"|[0-9]{{1,2}}([-/.])[0-9]{{1,2}}\4([0-9]{{4}}|[0-9]{{2}})"  # 17.03.2024, 3/17/24
+    rf"|[0-9]{{1,2}}\.?[ -]?{MONTH}[ -]?[0-9]{{2,4}}"  # 17 March 2024, 17-Mar-24
+    rf"|{MONTH} ?[0-9]{{1,2}}(st|nd|rd|th)?,? [0-9]{{4}}){TIME}",  # March 17th, 2024
+    re.IGNORECASE,
+)
+
+# Identifiers of persons or cases.
+IDENTIFIER = re.compile(
+    r"[^@\s]+@[^@\s]+\.[^@\s]+"  # an e-mail address
+    r"|(?=.*[^\W\d_])[\w./:#-]*[0-9]{4,}[\w./:#-]*"  # MRN-004711, 4711/B
+    r"|(?=.*[0-9])(?=.*[a-f])[0-9a-f]{8}[0-9a-f-]*"
+    # a telephone number, and no range
+    r"|(?=(.*[0-9]){9})(?![0-9]{1,8} ?[-–] ?[0-9]{1,8}$)[+(]?[0-9][0-9 ()/.:-]*",
+    re.IGNORECASE,
+)
+
+NUMBERS_OF_ROWS = "it looks like numbers of rows"
+NUMBERS_OF_PERSONS = "it looks like numbers of persons or cases"
+
+# A value of an identifier has this many rows at most, on average.
+MOST_ROWS = 20
+
+# Share of the values of an identifier in whose rows another column is the same.
+SAME = 0.95
+
+# Share of rows above which a column's most frequent value is the same in other rows by chance.
+COMMON = 0.9
+
+
+class Finding(NamedTuple):
+    """What is done with a column, with the reason; "" if it is used.
+
+    Attributes
+    ----------
+    ignored
+        Why the column is put in ignore.
+    unused
+        Why the column is a field, but no input.
+    remark
+        What a person should look at.
+    """
+
+    ignored: str = ""
+    unused: str = ""
+    remark: str = ""
+
+
+def judge_numbers(name: str, column: Column) -> Finding:
+    """Return whether a column of numbers numbers rows or persons."""
+    if NEVER.fullmatch(name):
+        return Finding()
+    parts = column.sites.split_files(column.numbers[column.codes])
+    parts = [each for each in parts if not np.isnan(each).all()]
+    if not parts or not all(map(_all_differ, parts)):
+        return Finding()
+    if all(each.max() - each.min() < DENSE * len(each) for each in parts):
+        return Finding(unused=NUMBERS_OF_ROWS)
+    if NAMED.fullmatch(name):
+        return Finding(ignored=NUMBERS_OF_PERSONS)
+    return Finding(
+        remark="each row has another whole number: if they are numbers of persons or cases, put it"
+        " in ignore"
+    )
+
+
+def _all_differ(numbers: NDArray[np.float64]) -> bool:
+    """Return whether a file's numbers are whole and all different, and none is missing."""
+    return (
+        len(numbers) >= FEWEST_ROWS
+        and bool((numbers == np.round(numbers)).all())
+        and len(np.unique(numbers)) == len(numbers)
+    )
+
+
+def judge_texts(column: Column) -> Finding:
+    """Return whether texts are too many or too long for categories, or say who a row is about."""
+    counts = column.text_counts
+    if len(counts) > MAX_CATEGORIES:
+        return Finding(ignored=f"it has {len(counts):,} different texts")
+    if (longest := max(map(len, counts), default=0)) > MAX_TEXT:
+        return Finding(ignored=f"a text of it has {longest:,} characters")
+    kinds = {"dates": DATE, "numbers of persons or cases, or addresses": IDENTIFIER}
+    for kind, pattern in kinds.items():
+        if 2 * sum(pattern.fullmatch(each) is not None for each in counts) > len(counts):
+            return Finding(ignored=f"it looks like {kind}")
+    if any(nearly_all_differ(len(each), each.total()) for each in column.texts_of_sites()):
+        return Finding(
+            ignored="nearly every row has a different text, which may say who it is about"
+        )
+    return Finding()
+
+
+def nearly_all_differ(different: int, rows: int) -> bool:
+    """Return whether nearly every row has another text, as in columns of names or remarks."""
+    return rows >= FEWEST_ROWS and different >= 0.9 * rows
