@@ -143,8 +143,11 @@ class _Graph:
         for word in (*schema.missingValues, *field.missingValues):
             markers |= _vary_case(word)
         codes = dict.fromkeys(sorted(markers), NO_VALUE)
+        missing = {marker.casefold() for marker in markers}
         for text, place in field.places.items():
-            spellings = sorted(each for each in _vary_case(text) if field.place(each) == place)
+            spellings = [
+                each for each in sorted(_vary_case(text)) if field.place(each, missing) == place
+            ]
             # A column that was read as numbers may write whole numbers with a decimal point.
             if re.fullmatch(r"[+-]?[0-9]+", text):
                 spellings += [f"{text}.", f"{text}.0"]

@@ -7,7 +7,7 @@ Its keys are those of Frictionless Table Schema and Table Dialect as far as thes
 import math
 import tomllib
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -164,13 +164,16 @@ class Field(_Table):
                 folded[spelling.casefold()] = None
         return folded
 
-    def place(self, text: str) -> int | None:
-        """Return the index of the category that a normalised text means, or None.
+    def place(self, text: str, missing: Collection[str]) -> int | None:
+        """Return the index of the category that a normalised text means; None if it is in none.
 
-        Upper and lower case differ only if the categories do.
+        Return -1 for a missing value: one of the markers `missing`, which are in lower case. Upper
+        and lower case of other texts differ only if the categories do.
         """
-        place = self.places.get(text)
-        return self._folded_places.get(text.casefold()) if place is None else place
+        if (place := self.places.get(text)) is not None:
+            return place
+        folded = text.casefold()
+        return -1 if folded in missing else self._folded_places.get(folded)
 
 
 class FileField(_Table):

@@ -146,12 +146,10 @@ def _read_categories(
     places = []
     for cell in cells:
         text = normalise(cell)
-        place = field.place(text)
+        place = field.place(text, missing)
         if place is None:
-            place = field.place(canonical(text, table.decimal))
-        if place is None:
-            place = -1 if text.casefold() in missing else UNKNOWN
-        places.append(place)
+            place = field.place(canonical(text, table.decimal), missing)
+        places.append(UNKNOWN if place is None else place)
     found = np.array(places, np.int32)[codes]
     for code in np.unique(codes[found == UNKNOWN])[:MAX_FAULTS]:
         text = normalise(cells[code])

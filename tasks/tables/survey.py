@@ -250,10 +250,8 @@ class Column:
         if field.categories:
             places = np.where(self.is_missing, -1, UNKNOWN).astype(np.int32)
             for entry, text in self.texts.items():
-                if (place := field.place(text)) is not None:
+                if (place := field.place(text, missing)) is not None:
                     places[entry] = place
-                elif text.casefold() in missing:
-                    places[entry] = -1
             return places[self.codes]
         numbers = np.where(self.is_missing | ~np.isnan(self.numbers), self.numbers, np.inf)
         odd = {entry for entry in self.texts if numbers[entry] == np.inf}

@@ -314,3 +314,7 @@ def test_categories_match_in_any_case_that_is_no_other_category(folder: Folder) 
     assert not north.any()
     assert south.any()
     assert own.any()
+    # A marker of a missing value is no spelling of sodium.
+    text = plain.replace("north", "Na").replace("south", "NA")
+    sodium = schema_with(("north", "Na"), (TARGET, f'{TARGET}\nmissing = "fill"'))
+    assert everything(load(folder(a=text), sodium).splits("a").train)[0][:, 3].sum() == 0
