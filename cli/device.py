@@ -175,11 +175,11 @@ def log(
     """Show the requests to this device and its replies, run by run."""
     import json
 
-    from fairbloom.client.guard.audit_log import describe_entries, read_entries
+    from fairbloom.client.guard.log_entries import describe_entries
+    from fairbloom.client.guard.log_files import read_entries
 
     entries = read_entries(find_state_dir(place))
-    print(
-        json.dumps(entries, indent=2, ensure_ascii=False)
-        if as_json
-        else "\n".join(describe_entries(entries))
-    )
+    if as_json:
+        print(json.dumps(list(entries), indent=2))
+    else:
+        print("\n".join(describe_entries(entries)))

@@ -77,7 +77,7 @@ class Installed:
             SettingRefusedError,
             accepted_settings,
         )
-        from fairbloom.client.guard.audit_log import note
+        from fairbloom.client.guard.log_files import open_log
 
         name, version = self.distribution or (run.distribution, run.version)
         same = _normal(name) == OURS or run.version == version
@@ -103,13 +103,8 @@ class Installed:
             check_accepted(str(settings.get(SCHEMA, "")), state_dir, allowed, run.number)
         except SettingRefusedError as error:
             if state_dir is not None:
-                asked = {
-                    "run": run.number,
-                    "asked": "settings",
-                    "settings": dict(run.settings),
-                    "refused": str(error),
-                }
-                note(state_dir, asked)
+                asked = {"run": run.number, "asked": "settings", "refused": str(error)}
+                open_log(state_dir).note(asked, run.settings)
             raise RunRefusedError(str(error)) from error
         # the device's own folders win over settings of the same name
         places = {

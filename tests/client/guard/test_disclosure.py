@@ -1,7 +1,6 @@
 """A device sends no number of few rows, and reads its tables by schemas alone that its owner has
 accepted."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,17 +149,3 @@ def test_a_device_takes_the_text_of_a_schema_and_no_place(tmp_path: Path) -> Non
     with pytest.raises(FairbloomError, match="needs the text of a schema") as refusal:
         load_task({**context.run_config, "deployed": True})
     assert "root" not in str(refusal.value)
-
-
-# What the owner reads -----------------------------------------------------------------------------
-
-
-def test_the_log_says_what_was_asked_sent_and_held_back(device: Device) -> None:
-    device.evaluate(**{"test-share": 6 / PATIENTS, "seed": 1})
-    with pytest.raises(FairbloomError):
-        device.train(**{"test-share": 0.99})
-    entries = [json.loads(line) for line in (device.state / "log.jsonl").read_text().splitlines()]
-    assert [each["asked"] for each in entries] == ["evaluate", "train"]
-    assert entries[0]["sent"]["metrics"]["num-examples"] == 6
-    assert "a class has fewer than 5" in entries[0]["held-back"][0]
-    assert "at least 5 training rows" in entries[1]["refused"]

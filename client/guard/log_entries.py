@@ -1,0 +1,128 @@
+"""The entries of a device's log: how they are shortened, condensed and shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from fairbloom.logs import escape_unprintable
+from fairbloom.text import plural
+
+# Most characters of a value, and of a table of values. A longer one is logged as digest and size.
+MAX_VALUE = 200
+MAX_TABLE = 10_000
+
+# Most characters of the reason of a refusal.
+MAX_REASON = 1_000
+
+Entry = dict[str, Any]
+
+
+def shorten(value: Any, most: int = MAX_VALUE) -> Any:
+    """Return a value, or the digest and the size of one with more than `most` characters.
+
+    The values of a table are shortened one by one.
+    """
+    if isinstance(value, Mapping):
+        value = {shorten(str(key)): shorten(each) for key, each in value.items()}
+        most = MAX_TABLE
+    written = value if isinstance(value, str) else json.dumps(value, default=str)
+    if len(written) <= most:
+        return value
+    return f"sha256 {sha256(written.encode()).hexdigest()[:12]}, {len(written)} characters"
+
+
+def describe_entry(entry: Entry) -> str:
+    """Return what a message asked and what was sent, refused and held back, without numbers."""
+    if "refused" in entry:
+        answer = f"refused: {entry['refused']}"
+    else:
+        sent = [
+            f"{record}: {each if isinstance(each, str) else ', '.join(map(str, each))}"
+            for record, each in entry.get("sent", {}).items()
+        ]
+        answer = f"sent: {'; '.join(sent)}"
+    held_back = [f"held back: {each}" for each in entry.get("held-back", ())]
+    return "; ".join([f"asked: {entry['asked']}", answer, *held_back])
+
+
+def condense(entries: Iterable[Entry]) -> list[Entry]:
+    """Return one entry, without numbers, for the entries of a run that differ in numbers alone."""
+    found: dict[tuple[object, ...], Entry] = {}
+    for entry in entries:
+        key = (entry["run"], entry.get("settings-digest"), describe_entry(entry))
+        names = {
+            record: each if isinstance(each, str) else [*each]
+            for record, each in entry.get("sent", {}).items()
+        }
+        kept = {name: entry[name] for name in entry if name not in ("terms", "settings")}
+        one = found.setdefault(key, {**kept, "sent": names, "times": 0})
+        one["times"] += entry.get("times", 1)
+        one["until"] = entry.get("until", entry["time"])
+    return [*found.values()]
+
+
+@dataclass
+class _RunEntries:
+    """The entries of one run: its task, the first and last time, and how often each row occurs."""
+
+    task: str
+    first: str
+    last: str = ""
+    rows: dict[str, int] = field(default_factory=dict)
+
+
+def describe_entries(entries: Iterable[Entry]) -> Iterator[str]:
+    """Yield lines on what left, on the schemas, and on each run's messages and replies.
+
+    Messages of a run that differ only in numbers are one line.
+    """
+    runs: dict[object, _RunEntries] = {}
+    seen: dict[str, tuple[set[object], set[str]]] = {}
+    left = 0
+    ends: list[Entry] = []
+    for entry in entries:
+        times = entry.get("times", 1)
+        run = runs.setdefault(entry["run"], _RunEntries("unknown", entry["time"]))
+        run.task = entry.get("task", run.task)
+        run.last = entry.get("until", entry["time"])
+        row = describe_entry(entry)
+        if "refused" in entry:
+            run.rows[row] = max(times, run.rows.get(row, 0))
+            continue
+        run.rows[row] = times + run.rows.get(row, 0)
+        left += times
+        ends = [*ends[:1], entry]
+        numbers, settings = seen.setdefault(entry.get("schema", ""), (set(), set()))
+        numbers.add(entry["run"])
+        settings.add(entry.get("settings-digest", ""))
+    lines = [_describe_ends(left, ends), *(_describe_seen(*each) for each in seen.items())]
+    for number, run in runs.items():
+        lines.append(f"run {number}, task {run.task}, {run.first} to {run.last}")
+        for row, times in run.rows.items():
+            least = "at least " if "refused: " in row and times > 1 else ""
+            lines.append(plural(times, f"  {row}", f"  {row} ({least}{times} times)"))
+    # much of this was written by the server: a terminal would obey its control characters
+    return map(escape_unprintable, lines)
+
+
+def _describe_ends(left: int, ends: list[Entry]) -> str:
+    if not ends:
+        return "nothing has left this device"
+    first, last = (
+        f"{entry.get(key, entry['time'])}, run {entry['run']}, {describe_entry(entry)}"
+        for entry, key in ((ends[0], "time"), (ends[-1], "until"))
+    )
+    return f"{left} {plural(left, 'reply', 'replies')} left; the first: {first}; the last: {last}"
+
+
+def _describe_seen(schema: str, seen: tuple[set[object], set[str]]) -> str:
+    runs, settings = map(len, seen)
+    of = f"schema {schema}" if schema else "without a schema"
+    return (
+        f"{of}: {runs} {plural(runs, 'run', 'runs')} with {settings} different settings. The"
+        " difference of two runs can show single rows: docs/privacy.md"
+    )

@@ -1,0 +1,175 @@
+"""The log of a device says what was asked, sent and refused, and no run can wash it away."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fairbloom.client.guard import log_files
+from fairbloom.client.guard.log_entries import describe_entries, shorten
+from fairbloom.client.guard.log_files import AuditLog, open_log, read_entries
+from fairbloom.deploy.device.accepted import Installed, RunDescription, RunRefusedError
+from fairbloom.deploy.device.client import APP
+from fairbloom.deploy.fleet.enrolment import enroll
+from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.errors import FairbloomError
+from tests.experiments.helpers import fairbloom
+
+from ..hospital import SCHEMA, Device, write_hospital
+
+SENT = {"arrays": {"weight": "float32, 2×3"}, "metrics": {"num-examples": 30}}
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    write_hospital(tmp_path / "data")
+    return Device(tmp_path)
+
+
+def entry(run: int, **more: Any) -> dict[str, Any]:
+    return {"run": run, "asked": "train", "schema": "s", "settings-digest": f"of {run % 2}", **more}
+
+
+def say(folder: Path) -> list[str]:
+    return list(describe_entries(read_entries(folder)))
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_the_log_says_what_was_asked_sent_and_held_back(device: Device) -> None:
+    device.evaluate(**{"test-share": 6 / 260, "seed": 1})
+    with pytest.raises(FairbloomError):
+        device.train(**{"test-share": 0.99})
+    sent, refused = read_entries(device.state)
+    assert (sent["asked"], refused["asked"]) == ("evaluate", "train")
+    assert sent["sent"]["metrics"]["num-examples"] == 6
+    assert "a class has fewer than 5" in sent["held-back"][0]
+    assert "at least 5 training rows" in refused["refused"]
+
+
+def test_the_log_is_read_run_by_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = enroll(Federation.init(tmp_path / "made", ["localhost"], 1), "lund")
+    write_hospital(bundle / "data")
+    device = Device(bundle)
+    device.ask("query", {}, RecordDict())
+    device.evaluate()
+    device.train()
+    device.evaluate()
+    device.evaluate(seed=2)
+    assert fairbloom("client", "log", bundle / "client.toml") == 0
+    said = capsys.readouterr().out
+    first, schema, *lines = said.splitlines()
+    assert first.startswith("5 replies left; the first: 20")
+    assert "asked: query; sent: client: name, num-examples" in first
+    assert ": 1 run with 2 different settings. The difference of two runs can" in schema
+    assert lines[0].startswith("run 1, task csv, 20")
+    evaluated = "  asked: evaluate; sent: metrics: num-examples, larger-class, loss, accuracy"
+    assert sum(line.startswith(evaluated) for line in lines) == 1
+    assert any(line.startswith("  asked: train; sent: arrays: ") for line in lines)
+    assert fairbloom("client", "log", bundle / "state", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 5
+    assert fairbloom("client", "log", bundle) == 2
+    assert "name the client's state-dir" in capsys.readouterr().err
+
+
+def test_refused_runs_wash_nothing_away_that_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine refused runs with a schema of 1 MB turned the log over, with all that left before."""
+    log = open_log(tmp_path)
+    log.note(entry(1, sent=SENT), {"schema": SCHEMA})
+    before = size_of(tmp_path)
+    installed = Installed(APP)
+    node = {"state-dir": str(tmp_path), "partition-id": 0}
+    for run in range(2, 22):
+        settings = {"task": "csv", "schema": SCHEMA + f"# {run}" + "\n" * 1_000_000}
+        context = Context(run, 1, dict(node), RecordDict(), {})
+        with pytest.raises(RunRefusedError, match="fairbloom client"):
+            installed.accept(RunDescription(run, "fairbloom", "0", settings), context)
+    logged = (tmp_path / log_files.REFUSED).stat().st_size
+    assert size_of(tmp_path / "schemas") < 3_000_000
+    assert logged < 20 * 1500
+    monkeypatch.setattr(log_files, "MAX_REFUSED_BYTES", 1000)
+    for run in range(100):
+        log.note(entry(run, refused=f"no {run}"), {})
+    assert (tmp_path / log_files.SENT).stat().st_size == before
+    said = "\n".join(say(tmp_path))
+    assert "1 reply left; the first: " in said
+    assert "asked: train; sent: arrays: weight; metrics: num-examples" in said
+
+
+def test_a_repeated_refusal_is_one_line(tmp_path: Path) -> None:
+    for _ in range(60):
+        AuditLog(tmp_path).note(entry(1, refused="too few rows"), {})  # also after a restart
+    log = AuditLog(tmp_path)
+    for _ in range(2000):
+        log.note(entry(1, refused="too few rows"), {})
+    log.note(entry(2, refused="too few rows"), {})
+    times = [each.get("times", 1) for each in read_entries(tmp_path)]
+    assert times[-1] == 1
+    assert len(times) < 70
+    assert times[-2] == 1000
+    assert "  asked: train; refused: too few rows (at least 1000 times)" in say(tmp_path)
+
+
+def test_long_values_are_a_digest_and_a_size() -> None:
+    long = "x" * 201
+    assert shorten("x" * 200) == "x" * 200
+    short = shorten(long)
+    assert short.startswith("sha256 ")
+    assert short.endswith(", 201 characters")
+    table = {"a": 1, "b": long, long: [1] * 201, "c": {"d": long}}
+    assert shorten(table) == {
+        "a": 1,
+        "b": short,
+        short: shorten(json.dumps([1] * 201)),
+        "c": {"d": short},
+    }
+    assert len(shorten({str(number): number for number in range(100_000)})) < 60
+
+
+def test_what_left_outlives_the_file_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_files, "MAX_SENT_BYTES", 3000)
+    log = AuditLog(tmp_path)
+    for number in range(1000):
+        log.note(entry(number // 100, sent=SENT, terms={"round": number}), {})
+    assert size_of(tmp_path) < 30_000
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+    said = say(tmp_path)
+    assert said[0].startswith("1000 replies left; the first: 20")
+    assert ", run 0, asked: train; sent: arrays: weight" in said[0]
+    assert "; the last: 20" in said[0]
+    assert ", run 9, asked: train" in said[0].partition("; the last: ")[2]
+    assert said[1].startswith("schema s: 10 runs with 2 different settings.")
+    assert [line for line in said if line.startswith("  ")] == [
+        "  asked: train; sent: arrays: weight; metrics: num-examples (100 times)"
+    ] * 10
+
+
+def test_the_log_outlives_a_torn_line(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path)
+    log.note(entry(1, sent=SENT), {})
+    with (tmp_path / log_files.SENT).open("a") as file:
+        file.write('{"run": 100\n[]\n{"run": 7, "time": 3}\n')
+    log.note(entry(2, sent=SENT), {})
+    assert [each["run"] for each in read_entries(tmp_path)] == [1, 2]
+
+
+def test_texts_of_a_server_steer_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "x\x1b[2J\x9b31m\u202e\nrun 2, task y"
+    log = AuditLog(tmp_path)
+    log.note(entry(1, sent={evil: {evil: 1}}, task=evil, schema=evil), {"task": evil})
+    log.note(entry(1, refused=evil), {"task": evil})
+    for words in ((), ("--json",)):
+        assert fairbloom("client", "log", tmp_path, *words) == 0
+        printed = capsys.readouterr().out
+        assert printed.replace("\n", "").isprintable()
+        assert "\nrun 2" not in printed
