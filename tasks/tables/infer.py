@@ -14,16 +14,16 @@ import numpy as np
 from fairbloom.errors import did_you_mean
 from fairbloom.text import plural, text_if
 
-from ..schema import EVERY_FILE, Field, File, FileField, Missing, fold, normalise
+from ..schema import EVERY_FILE, MAX_CATEGORIES, Field, File, FileField, Missing, fold, normalise
 from .cells import WITH_UNIT, explain_number, find_sign, parse_number, shorten
 from .encode import UNKNOWN, ColumnValues, is_missing, measure_moments, rows_of_clients
-from .identifiers import Finding, judge_numbers, judge_texts, nearly_all_differ
+from .identifiers import NEVER, Finding, judge_numbers, judge_texts, nearly_all_differ
 from .marks import SAMPLE, Marks, infer_marks
 from .read import Table, Values, read_file
 from .reasons import DataError
 from .survey import Column, FileColumn, Sites
 from .targets import join_names, sort_classes
-from .warnings import find_remarks
+from .warnings import SHOWN, determines, find_remarks, present_values
 
 # The names, in any case of letters, by which a target is found if no setting names it.
 TARGETS = ("target", "label", "y")
@@ -31,14 +31,17 @@ TARGETS = ("target", "label", "y")
 # A target with more distinct whole numbers is a quantity, unless csv.kind is set.
 MAX_NUMBERED_CLASSES = 100
 
-# Names that a sentence lists.
-SHOWN = 3
-
 # Different values of a column of numbers and other texts that may be categories.
 MAX_MIXED = 20
 
 # Share of rows with a text, above which the texts among numbers are categories, and no faults.
 MIXED_SHARE = 0.05
+
+# Different whole numbers that may be codes: few of them, or many that leave most numbers between
+# them out, and have this many rows each on average.
+MAX_FEW = 20
+CODE_DENSITY = 0.5
+CODE_ROWS = 10
 
 # Texts that mean a missing value among numbers; among other texts they may be categories.
 GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", ".", "none", "null", "unknown", "missing", "nil")
@@ -121,6 +124,7 @@ def infer_schema(
             for table, columns in zip(tables.values(), raw, strict=True)
         ]
         _draft_column(draft, name, Column.of(sites, parts), name == target, kind)
+    _ignore_other_names(draft, tables)
     if len(draft.fields) == 1:
         raise DataError(
             f"{first.path} has no column but the target {target!r} that can be learned from"
@@ -128,6 +132,10 @@ def infer_schema(
     if not any(each.about.input for name, each in draft.fields.items() if name != target):
         for each in draft.fields.values():  # better than nothing to learn from
             each.lines = [line for line in each.lines if line != NO_INPUT]
+    of_target = draft.fields[target].values
+    for name, each in draft.fields.items():
+        if name != target and determines(each.values, of_target):
+            each.comments.append(f"{name} determines {target}: is it known before?")
     shown = [path.name for path in paths.values()]
     head = [
         f"# Inferred from {join_names(shown, 10)}. Read it and correct it.",
@@ -207,7 +215,7 @@ def _find_marks(table: Table, columns: Mapping[str, FileColumn]) -> Marks:
             continue
         texts = values.slice(0, SAMPLE).to_pylist()
         texts += [column.texts[place] for place in np.flatnonzero(column.is_wrong).tolist()]
-        cells.append({*texts})
+        cells.append([*dict.fromkeys(texts)])
     return infer_marks(cells)
 
 
@@ -238,20 +246,34 @@ def _match_names(tables: dict[str, Table], target: str) -> dict[str, str]:
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault(_squash(name), []).append(name)
+    matched: dict[str, str] = {}
     for group in alike.values():
         files = [site for name in group for site in holders[name]]
-        if len(group) == 1 or len({*files}) < len(files):
-            continue  # they are columns of one file, and so differ
+        if len({*files}) < len(files):  # they are columns of one file, and so differ
+            matched |= {name: names[name] for name in group}
+            continue
         usual = max(group, key=lambda name: (name == fold(target), len(holders[name])))
+        matched[usual] = names[usual]
         for other in group:
-            if other == usual:
-                continue
-            own_name = names.pop(other)
-            for site in holders[other]:
+            for site in holders[other] if other != usual else ():
                 file = tables[site].file
-                known = {**file.fields, names[usual]: FileField(name=own_name)}
-                tables[site] = replace(tables[site], file=file.model_copy(update={"fields": known}))
-    return names
+                known = {**file.fields, names[usual]: FileField(name=names[other])}
+                file = file.model_copy(update={"fields": known})
+                tables[site] = replace(tables[site], file=file)
+    return matched
+
+
+def _ignore_other_names(draft: Draft, tables: dict[str, Table]) -> None:
+    """Ignore ignored columns in files that write their names differently, too."""
+    for site, table in tables.items():
+        used = {}
+        for name, about in table.file.fields.items():
+            if name in draft.fields:
+                used[name] = about
+            else:
+                draft.ignored[about.name] = draft.ignored[name]
+        file = table.file.model_copy(update={"fields": used})
+        tables[site] = replace(table, file=file)
 
 
 def _squash(name: str) -> str:
@@ -289,9 +311,11 @@ def _draft_column(draft: Draft, name: str, column: Column, is_target: bool, kind
         if finding.ignored:
             draft.ignored[name] = finding.ignored
             return
-        lines = _category_lines(column.text_counts)
         if is_number:
-            lines = _number_lines(column)
+            lines = [*_number_lines(column), *_code_lines(name, column)]
+        else:
+            lines = _category_lines(column.text_counts)
+            comments += _question_gaps(column.text_counts, "a category")
     if finding.unused:
         comments.append(f"{finding.unused}: no input of the model; input = true makes it one")
         lines.append(NO_INPUT)
@@ -299,9 +323,11 @@ def _draft_column(draft: Draft, name: str, column: Column, is_target: bool, kind
         comments.append(finding.remark)
     about = Field.model_validate(tomllib.loads("\n".join(lines)))
     values = column.encode(about)
-    comments += _announce(name, column, about, values)
-    for site, remark in find_remarks(name, about, column.sites.split(values)):
-        comments.append(f"{site}: {remark}" if site else remark)
+    faults = [*_announce(name, column, about, values)]
+    comments += faults
+    if not faults or present_values(values).any():
+        for site, remark in find_remarks(name, about, column.sites.split(values)):
+            comments.append(f"{site}: {remark}" if site else remark)
     draft.fields[name] = Drafted(column, about, lines, comments, values)
 
 
@@ -357,6 +383,25 @@ def _number_lines(column: Column) -> list[str]:
     if len(units) == 1 and "" not in units and not len(column.number_counts()[0]):
         lines.append(f"unit = {quote(*units)}")
     return [*lines, *_gap_lines(column)]
+
+
+def _code_lines(name: str, column: Column) -> list[str]:
+    """Return the categories of numbers that may be codes, as a comment to uncomment; or nothing."""
+    numbers, counts = column.number_counts()
+    if column.odd_counts or NEVER.fullmatch(name) or (numbers != np.round(numbers)).any():
+        return []
+    is_few = 2 <= len(numbers) <= MAX_FEW
+    is_many = (
+        MAX_FEW < len(numbers) <= MAX_CATEGORIES
+        and numbers[0] >= 0.0
+        and len(numbers) < CODE_DENSITY * (numbers[-1] - numbers[0])
+        and counts.sum() >= CODE_ROWS * len(numbers)
+        and counts.max() < counts.sum() / 2
+    )
+    if not is_few and not is_many:
+        return []
+    written = ", ".join(f"{number:.0f}" for number in numbers)
+    return [f"# categories = [{written}]  # for codes: uncomment this line"]
 
 
 def _gap_lines(column: Column) -> list[str]:
@@ -449,12 +494,17 @@ def _draft_target(
     lines = _category_lines(classes)
     if faulty:
         lines += _gap_lines(column)
-    for text in filter(is_gap, classes):
-        comments.append(
-            f"{text!r} is a class in {classes[text]} rows: if it means that the target is unknown,"
-            " move it from categories to missingValues"
-        )
+    comments += _question_gaps(classes, "a class")
     return lines
+
+
+def _question_gaps(texts: Counter[str], part: str) -> Iterator[str]:
+    """Yield a comment on each category that may mean a missing value."""
+    for text in filter(is_gap, texts):
+        yield (
+            f"{text!r} is {part} of {texts[text]} rows: if it means a missing value, move it from"
+            " categories to missingValues"
+        )
 
 
 def _find_strange(sites: Mapping[str, Counter[str]]) -> list[str]:

@@ -1,6 +1,8 @@
 """Remarks on columns: peculiarities that are not faults, but that a person should look at."""
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,77 +19,234 @@ SENTINELS = np.array(
 # If a site's median is 4 times the other sites' medians, or a quarter, it may be in another unit.
 OTHER_UNIT = 4.0
 
+# A 0 may be a code if so many different other numbers are all above their deviation.
+FEWEST_KINDS = 5
+
+# Names of sites that a remark lists.
+SHOWN = 3
+
+# Rows of a class, or of a value, that show that a column determines the target.
+FEWEST_ROWS = 5
+
+# Share of rows in which a column's value determines the target.
+DETERMINED = 0.95
+
+# Rows that show whether a column may determine the target.
+SAMPLE = 5_000
+
+# Correlation with a quantity above which a column determines it.
+CORRELATED = 0.999
+
 
 def present_values(values: ColumnValues) -> ColumnValues:
     """Return the values of a column that are neither missing nor faulty."""
-    if values.dtype.kind == "f":
-        return values[np.isfinite(values)]
-    return values[values >= 0]
+    return values[_is_usable(values)]
+
+
+def _is_usable(values: ColumnValues) -> NDArray[np.bool_]:
+    return np.isfinite(values) if values.dtype.kind == "f" else values >= 0
+
+
+class SiteValues(NamedTuple):
+    """The present values of sites, one after the other, and the site of each as an index."""
+
+    names: list[str]
+    values: ColumnValues
+    sites: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, ColumnValues]) -> "SiteValues":
+        """Return the values of sites that are neither missing nor faulty."""
+        together = np.concatenate([*columns.values()]) if columns else np.array([])
+        sites = np.repeat(np.arange(len(columns)), [len(each) for each in columns.values()])
+        usable = _is_usable(together)
+        return cls([*columns], together[usable], sites[usable])
+
+    def without(self, rows: NDArray[np.bool_]) -> "SiteValues":
+        """Return the values without some rows."""
+        return SiteValues(self.names, self.values[~rows], self.sites[~rows])
+
+    def join(self, rows: NDArray[np.bool_]) -> str:
+        """Return the names of the sites with these rows, as a sentence lists them."""
+        return join_names([self.names[place] for place in np.unique(self.sites[rows])], SHOWN)
+
+    def split(self) -> dict[str, ColumnValues]:
+        """Return the values of each site that has some."""
+        counts = np.bincount(self.sites, minlength=len(self.names))
+        parts = np.split(self.values, np.cumsum(counts)[:-1])
+        return {name: each for name, each in zip(self.names, parts, strict=True) if len(each)}
 
 
 def find_remarks(
-    name: str, field: Field, sites: Mapping[str, ColumnValues]
+    name: str, field: Field, columns: Mapping[str, ColumnValues]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (site, remark) pairs on a column; the site "" stands for all sites.
+    """Yield (sites, remark) pairs on a column; "" stands for all sites.
 
-    `sites` has the column's values of each site, encoded by the schema.
+    `columns` has the column's values of each site, encoded by the schema.
     """
-    present = {site: present_values(values) for site, values in sites.items()}
-    present = {site: values for site, values in present.items() if len(values)}
-    together = np.concatenate([*present.values()]) if present else np.array([])
-    if not len(together):
+    present = SiteValues.of(columns)
+    if not len(present.values):
         yield "", "it has no value"
-    elif together.min() == together.max():
-        held = repr(field.categories[together[0]]) if field.categories else f"{together[0]:g}"
+    elif (lowest := present.values.min()) == present.values.max():
+        held = repr(field.categories[lowest]) if field.categories else f"{lowest:g}"
         yield "", f"it is {held} in every row, so that it says nothing"
     elif field.categories:
         yield from _compare_categories(field, present)
     else:
-        for site, values in [*present.items()]:
-            for code in (values.min(), values.max()):
-                others = values[values != code]
-                is_repeated = code in SENTINELS and 0 < len(others) < len(values) - 1
-                if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
-                    remark = (
-                        f"{code:g} in {len(values) - len(others)} rows, far from the others: if it"
-                        f' means a missing value, add "{code:g}" to missingValues of fields.{name}'
-                    )
-                    yield site, remark
-                    present[site] = others
-                    break
-        yield from _compare_units(name, present)
+        codes = np.zeros(len(present.values), np.bool_)
+        for code, rows, problem in _find_codes(present):
+            remark = (
+                f"{code:g} in {int(rows.sum())} rows, {problem}: if it means a missing value, add"
+                f' "{code:g}" to missingValues of fields.{name}'
+            )
+            yield present.join(rows), remark
+            codes |= rows
+        yield from _compare_units(name, present.without(codes))
 
 
-def _compare_units(
-    name: str, sites: Mapping[str, NDArray[np.float64]]
-) -> Iterator[tuple[str, str]]:
-    """Yield the sites with a median far from the others', if all numbers are positive."""
-    medians = {site: float(np.median(values)) for site, values in sites.items()}
-    if len(medians) < 2 or min(values.min() for values in sites.values()) <= 0.0:
+def _find_codes(present: SiteValues) -> Iterator[tuple[float, NDArray[np.bool_], str]]:
+    """Yield numbers that may stand for a missing value, their rows, and what is odd."""
+    found: dict[float, NDArray[np.bool_]] = {}
+    is_sentinel = np.isin(present.values, SENTINELS)
+    for site in np.unique(present.sites[is_sentinel]).tolist():
+        of_site = slice(*np.searchsorted(present.sites, (site, site + 1)))
+        values = present.values[of_site]
+        for code in {float(values.min()), float(values.max())}.intersection(SENTINELS.tolist()):
+            others = values[values != code]
+            is_repeated = 0 < len(others) < len(values) - 1
+            if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
+                rows = found.setdefault(code, np.zeros(len(present.values), np.bool_))
+                rows[of_site] = values == code
+    for code, rows in found.items():
+        yield code, rows, "far from the others"
+    values = present.values
+    known = np.isin(values, [*found])
+    below = np.unique(values[(values < 0.0) & ~known])
+    positive = values[(values > 0.0) & ~known]
+    if not len(positive):
         return
-    for site, median in medians.items():
-        others = [each for other, each in medians.items() if other != site]
-        usual = float(np.median(others))
-        apart = max(median, usual) / min(median, usual)
-        if apart >= OTHER_UNIT and max(others) / min(others) < np.sqrt(apart):
+    counts = [int((values == code).sum()) for code in below]
+    if 0 < len(below) <= 2 and min(counts) > 1 and (below == np.round(below)).all():
+        for code in below:
+            yield float(code), values == code, "and no other number is negative"
+    zeros = values == 0.0
+    is_far = len(np.unique(positive)) >= FEWEST_KINDS and positive.min() > positive.std()
+    # A site that has only zeros is another remark.
+    if is_far and zeros.sum() > 1 and not _find_sites_of_zeros(present):
+        yield 0.0, zeros, f"and no other number is below {positive.min():g}"
+
+
+def _find_sites_of_zeros(present: SiteValues) -> list[int]:
+    """Return the sites with no number but 0, if no other site has a 0."""
+    is_zero = present.values == 0.0
+    having = np.unique(present.sites[is_zero])
+    others = np.unique(present.sites[~is_zero])
+    if not len(having) or np.isin(having, others).any():
+        return []
+    return [int(each) for each in having]
+
+
+def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
+    """Yield the sites with a median far from the others', if no number is negative.
+
+    Zeros count for nothing, as they often stand for missing values.
+    """
+    if zeros := _find_sites_of_zeros(present):
+        rows = np.isin(present.sites, zeros)
+        yield present.join(rows), "it is 0 in all rows, and never elsewhere: is it known there?"
+    present = present.without(present.values == 0.0)
+    if not len(present.values) or present.values.min() < 0.0:
+        return
+    names = [*present.split()]
+    medians = np.array([_median(values) for values in present.split().values()])
+    if len(medians) < 2:
+        return
+    usual = np.median(medians)
+    far = np.arange(len(medians))
+    if len(medians) > 2:  # others within a factor of sqrt(apart) have the median of all among them
+        far = np.flatnonzero(np.maximum(medians / usual, usual / medians) >= np.sqrt(OTHER_UNIT))
+    for place in far.tolist():
+        others = np.delete(medians, place)
+        usual = np.median(others)
+        apart = max(medians[place], usual) / min(medians[place], usual)
+        if apart >= OTHER_UNIT and others.max() / others.min() < np.sqrt(apart):
             remark = (
-                f"median {median:.4g}, and {usual:.4g} elsewhere: if it is in another unit, say so"
-                f" by fields.{name} = {{unit, factor}} under the file"
+                f"median {medians[place]:.4g}, and {usual:.4g} elsewhere: if it is in another unit,"
+                f" say so by fields.{name} = {{unit, factor}} under the file"
             )
-            yield site, remark
+            yield names[place], remark
 
 
-def _compare_categories(
-    field: Field, sites: Mapping[str, ColumnValues]
-) -> Iterator[tuple[str, str]]:
+def _median(values: NDArray[np.float64]) -> float:
+    """Return the median; np.median does the same with many more calls."""
+    middle = len(values) // 2
+    lower = middle - 1 + len(values) % 2
+    parted = np.partition(values, (lower, middle))
+    return float(parted[lower] + parted[middle]) / 2.0
+
+
+def _compare_categories(field: Field, present: SiteValues) -> Iterator[tuple[str, str]]:
     """Yield the sites that share no category with any other site."""
-    categories_of = {site: set(values.tolist()) for site, values in sites.items()}
-    for site, places in categories_of.items():
-        others = set().union(*(each for other, each in categories_of.items() if other != site))
-        if others and not places & others:
-            own = join_names([field.categories[place] for place in sorted(places)], 5)
-            remark = (
-                f"its categories, {own}, are at no other site: if they mean the same, make them"
-                " spellings of one"
-            )
-            yield site, remark
+    is_held = np.zeros((len(present.names), len(field.categories)), np.bool_)
+    is_held[present.sites, present.values] = True
+    is_shared = is_held.sum(axis=0) > 1
+    alone = is_held.any(axis=1) & ~(is_held & is_shared).any(axis=1)
+    if is_held.any(axis=1).sum() < 2:
+        return
+    for place in np.flatnonzero(alone).tolist():
+        own = join_names([field.categories[each] for each in np.flatnonzero(is_held[place])], SHOWN)
+        remark = (
+            f"its categories, {own}, are at no other site: if they mean the same, make them"
+            " spellings of one"
+        )
+        yield present.names[place], remark
+
+
+# The target ---------------------------------------------------------------------------------------
+
+
+def determines(values: ColumnValues, target: ColumnValues) -> bool:
+    """Return whether a column alone says what the target is; both have the rows of all sites."""
+    usable = _is_usable(values) & _is_usable(target)
+    values = values[usable]
+    target = target[usable]
+    if (
+        len(values) < 4 * FEWEST_ROWS
+        or values.min() == values.max()
+        or target.min() == target.max()
+    ):
+        return False
+    if target.dtype.kind == "f":
+        return values.dtype.kind == "f" and abs(np.corrcoef(values, target)[0, 1]) > CORRELATED
+    # A few rows show at once that most columns do not.
+    some = slice(None, None, 1 + len(values) // SAMPLE)
+    if values.dtype.kind == "f" and _are_intervals(values[some], target[some]):
+        counts = np.bincount(target)
+        if counts[counts > 0].min() >= FEWEST_ROWS and _are_intervals(values, target):
+            return True
+    return (
+        _share_of_one_class(values[some], target[some]) >= 0.0
+        and _share_of_one_class(values, target) >= DETERMINED
+    )
+
+
+def _share_of_one_class(values: ColumnValues, target: ColumnValues) -> float:
+    """Return the share of rows whose value is frequent and has one class.
+
+    Return -1 if a frequent value has several classes.
+    """
+    kinds, codes = np.unique(values, return_inverse=True)
+    table = np.zeros((len(kinds), int(target.max()) + 1), np.int64)
+    np.add.at(table, (codes, target), 1)
+    rows = table.sum(axis=1)
+    is_frequent = rows >= FEWEST_ROWS
+    if (table.max(axis=1) < rows)[is_frequent].any():
+        return -1.0
+    return float(rows[is_frequent].sum() / len(values))
+
+
+def _are_intervals(values: NDArray[np.float64], target: ColumnValues) -> bool:
+    """Return whether each class is one interval of the numbers."""
+    parts = [values[target == each] for each in np.unique(target)]
+    ends = sorted((each.min(), each.max()) for each in parts)
+    return all(end < start for (_, end), (start, _) in pairwise(ends))

@@ -206,7 +206,214 @@ def test_units_sentinels_and_constants_are_remarked(
             assert kind in remark["remark"]
 
 
+def drafted(folder: Path, name: str, **settings: Any) -> str:
+    """Return the part of the draft that is about a column, or a file."""
+    parts = [each.strip() for each in inferred(folder, **settings).split("\n\n")]
+    (part,) = (each for each in parts if f".{name}]" in each or f'."{name}"]' in each)
+    return part
+
+
+def test_zeros_do_not_hide_another_unit(folder: Folder) -> None:
+    cells = {
+        "a": [0.0, 5.2, 6.1, 4.9, 7.7],
+        "b": [0.0, 0.0, 201.0, 236.0, 190.0],
+        "c": [188.0, 204.0, 251.0, 0.0, 222.0],
+    }
+    there = folder(
+        **{name: with_column("chol", [f"{x:g}" for x in each]) for name, each in cells.items()}
+    )
+    assert "# a: median 5.65, and 207 elsewhere" in drafted(there, "chol")
+
+
+def test_a_site_of_zeros_is_remarked(folder: Folder) -> None:
+    there = folder(
+        a=with_column("chol", ["0"]),
+        b=with_column("chol", ["201", "236", "190"]),
+        c=with_column("chol", ["188", "204", "251"]),
+    )
+    assert "# a: it is 0 in all rows, and never elsewhere" in drafted(there, "chol")
+    assert "chol.missingValues" not in inferred(there)
+
+
+def test_codes_near_the_others_are_remarked(folder: Folder, subtests: pytest.Subtests) -> None:
+    for code, others, is_code in (
+        ("-1", ["3", "8", "2", "5", "1"], True),
+        ("0", ["61", "75", "70", "58", "66"], True),
+        ("0", ["1", "2", "3", "4", "5"], False),
+        ("0", ["2", "4", "6", "8", "10"], False),
+        ("0", ["1"], False),
+        ("-1", ["-2", "-3", "-1.5", "2", "1"], False),
+    ):
+        with subtests.test(code=code, others=others):
+            there = folder(a=with_column("stay", [code, *others]), b=with_column("stay", others))
+            assert (f"# a: {code} in " in drafted(there, "stay")) == is_code
+
+
+def test_a_column_that_determines_the_target_is_remarked(folder: Folder) -> None:
+    def table(seed: int) -> str:
+        random = np.random.default_rng(seed)
+        rows = [
+            (x, "LMH"[int(x > 0.3) + int(x > 0.7)], f"{x:.4f}", random.integers(0, 9))
+            for x in random.random(60)
+        ]
+        lines = (f"{x > 0.3!s},{grade},{score},{free}" for x, grade, score, free in rows)
+        return "\n".join(["target,grade,score,free", *lines])
+
+    text = inferred(folder(a=table(1), b=table(2)))
+    for name in ("grade", "score"):
+        assert f"# {name} determines target: is it known before?" in text
+    assert "free determines" not in text
+    scores = inferred(folder(), target="score")
+    assert "determines" not in scores
+    twice = "\n".join(["x,half,target", *(f"{k % 7},{k / 2},{k + 1}" for k in range(40))])
+    assert "# half determines target" in inferred(folder(a=twice, b=twice), kind="regression")
+
+
+def test_codes_have_categories_to_uncomment(folder: Folder, subtests: pytest.Subtests) -> None:
+    random = np.random.default_rng(0)
+    jobs = np.sort(random.choice(np.arange(10, 5_000), 40, replace=False))
+    for name, cells, is_code in (
+        ("marital", [1, 2, 3, 4, 5], True),
+        ("job", jobs.tolist(), True),
+        ("age at start", [*range(18, 30)], False),
+        ("hours", [*range(20, 75)], False),
+    ):
+        with subtests.test(name=name):
+            there = folder(a=with_column(name, [*map(str, random.choice(cells, 500))], 500))
+            text = inferred(there)
+            line = "# categories = ["
+            assert (line in drafted(there, name)) == is_code
+            if is_code:
+                field = parse_schema(text.replace(line, line[2:])).fields[name]
+                assert len(field.categories) == len(cells)
+
+
 # Cases that were wrong ----------------------------------------------------------------------------
+
+
+def test_numbers_among_few_texts_are_categories(folder: Folder, subtests: pytest.Subtests) -> None:
+    for cells, rare in (
+        (["0", "1", "2", "3+"], "3+"),
+        (["K", "1", "2", "3"], "K"),
+        (["0_no", "1_yes"], "0_no"),
+        (["0 no", "1 yes"], "0 no"),
+        (["<30", "30–59", "60+"], "30–59"),
+        (["<60", "≥60"], "<60"),
+    ):
+        with subtests.test(cells=cells):
+            # One site has only some of them.
+            there = folder(a=with_column("x", cells), b=with_column("x", cells[1:]))
+            assert rare in parse_schema(inferred(there)).fields["x"].categories
+
+
+def test_signs_at_all_numbers_are_faults_with_a_remedy(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    for cells, remedy in (
+        (["1,250", "1,300"], "groupChar = ','"),
+        (["$45", "$50"], "unit = '$'"),
+        (["10:30", "9:15"], "write hours, 10.5"),
+        (["<30", "<45"], "x.missingValues"),
+        (["20±2", "21±3"], "write 20"),
+        (["63 y", "70"], "unit = 'y'"),
+    ):
+        with subtests.test(cells=cells):
+            lines = (f'"{cells[k % 2]}",{k % 5},{k % 2}' for k in range(40))
+            table = "\n".join(["x,other,target", *lines])
+            there = folder(a=table, b=table)
+            assert parse_schema(inferred(there)).fields["x"].categories == ()
+            assert remedy in drafted(there, "x")
+    unit = inferred(there).replace("[fields.x]\n", '[fields.x]\nunit = "y"\n')
+    assert described(there, unit)["faults"] == []
+
+
+def test_units_are_those_of_all_numbers(folder: Folder) -> None:
+    there = folder(a=with_column("w", ["63 kg", "70kg"]), b=with_column("w", ["81 kg"]))
+    assert 'unit = "kg"' in drafted(there, "w")
+    there = folder(a=with_column("w", ["63 kg", "70kg"]), b=with_column("w", ["81"]))
+    assert 'unit = "kg"' not in drafted(there, "w")
+
+
+def test_marks_of_numbers_are_found_in_each_file(folder: Folder, subtests: pytest.Subtests) -> None:
+    for cells, others, mark in (
+        (["27,3", "31,25"], ["9.123", "12.500"], 'decimalChar = ","\ngroupChar = "."'),
+        (["6,540", "12,000"], ["41.2", "0.5"], 'groupChar = ","'),
+        (["1.234.567", "2"], ["9.123", "12"], 'decimalChar = ","\ngroupChar = "."'),
+        (["1 020", "12 500"], ["1", "2"], 'groupChar = " "'),
+        (["1'020", "12'500"], ["1.5", "2"], 'groupChar = "\'"'),
+    ):
+        with subtests.test(cells=cells, others=others):
+            lines = (f"{cells[k % 2]};{others[k % 2]};{k % 2}" for k in range(40))
+            plain = "x;z;target\n" + "1;2;0\n1;3;1\n" * 20
+            there = folder(a="\n".join(["x;z;target", *lines]), b=plain)
+            text = inferred(there)
+            assert f'[files."a.csv"]\n{mark}\n' in text
+            assert described(there, text)["faults"] == []
+    (there / "a.csv").write_text("x;z;target\n" + "9.123;1;0\n1.500;2;1\n" * 20)
+    assert "'9.123' can be read in two ways" in inferred(there)
+
+
+def test_names_that_differ_in_writing_are_one_column(folder: Folder) -> None:
+    names = {"a": "Blood Pressure", "b": "blood_pressure", "c": "blood-pressure"}
+    names |= {"d": "blood_pressure"}
+    there = folder(**{site: with_column(name, ["120", "135"]) for site, name in names.items()})
+    text = inferred(there)
+    assert [*parse_schema(text).inputs] == ["blood_pressure", "age", "dose", "ward"]
+    assert '[files."a.csv"]\nfields.blood_pressure = {name = "Blood Pressure"}' in text
+    assert described(there, text)["faults"] == []
+    # c and d are as before: a column of half of the files is ignored by both of its names.
+    both = csv_of(20).replace("age,dose", "x_1,X.1")
+    schema = parse_schema(inferred(folder(a=both, b=both)))
+    assert {"x_1", "X.1"} <= {*schema.ignore}
+    assert {"blood_pressure", "blood-pressure"} <= {*schema.ignore}
+
+
+def test_words_for_nothing_are_missing_among_numbers(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    for word in ("n.a.", "None", "-", "--", ".", "unknown", "MISSING"):
+        with subtests.test(word=word):
+            there = folder(a=with_column("x", [word, "3.5", "4"]), b=with_column("x", ["3", "4"]))
+            text = inferred(there)
+            assert f'missingValues = ["{word.lower()}"]' in drafted(there, "x")
+            assert 'missing = "error"  # 10 cells have no value' in text
+            texts = folder(a=with_column("x", [word, "a", "b"]), b=with_column("x", ["a", "b"]))
+            assert f"# '{word}' is a category of 10 rows" in drafted(texts, "x")
+    there = folder(a=csv_of(30).replace(",1\n", ",yes\n").replace(",0\n", ",none\n"))
+    assert "# 'none' is a class of 15 rows" in drafted(there, "target")
+
+
+def test_errors_of_spreadsheets_are_missing_everywhere(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    for word in ("#N/A", "#DIV/0!", "<NA>", "NaT", "\\N"):
+        with subtests.test(word=word):
+            there = folder(a=with_column("sex", [word, "f", "m"]), b=with_column("sex", ["f", "m"]))
+            assert parse_schema(inferred(there)).fields["sex"].categories == ("f", "m")
+
+
+def test_numbers_of_rows_are_no_inputs(folder: Folder, subtests: pytest.Subtests) -> None:
+    order = np.random.default_rng(0).permutation(40)
+    for name, cells, is_left_out in (
+        ("Unnamed: 0", [*map(str, range(40))], True),
+        ("value", [str(100 + k) for k in order], True),
+        ("Fallnummer", [str(17 * k + k % 5) for k in range(40)], True),
+        ("PatientID", [str(17 * k + k % 5) for k in range(40)], True),
+        ("PatientID", [str(k // 2) for k in range(40)], False),
+        ("value", [str(17 * k + k % 5) for k in range(40)], False),
+        ("year", [*map(str, range(1980, 2020))], False),
+        ("age at start", [*map(str, range(30, 70))], False),
+    ):
+        with subtests.test(name=name, first=cells[:3]):
+            there = folder(a=with_column(name, cells, 40), b=with_column(name, cells, 40, seed=1))
+            text = inferred(there)
+            assert (name not in parse_schema(text).inputs) == is_left_out
+            if "input = false" in text:
+                back = text.replace("input = false", "input = true")
+                assert name in parse_schema(back).inputs
+    table = with_column("value", [str(17 * k) for k in range(40)], 40)
+    there = folder(a=table, b=table)
+    assert "each row has another whole number" in drafted(there, "value")
 
 
 def column_of(cells: list[str]) -> str:
