@@ -43,6 +43,13 @@ RUN_FOLDER = "run-folder"
 # clients keep the states of their contexts.
 CONTEXTS = "contexts"
 
+# Key in the record `client` of a reply to such a message: whether the context has a state that the
+# node keeps for one run of Flower's only.
+CONTEXT_STATE = "context-state"
+
+# The types of messages whose handlers may change the state of a context, in the order of a round.
+WORK_OF_ROUND = ("train", "evaluate")
+
 # Key in the record `client` of a reply: whether all steps had a learning rate of 0, so that a model
 # without a change is no fault.
 ZERO_RATE = "zero-rate"

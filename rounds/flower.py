@@ -15,10 +15,11 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fairbloom.errors import join_names
 from fairbloom.flower import SimulationError, is_simulated
 from fairbloom.protocol.advice import ADVICE
 from fairbloom.protocol.frozen import digest_arrays
-from fairbloom.protocol.names import FROZEN, PROTOCOL, TRAIN_LOSS
+from fairbloom.protocol.names import FROZEN, PROTOCOL, RUN_FOLDER, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
 from .aggregation import screen_updates
@@ -35,6 +36,7 @@ from .records import (
     is_expired,
     model_of,
     read_arrays,
+    read_context_state,
     read_examples,
     read_frozen_digest,
     read_metrics,
@@ -72,6 +74,13 @@ FAILED_QUERY = (
 )
 
 
+# A warning about a continued run; nodes are those of stock Flower.
+LOST_STATES = (
+    "this run continues an earlier one, and %s, because these nodes keep it for one flwr run only:"
+    " the run does not end like an uninterrupted one"
+)
+
+
 class FlowerClients:
     """The nodes behind a grid, as clients.
 
@@ -92,6 +101,8 @@ class FlowerClients:
     protocol
         The version that every message with content names. None: no version, because the clients'
         app may be a user's own.
+    keys
+        Further keys and values in the config of every message with content.
     """
 
     def __init__(
@@ -102,9 +113,12 @@ class FlowerClients:
         quorum: Quorum | None = None,
         *,
         protocol: int | None = None,
+        keys: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.grid = grid
-        self._version: Mapping[str, Any] = {} if protocol is None else {PROTOCOL: protocol}
+        self._keys: dict[str, Any] = {**keys}
+        if protocol is not None:
+            self._keys[PROTOCOL] = protocol
         self._method = method
         self.timeout = timeout
         self._quorum = quorum or Quorum(
@@ -119,6 +133,10 @@ class FlowerClients:
         # The ids of the messages that were answered at the last delivery.
         self._delivered = set[str]()
         self._answers_query: bool | None = None  # None before a node has answered
+        self.with_state = set[str]()
+        """The clients with a state of their context that their node keeps for one run only."""
+        self.lost_states: frozenset[str] | None = None
+        """In a continued run, those that had such a state, until their loss is logged."""
         self._digest = ""  # of the model's frozen parameters, once it is known
         self._have_frozen = set[int]()  # the nodes that have reported this digest
         # By node, the terms that it declares to support, and its training examples (0 if unknown).
@@ -320,6 +338,7 @@ class FlowerClients:
                 " your own calls super().configure_train and changes what that returns"
             )
         contents = self._read_contents(exchange, replies, refused)
+        self._note_states_of_contexts(contents)
         supported = self._find_supported_terms(contents)
         trained = TrainReplies.empty(
             self._layout, refused=refused, missing=exchange.missing, second=method.second
@@ -337,6 +356,24 @@ class FlowerClients:
         sizes = {name: size_of(content) for name, content in contents}
         at_rest = frozenset(name for name, content in contents if has_zero_rate(content))
         return replace(trained, bytes_sent=exchange.bytes_sent, sizes=sizes, at_rest=at_rest)
+
+    def _note_states_of_contexts(self, contents: Sequence[tuple[str, RecordDict]]) -> None:
+        """Note which clients have a state; in a continued run, log once which were lost."""
+        if RUN_FOLDER not in self._keys or not contents:
+            return
+        stated = {name: read_context_state(content) for name, content in contents}
+        self.with_state |= {name for name, has_state in stated.items() if has_state}
+        if self.lost_states is None:
+            return
+        lost = sorted(self.lost_states & stated.keys())
+        silent = [name for name, has_state in stated.items() if has_state is None]
+        if lost:
+            log.warning(LOST_STATES, f"the state of {join_names(lost)} in context.state is lost")
+        elif silent:
+            words = f"what {join_names(silent)} may have kept in context.state is lost"
+            log.warning(LOST_STATES, words)
+        if lost or silent:
+            self.lost_states = None
 
     def _find_supported_terms(
         self, contents: Sequence[tuple[str, RecordDict]]
@@ -436,7 +473,7 @@ class FlowerClients:
     ) -> Message:
         records: dict[str, Any] = {
             self._method.arrayrecord_key: arrays,
-            self._method.configrecord_key: ConfigRecord({**config, **self._version}),
+            self._method.configrecord_key: ConfigRecord({**config, **self._keys}),
         }
         content = RecordDict({**records, **vectors})
         node_id = self._tracker.online[name]

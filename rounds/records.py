@@ -14,6 +14,7 @@ from fairbloom.protocol.advice import advice_on
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import (
     CLIENT,
+    CONTEXT_STATE,
     FROZEN,
     HONOURS,
     LONGEST_NAME,
@@ -83,6 +84,12 @@ def read_supported(content: RecordDict) -> frozenset[str]:
     """Return the terms of local work that a client declares to support."""
     keys = content.config_records.get(CLIENT, ConfigRecord()).get(HONOURS)
     return frozenset(map(str, keys)) if isinstance(keys, list) else frozenset()
+
+
+def read_context_state(content: RecordDict) -> bool | None:
+    """Return whether a client has a state that its node keeps for one run only, None if unsaid."""
+    stated = content.config_records.get(CLIENT, ConfigRecord()).get(CONTEXT_STATE)
+    return stated if isinstance(stated, bool) else None
 
 
 def has_zero_rate(content: RecordDict) -> bool:

@@ -6,7 +6,7 @@ The only file of this package that imports Flower.
 import inspect
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
-from fairbloom.protocol.names import FROZEN, PROTOCOL
+from fairbloom.protocol.names import CONTEXTS, FROZEN, PROTOCOL, RUN_FOLDER
 from fairbloom.protocol.parameters import Value
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.terms import RULES
@@ -39,6 +39,10 @@ ShouldStop = Callable[[int, Result], bool]
 # Seconds that clients have to reply, or a function of the round's number that returns them. None is
 # Flower's limit.
 Timeout = float | None | Callable[[int], float | None]
+
+
+# The key, in a state, of the clients whose contexts have a state.
+WITH_STATE = "with-state"
 
 
 class FairStrategy(Method, Strategy):
@@ -137,6 +141,7 @@ class FairStrategy(Method, Strategy):
         recording = self._recording
         self._recording = None
         scores: Sequence[Score] = ()
+        keys: Mapping[str, str] = {}
         if recording is not None:
             on_round = recording.on_round
             resume = recording.resume
@@ -144,6 +149,7 @@ class FairStrategy(Method, Strategy):
             initial_arrays = recording.arrays or initial_arrays
             all_evaluate_last = True
             scores = recording.scores
+            keys = recording.keys
         self.reset()
         self._outer = outer = self if wrapper is None else wrapper
         self._configs = {
@@ -152,7 +158,11 @@ class FairStrategy(Method, Strategy):
         }
         if resume is not None:
             self.load_state_dict(resume)
-        self._flower = FlowerClients(self, grid)
+        self._flower = FlowerClients(self, grid, keys=keys)
+        if resume is not None:
+            self._flower.with_state = set(resume.get(WITH_STATE, ()))
+        if recording is not None and recording.loses_states and resume is not None:
+            self._flower.lost_states = frozenset(self._flower.with_state)
         rounds = whole(0, num_rounds=num_rounds)
         self._loop = Rounds(
             self, self._flower, rounds, all_evaluate_last=all_evaluate_last, scores=scores
@@ -260,7 +270,8 @@ class FairStrategy(Method, Strategy):
             if (changes := config.state_dict())
         }
         wrappers = [plain_values(layer) for layer in layers(self._outer)[:-1]]
-        added = {"configs": configs, "wrappers": wrappers}
+        with_state = sorted(self._flower.with_state)
+        added = {"configs": configs, "wrappers": wrappers, WITH_STATE: with_state}
         return super().state_dict() | {name: value for name, value in added.items() if value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -389,6 +400,10 @@ class Recording:
         The model of a run that is continued.
     scores
         The scores that the run folder is given, with the loss.
+    keys
+        Keys and values that are added to the config of each message.
+    loses_states
+        Whether nodes lose the states of contexts where a run is continued.
     result
         The result of `FairStrategy.start`; None if it was not called.
     stopped
@@ -400,6 +415,8 @@ class Recording:
     resume: Mapping[str, Any] | None = None
     arrays: ArrayRecord | None = None
     scores: Sequence[Score] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+    loses_states: bool = False
     result: Result | None = None
     stopped: str = ""
 
@@ -440,9 +457,9 @@ def plain_values(strategy: Strategy) -> dict[str, bool | int | float | str]:
 
 
 # The keys of a config by which the strategy itself instructs clients.
-OUR_KEYS = frozenset({"server-round", "state-round", "seed", FROZEN, PROTOCOL}).union(
-    *(rule.keys for rule in RULES)
-)
+OUR_KEYS = frozenset(
+    {"server-round", "state-round", "seed", FROZEN, PROTOCOL, RUN_FOLDER, CONTEXTS}
+).union(*(rule.keys for rule in RULES))
 
 
 def check_keys(configs: Mapping[str, ConfigRecord | None]) -> None:

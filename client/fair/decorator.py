@@ -20,6 +20,7 @@ from fairbloom.protocol.version import check_protocol
 
 from ..generators import all_seeded
 from ..rules.registry import kinds_of
+from .contexts import keep_context
 from .training import SUPPORTED, Function, Session
 
 P = ParamSpec("P")
@@ -90,11 +91,13 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
 
     def train(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
         """Register a train function, as ClientApp does."""
-        return super().train(action, mods=[*self._train_mods, *(mods or []), self._answer_train])
+        return super().train(
+            action, mods=[keep_context, *self._train_mods, *(mods or []), self._answer_train]
+        )
 
     def evaluate(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
         """Register an evaluate function, as ClientApp does."""
-        return super().evaluate(action, mods=[*(mods or []), self._answer])
+        return super().evaluate(action, mods=[keep_context, *(mods or []), self._answer])
 
     def _answer_train(
         self, message: Message, context: Context, handler: ClientAppCallable

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
+from fairbloom.protocol.names import WORK_OF_ROUND
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.system.files import write_private
 from fairbloom.system.versions import FIRST, Step, Versions, read_sealed, write_sealed
@@ -36,9 +37,6 @@ KEPT_RUNS = 5
 
 # The group of a message of a run folder: the folder's id, and the round.
 GROUP = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})")
-
-# The work that may change a state, in the order of a round.
-WORK = ("train", "evaluate")
 
 
 class Contexts:
@@ -87,7 +85,9 @@ def find_step(head: Head) -> tuple[str, Step | None]:
     if group is None:
         return str(head.run), None
     kind = head.type.partition(".")[0]
-    return group[1], Step(int(group[2]), WORK.index(kind)) if kind in WORK else None
+    return group[1], Step(
+        int(group[2]), WORK_OF_ROUND.index(kind)
+    ) if kind in WORK_OF_ROUND else None
 
 
 class KeptReply:

@@ -259,6 +259,8 @@ MODEL = ModelFile(name="model.safetensors")
 
 PERSONAL = Entry(name="clients")
 
+CONTEXTS = Entry(name="contexts")
+
 EXPORTS = Entry(name="exports")
 
 LOCK = Entry(name=LOCK_NAME)

@@ -16,7 +16,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
-from fairbloom.protocol.names import LOSS
+from fairbloom.protocol.names import CONTEXTS, LOSS, RUN_FOLDER
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.options import OPTIONS
@@ -38,9 +38,16 @@ from fairbloom.strategies.strategy import (
 from ..log_lines import summarize_row
 from ..polling import PollingGrid
 from ..progress import announce
+from .contexts import KeptContexts
 from .csv_rows import Validation
 from .errors import explain_other_state, name_app_option
-from .files import CHECKPOINTS, CONFIG, MODEL, log_finished
+from .files import (
+    CHECKPOINTS,
+    CONFIG,
+    CONTEXTS as CONTEXTS_FOLDER,
+    MODEL,
+    log_finished,
+)
 from .lock import locked_folder
 from .recorder import RunRecorder
 from .stopping import EarlyStopping
@@ -167,11 +174,12 @@ class RunFolder:
                 "should_stop": should_stop,
             }
             arguments |= {name: value for name, value in optional.items() if value is not None}
-            return self._start(strategy, {**arguments, "timeout": timeout}, on_round)
+            return self._start(strategy, grid, {**arguments, "timeout": timeout}, on_round)
 
     def _start(
         self,
         strategy: Strategy,
+        grid: Grid,
         arguments: dict[str, Any],
         on_round: Callable[[Round], None] | None,
     ) -> Result:
@@ -213,8 +221,10 @@ class RunFolder:
                 return Result(arrays=record_of(MODEL.read(self.path)))
             log.info("run folder: %s", self.path)
             continued = recorder.resume()
+            contexts = KeptContexts.of(self.path, grid)
             state: Mapping[str, Any] | None = None
             if continued is not None:
+                contexts.load(recorder.saved)
                 arrays, state = continued
                 arguments["initial_arrays"] = record_of(arrays)
                 with explain_other_state(CHECKPOINTS.path_in(self.path)):
@@ -226,7 +236,12 @@ class RunFolder:
                 named.append(self.loss)
             if self.validation:
                 named.append(self.validation.metric)
-            writer = RoundWriter(recorder, self.scores, named, on_round)
+            # A grid may keep the replies of a round until it is saved.
+            save: Callable[[int], None] = getattr(grid, "save", lambda last: None)
+            save(0)
+            writer = RoundWriter(
+                recorder, self.scores, named, on_round, before=contexts.save, after=save
+            )
             if "evaluate_fn" in arguments:
                 arguments["evaluate_fn"] = writer.watch(arguments["evaluate_fn"])
             recording = Recording(
@@ -235,6 +250,8 @@ class RunFolder:
                 state,
                 None if state is None else arguments["initial_arrays"],
                 (*self.scores, Score(self.loss or LOSS, higher_is_better=False)),
+                self._describe(recorder, grid, in_process=bool(contexts)),
+                loses_states=not contexts and not hasattr(grid, "save"),
             )
             inner.record_by(recording)
             if type(strategy).start in (FairStrategy.start, Strategy.start):
@@ -249,6 +266,18 @@ class RunFolder:
                 {name: array.numpy() for name, array in recording.result.arrays.items()}
             )
         return result
+
+    def _describe(
+        self, recorder: RunRecorder, grid: Grid, *, in_process: bool
+    ) -> Mapping[str, str]:
+        """Return the keys of messages by which clients elsewhere keep the states of contexts."""
+        if in_process or not recorder.id:
+            return {}
+        if not is_simulated(grid):
+            return {RUN_FOLDER: recorder.id}
+        folder = CONTEXTS_FOLDER.path_in(self.path)
+        folder.mkdir(exist_ok=True)
+        return {RUN_FOLDER: recorder.id, CONTEXTS: str(folder)}
 
     def _check_evaluation(self, strategy: FairStrategy) -> None:
         """Raise FairbloomError if clients never evaluate for `best_model` or early stopping."""
@@ -270,8 +299,9 @@ class RunFolder:
 class RoundWriter:
     """Writes each finished round into a run folder, then hands it on.
 
-    `named` are the metrics besides the scores that clients must reply. It raises StopRun when the
-    run is to stop early.
+    `named` are the metrics besides the scores that clients must reply. `before` and `after` are
+    called with the round's number around the writing. It raises StopRun when the run is to stop
+    early.
     """
 
     def __init__(
@@ -280,7 +310,12 @@ class RoundWriter:
         scores: Sequence[Score],
         named: Sequence[str],
         on_round: Callable[[Round], None] | None,
+        *,
+        before: Callable[[int], None],
+        after: Callable[[int], None],
     ) -> None:
+        self._before = before
+        self._after = after
         self._recorder = recorder
         self._scores = scores
         self._on_round = on_round
@@ -311,7 +346,9 @@ class RoundWriter:
         if finished.number == 1 and 0 in self._central:
             self._recorder.record_initial(self._central[0])
         self._central = {}
+        self._before(finished.number)
         row = self._recorder.record(finished, seconds=time.perf_counter() - self._started)
+        self._after(finished.number)
         summary = summarize_row(row, self._scores[0], self._recorder.method.serves)
         log.info("round %d is recorded%s", finished.number, summary)
         if self._on_round is not None:

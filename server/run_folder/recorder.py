@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -170,7 +171,10 @@ class RunRecorder:
             machine = {"machine": platform.platform(), "processors": os.cpu_count()}
             packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
             python = {"python": platform.python_version(), "fairbloom": __version__}
-            ENVIRONMENT.write(self.path, {**machine, **python, **packages})
+            about = {**machine, **python, **packages}
+            if self._metrics is not None:
+                about["run-folder"] = secrets.token_hex(8)
+            ENVIRONMENT.write(self.path, about)
             SCORES.write(self.path, self._scores)
             if code:
                 MODULES.write(self.path, code)
@@ -206,6 +210,11 @@ class RunRecorder:
             MODEL.path_in(self.path).unlink(missing_ok=True)
         CONFIG.write(self.path, self._changed)
         self._changed = None
+
+    @property
+    def id(self) -> str:
+        """The id of an app's run folder, by which devices keep states, "" if it is unknown."""
+        return str(ENVIRONMENT.read(self.path).get("run-folder", ""))
 
     @property
     def finished(self) -> bool:

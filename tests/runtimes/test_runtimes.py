@@ -164,3 +164,33 @@ def test_a_new_app_runs_with_all_clients(
     assert {row["client"] for row in table(out / "clients.csv")} == {
         f"client-{i}" for i in range(8)
     }
+
+
+COUNTING = ROOT / "tests" / "runtimes" / "counting_app"
+
+
+def count(local: Flower, app: Path, out: Path, rounds: int) -> list[str]:
+    """Run an app up to a round; return how often each client had trained, round by round."""
+    run_on_ray(local, {"out": str(out), "num-server-rounds": rounds}, app)
+    return [
+        row["value"]
+        for row in table(out / "metrics.csv")
+        if row["metric"] == "times" and row["client"]
+    ]
+
+
+def test_states_of_contexts_last_as_long_as_the_run_folder(local: Flower, tmp_path: Path) -> None:
+    shutil.copytree(COUNTING, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    count(local, tmp_path / "app", tmp_path / "run", 2)
+    times = count(local, tmp_path / "app", tmp_path / "run", 4)
+    assert times == ["1", "1", "2", "2", "3", "3", "4", "4"]
+    assert "context.state" not in log_of(local)
+
+
+def test_a_plain_app_is_warned_that_its_states_are_lost(local: Flower, tmp_path: Path) -> None:
+    shutil.copytree(COUNTING, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    changed.edit(tmp_path / "app" / "pyproject.toml", "client:app", "client:plain")
+    count(local, tmp_path / "app", tmp_path / "run", 1)
+    assert "context.state" not in log_of(local)
+    assert count(local, tmp_path / "app", tmp_path / "run", 2) == ["1", "1", "1", "1"]
+    assert log_of(local).count("may have kept in context.state is lost") == 1
