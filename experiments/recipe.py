@@ -230,16 +230,18 @@ class Recipe(Section):
             measure: number for measure, text in numbers if (number := Printed.of(text)) is not None
         }
 
-    def points(self, row: Row) -> list[dict[str, Value]]:
+    def points(self, row: Row, *, every_axis: bool = False) -> list[dict[str, Value]]:
         """Return the combinations of a row's grid, [{}] without a grid.
 
-        Settings of the row itself are not varied.
+        Settings of the row itself are only varied with `every_axis`.
         """
         shared = {
             key: values for name, values in self.grid.items() if (key := self._axis(name, row))
         }
         own = {self._axis(name, row) or name: values for name, values in row.grid.items()}
-        axes = {key: values for key, values in shared.items() if key not in row.settings} | own
+        axes = {**shared, **own}
+        if not every_axis:
+            axes = {key: values for key, values in axes.items() if key not in row.settings}
         return [
             dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
         ]

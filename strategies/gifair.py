@@ -17,7 +17,7 @@ class GiFair(FairStrategy):
         r_k = \sum_{j \ne k} \operatorname{sign}(F_k - F_j), \qquad
         \lambda = \frac{s \min_j p_j}{m - 1}
 
-    with s the strength. Weights stay positive and sum to 1.
+    with s the strength. Weights are at least 0 and sum to 1.
 
     Source: Yue et al., GIFAIR-FL: A Framework for Group and Individual Fairness in Federated
     Learning, 2021, GIFAIR-FL-Global, doi:10.48550/arXiv.2108.02741.
@@ -25,9 +25,13 @@ class GiFair(FairStrategy):
     Parameters
     ----------
     strength
-        Share of the largest regularisation that keeps every weight positive.
+        Share of the largest regularisation that makes no weight negative, the bound of section 3.
 
     Reductions: `strength=0` is FedAvg.
+
+    Departures: the server weighs the clients' updates. In the paper each client scales its own
+    gradient by the same weight, so that its steps are longer or shorter and not only its part of
+    the average.
 
     Objective: the mean loss and the gaps between losses
     Good for: a mild correction that uses only the order of losses, so that a single extreme loss
@@ -42,7 +46,7 @@ class GiFair(FairStrategy):
     needs = frozenset({"loss-before"})
 
     def __init__(
-        self, *, strength: Annotated[float, Range("[0, 1)")] = 0.5, **options: Unpack[Options]
+        self, *, strength: Annotated[float, Range("[0, 1]")] = 0.5, **options: Unpack[Options]
     ) -> None:
         super().__init__(**options)
         self.strength = strength

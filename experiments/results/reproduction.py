@@ -284,7 +284,7 @@ def _read_row(
         fault = str(error)
     except Exception as error:  # a bug of ours must not lose hours of other rows
         fault = f"it cannot be measured: {type(error).__name__}: {error}"
-    varied = {key for point in recipe.points(row) for key in point}
+    varied = {key for point in recipe.points(row, every_axis=True) for key in point}
     settings = {} if best is None else best.settings
     point = {key: value for key, value in settings.items() if key in varied}
     name = recipe.name_of(row, point)

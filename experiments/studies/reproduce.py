@@ -31,6 +31,7 @@ def reproduce(
     seeds: int | None = None,
     quick: bool = False,
     rows: Sequence[str] = (),
+    grid: bool = False,
     settings: Mapping[str, Value] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -54,6 +55,8 @@ def reproduce(
         Run a tenth of the rounds, at most 20, as a trial; its numbers cannot be compared.
     rows
         Parts of names: only rows whose name has one of them are run.
+    grid
+        Search the recipe's grid, also for the settings whose best values the paper prints.
     settings
         Settings of all runs, which replace the recipe's.
     data_dir
@@ -77,7 +80,7 @@ def reproduce(
     if data_dir is not None:
         overrides["data-dir"] = os.fspath(data_dir)
     study = study_of(
-        recipe, choose_rows(recipe, rows), range(count), quick=quick, overrides=overrides
+        recipe, choose_rows(recipe, rows), range(count), quick=quick, grid=grid, overrides=overrides
     )
     if name.endswith(".toml"):
         name = str(Path(name).absolute())
@@ -114,9 +117,10 @@ def study_of(
     seeds: Sequence[int] = (0,),
     *,
     quick: bool = False,
+    grid: bool = False,
     overrides: Mapping[str, Value] | None = None,
 ) -> Study:
-    """Return the study of a recipe's rows.
+    """Return the study of a recipe's rows, with `grid` also of the values that a row fixes.
 
     The user's `overrides` replace all other values, and are not varied. Raise FairbloomError, with
     the row's name, for an unknown, impossible or unused setting.
@@ -126,7 +130,7 @@ def study_of(
     shared = {**recipe.settings, **overrides}
     if quick:
         shared = {**_shorten(shared), **overrides}
-    by_row = [_arms(recipe, row, overrides, quick) for row in rows]
+    by_row = [_arms(recipe, row, overrides, quick=quick, grid=grid) for row in rows]
     arms = [arm for of_row in by_row for arm in of_row]
     study = Study("reproduce", arms, list(seeds), settings=shared, quick=quick, overrides=overrides)
     for arm in study.arms:
@@ -166,7 +170,9 @@ def _task_of(study: Study, arm: Arm) -> str:
     return str(study.config(arm).get("task", Settings.model_fields["task"].default))
 
 
-def _arms(recipe: Recipe, row: Row, overrides: Mapping[str, Value], quick: bool) -> list[Arm]:
+def _arms(
+    recipe: Recipe, row: Row, overrides: Mapping[str, Value], *, quick: bool, grid: bool
+) -> list[Arm]:
     """Return the arms of a recipe's row, one for each point of its grid."""
     arms: list[Arm] = []
     own = {
@@ -174,7 +180,7 @@ def _arms(recipe: Recipe, row: Row, overrides: Mapping[str, Value], quick: bool)
         for key, value in row.settings.items()
         if key not in overrides and key != "method"
     }
-    for whole_point in recipe.points(row):
+    for whole_point in recipe.points(row, every_axis=grid):
         point = {key: value for key, value in whole_point.items() if key not in overrides}
         settings = own | point
         if quick and "num-rounds" in settings:

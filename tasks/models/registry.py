@@ -26,6 +26,8 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn": networks.cnn,
     "mnist-cnn": networks.mnist_cnn,
     "femnist-cnn": networks.femnist_cnn,
+    "femnist-cnn-small": networks.femnist_cnn_small,
+    "fashion-cnn": networks.fashion_cnn,
     "cifar-cnn": networks.cifar_cnn,
     "resnet18-gn": networks.resnet18_gn,
     "lstm": networks.LSTM,

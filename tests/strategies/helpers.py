@@ -36,7 +36,7 @@ CORNERS: dict[str, list[dict[str, Any]]] = {
     "drfa": [{"gamma": 0.0002}, {"gamma": 0.01, "local_steps": 3}],
     "deltafl": [{"theta": 0.5}, {"theta": 1.0, "weighting": "uniform"}, {"theta": 1e-6}],
     "propfair": [{"baseline": 5.0}, {"baseline": 50.0, "epsilon": 1.0, "weighting": "uniform"}],
-    "gifair": [{"strength": 0.5}, {"strength": 0.99, "weighting": "uniform"}],
+    "gifair": [{"strength": 0.5}, {"strength": 1.0, "weighting": "uniform"}],
     "vred": [{"beta": 0.005}, {"beta": 0.03, "weighting": "uniform"}],
     "semivred": [{"beta": 0.005}, {"beta": 0.03, "weighting": "uniform"}],
     "eagle": [{"lam": 0.005}, {"lam": 0.03, "weighting": "examples"}],

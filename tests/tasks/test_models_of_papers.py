@@ -25,6 +25,8 @@ PARAMETERS: dict[tuple[str, Shape, int], int] = {
     ("cnn", MNIST, 10): 20_490,
     ("mnist-cnn", MNIST, 10): 1_663_370,
     ("femnist-cnn", MNIST, 62): 6_603_710,
+    ("femnist-cnn-small", MNIST, 62): 1_206_590,
+    ("fashion-cnn", MNIST, 10): 21_840,
     ("cifar-cnn", COLOURS, 10): 797_962,
     ("resnet18-gn", COLOURS, 10): 11_173_962,
     ("lstm", LINE, 80): 819_920,
@@ -34,6 +36,8 @@ SMALLEST = {
     "cnn": 4,
     "mnist-cnn": 4,
     "femnist-cnn": 4,
+    "femnist-cnn-small": 6,
+    "fashion-cnn": 16,
     "cifar-cnn": 16,
     "resnet18-gn": 8,
 }

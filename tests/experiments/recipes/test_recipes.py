@@ -76,6 +76,8 @@ settings = {{ method = "qfedavg", learning-rate = 0.3 }}
     assert fedavg == [{"learning-rate": 0.1}, {"learning-rate": 0.2}]
     assert len(both) == 4
     assert fixed == [{"qfedavg.q": 1}, {"qfedavg.q": 2}]
+    searched = recipe.points(recipe.rows[2], every_axis=True)
+    assert {point["learning-rate"] for point in searched} == {0.1, 0.2}
     # the grid with one seed, the chosen point with two more
     assert recipe.runs == (2 + 2) + (4 + 2) + (2 + 2)
 
