@@ -3,11 +3,13 @@ its own comments do not announce."""
 
 import csv
 import io
+import os
 import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from fairbloom.errors import FairbloomError
@@ -144,3 +146,22 @@ def test_a_draft_announces_the_faults_of_its_files(files: dict[str, bytes]) -> N
         except FairbloomError:
             return  # there is nothing to learn, or no table
         assert not faults, faults[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("contraception.csv", {"target": "use", "client": "district"}),
+        ("chem97.csv", {"target": "high", "client": "school"}),
+        ("hsb82.csv", {"target": "mAch", "client": "school"}),
+        ("star.csv", {"target": "math", "client": "sch"}),
+        ("insteval.csv", {"target": "good", "client": "lecturer"}),
+        pytest.param("acs-income", {"target": "PINCP"}, marks=pytest.mark.slow),
+    ],
+)
+def test_drafts_of_real_federations_announce_faults(path: str, wanted: dict[str, str]) -> None:
+    place = Path(os.environ.get("FAIRBLOOM_DATA", ""), "federations", path)
+    if not place.exists():
+        pytest.skip(f"FAIRBLOOM_DATA names no folder with federations/{path}")
+    faults = [*unannounced(place, **wanted)]
+    assert not faults, faults[0]
