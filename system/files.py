@@ -1,6 +1,7 @@
-"""Atomic and durable writes of files and folders."""
+"""Atomic and durable writes of files and folders, and bounded reads."""
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,9 @@ from pathlib import Path
 from typing import IO
 
 from .lock import open_locked
+
+# Most bytes that `read_small` reads.
+SMALL_BYTES = 1 << 20
 
 
 @contextmanager
@@ -74,3 +78,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def read_small(file: Path) -> str:
+    """Return a text file's content; raise OSError or ValueError if it cannot be read.
+
+    Only a regular file of at most SMALL_BYTES is read: a pipe would block for ever, and a device
+    may have no end.
+    """
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > SMALL_BYTES:
+        raise ValueError(f"{file} is not a file of at most {SMALL_BYTES} bytes")
+    return file.read_text()

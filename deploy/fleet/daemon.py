@@ -22,6 +22,8 @@ from fairbloom.system.supervise import STOPPING
 
 from .. import pki
 from ..errors import DeployError
+from .connections import OTHER_FILES, connection_limit, raise_file_limit
+from .faults import Faults
 from .federation import NOW, Federation, read_now
 from .mailbox import Mailbox, MemoryBudget
 from .members import Members
@@ -33,22 +35,25 @@ SECOND = 1.0
 
 
 class Daemon:
-    """A federation's server, from its start to its end."""
+    """A federation's server, from its start to its end; it may have so many open `files`."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: Federation, files: int) -> None:
         self._federation = federation
         self._members = Members(federation.path / "clients", pin_keys=federation.pin_keys)
-        self._mailbox = Mailbox(MemoryBudget(federation.state, federation.mailbox_memory))
+        self._files = files
+        self._limit = connection_limit(federation.max_clients, files)
+        left = max(0, files - self._limit - OTHER_FILES)
+        self._mailbox = Mailbox(MemoryBudget(federation.state, federation.mailbox_memory, left))
         self._port = Port(
             self._members,
             self._mailbox,
             max_reply=federation.max_reply,
-            max_clients=federation.max_clients,
+            max_connections=self._limit,
         )
         self._runs = Runs(federation.runs, self._members, self._mailbox, self._port)
         self._now = federation.state / NOW
-        self._seen = read_now(federation).get("seen", {})
-        self._fault = ""
+        self._seen = dict(read_now(federation).seen)
+        self._faults = Faults()
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT.
@@ -67,6 +72,11 @@ class Daemon:
             raise DeployError(
                 f"listen = {self._federation.listen}: {words}: end that program, or change the line"
             ) from error
+        log.info(
+            "at most %d connections are taken; this process may have %d open files",
+            self._limit,
+            self._files,
+        )
         log.info("ready: clients reach it at port %d", port)
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -86,41 +96,46 @@ class Daemon:
             task.result()  # raises the error that ended it
 
     async def _tick(self) -> None:
-        """Once a second, read the registry and write state/now.json: clients and open runs."""
+        """Look once a second."""
         while True:
             self._look()
-            self._mailbox.expire()
-            at = time.time()
-            devices = self._port.devices
-            online = {name: devices[name].others_seen for _, name in self._port.online()}
-            self._seen |= dict.fromkeys(online, at)
-            now = {
-                "at": at,
-                "online": online,
-                "seen": self._seen,
-                "runs": [run.number for run in self._runs.waiting()],
-            }
-            draft = self._now.with_name(".now.json")
-            try:
-                # not synced: it need not survive a power cut, and waiting would delay all calls
-                draft.write_text(json.dumps(now))
-                draft.replace(self._now)
-            except OSError as error:
-                self._log_fault(f"{self._now} cannot be written: {error.strerror}")
             await asyncio.sleep(SECOND)
 
     def _look(self) -> None:
-        """Read the registry, and wake the held calls of changed clients: revoked ones end."""
-        try:
-            self._port.wake(self._members.look())
-        except OSError as error:
-            self._log_fault(f"{self._members.folder} cannot be read: {error.strerror}")
+        """Read the registry, end what may not go on, and write state/now.json.
 
-    def _log_fault(self, fault: str) -> None:
-        """Log a fault, unless it is the same as the last one."""
-        if fault != self._fault:
-            log.error("%s", fault)
-        self._fault = fault
+        A fault in one of these steps keeps no other from its work.
+        """
+        for name, step in (
+            ("the registry of clients cannot be read", self._members.look),
+            ("connections cannot be checked", self._port.look),
+            ("messages do not expire", self._mailbox.expire),
+            ("deploy status shows an old state", self._write_now),
+        ):
+            try:
+                step()
+            except (OSError, MemoryError, RuntimeError) as error:
+                self._faults.say(name, f"{name}, which is tried again every second: {error}")
+            else:
+                self._faults.clear(name)
+
+    def _write_now(self) -> None:
+        """Write which clients are online, and the current run."""
+        at = time.time()
+        devices = self._port.devices
+        online = {name: devices[name].others_seen for _, name in self._port.online()}
+        self._seen |= dict.fromkeys(online, at)
+        now = {
+            "at": at,
+            "run": self._runs.current,
+            "online": online,
+            "seen": self._seen,
+            "connections": self._port.connections,
+        }
+        draft = self._now.with_name(".now.json")
+        # not synced: it need not survive a power cut, and waiting would delay all calls
+        draft.write_text(json.dumps(now))
+        draft.replace(self._now)
 
 
 def read_identity(federation: Federation) -> tuple[bytes, bytes, bytes]:
@@ -168,7 +183,7 @@ def serve(path: Path) -> None:
     try:
         make_folder(federation.state)
         with exclusive_lock(federation.lock):
-            asyncio.run(Daemon(federation).run())
+            asyncio.run(Daemon(federation, raise_file_limit()).run())
     except LockedError as error:
         raise DeployError(f"{path} is served already, by {error.holder}") from None
     except OSError as error:
@@ -193,6 +208,8 @@ def main() -> int:
     """Serve the folder in the first argument."""
     os.umask(0o077)  # only this account may read models and other files of the runs
     logging.basicConfig(format="fairbloom server: %(message)s", level=logging.INFO)
+    # a traceback for each call that a device cuts, or that has nonsense as content
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
     escape_all_records()
     Thread(target=keep_trimmed, daemon=True).start()
     try:

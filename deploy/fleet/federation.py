@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,9 @@ DEFAULTS: dict[str, Any] = {
 # which it shows that a server runs.
 NOW = "now.json"
 FRESH_SECONDS = 10.0
+
+# The largest number in this file: the last second that a date can have.
+LARGEST_TIME = 253_402_300_799
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class Federation:
     @property
     def is_served(self) -> bool:
         """Whether a server runs on this folder."""
-        return is_held(self.lock) and time.time() - read_now(self).get("at", 0.0) < FRESH_SECONDS
+        return is_held(self.lock) and abs(time.time() - read_now(self).at) < FRESH_SECONDS
 
     def renew(self, hosts: Sequence[str] = (), days: float = pki.SERVER_DAYS) -> list[str]:
         """Make a new server certificate; return its names without those of loopback.
@@ -223,14 +226,35 @@ def check_port(option: str, given: int) -> None:
         raise DeployError(f"{option} {given}: a port is a number from 1 to 65535")
 
 
-def read_now(federation: Federation) -> dict[str, Any]:
-    """Return the content of now.json, {} if it is missing or damaged: clients and open runs."""
+@dataclass(frozen=True)
+class Now:
+    """What the server wrote into now.json last.
+
+    `run` is the number of the run that is carried out, or 0. `online` maps each client that is
+    online to how often another process with its key was refused, `seen` each client to the time at
+    which it was last seen. `connections` has the number of the port's, `open`, and its `limit`.
+    """
+
+    at: float = 0.0
+    run: int = 0
+    online: Mapping[str, int] = field(default_factory=dict)
+    seen: Mapping[str, float] = field(default_factory=dict)
+    connections: Mapping[str, int] = field(default_factory=dict)
+
+
+def read_now(federation: Federation) -> Now:
+    """Read now.json; a missing or damaged one says nothing."""
     try:
-        now = json.loads((federation.state / NOW).read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(now, dict):
-        return {}
+        now = Now(**json.loads((federation.state / NOW).read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return Now()
+    numbers: list[object] = [now.at, now.run]
+    for table in (now.online, now.seen, now.connections):
+        if not isinstance(table, dict):
+            return Now()
+        numbers += table.values()
+    if not all(isinstance(each, int | float) and 0 <= each <= LARGEST_TIME for each in numbers):
+        return Now()
     return now
 
 

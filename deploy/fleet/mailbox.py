@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
@@ -31,11 +32,12 @@ TIME_OVER = "the message's time is over"
 
 
 class MemoryBudget:
-    """The memory that contents share, and the folder of files for the rest."""
+    """The memory that contents share, and the folder of files for the rest, at most `files`."""
 
-    def __init__(self, folder: Path, memory: int = MEMORY_BYTES) -> None:
+    def __init__(self, folder: Path, memory: int = MEMORY_BYTES, files: int = 10_000) -> None:
         self.folder = folder
         self._memory = memory
+        self._files = files
         self.used = 0
 
     def take(self, size: int) -> bool:
@@ -48,6 +50,46 @@ class MemoryBudget:
     def give_back(self, size: int) -> None:
         """Give memory back."""
         self.used -= size
+
+    def open_file(self) -> ContentFile:
+        """Return a new unnamed file; raise OSError without room or beyond the number of files."""
+        if self._files <= 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        # on some systems the file has a name until this block ends
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            opened = ContentFile(os.dup(file.fileno()), self)
+        self._files -= 1
+        return opened
+
+    def give_back_file(self) -> None:
+        """Count a file as closed."""
+        self._files += 1
+
+
+class ContentFile:
+    """An unnamed file, which is closed once nothing refers to it.
+
+    A content may be closed while it is being sent: both use the same open file, because there may
+    be as many calls as connections.
+    """
+
+    def __init__(self, number: int, budget: MemoryBudget) -> None:
+        self._number = number
+        self._budget = budget
+
+    def __del__(self) -> None:
+        os.close(self._number)
+        self._budget.give_back_file()
+
+    def write(self, piece: bytes) -> None:
+        """Append a piece; raise OSError if the disk is full."""
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(self._number, view) :]
+
+    def read(self, start: int) -> bytes:
+        """Return the piece at an offset."""
+        return os.pread(self._number, CHUNK_BYTES, start)
 
 
 class Content:
@@ -62,7 +104,7 @@ class Content:
         self._budget = budget
         self._held = 0
         self._pieces: list[bytes] = []
-        self._file: int | None = None
+        self._file: ContentFile | None = None
         self._hash = hashlib.sha256()
 
     @classmethod
@@ -89,16 +131,14 @@ class Content:
             self._pieces.append(piece)
         else:
             if self._file is None:
-                # on some systems the file has a name until this block ends
-                with tempfile.TemporaryFile(dir=self._budget.folder) as file:
-                    self._file = os.dup(file.fileno())
+                self._file = self._budget.open_file()
                 pieces = self._pieces
                 self._pieces = []
                 for each in pieces:
-                    _write(self._file, each)
+                    self._file.write(each)
                 self._budget.give_back(self._held)
                 self._held = 0
-            _write(self._file, piece)
+            self._file.write(piece)
         self._hash.update(piece)
         self.size += len(piece)
 
@@ -106,30 +146,15 @@ class Content:
         """Return the bytes in pieces of at most CHUNK_BYTES."""
         if self._file is None:
             return iter(self._pieces)
-        return self._read(os.dup(self._file))
+        file = self._file
+        return (file.read(start) for start in range(0, self.size, CHUNK_BYTES))
 
     def close(self) -> None:
         """Free the memory and the file."""
         self._budget.give_back(self._held)
         self._held = 0
         self._pieces = []
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def _read(self, file: int) -> Iterator[bytes]:
-        """Yield the pieces in `file`, a duplicate: the content may be closed meanwhile."""
-        try:
-            for start in range(0, self.size, CHUNK_BYTES):
-                yield os.pread(file, CHUNK_BYTES, start)
-        finally:
-            os.close(file)
-
-
-def _write(file: int, piece: bytes) -> None:
-    view = memoryview(piece)
-    while view:
-        view = view[os.write(file, view) :]
+        self._file = None
 
 
 @dataclass
@@ -278,7 +303,11 @@ class Mailbox:
                 size += reply.content.size
                 if size > COLLECT_BYTES and size > reply.content.size:
                     return found, True
-                found.append(Collected(id, b"".join(reply.content.pieces())))
+                try:
+                    found.append(Collected(id, b"".join(reply.content.pieces())))
+                except (OSError, MemoryError) as error:
+                    reason = f"the server cannot read the reply: {describe_fault(error)}"
+                    found.append(Collected(id, None, ErrorCode.MESSAGE_UNAVAILABLE, reason))
             message.collected = True
             if not self._is_kept(message):
                 self._forget([message])
@@ -387,3 +416,10 @@ class Mailbox:
     def _release(self, digest: str) -> None:
         self._contents.pop(digest).close()
         del self._uses[digest]
+
+
+def describe_fault(error: OSError | MemoryError) -> str:
+    """Return the reason why content cannot be kept or read."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    return error.strerror or str(error)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
 
-from fairbloom.logs import log
+from fairbloom.system.files import read_small
 
 from .. import pki
+from .faults import Faults
 from .messages import node_id_of
 
 
@@ -37,52 +41,63 @@ class NotAdmittedError(Exception):
 
 
 class Members:
-    """The members by name, from their files at the last `look`."""
+    """The members by name, from their files at the last `look`.
 
-    def __init__(self, folder: Path, *, pin_keys: bool = True) -> None:
+    `clock` gives the time in seconds since 1970, with which certificates' ends are compared.
+    """
+
+    def __init__(
+        self, folder: Path, *, pin_keys: bool = True, clock: Callable[[], float] = time.time
+    ) -> None:
         self.folder = folder
         self._pin_keys = pin_keys
+        self._clock = clock
+        self._faults = Faults()
         self._files: dict[str, tuple[tuple[int, int, int], Member]] = {}
         self.by_name: dict[str, Member] = {}
         self.names: dict[int, str] = {}
         """The members' names by node id."""
 
-    def look(self) -> set[str]:
-        """Read the files that have changed; return the names of new, changed and missing members.
+    def look(self) -> None:
+        """Read the files that have changed.
 
-        A file that cannot be used is logged, and its client is not a member. Raise OSError if the
-        folder cannot be read.
+        A file that cannot be used keeps its client out and no other. It is logged once, and read
+        again at the next look. Raise OSError if the folder cannot be read.
         """
-        before = self.by_name
         found = dict[str, tuple[tuple[int, int, int], Member]]()
         with os.scandir(self.folder) as entries:
             files = [entry for entry in entries if entry.name.endswith(".toml")]
         for entry in files:
+            path = Path(entry.path)
             try:
                 status = entry.stat()
-            except FileNotFoundError:
+                version = (status.st_mtime_ns, status.st_size, status.st_ino)
+                known = self._files.get(entry.name)
+                if known is None or known[0] != version:
+                    known = version, read_member(path)
+            except FileNotFoundError:  # removed meanwhile
                 continue
-            version = (status.st_mtime_ns, status.st_size, status.st_ino)
-            known = self._files.get(entry.name)
-            if known is not None and known[0] == version:
-                found[entry.name] = known
-            elif (member := self._read(Path(entry.path))) is not None:
-                found[entry.name] = version, member
-        if found == self._files:
-            return set()
-        self._files = found
-        self.by_name = {member.name: member for _, member in found.values()}
-        self.names = {node_id_of(name): name for name in self.by_name}
-        return {
-            name for name in {*before, *self.by_name} if before.get(name) != self.by_name.get(name)
-        }
+            except (OSError, ValueError, TypeError, RecursionError, MemoryError) as error:
+                self._faults.say(
+                    entry.name,
+                    f"{path} cannot be used ({error}): its client is not let in; enrol it again",
+                )
+                continue
+            self._faults.clear(entry.name)
+            found[entry.name] = known
+        if found != self._files:
+            self._files = found
+            self.by_name = {member.name: member for _, member in found.values()}
+            self.names = {node_id_of(name): name for name in self.by_name}
 
     def admit(self, certificate: bytes) -> Member:
         """Return the member with this certificate (PEM).
 
-        Raise NotAdmittedError if it is unknown or revoked, or was enrolled with another key.
+        Raise NotAdmittedError if it is unknown or revoked, or was enrolled with another key, or if
+        the certificate has expired: TLS compares its end only when a connection begins.
         """
-        name, key = identity_in(certificate)
+        caller = identity_in(certificate)
+        name = caller.name
         member = self.by_name.get(name)
         remedy = f"ask the federation's operator to enrol it (fairbloom deploy enroll {name})"
         if member is None:
@@ -91,35 +106,47 @@ class Members:
             raise NotAdmittedError(
                 f"client {name!r} was revoked by the federation's operator: {remedy} again"
             )
-        if self._pin_keys and member.key != key:
+        if self._pin_keys and member.key != caller.key:
             raise NotAdmittedError(
                 f"client {name!r} is enrolled with another key: use the bundle of its last"
                 f" enrolment, or {remedy} again"
             )
+        if self._clock() > caller.end:
+            day = datetime.fromtimestamp(caller.end, UTC).date()
+            raise NotAdmittedError(
+                f"the certificate of client {name!r} expired on {day}: {remedy} again"
+            )
         return member
 
-    def _read(self, file: Path) -> Member | None:
-        try:
-            values = tomllib.loads(file.read_text())
-            for each in fields(Member):
-                kind = int if each.name in ("partition", "examples") else str
-                if each.name in values and type(values[each.name]) is not kind:
-                    raise ValueError(f"{each.name} = {values[each.name]!r} is of another type")
-            member = Member(**values)
-            if member.name != file.stem:
-                raise ValueError(f"it is of a client {member.name!r}")
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            log.error(
-                "%s cannot be used (%s): its client is not let in; enrol it again", file, error
-            )
-            return None
-        return member
+
+def read_member(file: Path) -> Member:
+    """Read a client's file; raise OSError, ValueError or TypeError if it cannot be used."""
+    values = tomllib.loads(read_small(file))
+    for each in fields(Member):
+        kind = int if each.name in ("partition", "examples") else str
+        if each.name in values and type(values[each.name]) is not kind:
+            raise ValueError(f"{each.name} = {values[each.name]!r} is of another type")
+    member = Member(**values)
+    if member.name != file.stem:
+        raise ValueError(f"it is of a client {member.name!r}")
+    return member
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a certificate says: common name, SHA-256 (hex) of the key, and its end since 1970."""
+
+    name: str
+    key: str
+    end: float
 
 
 @lru_cache(maxsize=10_000)
-def identity_in(certificate: bytes) -> tuple[str, str]:
-    """Return the common name and the key's digest of a certificate that TLS has verified."""
+def identity_in(certificate: bytes) -> Identity:
+    """Return the identity in a certificate that TLS has verified."""
     loaded = x509.load_pem_x509_certificate(certificate)
-    return pki.common_name(loaded.subject), pki.digest_key(loaded.public_key())
+    return Identity(
+        pki.common_name(loaded.subject),
+        pki.digest_key(loaded.public_key()),
+        loaded.not_valid_after_utc.timestamp(),
+    )

@@ -1,6 +1,7 @@
 """The fleet port: a gRPC service over mutual TLS through which devices get messages and reply.
 
-All calls run on one event loop: a held call is a waiting coroutine, not a thread.
+All calls run on one event loop: a held call is a waiting coroutine, not a thread. Each is admitted
+by its certificate before anything that it sends is awaited.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ import math
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from fairbloom.logs import log
 from fairbloom.protocol.version import PROTOCOL
 
-from .mailbox import Content, Mailbox, QueuedMessage, Reply
-from .members import Member, Members, NotAdmittedError
-from .messages import HELD_SECONDS, LARGEST_CHUNK, SERVICE, in_chunks, node_id_of
+from .admission import IDLE_SECONDS, Admission, CallRefusedError
+from .connections import FULL, count_sockets
+from .faults import Faults
+from .mailbox import Content, Mailbox, QueuedMessage, Reply, describe_fault
+from .members import Members
+from .messages import CHUNK_BYTES, HELD_SECONDS, LARGEST_CHUNK, SERVICE, in_chunks, node_id_of
 from .wire_pb2 import Chunk, Drop, Head, Taken, Working
 
 # Seconds that a device counts as online after its last sign of life.
@@ -36,9 +41,16 @@ REFUSED_REPLY = 413
 # Most characters that are accepted of a device's reason.
 LONGEST_REASON = 4000
 
-# Connections beyond four a client. Strangers count until their handshake fails: with a tight limit
-# they would lock devices out.
-OTHER_CONNECTIONS = 1000
+# Seconds that a call may take to send its first chunk, and each further one. On the slowest line
+# that is supported, 10 kB a second, a chunk takes 105 seconds.
+FIRST_CHUNK_SECONDS = 10.0
+CHUNK_SECONDS = 120.0
+
+# Chunks that a reply may have beyond those that its size needs.
+MORE_CHUNKS = 2
+
+# Seconds after which the log says again that all connections are in use.
+SAY_SECONDS = 60.0
 
 OPTIONS = (
     ("grpc.max_concurrent_streams", 8),
@@ -46,7 +58,7 @@ OPTIONS = (
     # a compressed chunk of 1 MB may hold 1 GB; devices compress nothing
     ("grpc.per_message_decompression", 0),
     ("grpc.server_handshake_timeout_ms", 5_000),
-    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -84,42 +96,38 @@ class Port:
     """The service for devices."""
 
     def __init__(
-        self, members: Members, mailbox: Mailbox, *, max_reply: int = 0, max_clients: int = 1000
+        self,
+        members: Members,
+        mailbox: Mailbox,
+        *,
+        max_reply: int = 0,
+        max_connections: int = 5000,
     ) -> None:
         self._members = members
         self._mailbox = mailbox
+        self._admission = Admission(members)
         self._max_reply = max_reply
-        self._max_clients = max_clients
+        self._max_connections = max_connections
+        self._own_sockets = 0
+        self._faults = Faults()
         self.devices: dict[str, Device] = {}
         self.settings: dict[int, tuple[str, str]] = {}
         """The digest and the JSON of the settings of each open run, by its number."""
+        self.connections = {"open": 0, "limit": max_connections}
         self._server: grpc.aio.Server | None = None
         mailbox.on_message = self.wake
 
     async def start(self, address: str, key: bytes, certificate: bytes, authority: bytes) -> int:
         """Listen at HOST:PORT; return the port. Raise RuntimeError if that is not possible."""
-        limit = 4 * self._max_clients + OTHER_CONNECTIONS
-        options = [*OPTIONS, ("grpc.max_allowed_incoming_connections", limit)]
+        options = [*OPTIONS, ("grpc.max_allowed_incoming_connections", self._max_connections)]
         self._server = grpc.aio.server(options=options)
-        handlers = {
-            "Next": grpc.unary_stream_rpc_method_handler(
-                self.next, Working.FromString, Chunk.SerializeToString
-            ),
-            "Reply": grpc.stream_unary_rpc_method_handler(
-                self.reply, Chunk.FromString, Taken.SerializeToString
-            ),
-            "Beat": grpc.unary_unary_rpc_method_handler(
-                self.beat, Working.FromString, Drop.SerializeToString
-            ),
-        }
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, handlers),)
-        )
+        self._server.add_generic_rpc_handlers((Service(self),))
         credentials = grpc.ssl_server_credentials(
             [(key, certificate)], authority, require_client_auth=True
         )
         port = self._server.add_secure_port(address, credentials)
         await self._server.start()
+        self._own_sockets = count_sockets()
         return int(port)
 
     async def stop(self) -> None:
@@ -128,7 +136,7 @@ class Port:
             await self._server.stop(0.5)
 
     def wake(self, names: Collection[str]) -> None:
-        """Wake the held calls of these clients, for a new message or a revocation."""
+        """Wake the held calls of these clients, for a new message."""
         for name in names:
             if (device := self.devices.get(name)) is not None:
                 device.wake.set()
@@ -142,49 +150,45 @@ class Port:
                 online.append((node_id_of(name), name))
         return sorted(online)
 
+    def look(self) -> None:
+        """End what may not go on, and count connections; called once a second.
+
+        That all are in use is logged once a minute.
+        """
+        self._admission.look()
+        limit = self._max_connections
+        number = min(limit, max(0, count_sockets() - self._own_sockets))
+        self.connections = {"open": number, "limit": limit}
+        if number >= FULL * limit:
+            words = (
+                f"all {limit} connections of the port are in use, and further devices are kept out:"
+                " limit the connections of an address by a firewall (docs/deployment.md)"
+            )
+            self._faults.say("connections", words, SAY_SECONDS)
+
     # Calls ----------------------------------------------------------------------------------------
 
-    async def next(self, working: Working, context: Any) -> AsyncIterator[Chunk]:
+    async def next(self, sent: AsyncIterator[bytes], context: Any) -> None:
         """Send the calling device its next message, or nothing if none comes in HELD_SECONDS."""
-        name, device = await self._enter(context, working.session)
-        device.nexts += 1
-        number = device.held = device.nexts
-        device.wake.set()  # an older call notices that it is not the newest, and ends
-        try:
-            message = await self._wait(name, device, number, context)
-            if message is not None:
-                message.working = True
-                digest, settings = self.settings.get(message.run, ("", ""))
-                head = Head(
-                    id=message.envelope.id,
-                    run=message.run,
-                    round=message.envelope.group,
-                    type=message.envelope.type,
-                    seconds=max(0.0, message.until - monotonic()),
-                    protocol=PROTOCOL,
-                    size=message.content.size,
-                    sha256=message.content.sha256,
-                    settings="" if working.settings == digest else settings,
-                )
-                for chunk in in_chunks(head, message.content.pieces()):
-                    await self._admit(context)
-                    if number != device.nexts:
-                        break
-                    yield chunk
-                else:
-                    message.deliveries += 1
-            device.seen = monotonic()  # not reached if the call was cut
-        finally:
-            if device.held == number:
-                device.held = 0
+        async with self._admission.admit(context) as member:
+            working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
+            device = self._enter(member.name, working.session)
+            device.nexts += 1
+            number = device.held = device.nexts
+            device.wake.set()  # an older call notices that it is not the newest, and ends
+            try:
+                message = await self._wait(member.name, device, number)
+                if message is not None:
+                    await self._send(message, working.settings, device, number, context)
+                device.seen = monotonic()  # not reached if the call was cut
+            finally:
+                if device.held == number:
+                    device.held = 0
 
-    async def _wait(
-        self, name: str, device: Device, number: int, context: Any
-    ) -> QueuedMessage | None:
+    async def _wait(self, name: str, device: Device, number: int) -> QueuedMessage | None:
         """Wait for a message; return None if none comes, or if the device calls again."""
         until = monotonic() + HELD_SECONDS
         while number == device.nexts:
-            await self._admit(context)
             if (message := self._mailbox.next(name)) is not None:
                 return message
             device.wake.clear()
@@ -195,15 +199,49 @@ class Port:
                 break
         return None
 
-    async def reply(self, chunks: AsyncIterator[Chunk], context: Any) -> Taken:
+    async def _send(
+        self, message: QueuedMessage, known: str, device: Device, number: int, context: Any
+    ) -> None:
+        """Send a message to a device that knows the settings with the digest `known`."""
+        message.working = True
+        digest, settings = self.settings.get(message.run, ("", ""))
+        head = Head(
+            id=message.envelope.id,
+            run=message.run,
+            round=message.envelope.group,
+            type=message.envelope.type,
+            seconds=max(0.0, message.until - monotonic()),
+            protocol=PROTOCOL,
+            size=message.content.size,
+            sha256=message.content.sha256,
+            settings="" if known == digest else settings,
+        )
+        # sent apart from the first chunk: gRPC cannot end a call of which it is not known whether
+        # this was sent
+        await context.send_initial_metadata(())
+        for chunk in in_chunks(head, message.content.pieces()):
+            if number != device.nexts:
+                return
+            try:
+                async with asyncio.timeout(CHUNK_SECONDS):
+                    await context.write(chunk.SerializeToString())
+            except TimeoutError:
+                raise CallRefusedError(
+                    grpc.StatusCode.DEADLINE_EXCEEDED,
+                    f"the client did not take a chunk within {CHUNK_SECONDS:.0f} s",
+                ) from None
+        message.deliveries += 1
+
+    async def reply(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
         """Take a reply, and answer whether it is used; an error replaces a refused reply."""
-        first = await anext(aiter(chunks), None)
-        if first is None:
-            return await self._refuse(
-                context, grpc.StatusCode.INVALID_ARGUMENT, "a reply without a head"
-            )
+        async with self._admission.admit(context) as member:
+            first = await receive(sent, Chunk, FIRST_CHUNK_SECONDS)
+            taken = await self._take(member.name, first, sent)
+        return taken.SerializeToString()
+
+    async def _take(self, name: str, first: Chunk, sent: AsyncIterator[bytes]) -> Taken:
         head = first.head
-        name, device = await self._enter(context, head.session)
+        device = self._enter(name, head.session)
         device.seen = monotonic()
         status = self._mailbox.work_status(name, head.id, head.run)
         message = self._mailbox.find(name, head.id)
@@ -221,80 +259,76 @@ class Port:
             return self._take_refusal(message, reason)
         content = Content(self._mailbox.budget)
         try:
-            await self._receive(content, first, chunks, device, context)
-        except OSError as error:
+            fault = await self._receive(content, first, sent, device)
+        except (OSError, MemoryError) as error:
             content.close()
-            # a code that is not in `calls.FINAL`, so that the device keeps the reply and retries
-            reason = f"the server cannot keep the reply now: {error.strerror}"
-            log.error(
-                "the reply of client %s is not taken, and the client tries again: %s", name, error
+            reason = f"the server cannot keep the reply now: {describe_fault(error)}"
+            self._faults.say(
+                f"replies of {name}",
+                f"the reply of client {name} is not taken, and the client tries again:"
+                f" {describe_fault(error)}",
             )
-            return await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+            # a code that is not in `calls.FINAL`, so that the device keeps the reply and retries
+            raise CallRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, reason) from None
         except BaseException:  # the call was cut, or refused
             content.close()
             raise
+        self._faults.clear(f"replies of {name}")
         if content.size != head.size or content.sha256 != head.sha256:
+            fault = fault or "the reply's bytes are not those that its head announces"
+        if fault:
             content.close()
-            return self._take_refusal(
-                message, "the reply's bytes are not those that its head announces"
-            )
+            return self._take_refusal(message, fault)
         self._mailbox.answer(message, Reply(content))
         return status
 
     async def _receive(
-        self,
-        content: Content,
-        first: Chunk,
-        chunks: AsyncIterator[Chunk],
-        device: Device,
-        context: Any,
-    ) -> None:
-        """Append the chunks to `content`, up to the size in the head.
+        self, content: Content, first: Chunk, sent: AsyncIterator[bytes], device: Device
+    ) -> str:
+        """Append the chunks to `content`, up to the size in the head; return why not, or "".
 
-        Abort a call that breaks off, or that is not the newest.
+        Refuse a call that breaks off, or that is not the newest.
         """
         if device.receiving is not None:
             device.receiving.close()  # of an older call, which may never end
         device.receiving = content
         content.append(first.data)
-        async for chunk in chunks:
-            await self._admit(context)
-            if device.receiving is not content:
+        size = first.head.size
+        # an empty chunk counts as well: a reply cannot go on for ever
+        for _ in range(size // CHUNK_BYTES + MORE_CHUNKS):
+            if content.size >= size:
                 break
+            chunk = await receive(sent, Chunk, CHUNK_SECONDS)
+            if device.receiving is not content:
+                raise CallRefusedError(
+                    grpc.StatusCode.ABORTED, "the same client replies in a newer call"
+                )
             device.seen = monotonic()
             content.append(chunk.data)
-            if content.size > first.head.size:
-                break
-        if device.receiving is not content:
-            await self._refuse(
-                context, grpc.StatusCode.ABORTED, "the same client replies in a newer call"
-            )
         device.receiving = None
-        if content.size < first.head.size:  # a cut call may look like a finished stream
-            await self._refuse(context, grpc.StatusCode.ABORTED, "the reply broke off")
+        if content.size < size:
+            return f"the reply of {size} bytes comes in more chunks than it needs"
+        return ""
 
-    async def beat(self, working: Working, context: Any) -> Drop:
+    async def beat(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
         """Take a sign of life from a device; return why it must drop its work, or ""."""
-        name, device = await self._enter(context, working.session)
-        device.seen = monotonic()
-        status = self._mailbox.work_status(name, working.id, working.run)
+        async with self._admission.admit(context) as member:
+            working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
+            device = self._enter(member.name, working.session)
+            device.seen = monotonic()
+            status = self._mailbox.work_status(member.name, working.id, working.run)
+        drop = Drop()
         if status.answer == Taken.DROP:
-            return Drop(reason=status.reason)
-        return Drop()
+            drop.reason = status.reason
+        return drop.SerializeToString()
 
-    # Who calls ------------------------------------------------------------------------------------
+    async def refuse_unknown(self, sent: AsyncIterator[bytes], context: Any) -> None:
+        """Refuse a call that the port does not have, within the limits of all calls."""
+        async with self._admission.admit(context):
+            raise CallRefusedError(grpc.StatusCode.UNIMPLEMENTED, "the port has no such call")
 
-    async def _admit(self, context: Any) -> Member:
-        """Return the caller, found by its connection's certificate in the current registry."""
-        certificate = context.auth_context().get("x509_pem_cert", [b""])[0]
-        try:
-            return self._members.admit(certificate)
-        except NotAdmittedError as error:
-            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
-
-    async def _enter(self, context: Any, session: bytes) -> tuple[str, Device]:
-        """Return the calling client's name and calls; refuse a second process with its key."""
-        name = (await self._admit(context)).name
+    def _enter(self, name: str, session: bytes) -> Device:
+        """Return the calling client's calls; refuse a second process with its key."""
         device = self.devices.setdefault(name, Device())
         if session != device.session:
             if device.session and device.online:
@@ -304,9 +338,9 @@ class Port:
                     " state folder: end one of the two, or ask the federation's operator for a key"
                     " of its own"
                 )
-                await self._refuse(context, grpc.StatusCode.ALREADY_EXISTS, reason)
+                raise CallRefusedError(grpc.StatusCode.ALREADY_EXISTS, reason)
             device.session = session
-        return name, device
+        return device
 
     def _take_refusal(self, message: QueuedMessage, reason: str) -> Taken:
         """Take an error in place of a refused reply."""
@@ -314,6 +348,39 @@ class Port:
         log.warning("the reply of client %s is refused: %s", message.envelope.device, reason)
         return Taken(answer=Taken.TAKEN, reason=reason)
 
-    async def _refuse(self, context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:
-        await context.abort(code, reason)
-        raise AssertionError("abort raises")
+
+class Service:
+    """The port's calls by their paths.
+
+    All of them stream, and none has a deserializer: otherwise gRPC would await a call's content
+    before it shows the call to the port.
+    """
+
+    def __init__(self, port: Port) -> None:
+        self._handlers = {
+            f"/{SERVICE}/Next": grpc.stream_stream_rpc_method_handler(port.next),
+            f"/{SERVICE}/Reply": grpc.stream_unary_rpc_method_handler(port.reply),
+            f"/{SERVICE}/Beat": grpc.stream_unary_rpc_method_handler(port.beat),
+        }
+        self._unknown = grpc.stream_stream_rpc_method_handler(port.refuse_unknown)
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return the handler of a call."""
+        return self._handlers.get(handler_call_details.method, self._unknown)
+
+
+async def receive(sent: AsyncIterator[bytes], kind: type[Any], seconds: float) -> Any:
+    """Return the next thing that a call sends; refuse the call if that takes too long."""
+    try:
+        async with asyncio.timeout(seconds):
+            data = await anext(aiter(sent), None)
+    except TimeoutError:
+        words = f"the call's next chunk did not come within {seconds:.0f} s"
+        raise CallRefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, words) from None
+    if data is None:  # a cut call may look like a finished one
+        raise CallRefusedError(grpc.StatusCode.ABORTED, "the call broke off")
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        words = "the call's content is not what the port reads"
+        raise CallRefusedError(grpc.StatusCode.INVALID_ARGUMENT, words) from None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,11 +27,12 @@ from typing import Any
 import tomli_w
 
 from fairbloom.logs import log
-from fairbloom.system.files import make_folder, write_whole
+from fairbloom.system.files import make_folder, read_small, write_whole
 from fairbloom.system.supervise import exit_reason
 
 from ..errors import DeployError
-from .mailbox import Mailbox
+from .faults import Faults
+from .mailbox import Mailbox, describe_fault
 from .members import Members
 from .port import Port
 
@@ -52,6 +55,25 @@ RUN_FOLDER = "FAIRBLOOM_RUN"
 # Exit status of a run that was stopped by its operator.
 STOPPED = 130
 
+# Most bytes of a run's log that are read for its last line.
+LAST_BYTES = 64 << 10
+
+# The name of a run's folder: its number, which the protocol sends in 64 bits.
+NUMBER = re.compile("[1-9][0-9]{0,17}")
+
+# File beside the runs with the highest number so far. Removing old runs does not remove it.
+LAST_NUMBER = "last-run"
+
+# Errors of a run's own files. Others, such as a full disk, would stop the next run too.
+OWN_ERRORS = (
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+)
+
 
 @dataclass(frozen=True)
 class Order:
@@ -70,7 +92,7 @@ class Order:
     def read(cls, file: Path) -> Order:
         """Read a run.toml; raise OSError, ValueError or KeyError if it is invalid."""
         try:
-            values = tomllib.loads(file.read_text())
+            values = tomllib.loads(read_small(file))
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
         if unknown := values.keys() - {field.name for field in fields(cls)}:
@@ -109,9 +131,23 @@ class RunFiles:
         return None
 
     @property
+    def is_ordered(self) -> bool:
+        """Whether there is an order, even if it cannot be read now."""
+        try:
+            self.order.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return True
+
+    @property
     def is_stopped(self) -> bool:
         """Whether the operator has asked to stop the run."""
-        return self._stop.exists()
+        try:
+            return self._stop.exists()
+        except OSError:  # nobody can ask while the folder cannot be read
+            return False
 
     def stop(self) -> None:
         """Ask the server to stop the run."""
@@ -121,7 +157,9 @@ class RunFiles:
     def last_line(self) -> str:
         """The last line of the log, or ""."""
         try:
-            lines = self.log.read_text(errors="replace").splitlines()
+            with self.log.open("rb") as file:
+                file.seek(max(0, self.log.stat().st_size - LAST_BYTES))
+                lines = file.read(LAST_BYTES).decode(errors="replace").splitlines()
         except OSError:
             return ""
         return lines[-1] if lines else ""
@@ -140,31 +178,56 @@ class RunFiles:
 def list_runs(folder: Path, but: Collection[int] = ()) -> list[RunFiles]:
     """Return the runs with an order in a folder, in order of their numbers, except those in `but`.
 
-    Numbers grow with time, so the oldest run is first.
+    Numbers grow with time, so the oldest run is first. Raise DeployError if the folder cannot be
+    read.
     """
-    if not folder.is_dir():
+    numbers = set(list_numbers(folder)).difference(but)
+    return [run for number in sorted(numbers) if (run := RunFiles(folder / str(number))).is_ordered]
+
+
+def list_numbers(folder: Path) -> list[int]:
+    """Return the numbers that folders in a folder have as names; [] if there is no such folder.
+
+    Raise DeployError if it cannot be read.
+    """
+    try:
+        return [int(each.name) for each in folder.iterdir() if NUMBER.fullmatch(each.name)]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    numbers = {int(each.name) for each in folder.iterdir() if each.name.isdecimal()}
-    runs = [RunFiles(folder / str(number)) for number in sorted(numbers.difference(but))]
-    return [run for run in runs if run.order.exists()]
+    except OSError as error:
+        raise DeployError(f"{folder} cannot be read ({error.strerror})") from error
 
 
 def submit(folder: Path, order: Order) -> RunFiles:
     """Write a run's order below a folder; raise DeployError if the disk refuses it.
 
     The run's number is the time in milliseconds: devices also know runs of other servers, so
-    counting from 1 would not be unique.
+    counting from 1 would not be unique. It is larger than all before, whatever the clock says:
+    runs are carried out in the order of their numbers.
     """
+    last = folder.parent / LAST_NUMBER
     try:
         make_folder(folder)
         while True:
-            place = folder / str(time_ns() // 1_000_000)
+            number = max(time_ns() // 1_000_000, highest_number(last, folder) + 1)
+            place = folder / str(number)
             with contextlib.suppress(FileExistsError):
                 place.mkdir(mode=0o700)
+                write_whole(last, f"{number}\n".encode(), 0o600)
                 write_whole(place / "run.toml", tomli_w.dumps(asdict(order)).encode(), 0o600)
                 return RunFiles(place)
     except OSError as error:
         raise DeployError(f"submit: {error.filename}: {error.strerror}") from error
+
+
+def highest_number(last: Path, folder: Path) -> int:
+    """Return the highest number of the runs so far, 0 without any."""
+    numbers = [0, *list_numbers(folder)]
+    with contextlib.suppress(OSError, ValueError):
+        text = read_small(last).strip()
+        if NUMBER.fullmatch(text):
+            numbers.append(int(text))
+    return max(numbers)
 
 
 class Runs:
@@ -175,15 +238,23 @@ class Runs:
         self._members = members
         self._mailbox = mailbox
         self._port = port
+        self._faults = Faults()
         self._ended: set[int] = set()
+        self.current = 0
+        """The number of the run that is carried out, or 0."""
         self._awaited: set[str] = set()
         self._missing = 0
         self._arrived = asyncio.Event()
         mailbox.on_reply = self._note_reply
 
     def waiting(self) -> list[RunFiles]:
-        """Return the runs that have not ended, in order: the first one is in progress."""
-        runs = list_runs(self._folder, but=self._ended)
+        """Return the runs that have not ended, in order; none while the folder cannot be read."""
+        try:
+            runs = list_runs(self._folder, but=self._ended)
+        except DeployError as error:
+            self._faults.say("orders", f"no run is begun: {error}")
+            return []
+        self._faults.clear("orders")
         self._ended |= {run.number for run in runs if run.status is not None}
         return [run for run in runs if run.number not in self._ended]
 
@@ -191,27 +262,33 @@ class Runs:
         """Carry out runs, one after the other, for ever; cancelling kills the current run."""
         while True:
             for run in self.waiting():
+                self.current = run.number
                 try:
                     if run.is_stopped:
                         status = STOPPED
                     else:
                         status = await self._carry_out(run)
                     run.end(status)
-                except OSError as error:
-                    # for example a full disk: the run stays the first one, and is tried again
-                    log.error("run %d cannot go on, and is tried again: %s", run.number, error)
-                    break
+                except (OSError, MemoryError, RuntimeError) as error:
+                    # Python raises a RuntimeError if no thread can be started
+                    words = f"run {run.number} cannot go on, and is tried again: {error}"
+                    self._faults.say(run.folder.name, words)
+                    if isinstance(error, OSError) and error.errno in OWN_ERRORS:
+                        continue
+                    break  # for example a full disk: the run stays the first one
+                self._faults.clear(run.folder.name)
                 self._mailbox.end(run.number)
                 self._port.settings.pop(run.number, None)
                 ends = {STOPPED: "stopped", 0: "completed"}
                 log.info("run %d %s", run.number, ends.get(status, f"failed: {run.last_line}"))
+            self.current = 0
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _carry_out(self, run: RunFiles) -> int:
         """Carry out a run, restarting a killed process; return its exit status."""
         try:
             order = Order.read(run.order)
-        except (OSError, ValueError, KeyError) as error:
+        except (ValueError, KeyError) as error:
             run.say(f"{run.order} cannot be used: {error}")
             return 2
         description = {
@@ -263,11 +340,10 @@ class Runs:
             "folder": order.folder,
             "settings": dict(order.settings),
         }
-        Thread(
-            target=self._serve, args=(ours, description, asyncio.get_running_loop()), daemon=True
-        ).start()
+        loop = asyncio.get_running_loop()
         until = math.inf
         try:
+            Thread(target=self._serve, args=(ours, description, loop), daemon=True).start()
             while (code := process.poll()) is None:
                 if until == math.inf and run.is_stopped:
                     process.send_signal(signal.SIGINT)
@@ -314,8 +390,8 @@ class Runs:
             case "store":
                 try:
                     self._mailbox.store(arguments[0])
-                except OSError as error:
-                    return error.strerror or str(error)
+                except (OSError, MemoryError) as error:
+                    return describe_fault(error)
             case "send":
                 self._mailbox.send(run, arguments[0])
             case "collect":

@@ -14,8 +14,9 @@ from .. import pki
 from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault
 from ..errors import DeployError
+from ..fleet.connections import FULL
 from ..fleet.daemon import read_identity
-from ..fleet.federation import Federation
+from ..fleet.federation import Federation, read_now
 from ..fleet.runs import list_runs
 from ..processes import split_address
 
@@ -132,6 +133,14 @@ def check_server(federation: Federation) -> CheckResult:
     """Check that a server runs on the folder, and that its port answers here."""
     if not federation.is_served:
         return fault("server", f"no server runs: start fairbloom server --dir {federation.path}")
+    connections = read_now(federation).connections
+    limit = connections.get("limit", 0)
+    if limit and connections.get("open", 0) >= FULL * limit:
+        return fault(
+            "server",
+            f"all {limit} connections of the port are in use, and further devices are kept out:"
+            " limit the connections of an address by a firewall, as docs/deployment.md shows",
+        )
     port = split_address(federation.listen)[1]
     try:
         with socket.create_connection(("localhost", port), timeout=ANSWER_SECONDS):

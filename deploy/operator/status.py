@@ -19,6 +19,7 @@ from fairbloom.server.progress import describe_progress, find_announced
 from fairbloom.text import text_if
 
 from .. import pki
+from ..fleet.connections import FULL
 from ..fleet.federation import Federation, read_now
 from ..fleet.runs import RunFiles, list_runs
 from ..processes import duration
@@ -35,8 +36,8 @@ def survey(federation: Federation) -> dict[str, Any]:
     """
     now = read_now(federation)
     is_served = federation.is_served
-    online: dict[str, int] = now.get("online", {}) if is_served else {}
-    seen = now.get("seen", {})
+    online = now.online if is_served else {}
+    seen = now.seen
     clients = dict[str, Any]()
     for member in federation.members():
         name = member.name
@@ -56,11 +57,16 @@ def survey(federation: Federation) -> dict[str, Any]:
     runs_with_status = [(run, run.status) for run in list_runs(federation.runs)]
     ended = [(run, status) for run, status in runs_with_status if status is not None]
     runs = [_describe_run(run, "", status) for run, status in ended[-5:]]
-    for position, run in enumerate(run for run, status in runs_with_status if status is None):
-        runs.append(_describe_run(run, "waiting" if position else "running", None))
+    open_runs = [run for run, status in runs_with_status if status is None]
+    numbers = [run.number for run in open_runs]
+    current = now.run if now.run in numbers else min(numbers, default=0)
+    for run in open_runs:
+        state = "running" if run.number == current else "waiting"
+        runs.append(_describe_run(run, state, None))
     return {
         "at": _format_time(time.time()),
         "server": "up" if is_served else "down",
+        "connections": dict(now.connections) if is_served else {"open": None, "limit": None},
         "clients": clients,
         "runs": runs[::-1],
         "disk": {"free-bytes": shutil.disk_usage(federation.path).free},
@@ -98,6 +104,11 @@ def show(status: Mapping[str, Any]) -> None:
     open_runs = [run for run in runs if run["exit-status"] is None]
     ended_runs = [run for run in runs if run["exit-status"] is not None]
     parts: list[RenderableType] = [_line("server", status["server"], warn=status["server"] != "up")]
+    number = status["connections"]["open"]
+    if number is not None:
+        limit = status["connections"]["limit"]
+        is_full = number >= FULL * limit
+        parts.append(_line("connections", f"{number} of at most {limit}", warn=is_full))
     for run in open_runs:
         parts += _describe_open_run(run)
     if not open_runs:

@@ -58,6 +58,11 @@ class Served:
     def _make(self) -> Port:
         return Port(self.members, self.mailbox)
 
+    def look(self) -> None:
+        """Look at the registry and at the open calls, as the daemon does once a second."""
+        self.do(self.members.look)
+        self.do(self.port.look)
+
     def send(self, id: str, device: str = "a", data: bytes = b"model") -> None:
         def push() -> None:
             digest = self.mailbox.store(data)
@@ -263,7 +268,7 @@ def test_held_calls_hold_no_thread(served: Served) -> None:
     names = [f"client-{number}" for number in range(20)]
     for name in names:
         enroll(Federation.read(served.place), name)
-    served.do(served.members.look)
+    served.look()
 
     async def hold() -> list[str]:
         channels = [
@@ -345,17 +350,17 @@ def test_a_client_is_identified_by_its_key_at_each_call(served: Served) -> None:
     held = next_later(calls)
     wait_until(lambda: bool(served.do(served.port.online)))
     revoke(Federation.read(served.place), "a")
-    served.do(lambda: served.port.wake(served.members.look()))
+    served.look()
     with pytest.raises(RefusedError, match="client 'a' was revoked by the federation's operator"):
         held.result(30)
     enroll(Federation.read(served.place), "a")
-    served.do(served.members.look)
+    served.look()
     assert refusal(served, old) == grpc.StatusCode.PERMISSION_DENIED
     with pytest.raises(RefusedError, match="is enrolled with another key"):
         calls.next("")
     assert refusal(served, served.credentials("a")) == grpc.StatusCode.OK
     (served.place / "clients" / "a.toml").unlink()
-    served.do(served.members.look)
+    served.look()
     assert refusal(served, served.credentials("a")) == grpc.StatusCode.PERMISSION_DENIED
     calls.close()
 
@@ -365,7 +370,7 @@ def test_without_pinning_any_key_of_an_enrolled_name_works(served: Served) -> No
     enroll(Federation.read(served.place), "a")
     unpinned = Members(served.place / "clients", pin_keys=False)
     unpinned.look()
-    served.port._members = unpinned
+    served.port._admission._members = unpinned
     assert refusal(served, old) == grpc.StatusCode.OK
 
 
@@ -389,7 +394,7 @@ def test_a_second_process_with_the_same_key_is_refused(served: Served) -> None:
 
 def test_a_damaged_file_keeps_its_client_out_and_no_other(served: Served) -> None:
     (served.place / "clients" / "a.toml").write_text("name = 'b'\npartition = 'x'")
-    assert served.do(served.members.look) == {"a"}
+    served.look()
     assert refusal(served, served.credentials("a")) == grpc.StatusCode.PERMISSION_DENIED
     assert refusal(served, served.credentials("b")) == grpc.StatusCode.OK
 

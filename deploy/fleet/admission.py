@@ -1,0 +1,257 @@
+"""Who may call the fleet port and how much: certificates, and limits for each of them.
+
+A certificate is known by its key, so that a client's revoked certificate takes nothing from its new
+one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from fairbloom.logs import log
+
+from .connections import close_connections
+from .faults import Faults
+from .members import Member, Members, NotAdmittedError, identity_in
+
+# Calls of a certificate that may be open at once. A device has two: for a message or a reply, and a
+# sign of life.
+OPEN_CALLS = 4
+
+# Calls of a certificate that may be unfinished, which includes those that were ended: their last
+# words may wait for a device that reads nothing.
+UNFINISHED_CALLS = 8
+
+# A certificate's calls at once, and those added each second. A device makes 100 to 200 a second if
+# the rounds are small.
+CALLS_AT_ONCE = 1000.0
+CALLS_A_SECOND = 500.0
+
+# Seconds before a call beyond these limits is answered. Without it, a client that repeats the call
+# at once would keep this process busy with refusals.
+PAUSE_SECONDS = 1.0
+
+# Connections of a certificate that have calls; the oldest ones beyond are closed.
+CONNECTIONS = 8
+
+# Seconds after its last call that a connection counts. gRPC closes it before, after IDLE_SECONDS.
+IDLE_SECONDS = 25.0
+CONNECTION_SECONDS = 30.0
+
+# Seconds that the last words of a call may take: an answer, and the reason why the call ended.
+ANSWER_SECONDS = 120.0
+REASON_SECONDS = 1.0
+
+# Seconds after which the log says again that a client calls too often.
+SAY_SECONDS = 60.0
+
+
+class CallRefusedError(Exception):
+    """The reason why a call ends."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(eq=False)
+class OpenCall:
+    """A call whose last words have not been delivered."""
+
+    certificate: bytes
+    peer: str
+    task: asyncio.Task[Any] | None
+    refusal: CallRefusedError | None = None
+    """Why the call is to end."""
+    answered: float | None = None
+    """When the call's handler ended."""
+
+    def end(self, refusal: CallRefusedError) -> None:
+        """Have the call end with this reason."""
+        if self.refusal is None:
+            self.refusal = refusal
+            if self.answered is None and self.task is not None:
+                self.task.cancel()
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether the device does not read the last words."""
+        if self.answered is None:
+            return False
+        seconds = ANSWER_SECONDS if self.refusal is None else REASON_SECONDS
+        return now - self.answered > seconds
+
+
+@dataclass
+class Caller:
+    """The calls and connections of one certificate.
+
+    `tokens` is the number of calls that it may make at once, as of `filled`. `peers` maps each
+    connection to the time of its last call, the oldest connection first.
+    """
+
+    filled: float
+    tokens: float = CALLS_AT_ONCE
+    calls: list[OpenCall] = field(default_factory=list)
+    peers: dict[str, float] = field(default_factory=dict)
+
+    def take_token(self, now: float) -> bool:
+        """Count a call; return whether it is within the limit."""
+        self.tokens = min(CALLS_AT_ONCE, self.tokens + (now - self.filled) * CALLS_A_SECOND)
+        self.filled = now
+        if self.tokens < 1.0:
+            return False
+        self.tokens -= 1.0
+        return True
+
+    def make_room(self, peer: str) -> bool:
+        """Return whether one more call may be open, and end the oldest one if need be.
+
+        Only calls of other connections are ended, which may be dead: the system notices that a peer
+        has vanished only after the keepalive.
+        """
+        running = [call for call in self.calls if call.refusal is None]
+        if len(self.calls) >= UNFINISHED_CALLS:
+            return False
+        if len(running) < OPEN_CALLS:
+            return True
+        for call in running:
+            if call.peer != peer:
+                words = "a newer connection of this client has taken the place of this one"
+                call.end(CallRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, words))
+                return True
+        return False
+
+
+class Admission:
+    """Admits calls by their certificates, and ends those that may not go on."""
+
+    def __init__(
+        self,
+        members: Members,
+        clock: Callable[[], float] = monotonic,
+        close: Callable[[Collection[str]], None] = close_connections,
+    ) -> None:
+        self._members = members
+        self._clock = clock
+        self._close = close
+        self._callers: dict[str, Caller] = {}
+        """The callers by the digest of their key."""
+        self._owners: dict[str, Caller] = {}
+        """The caller to which each connection belongs: addresses are used again."""
+        self._unwelcome: set[str] = set()
+        """The connections whose certificate was refused."""
+        self._faults = Faults(clock)
+
+    @contextlib.asynccontextmanager
+    async def admit(self, context: Any) -> AsyncIterator[Member]:
+        """Let a call go on as long as it may; abort it otherwise, or with a CallRefusedError."""
+        certificate = context.auth_context().get("x509_pem_cert", [b""])[0]
+        peer = context.peer()
+        caller = self._caller(certificate, peer)
+        if not caller.take_token(self._clock()):
+            await self._refuse_excess(certificate, context)
+        try:
+            member = self._members.admit(certificate)
+        except NotAdmittedError as error:
+            try:
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+            finally:
+                self._unwelcome.add(peer)
+        if not caller.make_room(peer):
+            await self._refuse_excess(certificate, context)
+        call = OpenCall(certificate, peer, asyncio.current_task())
+        caller.calls.append(call)
+        context.add_done_callback(lambda _: self._forget(caller, call))
+        try:
+            yield member
+        except asyncio.CancelledError:
+            if call.refusal is None:  # the device has ended the call
+                raise
+        except CallRefusedError as error:
+            call.refusal = error
+        except grpc.aio.BaseError:  # gRPC's own
+            raise
+        except Exception as error:
+            words = f"a call failed ({type(error).__name__}: {error}), and the client repeats it"
+            self._faults.say(words, words, SAY_SECONDS)
+            log.debug("%s", words, exc_info=True)
+            call.refusal = CallRefusedError(
+                grpc.StatusCode.INTERNAL, "the server failed: its log has the reason"
+            )
+        finally:
+            call.answered = self._clock()
+        if call.refusal is not None:
+            await context.abort(call.refusal.code, call.refusal.reason)
+
+    def look(self) -> None:
+        """End the calls and connections that may not go on; called once a second."""
+        now = self._clock()
+        close = self._unwelcome
+        self._unwelcome = set()
+        for key, caller in [*self._callers.items()]:
+            close.update(self._end_calls(caller, now))
+            busy = {call.peer for call in caller.calls}
+            for peer, at in [*caller.peers.items()]:
+                if peer not in busy and now - at > CONNECTION_SECONDS:
+                    self._disown(caller, peer)
+            for peer in [*caller.peers][:-CONNECTIONS]:
+                close.add(peer)
+                self._disown(caller, peer)
+            is_quiet = now - caller.filled > CALLS_AT_ONCE / CALLS_A_SECOND
+            if is_quiet and not caller.peers and not caller.calls:
+                del self._callers[key]
+        if close:
+            self._close(close)
+
+    def _end_calls(self, caller: Caller, now: float) -> Iterator[str]:
+        """End the calls of a certificate that is no longer admitted; yield stuck connections."""
+        for call in caller.calls:
+            try:
+                self._members.admit(call.certificate)
+            except NotAdmittedError as error:
+                call.end(CallRefusedError(grpc.StatusCode.PERMISSION_DENIED, str(error)))
+                self._unwelcome.add(call.peer)  # closed at the next look, after the last words
+            if call.is_stuck(now):
+                yield call.peer
+
+    def _caller(self, certificate: bytes, peer: str) -> Caller:
+        """Return a call's caller, and note its connection."""
+        key = identity_in(certificate).key
+        now = self._clock()
+        caller = self._callers.setdefault(key, Caller(now))
+        owner = self._owners.setdefault(peer, caller)
+        if owner is not caller:
+            self._disown(owner, peer)
+            self._owners[peer] = caller
+        caller.peers[peer] = now
+        return caller
+
+    def _disown(self, caller: Caller, peer: str) -> None:
+        caller.peers.pop(peer, None)
+        self._owners.pop(peer, None)
+
+    def _forget(self, caller: Caller, call: OpenCall) -> None:
+        caller.calls.remove(call)
+        if call.peer in caller.peers:
+            caller.peers[call.peer] = self._clock()
+
+    async def _refuse_excess(self, certificate: bytes, context: Any) -> None:
+        name = identity_in(certificate).name
+        self._faults.say(
+            f"calls of {name}",
+            f"client {name} calls too often: a certificate may have {OPEN_CALLS} open calls and"
+            f" make {CALLS_A_SECOND:.0f} calls a second; the excess is refused",
+            SAY_SECONDS,
+        )
+        await asyncio.sleep(PAUSE_SECONDS)
+        reason = "this client calls too often: the server takes the call later"
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
