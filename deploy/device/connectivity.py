@@ -52,7 +52,13 @@ def connection_fault(client: ClientSettings) -> str | None:
             " federation's operator must make a new one (fairbloom deploy renew). Otherwise, take"
             " the CA certificate from the operator. Also check this device's clock"
         )
-    except (ssl.SSLError, ConnectionResetError):
+    except (ssl.SSLEOFError, ConnectionResetError):
+        return (
+            f"{client.server} closes connections before it says anything: the server is full, as"
+            " fairbloom deploy status shows there, or this is not the fleet port of a fairbloom"
+            " server"
+        )
+    except ssl.SSLError:
         return f"{client.server} does not speak TLS: is it the fleet port of a fairbloom server?"
     except TimeoutError:
         return (

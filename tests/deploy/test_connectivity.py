@@ -40,7 +40,8 @@ def server(certificate: tuple[Path, Path] | None, answer: bytes = GRPC) -> Itera
         def talk(plain: socket.socket) -> None:
             with context.wrap_socket(plain, server_side=True) if context else plain as connection:
                 connection.sendall(answer)
-                connection.recv(1000)
+                if answer:
+                    connection.recv(1000)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -68,6 +69,7 @@ def test_the_fault_between_client_and_server_is_named(
     for days, answer, words in (
         (-1.0, GRPC, "does not vouch for: certificate has expired"),
         (0.0, GRPC, "does not speak TLS"),
+        (0.0, b"", "the server is full"),
         (1.0, HTTP, "is a web server's port"),
         (1.0, GRPC, ""),
     ):
