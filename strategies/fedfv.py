@@ -32,6 +32,8 @@ class FedFV(FairStrategy):
         \text{ if } \langle g, con \rangle < 0, \qquad
         w \leftarrow w - g \frac{\lVert \tfrac1m \sum_k u_k \rVert}{\lVert g \rVert}
 
+    Without rescaling, w ← w − g.
+
     Source: Wang et al., Federated Learning with Fair Averaging, IJCAI 2021, Algorithms 1–3,
     doi:10.24963/ijcai.2021/223.
 
@@ -43,12 +45,15 @@ class FedFV(FairStrategy):
         Number of earlier rounds with updates of absent clients that are respected.
     order
         The order of projection; "random" and "reverse" are the paper's ablations (Table 4).
+    rescale
+        Whether the step is as long as the mean update, as Algorithm 1, line 10 has it.
 
     Reductions: `alpha=1, tau=0` is FedAvg with uniform weights.
 
     Departures: Algorithm 2, line 3 prints k ∈ S^α; the paper's text and code mean k ∉ S^α, as here.
     Rounds count from 1, and if ‖g‖² ≤ 1e-6 · mean ‖u_k‖², no step is taken. Updates older than τ
-    rounds, which the algorithm keeps and never uses, are dropped.
+    rounds, which the algorithm keeps and never uses, are dropped. Theorem 3 holds for
+    `rescale=False` only: its proof has no line 10, which can lengthen the step beyond 1/L.
 
     Objective: the mean loss, without conflicts
     Good for: conflicting clients, few of which take part in a round; absent ones are respected for
@@ -56,7 +61,8 @@ class FedFV(FairStrategy):
     Hurts when: updates are noisy: half of all pairs then conflict by chance, and projections cost
     signal. Or one client reverses its update, even half of it: the nearly parallel updates of iid
     clients all conflict with it, the projections remove the direction that they share, and the step
-    is noise at full length.
+    is noise at full length. With two clients that nearly oppose each other, rescaling makes a step
+    in the little that they share many times longer; `rescale=False` does not.
     Memory: tau rounds of updates
     Cost: a Gram matrix and projections
     """
@@ -75,12 +81,14 @@ class FedFV(FairStrategy):
         alpha: Annotated[float, Range("[0, 1]")] = 0.1,
         tau: Annotated[int, Range("[0, inf)")] = 1,
         order: Annotated[str, Choices("loss", "random", "reverse")] = "loss",
+        rescale: bool = True,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
         self.alpha = alpha
         self.tau = tau
         self.order = order
+        self.rescale = rescale
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c over the updates and the kept ones.
@@ -98,6 +106,8 @@ class FedFV(FairStrategy):
         squared_norm = g @ G @ g
         if squared_norm <= NOTHING_COMMON * np.diag(G)[:m].mean():
             return np.zeros(len(G))
+        if not self.rescale:
+            return g
         c: FloatArray = g * np.sqrt((mean @ G @ mean).clip(0.0) / squared_norm)
         return c
 

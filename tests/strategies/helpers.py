@@ -58,6 +58,7 @@ CORNERS: dict[str, list[dict[str, Any]]] = {
         {"alpha": 0.0, "tau": 3},
         {"alpha": 0.5, "tau": 0, "order": "reverse"},
         {"order": "random"},
+        {"alpha": 0.0, "tau": 2, "rescale": False},
     ],
     "adafed": [{}, {"gamma": 0.0, "server_lr": 0.5}, {"gamma": 0.5}],
     "fedlf": [{}, {"guidance": "gradient", "server_lr": 0.5}, {"history": False}],

@@ -403,7 +403,12 @@ def fedmgdaplus(history: Sequence[Seen], epsilon: float = 1.0, **others: Any) ->
 
 
 def fedfv(
-    history: Sequence[Seen], alpha: float = 0.1, tau: int = 1, order: str = "loss", seed: int = 0
+    history: Sequence[Seen],
+    alpha: float = 0.1,
+    tau: int = 1,
+    order: str = "loss",
+    rescale: bool = True,
+    seed: int = 0,
 ) -> FloatArray:
     kept: dict[str, tuple[int, FloatArray]] = {}
     for past in history:
@@ -438,6 +443,8 @@ def fedfv(
 
     if g @ g <= 1e-6 * np.mean([uk @ uk for uk in u.values()]):
         return np.zeros_like(g)
+    if not rescale:
+        return g
     return g / np.linalg.norm(g) * np.linalg.norm(np.mean(list(u.values()), axis=0))
 
 
