@@ -65,6 +65,10 @@ class Study:
     # the reasons of failed runs, by their folders within the study's
     failed: Mapping[str, str] = field(default_factory=dict)
 
+    # Of a comparison: the number of seeds that it had when it was first finished, if seeds were
+    # added since; else 0.
+    extended_from: int = 0
+
     # Of a comparison of an app's runs: the app, which replaces the task.
     app: App | None = None
 

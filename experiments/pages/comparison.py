@@ -246,6 +246,8 @@ def method_table(comparison: Comparison) -> Table:
     note += f" are against {comparison.baseline}, paired by seed"
     if seeds >= FEWEST_SEEDS:
         note += f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
+        if comparison.extended_from:
+            note += f", extended from {comparison.extended_from} seeds"
     caption = f"Final models over clients: test {comparison.score.title}"
     return Table(
         "methods", caption, ["method", *titles, *headings], rows, text_if(gains, f"{note}.")
@@ -310,7 +312,10 @@ def gap_tables(comparison: Comparison) -> list[Table]:
         for method in methods
     ]
     headings = ["method", *(measure_title(gap, 0) for gap in found)]
-    caption = f"How much narrower gaps are than under {comparison.baseline}"
+    caption = (
+        f"How much narrower the gaps by {comparison.grouping_compared} are than under"
+        f" {comparison.baseline}"
+    )
     return [
         gaps,
         Table(
@@ -369,7 +374,9 @@ def _differences_section(comparison: Comparison) -> Section | None:
         intro += f" There are no intervals, because these take {FEWEST_SEEDS} seeds."
     headings = ["method", "measure", "difference", "seeds better", "seeds worse", "p"]
     note = "Positive is better; of the standard deviation, more equal"
-    note += "; of a gap between groups, narrower. " if comparison.gaps_compared else ". "
+    if comparison.gaps_compared:
+        note += f"; of a gap by {comparison.grouping_compared}, narrower"
+    note += ". "
     note += (
         f"The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of the"
         " paired t test, "

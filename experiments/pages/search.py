@@ -23,7 +23,7 @@ TESTED = "on test examples"
 def page_of_search(search: Search) -> Page:
     """Return the page of a search; while runs are missing, as far as it is."""
     headline, *sentences = search.sentences
-    facts = [("arms", str(len(search.judged))), ("criterion", _title(search))]
+    facts = [("variants tried", str(len(search.judged))), ("criterion", _title(search))]
     facts += [
         ("seeds", f"{len(search.found.judged)} to choose by, {len(search.found.fresh)} fresh ones")
     ]

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.names import NUM_EXAMPLES
+from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.files import MODEL
 from fairbloom.tasks import TaskInfo
@@ -14,9 +16,6 @@ from .run import Run
 
 # A score over fewer test examples than this says little about a client.
 FEWEST_EXAMPLES = 10
-
-# With fewer clients than this, each client has a large effect on the findings.
-FEW_CLIENTS = 5
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,11 @@ def caveats_of_run(run: Run) -> list[str]:
     return [*found, *_attacked([run]), *_small_tests(run), *_worse_than_the_mean(run)]
 
 
-def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Return the limits of a comparison; `runs` has one run a seed, by the methods' labels."""
+def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> list[str]:
+    """Return the limits of a comparison; `runs` has one run a seed, by the methods' labels.
+
+    The verdict names the methods that equal the baseline, and how few test examples clients have.
+    """
     every = [run for by_seed in runs.values() for run in by_seed]
     found = _single(every, "no method had anything")
     models = dict[tuple[str, ...], list[str]]()
@@ -101,7 +103,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             digests = tuple(str(MODEL.read_about(run.folder)["sha256"]) for run in by_seed)
             models.setdefault(digests, []).append(label)
     for labels in models.values():
-        if len(labels) > 1:
+        if len(labels) > 1 and baseline not in labels:
             found.append(
                 f"{join_all(labels)} ended with the same models to the bit, so their numbers are"
                 " equal."
@@ -125,7 +127,6 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
         *found,
         *_attacked(every),
         *caveats_of_data(next(iter(runs.values()))),
-        *_small_tests(every[0]),
     ]
 
 
@@ -151,7 +152,7 @@ def _attacked(runs: Sequence[Run]) -> list[str]:
             name for run in runs if run.settings.get("attack") == attack for name in run.attackers
         }
         verb = plural(len(attackers), "attacks", "attack")
-        named = join_names(sorted(attackers), 5)
+        named = join_names(sorted(attackers), MAX_LISTED)
         found.append(
             f"{named} {verb} by {attack}, as set: all measures are over the honest clients."
         )
@@ -184,19 +185,21 @@ def _small_tests(run: Run) -> list[str]:
     small = sorted((count, client) for client, count in examples.items() if count < FEWEST_EXAMPLES)
     if not small:
         return []
-    shown = join_names([f"{client} {count}" for count, client in small], 5)
-    effect = ", which says little about them"
-    if run.score.percent:
-        points = 100 / small[-1][0]
-        effect = (
-            f": one example moves the {run.score.words} of such a client by {points:.0f} points or"
-            " more"
-        )
+    shown = join_names([f"{client} {count}" for count, client in small], MAX_LISTED)
+    effect = describe_effect_of_an_example(small[-1][0], run.score)
     verb = plural(len(small), "is", "are")
     return [
         f"{len(small)} of {len(examples)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
         f" examples ({shown}){effect}."
     ]
+
+
+def describe_effect_of_an_example(examples: float, score: Score) -> str:
+    """Return as the end of a sentence what one of so few test examples does to a client's score."""
+    if not score.percent:
+        return ", which says little about them"
+    points = 100.0 / examples
+    return f": one example moves the {score.words} of such a client by {points:.0f} points or more"
 
 
 def _worse_than_the_mean(run: Run) -> list[str]:
@@ -206,7 +209,7 @@ def _worse_than_the_mean(run: Run) -> list[str]:
     for score, model in pairs:
         values = run.final(score, model)
         if worse := sorted((value, client) for client, value in values.items() if value < 0.0):
-            shown = join_names([f"{client} {value:.3g}" for value, client in worse], 5)
+            shown = join_names([f"{client} {value:.3g}" for value, client in worse], MAX_LISTED)
             found.append(
                 f"For {len(worse)} of {len(values)} clients the {model} model is worse than to"
                 f" predict the mean of their test targets for everyone (r2 below 0: {shown})."

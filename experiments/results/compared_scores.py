@@ -1,6 +1,7 @@
 """The scores of several methods with several seeds, and their differences to a baseline."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
+from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 
 from .caveats import SharedData
 from .differences import (
@@ -58,6 +60,7 @@ class ComparedScores:
     by_group: Mapping[str, Sequence[GroupReport]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
+    extended_from: int = 0
 
     @property
     def score(self) -> Score:
@@ -136,6 +139,21 @@ class ComparedScores:
         seeds = self.score_by_client.dropna().groupby("client").size()
         return [*seeds.index[seeds >= min(FEWEST_SEEDS, len(self.seeds))]]
 
+    def shown_name(self, client: str) -> str:
+        """Return a client's display name; see `Run.shown_name`."""
+        runs = next(iter(self.runs.values()), ())
+        return runs[0].shown_name(client) if runs else client
+
+    @cached_property
+    def larger_classes(self) -> Values:
+        """A client's percentage of test examples in the larger class, the mean over seeds."""
+        by_seed = [run.column(SHARE_OF_LARGER_CLASS) for run in self.runs.get(self.baseline, ())]
+        clients = dict.fromkeys(client for shares in by_seed for client in shares)
+        return {
+            name: statistics.fmean(each[name] for each in by_seed if name in each)
+            for name in clients
+        }
+
     # Measures
 
     def measures(self, method: str) -> list[dict[str, float]]:
@@ -155,6 +173,13 @@ class ComparedScores:
         """
         scores = [score for reports in self.by_group.values() for score in reports[0].scores]
         return {f"{GAP}{score.name}": score for score in scores if self._has(f"{GAP}{score.name}")}
+
+    @property
+    def grouping_compared(self) -> str:
+        """The grouping whose gaps are compared, the first; "" without groups."""
+        for reports in self.by_group.values():
+            return next(iter(reports[0].grouped.groupings))
+        return ""
 
     def _pairs(self, method: str, measure: str) -> list[tuple[float, float]]:
         """Return a measure under a method and under the baseline, for each seed that has both."""

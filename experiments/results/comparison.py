@@ -1,7 +1,6 @@
 """A comparison: the scores of several methods, with the verdict, the tables and the JSON."""
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -9,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairbloom.protocol.scores import accuracy_first
-from fairbloom.server.run_folder.csv_rows import MEASURES, SHARE_OF_LARGER_CLASS
+from fairbloom.server.run_folder.csv_rows import MEASURES
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.text import plural
 
 from ..study import Study
 from .caveats import SharedData, caveats_of_comparison
-from .compared_scores import ComparedScores, Values, personal_label, tabulate
+from .compared_scores import ComparedScores, personal_label, tabulate
 from .group_scores import GroupReport
 from .measures import CLIENT
 from .presentation import Shown
@@ -70,11 +69,12 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
         plan.baseline,
         of_baseline[0].scores,
         folder,
-        (*caveats_of_comparison(compared), *reasons, *study.left_out),
+        (*caveats_of_comparison(compared, plan.baseline), *reasons, *study.left_out),
         SharedData.of(of_baseline),
         by_group,
         failed | lacking,
         compared,
+        study.extended_from,
     )
     for seed in comparison.seeds:
         if comparison.score_by_client.loc[seed].dropna().empty:
@@ -162,12 +162,10 @@ class Comparison(ComparedScores, Shown):
         Why a method is not compared, by method: failed runs, or missing scores of clients.
     runs
         The runs of each method, one a seed.
+    extended_from
+        The number of seeds that the comparison had when it was first finished, if seeds were added
+        since; else 0.
     """
-
-    def shown_name(self, client: str) -> str:
-        """Return a client's display name; see `Run.shown_name`."""
-        runs = next(iter(self.runs.values()), ())
-        return runs[0].shown_name(client) if runs else client
 
     @cached_property
     def contradictions(self) -> list[str]:
@@ -243,16 +241,6 @@ class Comparison(ComparedScores, Shown):
                 rows.append({"method": method, "measure": measure, **numbers})
         return rows
 
-    @cached_property
-    def larger_classes(self) -> Values:
-        """A client's percentage of test examples in the larger class, the mean over seeds."""
-        by_seed = [run.column(SHARE_OF_LARGER_CLASS) for run in self.runs.get(self.baseline, ())]
-        clients = dict.fromkeys(client for shares in by_seed for client in shares)
-        return {
-            name: statistics.fmean(each[name] for each in by_seed if name in each)
-            for name in clients
-        }
-
     @property
     def as_json(self) -> dict[str, Any]:
         """The output of --json."""
@@ -262,6 +250,7 @@ class Comparison(ComparedScores, Shown):
             "score": asdict(self.score),
             "verdict": asdict(self.verdict),
             "failed": dict(self.failed),
+            "extended_from": self.extended_from,
             "caveats": list(self.caveats),
             "differences": self.difference_rows(),
             "methods": self.rows(),

@@ -4,9 +4,12 @@ import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pandas
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -52,6 +55,11 @@ class Difference:
         return self.p_value < LEVEL
 
     @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval, which has no correction for several tests, excludes zero."""
+        return self.low > 0.0 or self.high < 0.0
+
+    @property
     def is_zero(self) -> bool:
         """Whether method and baseline are equal with every seed."""
         return not (self.better or self.worse)
@@ -91,6 +99,37 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0) -> D
     reach = float(t.isf(LEVEL / 2.0, n - 1)) * error
     p_value = float(2.0 * t.sf(abs(mean) / error, n - 1))
     return Difference(mean, error, mean - reach, mean + reach, better, worse, n, p_value)
+
+
+def half_width(difference: Difference, seeds: int = 0, test_share: float = 0.0) -> float:
+    """Return half the width of a difference's interval, now or with another number of seeds.
+
+    More seeds are assumed to vary as these do. `test_share` is as in `difference_of`: it bounds
+    what more seeds can gain.
+    """
+    from scipy.stats import t
+
+    now = difference.seeds
+    seeds = seeds or now
+    fewer = math.sqrt((1.0 / seeds + test_share) / (1.0 / now + test_share))
+    return float(t.isf(LEVEL / 2.0, seeds - 1)) * difference.error * fewer
+
+
+def half_widths(
+    spreads: "pandas.Series[float]", counts: "pandas.Series[int]", test_share: float
+) -> "pandas.Series[float]":
+    """Return half the widths of many intervals at once, from standard deviations and seeds.
+
+    Those without an interval in `difference_of` are infinite.
+    """
+    from scipy.stats import t
+
+    width = (
+        t.isf(LEVEL / 2.0, (counts - 1).clip(lower=1))
+        * spreads
+        * ((1.0 / counts + test_share) ** 0.5)
+    )
+    return width.where((counts >= FEWEST_SEEDS) & (spreads > 0.0), math.inf)
 
 
 def differences_of(

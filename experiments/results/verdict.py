@@ -1,37 +1,42 @@
-"""A comparison in at most 60 words: how the baseline serves the worst served, and who does better.
+"""A comparison in at most 80 words: how the baseline serves the worst served, and who does better.
 
 Sentences claim differences by two measures only, the worst-served clients and the mean over all, in
 one family of tests over all methods. If nothing differs, at most 5 % of verdicts claim anything.
 """
 
-from collections.abc import Iterator, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fairbloom.protocol.scores import Score
+from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import count_of_share
-from fairbloom.tasks.tables.targets import join_names
 from fairbloom.text import plural, text_if
 
-from .caveats import FEW_CLIENTS, FEWEST_EXAMPLES, join_all
+from .caveats import FEWEST_EXAMPLES, describe_effect_of_an_example, join_all
 from .compared_scores import ComparedScores
-from .differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST
+from .differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST, Difference, half_width, half_widths
 
 if TYPE_CHECKING:
     import pandas
 
 # The most words of the headline and the sentences together.
-MOST_WORDS = 60
+MOST_WORDS = 80
 
 # The most methods that a sentence names.
-MOST_LISTED = 3
+MOST_LISTED = 5
 
 # The scores that may contradict the first one: predicting the larger class more often raises
 # neither.
 AGAINST = ("auc", "balanced-accuracy")
 
-# Signs of significant effects on the worst served and the mean, in the order of sentences.
-EFFECTS = ((1, 1), (1, 0), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, 0), (-1, -1))
+# Measures and signs of differences, in the order of their sentences.
+EFFECTS = ((WORST, 1), (MEAN, 1), (MEAN, -1), (WORST, -1))
+
+# How sentences call the measures, and the signs of differences.
+OBJECTS = {WORST: "the worst served", MEAN: "the mean"}
+VERBS = {1: "improves", -1: "worsens"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The findings of a comparison: headline and sentences have at most 60 words together.
+    """The findings of a comparison: headline and sentences have at most 80 words together.
 
     `improving` are the methods that significantly improve the worst-served clients and do not
     significantly worsen the mean, best mean first.
@@ -53,7 +58,7 @@ class Verdict:
 
     headline: str
     sentences: tuple[str, ...] = ()
-    further: tuple[str, ...] = ()  # the sentences beyond 60 words
+    further: tuple[str, ...] = ()  # the sentences beyond 80 words
     claims: tuple[Claim, ...] = ()  # the significant differences
     improving: tuple[str, ...] = ()
 
@@ -70,7 +75,7 @@ def verdict_of(compared: ComparedScores) -> Verdict:
     improving = [
         method
         for method in best_first
-        if _sign(compared, method, WORST) > 0 and _sign(compared, method, MEAN) >= 0
+        if _sign(compared.claims[method, WORST]) > 0 and _sign(compared.claims[method, MEAN]) >= 0
     ]
     claims = tuple(
         Claim(*key, difference.mean)
@@ -78,8 +83,10 @@ def verdict_of(compared: ComparedScores) -> Verdict:
         if difference.significant
     )
     sentences = [
-        *_answer(compared, improving),
-        *_effects(compared, [method for method in best_first if method not in improving[:1]]),
+        *_too_little(compared),
+        *_claims(compared),
+        *_suggestions(compared),
+        *_precision(compared),
         *_equals(compared, methods),
         *find_contradictions(compared)[:3],
         *_limits(compared),
@@ -92,127 +99,227 @@ def verdict_of(compared: ComparedScores) -> Verdict:
     return Verdict(headline, tuple(shown), tuple(sentences), claims, tuple(improving))
 
 
+# The baseline -------------------------------------------------------------------------------------
+
+
 def _headline(compared: ComparedScores) -> str:
     """Return how the baseline serves the worst-served clients, and all on average."""
     score = compared.score
-    clients_have = "the worst-served 10 % of clients have"
-    if count_of_share(10, len(compared.tested)) == 1:
-        clients_have = "the worst-served client has"
     lower = text_if(not score.higher_is_better, " (lower is better)")
-    worst = score.written(compared.spread(compared.baseline, WORST)[0])
+    client, seeds = _worst_client(compared)
+    if client:
+        own = [values[client] for values in compared.values[compared.baseline] if client in values]
+        value = statistics.fmean(own)
+        in_seeds = f" (in {seeds} of {len(compared.seeds)} seeds)"
+        served = (
+            f"{compared.baseline} serves {compared.shown_name(client)} worst"
+            f"{text_if(len(compared.seeds) > 1, in_seeds)}: its test {score.words} is"
+            f" {score.written(value)}{lower}{_compare_with_guessing(compared, client, value)}"
+        )
+    else:
+        clients_have = "the worst-served 10 % of clients have"
+        if count_of_share(10, len(compared.tested)) == 1:
+            clients_have = "the worst-served client has"
+        worst = score.written(compared.spread(compared.baseline, WORST)[0])
+        served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
     mean = score.written(compared.spread(compared.baseline, MEAN)[0])
+    return f"{served}; the mean is {mean}.{_few_examples(compared)}"
+
+
+def _worst_client(compared: ComparedScores) -> tuple[str, int]:
+    """Return the client that the baseline serves worst in most seeds, and the number of these.
+
+    The name is "" where seeds have other clients, where the worst tenth are several clients, and
+    where no client is worst in most seeds.
+    """
+    score = compared.score
+    by_seed = compared.values[compared.baseline]
+    differ = compared.shared.clients_differ and len(by_seed) > 1
+    if differ or count_of_share(10, len(compared.tested)) > 1:
+        return "", 0
+    worst = Counter(
+        min(values, key=lambda name: (score.better(values[name], 0.0), name)) for values in by_seed
+    )
+    client, seeds = worst.most_common(1)[0]
+    return (client, seeds) if 2 * seeds > len(by_seed) else ("", 0)
+
+
+def _compare_with_guessing(compared: ComparedScores, client: str, accuracy: float) -> str:
+    """Return that a client's accuracy is below that of always guessing its larger class, or ""."""
+    share = compared.larger_classes.get(client, 0.0)
+    if compared.score.name != ACCURACY.name or not accuracy < share:
+        return ""
+    return f", below always guessing its larger class ({share:.0f} %)"
+
+
+def _few_examples(compared: ComparedScores) -> str:
+    """Return how many clients have so few test examples that one moves their scores, or ""."""
+    tested = compared.tested
+    small = [count for count in tested.values() if count < FEWEST_EXAMPLES]
+    if not small:
+        return ""
+    verb = plural(len(small), "is", "are")
+    effect = describe_effect_of_an_example(max(small), compared.score)
     return (
-        f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}; the mean"
-        f" is {mean}."
+        f" {len(small)} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
+        f" examples{effect}."
     )
 
 
 def _limits(compared: ComparedScores) -> Iterator[str]:
-    """Yield how many clients and examples the scores are of, and which methods failed."""
-    tested = compared.tested
-    if len(tested) == 1:
-        yield "There is only one client."
-    elif len(tested) < FEW_CLIENTS:
-        yield f"There are only {len(tested)} clients."
-    if few := sum(count < FEWEST_EXAMPLES for count in tested.values()):
-        verb = plural(few, "is", "are")
-        yield (
-            f"{few} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
-            " examples."
-        )
+    """Yield that there is one client only, and which methods failed."""
+    if len(compared.tested) == 1:
+        yield "There is only one client, so the worst served and the mean are the same."
     for method, reason in compared.failed.items():
         left_out = method in compared.methods
         so = "these seeds are left out" if left_out else "it is not compared"
         yield f"{method} {reason}, so {so}."
 
 
-def _sign(compared: ComparedScores, method: str, measure: str) -> int:
+# The other methods --------------------------------------------------------------------------------
+
+
+def _sign(difference: Difference) -> int:
     """Return 1 if a method is significantly better than the baseline, -1 if worse, else 0."""
-    difference = compared.claims[method, measure]
     if not difference.significant:
         return 0
     return 1 if difference.mean > 0.0 else -1
 
 
-def _answer(compared: ComparedScores, improving: Sequence[str]) -> Iterator[str]:
-    """Yield whether a method improves the worst served without worsening the mean."""
+def _sign_before_correction(difference: Difference) -> int:
+    """Return the sign of a difference that only Holm's correction keeps from being significant."""
+    if difference.significant or not difference.excludes_zero:
+        return 0
+    return 1 if difference.mean > 0.0 else -1
+
+
+def _too_little(compared: ComparedScores) -> Iterator[str]:
+    """Yield why nothing can be claimed: there is one method, or too few seeds."""
     seeds = len(compared.seeds)
-    baseline = compared.baseline
     if len(compared.methods) == 1:
         has_run = "has finished" if compared.failed else "was run"
         yield f"No other method {has_run}, so there is nothing to compare."
     elif seeds < FEWEST_SEEDS:
         seeds_do = plural(seeds, "A single seed does", "Two seeds do")
         yield f"{seeds_do} not show which method is better: use 5."
-    elif improving:
-        yield _improvement(compared, improving[0])
-    elif any(difference.significant for difference in compared.claims.values()):
-        yield "No method significantly improves the worst served without worsening the mean."
-    elif len(compared.methods) == 2:
-        (other,) = (method for method in compared.methods if method != baseline)
-        yield (
-            f"{other} does not differ significantly from {baseline}, for the worst served or in the"
-            " mean."
-        )
-    else:
-        yield (
-            f"No method differs significantly from {baseline}, for the worst served or in the mean."
-        )
 
 
-def _improvement(compared: ComparedScores, method: str) -> str:
-    """Return by how much a method improves the worst served, with its interval, and the mean."""
+def _claims(compared: ComparedScores) -> Iterator[str]:
+    """Yield all significant differences with their sizes, or that there is none."""
+    if len(compared.methods) == 1 or len(compared.seeds) < FEWEST_SEEDS:
+        return
+    others = [method for method in compared.methods if method != compared.baseline]
+    subject = f"{others[0]} does not" if len(others) == 1 else "No method"
+    if not any(difference.significant for difference in compared.claims.values()):
+        differs = "differ" if len(others) == 1 else "differs"
+        yield (
+            f"{subject} {differs} significantly from {compared.baseline}, for the worst served or"
+            " in the mean."
+        )
+        return
+    if not _methods_with(compared, WORST, 1, _sign):
+        improves = "improve" if len(others) == 1 else "improves"
+        yield f"{subject} significantly {improves} the worst served."
+    for measure, sign in EFFECTS:
+        methods = _methods_with(compared, measure, sign, _sign)
+        end = ""
+        if (measure, sign) == (WORST, 1):
+            losing = _methods_with(compared, MEAN, -1, _sign)
+            cost = f", {text_if(len(methods) > 1, 'all ')}without a significant loss in the mean"
+            end = text_if(not {*losing} & {*methods}, cost)
+        yield from _list_effects(compared, measure, sign, methods, "significantly ", end)
+
+
+def _suggestions(compared: ComparedScores) -> Iterator[str]:
+    """Yield the differences that only the correction makes insignificant, and where to look."""
+    before = "Before the correction for several comparisons, "
+    for measure, sign in EFFECTS:
+        methods = _methods_with(compared, measure, sign, _sign_before_correction)
+        for sentence in _list_effects(compared, measure, sign, methods):
+            yield f"{before}{sentence}"
+            before = "Before it, "
+        if methods and (measure, sign) == (WORST, 1):
+            gain = compared.claims[methods[0], WORST].mean
+            claimed = _methods_with(compared, WORST, 1, _sign)
+            if not claimed or gain > compared.claims[claimed[0], WORST].mean:
+                yield f"Look first at {methods[0]} ({_points(gain, compared.score)})."
+
+
+def _methods_with(
+    compared: ComparedScores, measure: str, sign: int, sign_of: Callable[[Difference], int]
+) -> list[str]:
+    """Return the methods whose difference by a measure has a sign, the largest difference first."""
+    found = {
+        method: abs(difference.mean)
+        for (method, of), difference in compared.claims.items()
+        if of == measure and sign_of(difference) == sign
+    }
+    return sorted(found, key=lambda method: -found[method])
+
+
+def _list_effects(
+    compared: ComparedScores,
+    measure: str,
+    sign: int,
+    methods: Sequence[str],
+    adverb: str = "",
+    end: str = "",
+) -> Iterator[str]:
+    """Yield a sentence on the sizes of methods' differences by a measure, if there are methods.
+
+    The first has its interval. Of many, the last are only counted.
+    """
+    if not methods:
+        return
     score = compared.score
-    worst = compared.claims[method, WORST]
-    mean = compared.claims[method, MEAN]
-    also = "without a significant loss in the mean"
-    if mean.significant:
-        also = f"and the mean, by {_points(mean.mean, score)}"
-    size = _points(worst.mean, score)
-    interval = f"{_number(worst.low, score)} to {_number(worst.high, score)}"
-    return f"{method} significantly improves the worst served, by {size} ({interval}), {also}."
+    sizes = [abs(compared.claims[method, measure].mean) for method in methods]
+    first = compared.claims[methods[0], measure]
+    low, high = sorted((sign * first.low, sign * first.high))
+    interval = f"{_number(low, score)} to {_number(high, score)}"
+    parts = [
+        f"{methods[0]} {adverb}{VERBS[sign]} {OBJECTS[measure]} by {_points(sizes[0], score)}"
+        f" ({interval})"
+    ]
+    pairs = list(zip(methods, sizes, strict=True))[1:]
+    parts += [f"{method} by {_number(size, score)}" for method, size in pairs[: MOST_LISTED - 1]]
+    if more := pairs[MOST_LISTED - 1 :]:
+        parts.append(f"{len(more)} more by at least {_number(more[-1][1], score)}")
+    yield f"{join_all(parts)}{end}."
 
 
-def _effects(compared: ComparedScores, methods: Sequence[str]) -> Iterator[str]:
-    """Yield the significant effects of methods, one sentence for methods with the same effects."""
-    verbs = {1: "improve", -1: "worsen"}
-    for effects in EFFECTS:
-        alike = [
-            method
-            for method in methods
-            if (_sign(compared, method, WORST), _sign(compared, method, MEAN)) == effects
-        ]
-        worst, mean = effects
-        s = plural(len(alike), "s", "")
-        parts = []
-        if worst:
-            parts.append(f"{verbs[worst]}{s} the worst served")
-        if mean:
-            parts.append(f"{verbs[mean]}{s} the mean")
-        predicate = f"{verbs[mean]}{s} both" if worst == mean else " but ".join(parts)
-        yield from _list(alike, predicate)
+def _precision(compared: ComparedScores) -> Iterator[str]:
+    """Yield how wide intervals are, and would be with twice the seeds, if no gain is claimed."""
+    seeds = len(compared.seeds)
+    found = [
+        difference
+        for (_, measure), difference in compared.claims.items()
+        if measure == WORST and difference.error > 0.0  # NaN with too few seeds
+    ]
+    if not found or _methods_with(compared, WORST, 1, _sign):
+        return
+    share = compared.shared.test_share
+    now = statistics.median(half_width(each) for each in found)
+    then = statistics.median(half_width(each, 2 * seeds, share) for each in found)
+    yield (
+        f"Intervals for the worst served are typically ±{_points(now, compared.score)}; with"
+        f" {2 * seeds} seeds instead of {seeds}, about ±{_number(then, compared.score)}."
+    )
 
 
 def _equals(compared: ComparedScores, methods: Sequence[str]) -> Iterator[str]:
-    """Yield the methods that equal the baseline with every seed, and their personal models."""
+    """Yield the methods that equal the baseline with every seed."""
     same = [
         method
         for method in methods
         if all(compared.claims[method, measure].is_zero for measure in CLAIMED)
     ]
-    verb = plural(len(same), "equals", "equal")
-    yield from _list(same, f"{verb} {compared.baseline} with every seed")
-    if rows := [row for method in same if (row := compared.personal_row(method))]:
-        yield f"Look at {join_all(rows)}."
-
-
-def _list(methods: Sequence[str], predicate: str) -> Iterator[str]:
-    """Yield a sentence on methods, if there are any; of many, the last are only counted."""
-    if not methods:
+    if not same:
         return
-    many = len(methods) > MOST_LISTED
-    subject = join_names(methods, MOST_LISTED) if many else join_all(methods)
-    yield f"{subject} {predicate}."
+    names = [*same[:MOST_LISTED]]
+    if more := len(same) - len(names):
+        names.append(f"{more} more")
+    verb = plural(len(same), "equals", "equal")
+    yield f"{join_all(names)} {verb} {compared.baseline} with every seed."
 
 
 def _points(value: float, score: Score) -> str:
@@ -222,7 +329,9 @@ def _points(value: float, score: Score) -> str:
 
 def _number(value: float, score: Score) -> str:
     """Return a number as text, without a minus if it rounds to zero."""
-    return f"{round(value, 1) + 0.0:.1f}" if score.percent else f"{value + 0.0:.3g}"
+    if not score.percent or 0.0 < abs(value) < 0.05:
+        return f"{value + 0.0:.2g}" if score.percent else f"{value + 0.0:.3g}"
+    return f"{round(value, 1) + 0.0:.1f}"
 
 
 # Other scores -------------------------------------------------------------------------------------
@@ -231,18 +340,17 @@ def _number(value: float, score: Score) -> str:
 def find_contradictions(compared: ComparedScores) -> list[str]:
     """Return sentences on clients that gain by the first score and lose by others.
 
-    The largest gains come first. For each score, the client has it under both methods in at least
-    three seeds, and moves that way in most of them.
+    The largest gains come first. Each gain and loss is one whose 95 % interval over the seeds
+    excludes zero, so the client has the scores under both methods in at least three seeds.
     """
     found = list[tuple[float, str]]()
-    finals = compared.finals
     first, *rest = compared.scores
     others = [score for score in rest if score.name in AGAINST]
     for method in compared.methods:
         if method == compared.baseline:
             continue
-        gains = _gains(finals, method, compared.baseline, first)
-        other_gains = [_gains(finals, method, compared.baseline, score) for score in others]
+        gains = _gains(compared, method, first)
+        other_gains = [_gains(compared, method, score) for score in others]
         for client in compared.clients_compared:
             gain = gains.get(client, 0.0)
             lost = [
@@ -259,21 +367,16 @@ def find_contradictions(compared: ComparedScores) -> list[str]:
     return [sentence for _, sentence in sorted(found, key=lambda each: -each[0])]
 
 
-def _gains(
-    finals: "pandas.DataFrame", method: str, baseline: str, score: Score
-) -> "pandas.Series[float]":
-    """Return the mean gain of clients by a score.
-
-    It is 0 with too few seeds, and if at most half of the seeds agree with its sign.
-    """
-    of_score = finals[finals["score"] == score.name]
-    values = of_score.set_index(["seed", "client"])["value"]
-    mine = values[(of_score["method"] == method).to_numpy()]
-    base = values[(of_score["method"] == baseline).to_numpy()]
+def _gains(compared: ComparedScores, method: str, score: Score) -> "pandas.Series[float]":
+    """Return the mean gain of clients by a score, 0 unless its 95 % interval excludes zero."""
+    finals = compared.finals[compared.finals["score"] == score.name]
+    values = finals.set_index(["seed", "client"])["value"]
+    mine = values[(finals["method"] == method).to_numpy()]
+    base = values[(finals["method"] == compared.baseline).to_numpy()]
     by_client = (score.better(1.0, 0.0) * (mine - base)).dropna().groupby("client")
     mean = by_client.mean()
-    agree = by_client.agg(lambda gains: (gains * gains.mean() > 0.0).mean())
-    return mean.where((by_client.size() >= FEWEST_SEEDS) & (agree > 0.5), 0.0)
+    reach = half_widths(by_client.std(), by_client.size(), compared.shared.test_share)
+    return mean.where(mean.abs() > reach, 0.0)
 
 
 def _size(gain: float, score: Score) -> str:

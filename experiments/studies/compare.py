@@ -1,17 +1,19 @@
 """A comparison: arms run with the same seeds, and so the same clients, draws and batches."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fairbloom.protocol.settings import SettingsError
+from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPS
 from fairbloom.server.settings import check_used
 
 from ..results.comparison import Comparison, read_comparison
 from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT
-from ..study import Study
+from ..study import Study, find_study
 from .on_ray import OnRay
 from .progress import StudyBar
 from .running import carry_out, fix_score, write_tables
@@ -27,7 +29,7 @@ def compare_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> 
     are raised before any run starts.
     """
     out = out.absolute()
-    study = prepare(study, out)
+    study = replace(prepare(study, out), extended_from=seeds_before(study, out))
     bar.expect(len(study.runs(out)))
     with carry_out(study, out, place, bar) as work:
         work.run(study.runs(out))
@@ -58,6 +60,23 @@ def prepare(study: Study, out: Path) -> Study:
     first = study.run(study.arms[0], study.seeds[0], out)
     check_used(study.settings, [arm.method for arm in study.arms], first.task)
     return replace(study, settings={**study.settings, **fix_score(first)})
+
+
+def seeds_before(study: Study, out: Path) -> int:
+    """Return with how many seeds a comparison was first finished, if it now has more; else 0.
+
+    Who adds seeds after a look at the results finds differences by chance more often than a p-value
+    says, so the results mention it.
+    """
+    with contextlib.suppress(RunFolderError):  # a damaged study is written again
+        there = find_study(out)
+        if there is None or there.kind != study.kind:
+            return 0
+        before = there.extended_from
+        if not before and not there.unfinished(out):
+            before = len(there.seeds)
+        return before if {*there.seeds} <= {*study.seeds} and before < len(study.seeds) else 0
+    return 0
 
 
 def tables_of(comparison: Comparison) -> dict[str, Sequence[Mapping[str, object]]]:

@@ -80,6 +80,7 @@ def test_the_terminal_has_gaps_with_intervals() -> None:
     sizes, differences = gap_tables(BY_HAND)
     assert [row[0].text for row in sizes.rows] == ["FedAvg", "FairFed", "FedFV"]
     assert differences.headings == ["method", "selection rate gap"]
+    assert differences.caption == "How much narrower the gaps by sex are than under FedAvg"
     fair, other = ([cell.text for cell in row] for row in differences.rows)
     assert fair == ["FairFed", "+20.3 (16.5 to 24.1)"]
     assert other == ["FedFV", "-0.3 (-5.5 to 4.8)"]

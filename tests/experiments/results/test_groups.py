@@ -381,6 +381,6 @@ def test_regression_that_is_worse_than_the_mean_says_so(
     assert f"far {values['far']:.3g}" in printed
     run = api.load(tmp_path / "run")
     (line,) = (
-        each for each in caveats_of_comparison({"FedAvg": [run], "Other": [run]}) if "r2" in each
+        each for each in caveats_of_comparison({"A": [run], "Other": [run]}, "A") if "r2" in each
     )
-    assert line.startswith("Under FedAvg and Other")
+    assert line.startswith("Under A and Other")

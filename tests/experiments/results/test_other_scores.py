@@ -101,15 +101,28 @@ def test_of_many_contradictions_three_are_said() -> None:
     finals = {
         method: [
             {
-                "accuracy": {f"c{k}": 50.0 + sign * 5.0 for k in range(5)},
-                "auc": {f"c{k}": 0.5 - sign * 0.1 for k in range(5)},
+                "accuracy": {f"c{k}": 50.0 + sign * (5.0 + seed) for k in range(5)},
+                "auc": {f"c{k}": 0.5 - sign * (0.1 + 0.01 * seed) for k in range(5)},
             }
-            for _ in range(3)
+            for seed in range(3)
         ]
         for method, sign in (("FedAvg", 0.0), ("Local", 1.0))
     }
     verdict = compared_by_scores(finals, ACCURACY, AUC).verdict
     assert sum("but loses" in each for each in (*verdict.sentences, *verdict.further)) == 3
+
+
+def test_a_loss_within_its_interval_is_no_contradiction() -> None:
+    """HI gains for sure, and its AUC falls by chance in most seeds."""
+    drift = (-0.0004, 0.0003, -0.0002, -0.0001, -0.0001)
+    finals = {
+        "FedAvg": [{"accuracy": {"HI": 60.0 + k}, "auc": {"HI": 0.7}} for k in range(5)],
+        "Local": [
+            {"accuracy": {"HI": 63.0 + 1.1 * k}, "auc": {"HI": 0.7 + each}}
+            for k, each in enumerate(drift)
+        ],
+    }
+    assert compared_by_scores(finals, ACCURACY, AUC).contradictions == []
 
 
 def test_of_clients_that_differ_by_seed_nothing_is_said() -> None:
@@ -126,7 +139,7 @@ def test_a_verdict_by_any_score_names_it_and_its_unit(subtests: pytest.Subtests)
             gains = {score.name: dict.fromkeys(CLIENTS, size), "accuracy": {}}
             comparison = compared((score, ACCURACY), gains, lacking={score.name: {"hungarian": 4}})
             verdict = comparison.verdict
-            assert f"a test {names[score.name]} of" in verdict.headline
+            assert f"test {names[score.name]} " in verdict.headline
             assert verdict.improving == ("Local",)
             assert ("points" in verdict.sentences[0]) is score.percent
             assert {row["measure"] for row in comparison.difference_rows()} >= {

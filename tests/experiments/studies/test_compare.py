@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.results.run import REPORT
+from fairbloom.experiments.studies.compare import seeds_before
 from fairbloom.experiments.studies.pool import check_runs
+from fairbloom.experiments.study import Study
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.lock import locked_folder
@@ -30,6 +33,7 @@ from tests.deploy.flower import wait_until
 from tests.simulation.helpers import Outcome, table
 
 from ..helpers import compared_by_hand, fairbloom, start, times_in
+from ..made_up import make_comparison
 
 SMALL = (
     "--seeds",
@@ -192,6 +196,28 @@ def test_tables_have_the_methods_named_now_and_repeat_no_run(
     assert api.load(out).methods == ("QFedAvg (q=1)", "FedAvg")
     assert {file: file.stat().st_mtime_ns for file in before} == before
     assert api.load(out).values["FedAvg"] == api.load(compared).values["FedAvg"]
+
+
+def test_a_comparison_with_more_seeds_says_how_many_it_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    """Until all runs are finished nobody has seen results; fewer seeds are no extension."""
+    small = ("compare", "--methods", "fedavg,fedfv", "--clients", 4, "--rounds", 1, "--jobs", 1)
+    for seeds, said in ((2, 0), (3, 2), (4, 2), (2, 0)):
+        with subtests.test(seeds=seeds):
+            capsys.readouterr()
+            assert fairbloom(*small, "--seeds", seeds, "--out", tmp_path / "cmp") == 0
+            assert api.load(tmp_path / "cmp").extended_from == said
+            printed = capsys.readouterr().out
+            assert ("extended from 2 seeds" in printed) is bool(said)
+    make_comparison(tmp_path / "made", ["fedavg", "fedfv"], [0, 1], ["a", "b"], 1)
+    study = Study.read(tmp_path / "made")
+    more = replace(study, seeds=[0, 1, 2])
+    assert seeds_before(more, tmp_path / "made") == 2
+    shutil.rmtree(tmp_path / "made" / "runs" / "fedfv-seed1")
+    assert seeds_before(more, tmp_path / "made") == 0
+    replace(study, extended_from=2, seeds=[0, 1, 2]).write(tmp_path / "made")  # interrupted
+    assert seeds_before(more, tmp_path / "made") == 2
 
 
 def test_a_folder_of_a_run_or_of_somebody_s_files_is_refused(
