@@ -134,7 +134,12 @@ def export(
     out
         The file to write. The default is a file in exports/ in the run folder.
     """
-    say(f"exported: {load(run).export(client=client, model=model, out=out, trust=trust)}")
+    from fairbloom.prediction.export import describe_refused, export_onnx  # late, as PyTorch is
+
+    predictor = load(run).predictor(client, model, trust=trust)
+    say(f"exported: {export_onnx(predictor, out)}")
+    if refused := describe_refused(predictor):
+        say(f"the file gives {refused}")
 
 
 def say(text: str, quiet: bool = False) -> None:

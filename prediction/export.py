@@ -1,6 +1,7 @@
 """Export a trained model with its preprocessing as ONNX, and check the export's predictions."""
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairbloom import __version__
@@ -21,16 +23,25 @@ from fairbloom.server.run_folder.files import EXPORTS
 from fairbloom.system.files import write_whole
 from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
+from fairbloom.tasks.schema import MAX_TEXT, Constraints, Field
+from fairbloom.tasks.tables.cells import MAX_NUMBER
+from fairbloom.tasks.tables.targets import join_names
 from fairbloom.text import text_if
 
-from .output_rows import table_of_frame, values_of
+from .output_rows import codes_of, find_refused, table_of_frame
 from .predictor import Predictor
 
-# The number of rows on which an export is checked.
+# The number of rows within the schema on which an export is checked.
 ROWS = 256
+
+# The most further rows, each with a number or text for which a row may be refused.
+MAX_ODD_ROWS = 512
 
 # Largest difference of a probability, or of a quantity in units of its deviation in training.
 TOLERANCE = 1e-4
+
+# A text that is too long to be a category.
+UNKNOWN_TEXT = "-" * (MAX_TEXT + 1)
 
 
 def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
@@ -57,8 +68,10 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
     file = out or EXPORTS.path_in(predictor.run) / f"{'-'.join([predictor.model, *client])}.onnx"
     with _explained():
         raw = _make_rows(how)
+        refused = np.zeros(len(raw), np.bool_)
         if how.form == TABLE:
-            inputs = how.inputs(values_of(table_of_frame(raw), how))
+            values, refused = find_refused(table_of_frame(raw), how)
+            inputs = how.inputs(values)
         else:
             inputs = torch.from_numpy(raw)
         content = _convert(predictor, how, inputs)
@@ -71,13 +84,35 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
             feed[column.name] = raw[[column.name]].to_numpy(dtype)
         if not feed:
             feed[session.get_inputs()[0].name] = raw
-        values, *probabilities = session.run(None, feed)
-        found = Predictions(values, probabilities[0] if probabilities else None)
-    _check(found, how.decode(predictor.outputs(inputs)), how)
+        predicted, *probabilities = session.run(None, feed)
+        found = Predictions(predicted, probabilities[0] if probabilities else None)
+    _check(found, how.decode(predictor.outputs(inputs)), refused, how)
     with explain_write_errors("the export", file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, content)
     return file
+
+
+def describe_refused(predictor: Predictor) -> str:
+    """Return for which rows of a table an exported file has no prediction; "" if there are none."""
+    how = predictor.preprocessing
+    if how is None or how.form != TABLE:
+        return ""
+    schema = how.dictionary
+    fields = {column.name: schema.fields[column.name] for column in how.columns}
+    bounded = [
+        name
+        for name, field in fields.items()
+        if field.constraints.model_copy(update={"required": False}) != Constraints()
+    ]
+    reasons = {
+        "beyond its bounds": bounded,
+        "no whole number": [name for name, field in fields.items() if field.type == "integer"],
+        "in no category": [name for name, field in fields.items() if field.categories],
+        "missing": [column.name for column in how.columns if not column.fill],
+    }
+    listed = [f"{join_names(names, 3)} {reason}" for reason, names in reasons.items() if names]
+    return f"no class and NaN for a row with {', or '.join(listed)}" if listed else ""
 
 
 class _Predicting(nn.Module):
@@ -142,22 +177,65 @@ def _explained() -> Iterator[None]:
 
 
 def _make_rows(how: Preprocessing) -> Any:
-    """Return raw data: rows like the training rows and slightly beyond, or numbers from 0 to 1."""
+    """Return raw data: numbers from 0 to 1, or a table's rows by its schema, and then odd rows.
+
+    The rows are like the training rows, and slightly beyond as far as the schema allows. Each odd
+    row has a number beyond a bound, a fraction, a code of a missing value or an unknown text.
+    """
     random = np.random.default_rng(0)
     if how.form != TABLE:
         return random.random((ROWS, *how.shape), np.float32)
     import pandas  # imported late: it takes a second
 
+    schema = how.dictionary
     rows: dict[str, Any] = {}
+    odd: list[tuple[str, float | str]] = []
     for column in how.columns:
+        name = column.name
+        field = schema.fields[name]
         missing = random.random(ROWS) < (0.1 if column.fill else 0.0)
         if column.kind == CATEGORY:
-            rows[column.name] = random.choice(np.array(column.categories, object), ROWS)
-            rows[column.name][missing] = ""
-        else:
-            rows[column.name] = random.normal(column.center, 2.0 * (column.scale or 1.0), ROWS)
-            rows[column.name][missing] = np.nan
-    return pandas.DataFrame(rows)
+            rows[name] = random.choice(np.array(column.categories, object), ROWS)
+            rows[name][missing] = ""
+            odd += [(name, text) for text in (*field.places, *field.missingValues, UNKNOWN_TEXT)]
+            continue
+        numbers = random.normal(column.center, 2.0 * (column.scale or 1.0), ROWS)
+        rows[name] = _within(numbers, field)
+        rows[name][missing] = np.nan
+        odd += [(name, number) for number in (*_beyond(field), *codes_of(schema, name))]
+    frame = pandas.DataFrame(rows)
+    if len(odd) > MAX_ODD_ROWS:
+        odd = [odd[place] for place in random.choice(len(odd), MAX_ODD_ROWS, replace=False)]
+    places = np.arange(len(odd)) % ROWS
+    extra = frame.iloc[places].reset_index(drop=True)
+    for row, (name, value) in enumerate(odd):
+        extra.loc[row, name] = value
+    return pandas.concat([frame, extra], ignore_index=True)
+
+
+def _within(numbers: NDArray[np.float64], field: Field) -> NDArray[np.float64]:
+    """Return numbers that a field allows, near these."""
+    limits = field.constraints
+    if limits.enum:
+        allowed = np.sort(limits.enum)
+        return allowed[np.abs(numbers[:, None] - allowed).argmin(axis=1)]
+    if field.type == "integer":
+        return np.clip(np.round(numbers), np.ceil(limits.minimum), np.floor(limits.maximum))
+    return np.clip(numbers, limits.minimum, limits.maximum)
+
+
+def _beyond(field: Field) -> Iterator[float]:
+    """Yield numbers just beyond a field's bounds, a fraction, and numbers that no field allows."""
+    limits = field.constraints
+    for bound, end in ((limits.minimum, -math.inf), (limits.maximum, math.inf)):
+        if math.isfinite(bound):
+            yield float(np.nextafter(bound, end))
+            yield bound
+            yield bound + math.copysign(1.0, end)
+    yield from limits.enum
+    if limits.enum or field.type == "integer":
+        yield max(limits.enum, default=0.0) + 0.5
+    yield from (2.0 * MAX_NUMBER, -math.inf, math.inf)
 
 
 def _numbers_of(predictions: Predictions) -> Any:
@@ -167,21 +245,33 @@ def _numbers_of(predictions: Predictions) -> Any:
     return predictions.probabilities
 
 
-def _check(found: Predictions, own: Predictions, how: Preprocessing) -> None:
-    """Raise FairbloomError if an export predicts something else than the model itself."""
+def _check(
+    found: Predictions, own: Predictions, refused: NDArray[np.bool_], how: Preprocessing
+) -> None:
+    """Raise FairbloomError if an export predicts something else than the model itself.
+
+    A row that is `refused` must have NaN and no class. NaN is equal to NaN.
+    """
     numbers = _numbers_of(found)
     expected = _numbers_of(own)
-    error = np.abs(numbers - expected).reshape(ROWS, -1).max(axis=1)
+    expected[refused] = np.nan
+    if how.classes:
+        own.values[refused] = ""
+    count = len(refused)
+    error = np.abs(numbers - expected)
+    error[np.isnan(numbers) & np.isnan(expected)] = 0.0
+    error = error.reshape(count, -1).max(axis=1)
     if not how.classes:
         error = error / how.target_scale
     wrong = ~(error <= TOLERANCE)  # not `error > TOLERANCE`: NaN is wrong too
     if how.classes:
         top = np.sort(expected, axis=1)
-        wrong |= (top[:, -1] - top[:, -2] > 2 * TOLERANCE) & (found.values != own.values)
+        is_clear = refused | (top[:, -1] - top[:, -2] > 2 * TOLERANCE)
+        wrong |= is_clear & (found.values != own.values)
     if wrong.any():
         row = int(np.argmax(wrong))
         raise FairbloomError(
             f"the exported model predicts {found.values[row]!r}, {numbers[row]}, for row {row} of"
-            f" {ROWS} rows, and the model itself {own.values[row]!r}, {expected[row]}:"
+            f" {count} rows, and the model itself {own.values[row]!r}, {expected[row]}:"
             f" {TOLERANCE:g} is the largest difference. Nothing was written: compute in float32"
         )

@@ -27,12 +27,13 @@ IMAGES_AT_ONCE = 256
 class NewData(NamedTuple):
     """Batches of inputs, and the columns of text to write next to the predictions.
 
-    `decimal` is the decimal mark of these columns.
+    `decimal` is the decimal mark of these columns, and `delimiter` separates them in their file.
     """
 
     columns: Mapping[str, Iterable[str]]
     batches: Iterator[Tensor]
     decimal: Decimal = "."
+    delimiter: str = ","
 
 
 def read_new_data(path: Path, preprocessing: Preprocessing) -> NewData:
@@ -54,7 +55,8 @@ def data_of_table(table: Table, preprocessing: Preprocessing) -> NewData:
         )
         for start in range(0, len(table), EVALUATION_BATCH)
     )
-    return NewData({name: texts_of(table, name) for name in table.columns}, batches, table.decimal)
+    texts = {name: texts_of(table, name) for name in table.columns}
+    return NewData(texts, batches, table.decimal, table.file.delimiter or ",")
 
 
 def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:

@@ -8,7 +8,7 @@ are strings.
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -17,9 +17,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, checker, compose, helper, numpy_helper
 
-from fairbloom.tasks.preprocessing import CATEGORY, TABLE, InputColumn, Preprocessing
-from fairbloom.tasks.schema import Schema
+from fairbloom.tasks.preprocessing import CATEGORY, MAX_INPUT, TABLE, InputColumn, Preprocessing
+from fairbloom.tasks.schema import Field, Schema
 from fairbloom.tasks.tables.cells import MAX_NUMBER
+
+from .output_rows import codes_of
 
 # The graph's input if raw data are not a table: an array in the model's shape.
 INPUTS = "inputs"
@@ -50,7 +52,6 @@ def surround(
     (asked,) = core.graph.input
     (found,) = core.graph.output
     graph = _Graph(prefix)
-    refused = ""
     if how.form == TABLE:
         inputs, refused = graph.table(how.columns, how.dictionary)
         graph.add("Identity", inputs, name=asked.name)
@@ -62,6 +63,7 @@ def surround(
     else:
         graph.add("Identity", INPUTS, name=asked.name)
         raw = [_value(INPUTS, TensorProto.FLOAT, *how.shape)]
+        refused = graph.not_finite(INPUTS)
     graph.nodes += core.graph.node
     predicted = _unused(f"predicted_{how.target or 'target'}", names)
     outputs = graph.predictions(
@@ -115,26 +117,65 @@ class _Graph:
         refused = list[str]()
         for column in columns:
             is_category = column.kind == CATEGORY
-            parts = self.categories(column, schema) if is_category else self.numbers(column)
+            parts = (self.categories if is_category else self.numbers)(column, schema)
             inputs.append(parts[0])
             refused.append(parts[1])
-        # Cast to numbers, because not every runtime has ReduceMax of booleans.
-        reasons = self.add("Cast", self.add("Concat", *refused, axis=1), to=TensorProto.FLOAT)
-        most = self.add("ReduceMax", reasons, self.constant(np.array([1])), keepdims=1)
-        return self.add("Concat", *inputs, axis=1), self.add("Cast", most, to=TensorProto.BOOL)
+        any_reason = self._any(self.add("Concat", *refused, axis=1))
+        return self.add("Concat", *inputs, axis=1), any_reason
 
-    def numbers(self, column: InputColumn) -> tuple[str, str]:
+    def not_finite(self, inputs: str) -> str:
+        """Add an output that is true for examples with NaN or infinite numbers, shape (n, 1)."""
+        rows = self.add("Reshape", inputs, self.constant(np.array([0, -1])))
+        is_any = self.add("Or", self.add("IsNaN", rows), self.add("IsInf", rows))
+        return self._any(is_any)
+
+    def _any(self, reasons: str) -> str:
+        """Add an output that is true for rows with a reason, shape (n, 1)."""
+        # Cast to numbers, because not every runtime has ReduceMax of booleans.
+        numbers = self.add("Cast", reasons, to=TensorProto.FLOAT)
+        most = self.add("ReduceMax", numbers, self.constant(np.array([1])), keepdims=1)
+        return self.add("Cast", most, to=TensorProto.BOOL)
+
+    def _is_in(self, values: str, numbers: Collection[float]) -> str:
+        """Add an output that is true for rows whose number, shape (n, 1), is one of `numbers`."""
+        return self._any(self.add("Equal", values, self.constant(np.array([[*numbers]], float))))
+
+    def numbers(self, column: InputColumn, schema: Schema) -> tuple[str, str]:
         """Add the input of a column of numbers; return its output and that of refused rows."""
         # A column that was constant in training has the input 0: a number divided by infinity.
         shifted = self.add("Sub", column.name, self.constant(column.center))
         ratio = self.add(
             "Div", shifted, self.constant(column.scale if column.scale > 0.0 else math.inf)
         )
+        clipped = self.add("Clip", ratio, self.constant(-MAX_INPUT), self.constant(MAX_INPUT))
         missing = self.add("IsNaN", column.name)
-        filled = self.add("Where", missing, self.constant(0.0), ratio)
-        large = self.add("Greater", self.add("Abs", column.name), self.constant(MAX_NUMBER))
-        refused = large if column.fill else self.add("Or", large, missing)
+        if codes := codes_of(schema, column.name):
+            missing = self.add("Or", missing, self._is_in(column.name, codes))
+        filled = self.add("Where", missing, self.constant(0.0), clipped)
+        refused = self._out_of_range(column.name, schema.fields[column.name])
+        if column.fill:
+            refused = self.add("And", refused, self.add("Not", missing))
+        else:
+            refused = self.add("Or", refused, missing)
         return self.add("Cast", filled, to=TensorProto.FLOAT), refused
+
+    def _out_of_range(self, name: str, field: Field) -> str:
+        """Add an output that is true for rows with a number that the field does not allow."""
+        limits = field.constraints
+        largest = min(limits.maximum, MAX_NUMBER)
+        least = max(limits.minimum, -MAX_NUMBER)
+        refused = self.add(
+            "Or",
+            self.add("Greater", name, self.constant(largest)),
+            self.add("Less", name, self.constant(least)),
+        )
+        if limits.enum:
+            unlisted = self.add("Not", self._is_in(name, limits.enum))
+            refused = self.add("Or", refused, unlisted)
+        if field.type == "integer":
+            whole = self.add("Equal", name, self.add("Floor", name))
+            refused = self.add("Or", refused, self.add("Not", whole))
+        return refused
 
     def categories(self, column: InputColumn, schema: Schema) -> tuple[str, str]:
         """Add the inputs of a column of categories; return its output and that of refused rows."""

@@ -1,5 +1,6 @@
 """New rows of a table, from a file or a data frame, checked by the schema of the run."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,9 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks.preprocessing import Preprocessing
-from fairbloom.tasks.tables.encode import is_missing, read_columns
+from fairbloom.tasks.schema import Schema, normalise
+from fairbloom.tasks.tables.cells import parse_number
+from fairbloom.tasks.tables.encode import UNKNOWN, is_missing, read_columns
 from fairbloom.tasks.tables.read import CellError, Table
 from fairbloom.text import plural
 
@@ -60,6 +63,31 @@ def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[A
     if problems:
         raise FairbloomError(list_problems(str(table.path), problems, len(table), "rows"))
     return found
+
+
+def find_refused(
+    table: Table, preprocessing: Preprocessing
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+    """Return the values of the model's input columns, and which rows `values_of` would refuse."""
+    schema = preprocessing.dictionary
+    found, faults = read_columns(table, schema, [*schema.inputs])
+    refused = np.zeros(len(table), np.bool_)
+    for each in faults:
+        if isinstance(each, CellError) and each.rows is not None and each.why != "missing":
+            refused[each.rows] = True
+    for name, column in found.items():
+        # Only a column's first faults are listed; the values show its other faulty cells.
+        refused |= np.isinf(column) if column.dtype.kind == "f" else column == UNKNOWN
+        if schema.missing_of(name) != "fill":
+            refused |= is_missing(column)
+    return found, refused
+
+
+def codes_of(schema: Schema, name: str) -> list[float]:
+    """Return the numbers that mean a missing value in a column of numbers."""
+    markers = (*schema.missingValues, *schema.fields[name].missingValues)
+    numbers = {parse_number(normalise(each)) for each in markers}
+    return sorted(each for each in numbers if each is not None and not math.isnan(each))
 
 
 def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, noun: str) -> str:

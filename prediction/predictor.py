@@ -41,7 +41,13 @@ from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.tasks.models import frozen_parameters
-from fairbloom.tasks.preprocessing import TABLE, Preprocessing
+from fairbloom.tasks.preprocessing import (
+    MAX_INPUT,
+    TABLE,
+    Predictions,
+    Preprocessing,
+    find_clipped,
+)
 from fairbloom.tasks.schema import Schema, parse_schema
 from fairbloom.tasks.tables.targets import join_names
 from fairbloom.text import plural, text_if
@@ -54,6 +60,10 @@ if TYPE_CHECKING:
 
 # The models of a run: the final one, the one with the best mean score, and a client's personal one.
 LAST, BEST_MODEL, PERSONAL_MODEL = MODELS = ("last", "best", "personal")
+
+
+# The column of predictions that names a row's numbers that are far beyond those of training.
+CLIPPED = "far_beyond_training"
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +150,7 @@ class Predictor:
     def predict_file(self, path: Path, out: Path) -> int:
         """Write a CSV file with new data and the predictions, and return their number.
 
+        It has the separator and the decimal mark of the new data; numbers have six digits.
         The file has all columns of a table, the number of each example of an array, or the names of
         images.
 
@@ -156,13 +167,15 @@ class Predictor:
         def write(value: str | float) -> str:
             if isinstance(value, str):
                 return str(escape_formula(value))
-            return str(value).replace(".", source.decimal)  # as in the other columns
+            written = f"{value:.0f}" if abs(value) >= 1e6 else f"{value:.6g}"
+            return written.replace(".", source.decimal)  # as in the other columns
 
         texts = {name: map(write, values.tolist()) for name, values in predictions.items()}
         columns = {**source.columns, **texts}
         with explain_write_errors(out.name, out.parent), whole_file(out) as file:
             text = TextIOWrapper(file, "utf-8", newline="")
-            csv.writer(text).writerows(chain([tuple(columns)], zip(*columns.values(), strict=True)))
+            rows = zip(*columns.values(), strict=True)
+            csv.writer(text, delimiter=source.delimiter).writerows(chain([tuple(columns)], rows))
             text.flush()
             text.detach()
         return len(next(iter(predictions.values())))
@@ -187,18 +200,42 @@ class Predictor:
     def _predict(self, source: NewData) -> dict[str, NDArray[Any]]:
         """Return the columns of predictions by their names."""
         preprocessing = self._preprocessing()
-        values, probabilities = zip(
-            *(preprocessing.decode(self.outputs(batch)) for batch in source.batches), strict=True
-        )
-        columns = {f"predicted_{preprocessing.target or 'target'}": np.concatenate(values)}
+        predictions: list[Predictions] = []
+        clipped: list[NDArray[Any]] = []
+        for batch in source.batches:
+            predictions.append(preprocessing.decode(self.outputs(batch)))
+            if preprocessing.form == TABLE:
+                clipped.append(_name_clipped(preprocessing, batch))
+        values = np.concatenate([each.values for each in predictions])
+        columns = {f"predicted_{preprocessing.target or 'target'}": values}
         if preprocessing.classes:
             names = [f"probability_{name}" for name in preprocessing.classes]
-            columns |= dict(zip(names, np.concatenate(probabilities).T, strict=True))
+            probabilities = np.concatenate([each.probabilities for each in predictions])
+            columns |= dict(zip(names, probabilities.T, strict=True))
+        marks = np.concatenate(clipped) if clipped else np.array([])
+        if marks.any():
+            columns[CLIPPED] = marks
+            count = int((marks != "").sum())
+            log.warning(
+                "%s more than %g deviations away from the mean of training: the column %s names"
+                " these numbers",
+                plural(count, "1 row has a number", f"{count} rows have numbers"),
+                MAX_INPUT,
+                CLIPPED,
+            )
         if clash := [name for name in columns if name in source.columns]:
             raise FairbloomError(
                 f"there is a column {clash[0]!r} already, as a prediction is called: rename it"
             )
         return columns
+
+
+def _name_clipped(preprocessing: Preprocessing, inputs: Tensor) -> NDArray[Any]:
+    """Return for each row of a table the columns in which its number is cut off, or ""."""
+    names = np.full(len(inputs), "", object)
+    for name, rows in find_clipped(preprocessing.columns, inputs).items():
+        names[rows] = [f"{before}, {name}" if before else name for before in names[rows]]
+    return names
 
 
 def _categories(schema: Schema) -> dict[str, Any]:

@@ -33,6 +33,9 @@ PREPROCESSING = "preprocessing.json"
 NUMBER = "number"
 CATEGORY = "category"
 
+# The largest standardised number: a model's outputs for larger ones would say nothing.
+MAX_INPUT = 1e6
+
 # The forms of raw data.
 TABLE = "table"
 ARRAYS = "arrays"
@@ -52,8 +55,8 @@ class InputColumn:
     categories
         The categories of a column; each has an input, 1 for rows of this category, else 0.
     center, scale
-        For a column of numbers: its input is (number - center) / scale. It is 0 if the scale is 0,
-        because the column was constant in training.
+        For a column of numbers: its input is (number - center) / scale, from -MAX_INPUT to
+        MAX_INPUT. It is 0 if the scale is 0, because the column was constant in training.
     fill
         Whether a missing number is replaced by the center, and a missing category has zeros. If
         not, a row without a value has no prediction.
@@ -97,7 +100,7 @@ class InputColumn:
         varies = scale > 0.0  # a column that was constant in training stays 0
         np.divide(numbers, scale, out=numbers, where=varies)
         numbers[~varies | np.isnan(numbers)] = 0.0
-        inputs[:, 0] = numbers
+        inputs[:, 0] = np.clip(numbers, -MAX_INPUT, MAX_INPUT)
 
 
 def input_columns(schema: Schema) -> tuple[InputColumn, ...]:
@@ -133,6 +136,21 @@ def encode_columns(
         column.encode(inputs[:, start : start + column.width], values[name], moments.get(name, ()))
         start += column.width
     return torch.from_numpy(inputs)
+
+
+def find_clipped(columns: Sequence[InputColumn], inputs: Tensor) -> dict[str, NDArray[np.intp]]:
+    """Return the rows of `inputs` in which a column's number was cut off at MAX_INPUT, by name."""
+    starts = np.cumsum([0, *(column.width for column in columns)])
+    numbers = {
+        column.name: int(start)
+        for column, start in zip(columns, starts, strict=False)
+        if column.kind == NUMBER
+    }
+    if not numbers:
+        return {}
+    at_end = inputs[:, [*numbers.values()]].abs().numpy() >= MAX_INPUT
+    rows = {name: np.flatnonzero(each) for name, each in zip(numbers, at_end.T, strict=True)}
+    return {name: each for name, each in rows.items() if len(each)}
 
 
 class Predictions(NamedTuple):

@@ -10,10 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 from fairbloom.text import plural, text_if
 
-from ..partition import MIN_EXAMPLES, Parts, split, splits_of
-from ..preprocessing import TABLE, Preprocessing, encode_columns, input_columns
+from ..partition import MIN_EXAMPLES, Parts, split, split_units, splits_of
+from ..preprocessing import (
+    MAX_INPUT,
+    TABLE,
+    Preprocessing,
+    encode_columns,
+    find_clipped,
+    input_columns,
+)
 from ..schema import Schema, parse_schema
 from ..task import Setup, Splits
 from .encode import ColumnValues, EncodedFile, encode_groups, measure_columns
@@ -122,7 +130,22 @@ class FileClients:
                 kept=kept,
                 fewest=MIN_EXAMPLES,
             )
-        return split(np.arange(start, start + kept), self._setup, client)
+        if self._file.units is None:
+            return split(np.arange(start, start + kept), self._setup, client)
+        units = self._file.units[self._usable[client]]
+        count = len(np.unique(units))
+        # One for each part of the split.
+        fewest = 3 if self._setup.validation_share else 2
+        if count < fewest:
+            raise DataError(
+                f"{self._file.path} has {plural(count, '1 value', f'{count} values')} in column"
+                f" {self._file.schema.unit!r}, the schema's unit: at least {fewest} are needed: add"
+                " rows, or leave this client out",
+                "few-units",
+                units=count,
+                fewest=fewest,
+            )
+        return split_units(units, start, self._setup, client)
 
     @cached_property
     def _examples(self) -> FileExamples:
@@ -147,8 +170,23 @@ class FileClients:
             values,
             {name: tuple(by_row[:, place].T) for place, name in enumerate(own)},
         )
+        self._warn_of_clipped(order, inputs)
         targets = as_targets(values[schema.target], Target.of(schema))
         return FileExamples(inputs, targets, encode_groups(schema, values), moments)
+
+    def _warn_of_clipped(self, order: Rows, inputs: Tensor) -> None:
+        """Log the columns in which numbers are cut off as inputs; `order` has the inputs' rows."""
+        columns = preprocessing_of(self._setup.schema_).columns
+        for name, rows in find_clipped(columns, inputs).items():
+            log.warning(
+                "%s, column %r: %s more than %g deviations away from the mean of training, where"
+                " they are cut off, the first in row %d of the table: correct them",
+                self._file.path,
+                name,
+                plural(len(rows), "1 number is", f"{len(rows)} numbers are"),
+                MAX_INPUT,
+                order[rows].min() + 1,
+            )
 
 
 def own_columns(schema: Schema) -> list[str]:

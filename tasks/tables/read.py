@@ -248,7 +248,7 @@ def _read_text(path: Path, file: File) -> Table:
     ]
     columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
     decimal = file.decimalChar or _infer_decimal(file, columns)
-    file = file.model_copy(update={"decimalChar": decimal})
+    file = file.model_copy(update={"decimalChar": decimal, "delimiter": delimiter})
     return Table(path, _by_names(path, names, columns), lines[1:], header=int(lines[0]), file=file)
 
 

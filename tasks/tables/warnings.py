@@ -8,13 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..schema import Field
-from .encode import ColumnValues
+from .encode import ColumnValues, measure_moments
 from .targets import join_names
 
 # Numbers that often stand for a missing value: 9, 99, -9, -1, 88 and so on.
 SENTINELS = np.array(
     [sign * (10**k - 1) for k in range(1, 6) for sign in (1, -1)] + [-1, 88, 888, 8888, -88, -888]
 )
+
+# A deviation below this share of the largest magnitude is probably rounding.
+HARDLY_VARIES = 1e-9
 
 # If a site's median is 4 times the other sites' medians, or a quarter, it may be in another unit.
 OTHER_UNIT = 4.0
@@ -101,7 +104,21 @@ def find_remarks(
             )
             yield present.join(rows), remark
             codes |= rows
+        yield from _find_rounding(present)
         yield from _compare_units(name, present.without(codes))
+
+
+def _find_rounding(present: SiteValues) -> Iterator[tuple[str, str]]:
+    """Yield the sites whose numbers differ, but hardly more than by rounding."""
+    for site, values in present.split().items():
+        if (apart := np.ptp(values)) > HARDLY_VARIES * len(values) * abs(values[0]) or not apart:
+            continue
+        _, deviation = measure_moments(values) or (0.0, 0.0)
+        if not deviation:
+            yield site, "its numbers differ by rounding only: it is taken as constant"
+        elif deviation < HARDLY_VARIES * np.abs(values).max():
+            remark = f"its deviation is only {deviation:.1g}: if that is rounding, leave it out"
+            yield site, remark
 
 
 def _find_codes(present: SiteValues) -> Iterator[tuple[float, NDArray[np.bool_], str]]:

@@ -21,6 +21,7 @@ from fairbloom.prediction.predictor import Predictor
 from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.server.run_folder.values import RecordedSettings
 from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
+from fairbloom.tasks.tables.clients import preprocessing_of
 from tests.experiments.helpers import fairbloom as command
 
 from .made import CLASSES, patients, task_of
@@ -104,7 +105,9 @@ def test_images_are_given_as_the_model_takes_them(model: str, tmp_path: Path) ->
 def test_the_command_names_the_file(run: fairbloom.Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("export", run.folder, "--client", "old town", "--model", "personal") == 0
     file = run.folder / "exports" / "personal-old town.onnx"
-    assert capsys.readouterr().out == f"exported: {file}\n"
+    refused = "ward, smoker in no category, or age, dose, ward and 1 more missing"
+    shown = f"exported: {file}\nthe file gives no class and NaN for a row with {refused}\n"
+    assert capsys.readouterr().out == shown
     assert len(predict(file, held_out())[0]) == 60
     assert command("export", run.folder) == 2
     assert "--client with one of north, old town, south, west" in capsys.readouterr().err
@@ -246,6 +249,83 @@ def test_a_row_that_we_refuse_has_no_prediction(tmp_path: Path, subtests: pytest
             np.testing.assert_allclose(
                 probabilities[[0, 2]], expected[["probability_no", "probability_yes"]], atol=1e-6
             )
+
+
+LIMITED = """
+target = "y"
+missing = "fill"
+missingValues = ["", "-7", "none"]
+[fields.age]
+type = "number"
+missingValues = ["-9", "999.0"]
+constraints = {minimum = 18, maximum = 110}
+center = 30.0
+scale = 20.0
+[fields.visits]
+type = "integer"
+missingValues = ["-1"]
+constraints = {minimum = 0}
+center = 3.0
+scale = 2.0
+[fields.dose]
+type = "number"
+constraints = {enum = [0.1, 0.25, 5]}
+center = 0.3
+scale = 0.1
+[fields.ward]
+type = "string"
+missing = "drop"
+categories = ["A", "B"]
+spellings = {A = ["first"]}
+missingValues = ["9"]
+[fields.y]
+"""
+CLASSES_LINES = 'type = "string"\ncategories = ["no", "yes"]\n'
+QUANTITY_LINES = 'type = "number"\ncenter = 10.0\nscale = 2.0\n'
+
+FIRST = {"age": 40.0, "visits": 2.0, "dose": 0.25, "ward": "A"}
+
+
+@pytest.mark.parametrize("lines", [CLASSES_LINES, QUANTITY_LINES], ids=["classes", "quantity"])
+def test_a_graph_keeps_the_limits_of_the_schema(lines: str, tmp_path: Path) -> None:
+    """A row that `predict` refuses has no prediction, and a code is a missing value."""
+    how = preprocessing_of(LIMITED + lines)
+    module = linear(5, len(how.classes) or 1)
+    predictor = replace(predictor_of(tmp_path, module), preprocessing=how)
+    changes: list[dict[str, Any]] = [
+        {},
+        *({"age": age} for age in (17.999, 18.0, 110.0, 110.001, -9.0, 999.0, -7.0, np.nan)),
+        *({"age": age} for age in (500.0, -np.inf, 1e150)),
+        *({"visits": visits} for visits in (2.5, -1.0, -2.0, 0.0, 1e12, -7.0)),
+        *({"dose": dose} for dose in (0.1, 5.0, 0.3, -7.0, np.nan)),
+        *({"ward": ward} for ward in ("first", "C", "", "9", "NONE", "-7")),
+        {"age": 500.0, "visits": np.nan},
+    ]
+    frame = pandas.DataFrame([{**FIRST, **each} for each in changes])
+    values, numbers = predict(export_onnx(predictor), frame)
+    refused = 0
+    for row, change in enumerate(changes):
+        try:
+            expected = predictor.predict(frame.iloc[[row]]).iloc[0]
+        except FairbloomError:
+            refused += 1
+            assert values[row] == "" or not how.classes, change
+            assert np.isnan(numbers[row]).all(), change
+            continue
+        names = ["probability_no", "probability_yes"] if how.classes else ["predicted_y"]
+        wanted = expected[names].to_numpy(float)
+        np.testing.assert_allclose(numbers[row], wanted, atol=1e-5, err_msg=str(change))
+    assert refused == 14
+
+
+def test_arrays_with_numbers_that_predict_refuses_have_none(tmp_path: Path) -> None:
+    how = Preprocessing(form="arrays", shape=(1, 2), classes=("no", "yes"))
+    module = nn.Sequential(linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    predictor = replace(predictor_of(tmp_path, module), preprocessing=how)
+    arrays = np.array([[[1.0, 2.0]], [[np.nan, 2.0]], [[1.0, np.inf]]], np.float32)
+    values, probabilities = predict(export_onnx(predictor), arrays)
+    assert values[1:] == ["", ""]
+    assert np.isnan(probabilities).all(axis=1).tolist() == [False, True, True]
 
 
 def test_a_graph_says_what_it_is(tmp_path: Path) -> None:

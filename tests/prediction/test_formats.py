@@ -1,5 +1,6 @@
 """New rows in any format, and written as the files of the run are: the same predictions."""
 
+import csv
 from pathlib import Path
 
 import pandas
@@ -7,15 +8,16 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
-from tests.simulation.helpers import table
 from tests.tasks.workbooks import write_workbook
 
 from .hospitals import run_hospitals
 
 
-def predicted(folder: Path, file: Path) -> list[dict[str, str]]:
-    load_predictor(folder, client="h0").predict_file(file, file.with_suffix(".out"))
-    return table(file.with_suffix(".out"))
+def predicted(folder: Path, file: Path, delimiter: str = ",") -> list[dict[str, str]]:
+    out = file.with_suffix(".out")
+    load_predictor(folder, client="h0").predict_file(file, out)
+    with out.open(encoding="utf-8", newline="") as written:
+        return list(csv.DictReader(written, delimiter=delimiter))
 
 
 def as_german(file: Path, to: Path) -> Path:
@@ -64,7 +66,7 @@ def test_new_rows_are_read_with_the_runs_mark_and_encoding(there: Path, tmp_path
     for file in sorted((there / "hospitals").glob("*.csv")):
         as_german(file, tmp_path / "german" / file.name)
     german = run_hospitals(tmp_path / "german", tmp_path / "run")
-    found = predicted(german, as_german(there / "new.csv", tmp_path / "new.csv"))
+    found = predicted(german, as_german(there / "new.csv", tmp_path / "new.csv"), ";")
     expected = predicted(there / "run", there / "new.csv")
     assert [row["predicted_target"] for row in found] == [
         row["predicted_target"] for row in expected
@@ -73,7 +75,7 @@ def test_new_rows_are_read_with_the_runs_mark_and_encoding(there: Path, tmp_path
         row["probability_sick"] for row in expected
     ]
     # Whoever reads the predictions says one decimal mark for all columns.
-    again = pandas.read_csv(tmp_path / "new.out", decimal=",")
+    again = pandas.read_csv(tmp_path / "new.out", sep=";", decimal=",")
     assert {
         str(again[name].dtype) for name in ("age", "bp", "probability_sick", "probability_well")
     } == {"float64"}

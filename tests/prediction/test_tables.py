@@ -1,5 +1,6 @@
 """Predictions for new rows of a table equal what the clients measured, to the row."""
 
+import csv
 import shutil
 from itertools import product
 from pathlib import Path
@@ -110,8 +111,48 @@ def test_all_columns_come_out_in_their_order_then_predictions(
     for row in usual:
         with subtests.test(row=row):
             shares = {name: float(row[f"probability_{name}"]) for name in CLASSES}
-            assert sum(shares.values()) == pytest.approx(1.0)
+            assert sum(shares.values()) == pytest.approx(1.0, abs=1e-5)
             assert max(shares, key=lambda name: shares[name]) == row["predicted_outcome"]
+
+
+def test_predictions_have_the_dialect_of_their_input(
+    together: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    predictor = load_predictor(together.folder)
+    rows = patients(1, 5)
+    plain = predictor.predict(pandas.DataFrame(rows))
+    for delimiter, decimal in ((";", ","), ("\t", "."), (";", ".")):
+        with subtests.test(delimiter=delimiter, decimal=decimal):
+            lines = [[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)]
+            lines[1:] = [
+                [cell.replace(".", decimal) if cell[0].isdigit() else cell for cell in line]
+                for line in lines[1:]
+            ]
+            for line in lines:  # quoted, as the names of classes need
+                line[-1] = '"' + line[-1].replace('"', '""') + '"'
+            text = "\n".join(delimiter.join(line) for line in lines)
+            (tmp_path / "new.csv").write_text(text, encoding="utf-8")
+            (tmp_path / "out.csv").unlink(missing_ok=True)
+            predictor.predict_file(tmp_path / "new.csv", tmp_path / "out.csv")
+            with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+                head, *written = csv.reader(file, delimiter=delimiter)
+            assert head[: len(COLUMNS)] == [*COLUMNS]
+            name = f"probability_{CLASSES[0]}"
+            cells = [line[head.index(name)] for line in written]
+            assert cells == [f"{value:.6g}".replace(".", decimal) for value in plain[name]]
+
+
+def test_numbers_far_beyond_training_are_marked(
+    together: fairbloom.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = patients(1, 4)
+    rows[1]["age"] = "1e9"
+    rows[3] |= {"age": "-1e12", "dose": "3e8"}
+    found = predicted(load_predictor(together.folder), rows, tmp_path)
+    assert [row["far_beyond_training"] for row in found] == ["", "age", "", "age, dose"]
+    assert "2 rows have numbers more than 1e+06 deviations away" in caplog.text
+    usual = together.predict(pandas.DataFrame(patients(1, 4)))
+    assert "far_beyond_training" not in usual
 
 
 def test_a_data_frame_is_predicted_as_its_file(
@@ -128,8 +169,8 @@ def test_a_data_frame_is_predicted_as_its_file(
     assert list(frame.columns) == list(COLUMNS)
     for name in (f"probability_{each}" for each in CLASSES):
         with subtests.test(name=name):
-            np.testing.assert_array_equal(
-                found[name].to_numpy(), [float(row[name]) for row in by_file]
+            np.testing.assert_allclose(
+                found[name].to_numpy(), [float(row[name]) for row in by_file], rtol=1e-5
             )
             assert alone[name].iloc[0] == pytest.approx(found[name].iloc[4], rel=1e-5)
 

@@ -135,6 +135,56 @@ def test_a_column_constant_in_training_says_nothing(
     assert measure_moments(np.array([0.1] * 3)) == (0.1, 0.0)
 
 
+def nearly_constant(values: list[str]) -> str:
+    """Return a small table whose ages are these values, one after the other."""
+    lines = csv_of(20).splitlines()
+    ages = ["age", *(values * 20)]
+    rows = [",".join([age, *line.split(",")[1:]]) for age, line in zip(ages, lines, strict=False)]
+    return "\n".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_constant", "remark"),
+    [
+        (["0.3", "0.30000000000000004"], True, "differ by rounding only"),
+        (["1e9", "1000000000.0000001"], True, "differ by rounding only"),
+        (["0", "0.0000001"], False, ""),
+        (["100", "100.00000001"], False, "if that is rounding, leave it out"),
+        (["100", "100.01"], False, ""),
+    ],
+)
+def test_numbers_that_differ_by_rounding_are_constant(
+    values: list[str], is_constant: bool, remark: str, folder: Folder
+) -> None:
+    task = load(folder(a=nearly_constant(values), b=csv_of(20)), SCHEMA)
+    assert (not everything(task.splits("a").train)[0][:, 0].any()) == is_constant
+    assert task.preprocessing is not None
+    new = task.preprocessing("a").inputs(
+        {"age": np.array([0.4]), "dose": np.array([0.2]), "ward": np.array([0])}
+    )
+    assert new[0, 0].abs() <= 0.0 if is_constant else 1e6
+    assert task.describe is not None
+    found = [row["remark"] for row in task.describe()["remarks"] if row["column"] == "age"]
+    assert any(remark in str(each) for each in found) or not remark
+    assert remark or not any("rounding" in str(each) for each in found)
+
+
+def test_numbers_far_beyond_the_others_are_cut_off(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    stated = schema_with(
+        (
+            '[fields.age]\ntype = "number"',
+            '[fields.age]\ntype = "number"\ncenter = 0.0\nscale = 1.0',
+        )
+    )
+    task = load(folder(a=nearly_constant(["50", "-5e9", "60"])), stated)
+    inputs = everything(task.splits("a").train)[0][:, 0]
+    assert {*inputs.tolist()} == {50.0, 60.0, -1e6}
+    assert "column 'age': 7 numbers are more than 1e+06 deviations away" in caplog.text
+    assert "the first in row 2 of the table" in caplog.text
+
+
 def test_columns_may_be_in_any_order_and_case(folder: Folder, subtests: pytest.Subtests) -> None:
     turned = csv_of(20, 1, "target,ward,dose,age").replace("ward", "Ward", 1)
     task = load(folder(a=csv_of(20, 1), b=turned), SCHEMA)
