@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -228,9 +230,18 @@ def reason_of(error: Any) -> str:
     return str(error.details())[:MAX_REASON]
 
 
-def half_of_memory() -> int:
-    """Return half of the machine's memory, in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+def half_of_memory(root: Path = Path("/")) -> int:
+    """Return half of the memory, in bytes, of the machine or of this process's service.
+
+    `root` is the folder of the system's files.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # without cgroups of version 2, or without a limit ("max"), the machine's memory counts
+    with contextlib.suppress(OSError, ValueError):
+        group = (root / "proc/self/cgroup").read_text().strip().rpartition("::")[2]
+        limit = root / "sys/fs/cgroup" / group.strip("/") / "memory.max"
+        memory = min(memory, int(limit.read_text()))
+    return memory // 2
 
 
 def receive(chunks: Iterable[Chunk], max_bytes: float = math.inf) -> Received | None:

@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 import math
+import os
 import re
 import threading
 import tracemalloc
@@ -27,6 +28,7 @@ from fairbloom.deploy.fleet.calls import (
     Outage,
     Received,
     RefusedError,
+    half_of_memory,
     receive,
 )
 from fairbloom.deploy.fleet.messages import CHUNK_BYTES, MAX_SETTINGS_BYTES, SERVICE
@@ -169,6 +171,18 @@ def test_a_message_ends_at_its_size_on_the_wire(monkeypatch: pytest.MonkeyPatch)
     assert lying.ended.wait(10)
     calls.close()
     lying.stop()
+
+
+def test_by_default_a_message_has_half_of_the_memory(tmp_path: Path) -> None:
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert half_of_memory(tmp_path) == machine // 2
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/client.service\n")
+    folder = tmp_path / "sys/fs/cgroup/system.slice/client.service"
+    folder.mkdir(parents=True)
+    for limit, memory in (("max", machine), ("1000000", 1_000_000), (str(2**60), machine)):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        assert half_of_memory(tmp_path) == memory // 2
 
 
 # Texts of the server ------------------------------------------------------------------------------
