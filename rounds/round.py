@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 
 class StopRun(Exception):  # noqa: N818 (not an error, like StopIteration)
-    """Raised by `on_round` or `evaluate_fn` to finish the run after the current round.
+    """Raised by `on_round`, `evaluate_fn` or a hook to finish the run after the current round.
+
+    Raised before the replies of a round are aggregated, it finishes the run before that round.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
-from fairbloom.rounds.round import StopRun
+from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.strategies import FairStrategy
 from fairbloom.tasks import digests, load_task
@@ -269,7 +269,7 @@ def _run_rounds(
         remaining = rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
         if recorder.stopped:  # the process was lost between the last round and the final model
             remaining = iter(())
-        for finished in remaining:
+        for finished in _until_stopped(remaining, recorder, method):
             if deployed:
                 record_known(recorder.path, rounds.known)
             row = recorder.record(finished, seconds=time.perf_counter() - started)
@@ -292,6 +292,20 @@ def _run_rounds(
                 break
             started = time.perf_counter()
     recorder.finish(rounds.mean_model(model))
+
+
+def _until_stopped(
+    remaining: Iterator[Round], recorder: RunRecorder, method: FairStrategy
+) -> Iterator[Round]:
+    """Yield the rounds; StopRun of a user's method ends the run before the round that raised it."""
+    last = method.progress.finished_rounds
+    try:
+        for finished in remaining:
+            yield finished
+            last = finished.number
+    except StopRun as stop:
+        recorder.stopped = stop.reason
+        method.progress.finished_rounds = last
 
 
 def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Model:

@@ -65,6 +65,9 @@ class FairStrategy(Method, Strategy):
         self._outer: Strategy = self
         self._configs: Mapping[str, ChangingConfig] = {}
         self._recording: Recording | None = None
+        # What our own hooks have returned of the round, in case that another one raises StopRun.
+        self._trained: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
+        self._evaluated: MetricRecord | None = None
 
     @property
     def recorded_name(self) -> str:
@@ -107,9 +110,9 @@ class FairStrategy(Method, Strategy):
             Called after every round with its number and the result so far; True ends the run as
             finished after that round. It works with every version of Flower.
         on_round
-            Called with every finished Round before the next one starts. StopRun, raised there, by
-            `evaluate_fn` or by `should_stop`, ends the run as finished after that round; any other
-            exception ends the run.
+            Called with every finished Round before the next one starts. StopRun, raised there or by
+            any other function or hook, ends the run as finished after that round, or before it if
+            its replies are not aggregated yet; any other exception ends the run.
         resume
             A state from `state_dict()`; `initial_arrays` are then the `arrays` of that Round.
         wrapper
@@ -184,11 +187,21 @@ class FairStrategy(Method, Strategy):
         for number in range(first, num_rounds + 1) if stopped is None else ():
             log.info("")
             log.info("[ROUND %s/%s]", number, num_rounds)
-            self._flower.timeout = timeout_of(timeout, number)
-            after, trained = self._train_round(number, arrays, train_config, grid)
+            try:
+                self._flower.timeout = timeout_of(timeout, number)
+                after, trained = self._train_round(number, arrays, train_config, grid)
+            except StopRun as stop:
+                stopped = stop
+                if self.progress.finished_rounds < number:
+                    break  # before the replies were aggregated: the round does not count
+                after, trained = self._trained
             if after is not None:
                 arrays = after
-            evaluated = self._evaluate_round(number, arrays, evaluate_config, grid)
+            try:
+                evaluated = self._evaluate_round(number, arrays, evaluate_config, grid)
+            except StopRun as stop:
+                stopped = stop
+                evaluated = self._evaluated
             result.arrays = self._mean_arrays(arrays)
             if trained is not None:
                 result.train_metrics_clientapp[number] = trained
@@ -196,7 +209,8 @@ class FairStrategy(Method, Strategy):
                 result.evaluate_metrics_clientapp[number] = evaluated
             if evaluate_fn:
                 log.info("Global evaluation")
-                stopped = evaluate_centrally(evaluate_fn, number, result.arrays, result)
+                central = evaluate_centrally(evaluate_fn, number, result.arrays, result)
+                stopped = central or stopped
                 log.info("\t└──> MetricRecord: %s", result.evaluate_metrics_serverapp.get(number))
             if on_round is not None:
                 finished = self._loop.current.finish(
@@ -233,6 +247,7 @@ class FairStrategy(Method, Strategy):
 
         Return the model, None if it is unchanged, and the mean metrics.
         """
+        self._trained = (None, None)
         replies = self._flower.deliver(self._outer.configure_train(number, arrays, config, grid))
         after, metrics = self._outer.aggregate_train(number, replies)
         self._note_skipped(number, replies)
@@ -244,8 +259,14 @@ class FairStrategy(Method, Strategy):
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> MetricRecord | None:
         """Call the hooks of evaluation; return the mean metrics."""
+        self._evaluated = None
         replies = self._flower.deliver(self._outer.configure_evaluate(number, arrays, config, grid))
-        metrics = self._outer.aggregate_evaluate(number, replies)
+        try:
+            metrics = self._outer.aggregate_evaluate(number, replies)
+        except StopRun:
+            if self._loop.current.evaluation.refused.round != number:  # raised before our own hook
+                FairStrategy.aggregate_evaluate(self, number, replies)
+            raise
         if metrics is not None:
             log.info(AGGREGATED, metrics)
         return metrics
@@ -325,9 +346,11 @@ class FairStrategy(Method, Strategy):
         log_replies("aggregate_train", replies)
         trained = self._flower.read_train_replies(replies)
         model, metrics = self._loop.aggregate_train(server_round, trained)
+        after = None if model is None else record_of(model)
+        # Behind a wrapper, as for differential privacy, this is not yet the model of the round.
+        self._trained = (after if self._outer is self else None, MetricRecord(metrics))
         if self.train_metrics_aggr_fn is not None and trained.names:
             metrics = self._replace_means(self.train_metrics_aggr_fn, metrics, trained, replies)
-        after = None if model is None else record_of(model)
         return after, MetricRecord(metrics)
 
     def configure_evaluate(
@@ -368,6 +391,7 @@ class FairStrategy(Method, Strategy):
         metrics = self._loop.aggregate_evaluate(evaluated)
         if metrics is None:
             return None
+        self._evaluated = MetricRecord(metrics)
         if self.evaluate_metrics_aggr_fn is not None and evaluated.names:
             metrics = self._replace_means(
                 self.evaluate_metrics_aggr_fn, metrics, evaluated, replies

@@ -147,8 +147,8 @@ class RunFolder:
 
         All clients evaluate the last round's model, for any `fraction_evaluate` above 0.
 
-        StopRun, raised by `on_round` or `evaluate_fn`, and True from `should_stop` end the run as
-        finished after that round; more rounds extend it.
+        StopRun, raised by `on_round`, `evaluate_fn` or a hook, and True from `should_stop` end the
+        run as finished after that round; more rounds extend it.
 
         The result of a continued run has the metrics of the rounds that ran now, and the arrays
         after the last one. A finished run is not run again: its result has only the final arrays.

@@ -68,6 +68,24 @@ def test_the_command_line_says_that_nothing_is_learned(capfd: pytest.CaptureFixt
     assert Path("a", "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("hook", ["weigh", "choose"])
+def test_stop_run_of_a_method_finishes_the_run(hook: str) -> None:
+    Path("plateau.py").write_text(
+        "from fairbloom import StopRun\n"
+        "from fairbloom.strategies import FedAvg\n\n\n"
+        "class Stops(FedAvg):\n"
+        f"    def {hook}(self, *given):\n"
+        f"        if self.progress.finished_rounds + ({hook!r} == 'choose') == 3:\n"
+        "            raise StopRun('plateau')\n"
+        f"        return super().{hook}(*given)\n"
+    )
+    words = ("--method", "plateau:Stops", "--clients", 4, "--rounds", 5, "--set", "device=cpu")
+    assert fairbloom("run", *words, "--out", "a") == 0
+    assert len(rounds(Path("a"))) == 2
+    assert Path("a", "model.safetensors").exists()
+    assert list_checkpoints(Path("a", "checkpoint"))[0].stem == "2"
+
+
 def test_a_run_goes_on_from_its_folder_after_a_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(local: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         if terms.server_round < 3:
