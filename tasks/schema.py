@@ -206,15 +206,17 @@ class Schema(_Table):
 
     `target` is the column that is predicted: a class if it has categories, else a quantity.
     `positive` is the positive one of two classes ("": the second). `client` is the column of each
-    row's site, if one file has the rows of several. Rows are grouped by `groups`: columns with
-    categories, or comparisons such as "age>=60" and "race=White". Files may also have the columns
-    to `ignore`. `missing` is the treatment of rows with a missing value, `missingValues` are the
-    markers of one. `files` has the formats of single files by name.
+    row's site, if one file has the rows of several. `unit` is the column of each row's person, or
+    another unit with several rows, which are never split between training and test. Rows are
+    grouped by `groups`: columns with categories, or comparisons such as "age>=60" and "race=White".
+    Files may also have the columns to `ignore`. `missing` is the treatment of rows with a missing
+    value, `missingValues` are the markers of one. `files` has the formats of single files by name.
     """
 
     target: str
     positive: Name = ""
     client: str = ""
+    unit: str = ""
     groups: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     missing: Missing = "error"
@@ -233,7 +235,7 @@ class Schema(_Table):
         return {
             name: field
             for name, field in self.fields.items()
-            if name != self.target and field.input
+            if name not in (self.target, self.unit) and field.input
         }
 
     @property
@@ -400,6 +402,9 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
             " one of the fields"
         )
         return
+    for key, column in (("target", schema.target), ("client", schema.client)):
+        if schema.unit and fold(schema.unit) == fold(column):
+            yield f"unit = {schema.unit!r}: it is the {key}: name the column of persons, or none"
     if not schema.inputs:
         yield "fields has no column but the target: nothing to learn from: add one"
     for name, field in schema.fields.items():

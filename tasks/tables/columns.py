@@ -13,7 +13,7 @@ from fairbloom.text import plural
 
 from .. import models
 from ..preprocessing import Preprocessing
-from ..schema import Field, parse_schema
+from ..schema import Field, Missing, parse_schema
 from ..task import Described, Setup, Task
 from .clients import FileClients, preprocessing_of
 from .encode import (
@@ -41,8 +41,11 @@ def infer(setup: Setup, *, target: str, client: str, kind: str) -> str:
     return text
 
 
-def load(setup: Setup, *, target: str, client: str, kind: str) -> Task:
-    """Return the clients of a folder of tables, or of one file, as the schema describes them."""
+def load(setup: Setup, **_: str) -> Task:
+    """Return the clients of a folder of tables, or of one file, as the schema describes them.
+
+    The settings are for the inference of a schema.
+    """
     schema = parse_schema(setup.schema_)
     files = CsvFiles(setup)
     predicted = Target.of(schema)

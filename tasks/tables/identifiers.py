@@ -1,12 +1,14 @@
 """Find columns that say who or which row a row is: numbers of rows, persons or cases, and dates."""
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..schema import MAX_CATEGORIES, MAX_TEXT
+from .encode import ColumnValues
 from .survey import Column
 
 # Rows of a file that show whether all values of a column differ.
@@ -49,14 +51,16 @@ IDENTIFIER = re.compile(
 NUMBERS_OF_ROWS = "it looks like numbers of rows"
 NUMBERS_OF_PERSONS = "it looks like numbers of persons or cases"
 
-# A value of an identifier has this many rows at most, on average.
-MOST_ROWS = 20
+# Different values, at all sites, of a column that may name persons with several rows each.
+FEWEST_UNITS = 20
 
-# Share of the values of an identifier in whose rows another column is the same.
+# Rows of a person, on average.
+MIN_ROWS, MAX_ROWS = 1.5, 20
+
+# Share of persons in whose rows another column, such as age, is the same; and the largest such
+# share among shuffled rows, above which it is the same by chance.
 SAME = 0.95
-
-# Share of rows above which a column's most frequent value is the same in other rows by chance.
-COMMON = 0.9
+BY_CHANCE = 0.8
 
 
 class Finding(NamedTuple):
@@ -125,3 +129,61 @@ def judge_texts(column: Column) -> Finding:
 def nearly_all_differ(different: int, rows: int) -> bool:
     """Return whether nearly every row has another text, as in columns of names or remarks."""
     return rows >= FEWEST_ROWS and different >= 0.9 * rows
+
+
+# Persons ------------------------------------------------------------------------------------------
+
+
+def rows_of_units(name: str, column: Column) -> float:
+    """Return the number of rows of a value, on average; 0 if the values cannot be persons."""
+    if NEVER.fullmatch(name):
+        return 0.0
+    units = _find_units(column)
+    counts = np.bincount(units[units >= 0])
+    counts = counts[counts > 0]
+    if len(counts) < FEWEST_UNITS or not MIN_ROWS <= counts.mean() <= MAX_ROWS:
+        return 0.0
+    return float(counts.mean())
+
+
+def _find_units(column: Column) -> NDArray[np.int64]:
+    """Return the index of each row's value at its site; -1 for rows without one."""
+    present = column.is_present
+    cells = column.codes[present]
+    if len(column.texts) < len(column.numbers):  # numbers of cells that are not merged
+        numbers = column.numbers[cells]
+        different, of_number = np.unique(numbers, return_inverse=True)
+        cells = np.where(np.isnan(numbers), len(different) + cells, of_number)
+    pairs = column.sites.of_row[present] * (cells.max(initial=0) + 1) + cells
+    units = np.full(len(column.codes), -1)
+    units[present] = np.unique(pairs, return_inverse=True)[1]
+    return units
+
+
+def name_persons(column: Column, others: Iterable[ColumnValues]) -> bool:
+    """Return whether rows of the same value nearly always agree in another column, such as age."""
+    units = _find_units(column)
+    present = units >= 0
+    units = units[present]
+    sites = column.sites.of_row[present]
+    # The rows of each site in another order.
+    shuffled = np.lexsort((np.random.default_rng(0).permutation(len(units)), sites))
+    for values in others:
+        found = np.nan_to_num(values[present].astype(np.float64), nan=-np.inf)
+        if _share_that_agrees(units, found) < SAME:
+            continue
+        if _share_that_agrees(units, found[shuffled]) <= BY_CHANCE:
+            return True
+    return False
+
+
+def _share_that_agrees(units: NDArray[np.int64], values: NDArray[np.float64]) -> float:
+    """Return the share of the units with several rows in which all values are equal."""
+    order = np.argsort(units, kind="stable")
+    counts = np.bincount(units)
+    starts = (np.cumsum(counts) - counts)[counts > 1]
+    ends = np.cumsum(counts)[counts > 1]
+    if not len(starts):
+        return 0.0
+    differs = np.concatenate([[0], np.cumsum(np.diff(values[order]) != 0.0)])
+    return float((differs[ends - 1] == differs[starts]).mean())

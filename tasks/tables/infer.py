@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,17 @@ from fairbloom.text import plural, text_if
 from ..schema import EVERY_FILE, MAX_CATEGORIES, Field, File, FileField, Missing, fold, normalise
 from .cells import WITH_UNIT, explain_number, find_sign, parse_number, shorten
 from .encode import UNKNOWN, ColumnValues, is_missing, measure_moments, rows_of_clients
-from .identifiers import NEVER, Finding, judge_numbers, judge_texts, nearly_all_differ
+from .identifiers import (
+    NAMED,
+    NEVER,
+    NUMBERS_OF_PERSONS,
+    Finding,
+    judge_numbers,
+    judge_texts,
+    name_persons,
+    nearly_all_differ,
+    rows_of_units,
+)
 from .marks import SAMPLE, Marks, infer_marks
 from .read import Table, Values, read_file
 from .reasons import DataError
@@ -63,40 +74,48 @@ class Drafted:
 
 @dataclass
 class Draft:
-    """An unfinished schema: its fields, and reasons to ignore columns."""
+    """An unfinished schema: fields, reasons to ignore columns, and columns of likely units."""
 
+    columns: dict[str, Column] = field(default_factory=dict)
     fields: dict[str, Drafted] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
+    units: list[str] = field(default_factory=list)
 
 
-def infer_schema(
-    paths: Mapping[str, Path],
-    target: str = "",
-    client: str = "",
-    kind: str = "auto",
-    missing: Missing = "error",
-) -> str:
-    """Return the schema that files suggest, as TOML with comments.
+class Wanted(NamedTuple):
+    """What the settings say of a schema; a column is "" if it is to be found, or there is none.
 
-    Raise DataError if no file can be read.
-
-    Parameters
+    Attributes
     ----------
-    paths
-        The files by client.
-    target, client
-        The column to predict, by default the one called target, label or y; and the column that
-        names each row's client, for a single file.
-    kind
-        "classification", "regression", or "auto", which decides by the target's values.
+    target
+        The column to predict, by default the one called target, label or y.
+    client
+        The column that names each row's client, for a single file.
+    unit
+        The column of each row's person, or other unit.
     missing
         The treatment of rows with a missing value.
+    kind
+        "classification", "regression", or "auto", which decides by the target's values.
+    """
+
+    target: str = ""
+    client: str = ""
+    unit: str = ""
+    missing: Missing = "error"
+    kind: str = "auto"
+
+
+def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> str:
+    """Return the schema that files suggest, as TOML with comments; `paths` are by client.
+
+    Raise DataError if no file can be read.
     """
     tables, unread = _read_all(paths)
     first = next(iter(tables.values()))
-    target = _find(first, target, "csv.target", TARGETS)
-    if client:
-        client = _find(first, client, "csv.client")
+    target = _find(first, wanted.target, "csv.target", TARGETS)
+    client = _find(first, wanted.client, "csv.client") if wanted.client else ""
+    unit = _find(first, wanted.unit, "csv.unit") if wanted.unit else ""
     notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
     read = dict(tables)
     raw = _survey_files([*tables.values()])
@@ -117,14 +136,18 @@ def infer_schema(
         rows.pop("", None)
         sites = Sites.of_one_file(first, rows)
     names.pop(fold(client), None)
+    names.pop(fold(unit), None)
     draft = Draft()
     for name in names.values():
         parts = [
             columns.get(fold(table.file.column_name(name)))
             for table, columns in zip(tables.values(), raw, strict=True)
         ]
-        _draft_column(draft, name, Column.of(sites, parts), name == target, kind)
-    _ignore_other_names(draft, tables)
+        draft.columns[name] = Column.of(sites, parts)
+        _draft_column(draft, name, name == target, wanted.kind)
+    if not unit:
+        _find_units(draft, target)
+    _ignore_other_names(draft, tables, unit)
     if len(draft.fields) == 1:
         raise DataError(
             f"{first.path} has no column but the target {target!r} that can be learned from"
@@ -144,7 +167,9 @@ def infer_schema(
     ]
     if client:
         head.append(f"client = {quote(client)}")
-    return "\n".join([*head, *_lines(draft, missing), *_file_lines(tables, read)]) + "\n"
+    if unit:
+        head.append(f"unit = {quote(unit)}")
+    return "\n".join([*head, *_lines(draft, wanted.missing), *_file_lines(tables, read)]) + "\n"
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -263,12 +288,12 @@ def _match_names(tables: dict[str, Table], target: str) -> dict[str, str]:
     return matched
 
 
-def _ignore_other_names(draft: Draft, tables: dict[str, Table]) -> None:
+def _ignore_other_names(draft: Draft, tables: dict[str, Table], unit: str) -> None:
     """Ignore ignored columns in files that write their names differently, too."""
     for site, table in tables.items():
         used = {}
         for name, about in table.file.fields.items():
-            if name in draft.fields:
+            if name in draft.fields or name == unit:
                 used[name] = about
             else:
                 draft.ignored[about.name] = draft.ignored[name]
@@ -287,8 +312,9 @@ def _squash(name: str) -> str:
 # Columns ------------------------------------------------------------------------------------------
 
 
-def _draft_column(draft: Draft, name: str, column: Column, is_target: bool, kind: str) -> None:
+def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
     """Add a column to the fields, with comments, or to the ignored columns with a reason."""
+    column = draft.columns[name]
     is_there = column.is_there
     sites = column.sites.names
     having = [sites[place] for place in np.flatnonzero(is_there).tolist()]
@@ -329,6 +355,29 @@ def _draft_column(draft: Draft, name: str, column: Column, is_target: bool, kind
         for site, remark in find_remarks(name, about, column.sites.split(values)):
             comments.append(f"{site}: {remark}" if site else remark)
     draft.fields[name] = Drafted(column, about, lines, comments, values)
+
+
+def _find_units(draft: Draft, target: str) -> None:
+    """Ignore columns that name a person of several rows; remark those that may."""
+    fields = {name: each.values for name, each in draft.fields.items() if name != target}
+    for name, column in draft.columns.items():
+        if name == target or not column.is_there.all():
+            continue
+        rows = rows_of_units(name, column)
+        if not rows:
+            continue
+        drafted = draft.fields.get(name)
+        is_text = drafted is None or bool(drafted.about.categories)
+        others = [values for other, values in fields.items() if other != name]
+        if NAMED.fullmatch(name) or (is_text and name_persons(column, others)):
+            draft.units.append(name)
+            draft.ignored.setdefault(name, f"{NUMBERS_OF_PERSONS}, with {rows:.1f} rows each")
+            draft.fields.pop(name, None)
+        elif drafted is not None and is_text:
+            drafted.comments.append(
+                f"{rows:.1f} rows have the same text: if it names a person, say unit ="
+                f" {quote(name)} at the top, which keeps such rows together"
+            )
 
 
 def _is_number(column: Column) -> bool:
@@ -548,6 +597,8 @@ def _lines(draft: Draft, missing: Missing) -> Iterator[str]:
             f"    {quote(name)},  # {_printable(reason)}" for name, reason in draft.ignored.items()
         )
         yield "]"
+    for name in draft.units:
+        yield f"# unit = {quote(name)}  # uncomment it to keep rows of each together in the split"
     count = 0
     for each in draft.fields.values():
         is_there = each.column.is_there[each.column.sites.of_row]

@@ -75,6 +75,10 @@ REASONS = {
     "few-rows": (
         "it has {rows} rows, {kept} of them without a missing value: at least {fewest} are needed"
     ),
+    "few-units": (
+        "it has {units} different values in the schema's column of units, and at least {fewest} are"
+        " needed"
+    ),
     "few-to-train": (
         "a model needs at least {min_rows} training rows to leave the device, and there are fewer:"
         " hold out less by test-share, or add rows; the owner of the device may lower the floor"

@@ -16,7 +16,9 @@ from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, Setup, check_data
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE
 from fairbloom.tasks.partition import split
+from fairbloom.tasks.schema import parse_schema
 from fairbloom.tasks.tables.encode import measure_moments
+from fairbloom.tasks.tables.reasons import DataError
 from fairbloom.tasks.tables.targets import sort_classes
 
 from .made import everything
@@ -349,6 +351,59 @@ def test_categories_are_in_order_of_numbers_or_the_alphabet(subtests: pytest.Sub
             assert sort_classes(names) == sort_classes(names[::-1])
     assert sort_classes(["10", "9", "-1.5"]) == ["-1.5", "9", "10"]
     assert sort_classes(["b", "10", "9"]) == ["10", "9", "b"]
+
+
+def with_patients(rows: int, seed: int, each: int = 3) -> str:
+    """Return a table with a column of patients, who have several rows each; one has no name."""
+    head, *lines = csv_of(rows, seed).splitlines()
+    named = (f"{f'p{k // each}' if k else ''},{line}" for k, line in enumerate(lines))
+    return "\n".join([f"patient,{head}", *named])
+
+
+def test_no_unit_is_split(folder: Folder, subtests: pytest.Subtests) -> None:
+    there = folder(a=with_patients(60, 1), b=with_patients(60, 2))
+    by_setting = load(there, unit="patient")
+    text = schema_with((TARGET, f'{TARGET}\nunit = "patient"'))
+    for task in (by_setting, load(there, text)):
+        with subtests.test(schema=task.schema):
+            train, test = task.splits("a")
+            assert train.inputs.shape[1] == 5  # as without the patients
+            assert len(train) + len(test) == 60
+            trained, tested = (
+                {k // 3 if k else -1 for k in each.rows.tolist()} for each in (train, test)
+            )
+            assert not trained & tested
+            assert len(test) == pytest.approx(12, abs=3)
+    with pytest.raises(FairbloomError, match="inference of a schema"):
+        load(there, text, unit="patient")
+
+
+def test_units_that_cannot_be_split_are_faults(folder: Folder) -> None:
+    there = folder(a=with_patients(60, 1), b=csv_of(60, 2), c=with_patients(60, 3, each=99))
+    text = schema_with((TARGET, f'{TARGET}\nunit = "patient"'))
+    task = load(there, text)
+    with pytest.raises(FairbloomError, match="has no column 'patient', the schema's unit: add it"):
+        task.splits("b")
+    (there / "c.csv").write_text(with_patients(60, 3, each=99).replace("\n,", "\np0,"))
+    with pytest.raises(DataError, match="1 value in column 'patient'") as caught:
+        load(there, text).splits("c")
+    assert caught.value.reportable == (
+        "it has 1 different values in the schema's column of units, and at least 2 are needed"
+    )
+    for column in ("target", "site"):
+        with pytest.raises(FairbloomError, match="unit = "):
+            parse_schema(f'unit = "{column}"\nclient = "site"\n{SCHEMA}')
+
+
+def test_missing_values_are_dropped_or_filled_by_a_setting(folder: Folder) -> None:
+    text = csv_of(30).replace("north", "", 2)
+    there = folder(a=text, b=csv_of(30))
+    with pytest.raises(FairbloomError, match="no value"):
+        load(there).splits("a")
+    assert sum(map(len, load(there, missing="fill").splits("a"))) == 30
+    assert sum(map(len, load(there, missing="drop").splits("a"))) == 28
+    with pytest.raises(FairbloomError, match="inference of a schema"):
+        load(there, SCHEMA, missing="drop")
 
 
 def test_categories_match_in_any_case_that_is_no_other_category(folder: Folder) -> None:
