@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, find_nearest, join_names
 from fairbloom.logs import log
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.scores import Score
@@ -100,6 +100,7 @@ class Rounds:
         self._skip_reason = "its rounds were skipped"
         self._evaluation_fault = "no evaluation could be used"
         self._has_asked = False  # whether this process has asked clients to train
+        self._has_checked_names = False
         # Whether unchanged replies are logged already: of all clients, and of some.
         self._logged_unchanged = {True: False, False: False}
 
@@ -158,6 +159,7 @@ class Rounds:
         current = RoundInProgress(number=number)
         self.current = current
         free = self._wait_for_available(method.min_train_nodes, trains=True, waits=True)
+        self._check_training_clients()
         if ROSTER in method.requires:
             self._enter_new()
         current.offline = tuple(sorted(self._offline))
@@ -393,6 +395,21 @@ class Rounds:
         chosen = set(self._method.training_clients)
         return [name for name in names if name in chosen] if chosen else names
 
+    def _check_training_clients(self) -> None:
+        """Log once which names in `training_clients` no client has, with the nearest names."""
+        if self._has_checked_names:
+            return
+        self._has_checked_names = True
+        known = self.known
+        unknown = [name for name in self._method.training_clients if name not in known]
+        for name in unknown:
+            hint = ""
+            if near := find_nearest(name, sorted(known)):
+                hint = f"; did you mean {near}?"
+            log.warning(
+                "training_clients names %s, but no client online has this name%s", name, hint
+            )
+
     def _screen(self, current: RoundInProgress, replies: TrainReplies) -> NormBounds | None:
         """Refuse replies that are not plausible; return the norm bounds of the others, if any."""
         method = self._method
@@ -447,7 +464,7 @@ class Rounds:
                 "round %d: %s lost the state that clients keep between rounds, so %s and all"
                 " clients begin again without state",
                 current.number,
-                ", ".join(current.lost_states),
+                join_names(current.lost_states),
                 type(self._method).__name__,
             )
 

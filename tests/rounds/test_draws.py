@@ -1,5 +1,6 @@
 """The participants of a round: the same for the same seed, and only training clients."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -76,6 +77,15 @@ def test_without_any_of_them_rounds_are_skipped_and_named() -> None:
     _, rounds = run(FedAvg(training_clients=("site-9",), unused_rounds=0), rounds=2)
     assert [r.participants for r in rounds] == [(), ()]
     assert all(set(r.evaluations) == set(EVERYBODY) for r in rounds)
+
+
+def test_misspelt_training_clients_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        run(FedAvg(training_clients=("site-1", "siet-2", "nobody")), rounds=3)
+    assert [words for words in caplog.messages if "training_clients" in words] == [
+        "training_clients names siet-2, but no client online has this name; did you mean site-2?",
+        "training_clients names nobody, but no client online has this name",
+    ]
 
 
 def test_a_text_is_not_taken_for_a_list_of_names(subtests: pytest.Subtests) -> None:
