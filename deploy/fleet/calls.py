@@ -36,8 +36,13 @@ from .wire_pb2 import Chunk, Drop, Head, Taken, Working
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 15.0
 
-# Seconds that an answer may take: after the end of a held call, and of any other call.
+# Seconds that the answer to a short call may take.
 ANSWER_SECONDS = 30.0
+
+# Seconds that a chunk may take: 1 MiB on a line of 10 kB a second. The first one has twice as many,
+# as a run's settings may come with it. Times are checked every LOOK_SECONDS.
+CHUNK_SECONDS = 120.0
+LOOK_SECONDS = 1.0
 
 # Most characters of an id and of a handler's name, and those that are taken of a server's reason.
 MAX_ID = 100
@@ -159,6 +164,11 @@ class Calls:
         self._beat: Any = self._channel.unary_unary(
             f"{place}Beat", Working.SerializeToString, Drop.FromString
         )
+        self._receiving: Any = None
+        """The call of which chunks are awaited: the next one until `_until`."""
+        self._until = math.inf
+        self._closed = threading.Event()
+        threading.Thread(target=self._cancel_late, daemon=True).start()
 
     def connect(self) -> None:
         """Wait until the server lets this client in."""
@@ -172,10 +182,14 @@ class Calls:
 
         def call() -> Received | None:
             working = Working(session=self._session, settings=settings)
-            chunks = self._next(working, timeout=HELD_SECONDS + ANSWER_SECONDS)
+            chunks = self._next(working)
+            # a deadline of the whole call would cut long messages on a slow line
+            self._until = time.monotonic() + HELD_SECONDS + 2 * CHUNK_SECONDS
+            self._receiving = chunks
             try:
-                return receive(chunks, self._max_bytes)
+                return receive(self._in_time(chunks), self._max_bytes)
             finally:
+                self._receiving = None
                 chunks.cancel()  # no effect on a complete message
 
         return self._retry(call)
@@ -202,7 +216,26 @@ class Calls:
 
     def close(self) -> None:
         """End the connection."""
+        self._closed.set()
         self._channel.close()
+
+    def _in_time(self, call: Any) -> Iterator[Chunk]:
+        """Yield a call's chunks; raise IncompleteError if one takes too long."""
+        try:
+            for chunk in call:
+                self._until = time.monotonic() + CHUNK_SECONDS
+                yield chunk
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.CANCELLED:
+                raise IncompleteError("the server stopped sending") from None
+            raise
+
+    def _cancel_late(self) -> None:
+        """Cancel a call of which a chunk is late, until this device's connection is closed."""
+        while not self._closed.wait(LOOK_SECONDS):
+            call = self._receiving
+            if call is not None and time.monotonic() > self._until:
+                call.cancel()
 
     def _retry(self, call: Callable[[], T]) -> T:
         """Repeat a call until it succeeds or is refused."""

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -169,6 +170,48 @@ def test_a_message_ends_at_its_size_on_the_wire(monkeypatch: pytest.MonkeyPatch)
     calls = lying.calls()
     threading.Thread(target=calls.next, args=("",), daemon=True).start()
     assert lying.ended.wait(10)
+    calls.close()
+    lying.stop()
+
+
+def test_a_slow_line_has_time_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytes(range(20))
+
+    def slowly() -> Iterator[Chunk]:
+        yield Chunk(head=head_of(data))
+        for value in data:
+            time.sleep(0.1)
+            yield Chunk(data=bytes([value]))
+
+    for name in ("HELD_SECONDS", "ANSWER_SECONDS", "CHUNK_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(fleet_calls, name, 0.4)
+    lying = Lying(slowly)
+    calls = lying.calls()
+    received = calls.next("")
+    assert received is not None
+    assert received.data == data
+    calls.close()
+    lying.stop()
+
+
+def test_a_server_that_stops_sending_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls_made = list[int]()
+
+    def stopping() -> Iterator[Chunk]:
+        calls_made.append(1)
+        if len(calls_made) == 2:
+            yield Chunk(head=head_of(), data=b"model")
+        else:
+            yield Chunk(head=head_of())
+            time.sleep(3)
+
+    for name in ("HELD_SECONDS", "CHUNK_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(fleet_calls, name, 0.2)
+    lying = Lying(stopping)
+    calls = lying.calls()
+    received = calls.next("")
+    assert received is not None
+    assert received.data == b"model"
     calls.close()
     lying.stop()
 
