@@ -45,6 +45,7 @@ from .files import (
     CHECKPOINTS,
     CONFIG,
     CONTEXTS as CONTEXTS_FOLDER,
+    METRICS,
     MODEL,
     log_finished,
 )
@@ -150,8 +151,9 @@ class RunFolder:
         StopRun, raised by `on_round`, `evaluate_fn` or a hook, and True from `should_stop` end the
         run as finished after that round; more rounds extend it.
 
-        The result of a continued run has the metrics of the rounds that ran now, and the arrays
-        after the last one. A finished run is not run again: its result has only the final arrays.
+        The result has the metrics of all rounds, and the arrays after the last one. Those of rounds
+        that another process ran are read from the folder, without lists. A finished run is not run
+        again.
 
         Raises
         ------
@@ -218,7 +220,8 @@ class RunFolder:
             )
             if recorder.finished:
                 log_finished(self.path)
-                return Result(arrays=record_of(MODEL.read(self.path)))
+                finished = Result(arrays=record_of(MODEL.read(self.path)))
+                return complete_result(finished, self.path)
             log.info("run folder: %s", self.path)
             continued = recorder.resume()
             contexts = KeptContexts.of(self.path, grid)
@@ -265,6 +268,8 @@ class RunFolder:
             recorder.finish(
                 {name: array.numpy() for name, array in recording.result.arrays.items()}
             )
+            if continued is not None:
+                result = complete_result(result, self.path)
         return result
 
     def _describe(
@@ -372,6 +377,36 @@ class RoundWriter:
             return metrics
 
         return watched
+
+
+def complete_result(result: Result, path: Path) -> Result:
+    """Return a result with the metrics of a run folder's other rounds."""
+    tables = {
+        "train": result.train_metrics_clientapp,
+        "evaluate": result.evaluate_metrics_clientapp,
+        "server": result.evaluate_metrics_serverapp,
+    }
+    recorded: dict[str, dict[int, dict[str, int | float]]] = {phase: {} for phase in tables}
+    for row in METRICS.read(path):
+        if not row["client"]:
+            metrics = recorded[row["phase"]].setdefault(int(row["round"]), {})
+            metrics[row["metric"]] = number_of(row["value"])
+    by_phase = [
+        {number: MetricRecord({**metrics}) for number, metrics in recorded[phase].items()} | table
+        for phase, table in tables.items()
+    ]
+    train, evaluate, server = (dict(sorted(table.items())) for table in by_phase)
+    return Result(
+        arrays=result.arrays,
+        train_metrics_clientapp=train,
+        evaluate_metrics_clientapp=evaluate,
+        evaluate_metrics_serverapp=server,
+    )
+
+
+def number_of(cell: str) -> int | float:
+    """Return the number in a cell of metrics.csv."""
+    return int(cell) if cell.lstrip("-").isdecimal() else float(cell)
 
 
 def find_fair_strategy(strategy: Strategy) -> FairStrategy:

@@ -85,6 +85,25 @@ def test_each_client_and_round_is_recorded_in_the_named_score(tmp_path: Path) ->
     )
 
 
+def test_the_result_of_a_continued_run_has_all_rounds(tmp_path: Path) -> None:
+    def central(number: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"length": float(np.linalg.norm(arrays["w"].numpy())), "count": number})
+
+    def run(folder: str, rounds: int) -> Result:
+        strategy = FedFV(evaluate_every=2)
+        return start(tmp_path / folder, strategy, rounds, evaluate_fn=central)
+
+    whole = run("whole", ROUNDS)
+    run("run", 4)
+    assert vars(whole).keys() == vars(run("other", 1)).keys()
+    for result in (run("run", ROUNDS), run("run", ROUNDS)):  # continued, and finished before
+        assert result.train_metrics_clientapp == whole.train_metrics_clientapp
+        assert result.evaluate_metrics_clientapp == whole.evaluate_metrics_clientapp
+        assert result.evaluate_metrics_serverapp == whole.evaluate_metrics_serverapp
+        assert list(result.evaluate_metrics_serverapp) == [*range(ROUNDS + 1)]
+        assert result.arrays["w"].data == whole.arrays["w"].data
+
+
 def test_a_share_evaluates_and_everybody_after_the_last_round(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
