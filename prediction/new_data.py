@@ -14,7 +14,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.tasks.images import image_inputs, size_of
 from fairbloom.tasks.preprocessing import ARRAYS, TABLE, Preprocessing
 from fairbloom.tasks.schema import Decimal
-from fairbloom.tasks.tables.folders import PICTURES
+from fairbloom.tasks.tables.folders import PICTURES, count_endings, is_visible
 from fairbloom.tasks.tables.read import Table, read_file
 from fairbloom.tasks.tables.reasons import DataError
 from fairbloom.tasks.tables.targets import join_names
@@ -106,7 +106,7 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
     if not path.is_file():
         by_name = _find_images(path)
     if not by_name:
-        raise FairbloomError(f"{path} has no images ({', '.join(PICTURES)})")
+        raise FairbloomError(f"{path} has no images")
     names = sorted(by_name)
     files = [by_name[name] for name in names]
     problems = []
@@ -131,11 +131,23 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
 
 
 def _find_images(folder: Path) -> dict[str, Path]:
-    """Return the visible images in a folder and below, by their paths there."""
+    """Return the visible images in a folder and below, by their paths there.
+
+    Raise FairbloomError if there are other files.
+    """
     found = {}
+    others = []
     for file in folder.rglob("*"):
-        name = file.relative_to(folder).as_posix()
-        hidden = any(part[0] == "." for part in name.split("/"))
-        if file.suffix.lower() in PICTURES and file.is_file() and not hidden:
-            found[name] = file
+        path = file.relative_to(folder)
+        if file.is_dir() or not all(map(is_visible, path.parts)):
+            continue
+        if file.suffix.lower() in PICTURES:
+            found[path.as_posix()] = file
+        else:
+            others.append(file)
+    if others:
+        raise FairbloomError(
+            f"{folder} has files that are no pictures that are read, {count_endings(others)}: save"
+            " them as .png, or take them out"
+        )
     return found

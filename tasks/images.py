@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import split_names
-from fairbloom.text import plural
+from fairbloom.text import plural, text_if
 
 from . import models
 from .partition import MIN_EXAMPLES, split, splits_of
 from .preprocessing import IMAGES, Preprocessing
 from .schema import ImageSchema, parse_image_schema
-from .tables.folders import PICTURES, folders_in
+from .tables.folders import PICTURES, count_endings, folders_in, is_visible
 from .tables.infer import quote
 from .tables.reasons import DataError
 from .tables.targets import Target, as_targets, join_names, sort_classes
@@ -38,12 +38,15 @@ T = TypeVar("T")
 
 def infer(setup: Setup, *, size: int, grey: bool, classes: str) -> str:
     """Return the schema that folders of images suggest: all classes, and the most common size."""
-    found = [_images_by_class(folder) for folder in find_folders(setup.data_dir).values()]
+    folders = find_folders(setup.data_dir)
+    found = [_images_by_class(folder) for folder in folders.values()]
     named = split_names(classes) or sort_classes({name for each in found for name in each})
     if len(named) < 2:
+        for folder in folders.values():
+            _check_files(folder)
         raise DataError(
-            f"{setup.data_dir} has images of {len(named)} classes: two are needed, as"
-            " CLIENT/CLASS/1.png"
+            f"{setup.data_dir} has images of {plural(len(named), '1 class', 'no class')}: two are"
+            " needed, as CLIENT/CLASS/1.png"
         )
     files = [file for each in found for images in each.values() for file in images]
     width, height = (size, size) if size else _most_common_size(files)
@@ -72,25 +75,78 @@ def _most_common_size(files: Sequence[Path]) -> tuple[int, int]:
 
 
 def find_folders(place: str) -> dict[str, Path]:
-    """Return the folder of each client; a folder of class folders belongs to one client."""
+    """Return the folder of each client; a folder of class folders belongs to one client.
+
+    Raise DataError for images that lie directly in the folder, and so belong to no client.
+    """
     folders = folders_in(place)
-    if not any(_images_in(folder) for folder in folders.values()):
-        return folders
+    if not folders:
+        return {}
     own = Path(place).expanduser()
-    return {own.resolve().name: own}
+    in_folders = sum(len(_images_in(folder)) for folder in folders.values())
+    by_class = [_images_by_class(folder) for folder in folders.values()]
+    below = sum(len(images) for each in by_class for images in each.values())
+    if in_folders > below:  # they are folders of classes, maybe with a stray folder below
+        return {own.resolve().name: own}
+    _refuse_stray(_images_in(own))
+    return folders
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if is_visible(path.name) and not path.is_dir())
 
 
 def _images_in(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() in PICTURES and not path.name.startswith(".")
-    )
+    return [path for path in _visible_files(folder) if path.suffix.lower() in PICTURES]
 
 
 def _images_by_class(folder: Path) -> dict[str, list[Path]]:
-    found = {path.name: _images_in(path) for path in sorted(folder.iterdir()) if path.is_dir()}
-    return {name: files for name, files in found.items() if files}
+    return {name: files for name, path in _class_folders(folder) if (files := _images_in(path))}
+
+
+def _class_folders(folder: Path) -> list[tuple[str, Path]]:
+    """Return the visible folders in a client's folder by name, sorted."""
+    return [
+        (path.name, path)
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and is_visible(path.name)
+    ]
+
+
+def _check_files(folder: Path) -> None:
+    """Raise DataError if files in a client's folder would be left out without a word."""
+    classes = [path for _, path in _class_folders(folder)]
+    others = [
+        path
+        for each in classes
+        for path in _visible_files(each)
+        if path.suffix.lower() not in PICTURES
+    ]
+    if others:
+        raise DataError(
+            f"{folder}: files in the folders of its classes are no pictures that are read,"
+            f" {count_endings(others)}: save them as .png, or take them out",
+            "other-files",
+        )
+    below = [
+        path
+        for each in classes
+        for path in sorted(each.rglob("*"))
+        if path.parent != each
+        and path.suffix.lower() in PICTURES
+        and all(map(is_visible, path.relative_to(each).parts))
+    ]
+    _refuse_stray([*_images_in(folder), *below])
+
+
+def _refuse_stray(images: Sequence[Path]) -> None:
+    """Raise DataError if there are images that lie in no class's folder."""
+    if images:
+        more = text_if(len(images) > 1, f", as {len(images) - 1} more pictures do")
+        raise DataError(
+            f"{images[0]} lies in no class's folder{more}: move it to CLIENT/CLASS, or take it out",
+            "stray-picture",
+        )
 
 
 def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
@@ -127,12 +183,13 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
 
 def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -> Splits:
     """Return a client's pixels and classes; raise DataError if its images contradict the schema."""
+    _check_files(folder)
     found = _images_by_class(folder)
     files = [file for each in found.values() for file in each]
     if len(files) < MIN_EXAMPLES:
         raise DataError(
-            f"{folder} has {len(files)} images ({', '.join(PICTURES)}): at least {MIN_EXAMPLES} are"
-            f" needed, four fifths for training and one for testing, as {folder}/CLASS/1.png",
+            f"{folder} has {len(files)} images: at least {MIN_EXAMPLES} are needed, four fifths for"
+            f" training and one for testing, as {folder}/CLASS/1.png",
             "few-examples",
             examples=len(files),
             fewest=MIN_EXAMPLES,
@@ -186,6 +243,12 @@ def _open(file: Path, look: Callable[["Image.Image"], T]) -> T:
         ) from error
     try:
         with Image.open(file) as image:
+            frames = getattr(image, "n_frames", 1)
+            if frames > 1 and image.format != "MPO":  # a camera's JPEG with a preview
+                raise DataError(
+                    f"{file} has {frames} pictures: save each of them in a file of its own",
+                    "several-pictures",
+                )
             ImageOps.exif_transpose(image, in_place=True)
             return look(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

@@ -1,5 +1,6 @@
 """Find the clients of a folder of data."""
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +20,9 @@ REMEDY = "save it as .csv, .parquet or .xlsx"
 
 # The endings of images.
 PICTURES = TASKS["image-folder"].reads
+
+# Files and folders that operating systems write, in lower case.
+OF_SYSTEMS = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin")
 
 
 def files_in(place: str) -> dict[str, Path]:
@@ -66,6 +70,17 @@ def folders_in(place: str) -> dict[str, Path]:
     return found
 
 
+def is_visible(name: str) -> bool:
+    """Return whether an entry of a folder is neither hidden, nor a lock, nor a system's own."""
+    return not name.startswith((".", "~$")) and name.lower() not in OF_SYSTEMS
+
+
+def count_endings(files: Iterable[Path]) -> str:
+    """Return the numbers of files by their ending: "7 .bmp, 1 without an ending"."""
+    counts = Counter(file.suffix.lower() or "without an ending" for file in files)
+    return ", ".join(f"{count} {ending}" for ending, count in counts.most_common())
+
+
 def _existing_path(place: str) -> Path:
     path = Path(place).expanduser()
     if not path.exists():
@@ -76,7 +91,7 @@ def _existing_path(place: str) -> Path:
 
 
 def _list_visible(folder: Path) -> Iterable[Path]:
-    return sorted(path for path in folder.iterdir() if not path.name.startswith((".", "~$")))
+    return sorted(path for path in folder.iterdir() if is_visible(path.name))
 
 
 def _contents(path: Path) -> str:

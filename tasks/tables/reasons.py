@@ -93,6 +93,12 @@ REASONS = {
     "strange-folder": (
         "it has a folder of none of the schema's classes: rename it, or correct the schema"
     ),
+    "stray-picture": "it has a picture outside the folders of classes: its own log names it",
+    "other-files": (
+        "its folders of classes hold files that are no pictures that are read: its own log counts"
+        " them by ending"
+    ),
+    "several-pictures": "one of its images has several pages: its own log names it",
     "image-sizes": "its images are not all of the size that the schema states",
 }
 

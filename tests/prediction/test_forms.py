@@ -125,6 +125,16 @@ def test_images_are_predicted_as_clients_measured(
     assert [row["file"] for row in table(tmp_path / "out.csv")] == ["0.png"]
 
 
+def test_files_beside_new_pictures_are_counted(images: fairbloom.Run, tmp_path: Path) -> None:
+    draw(tmp_path / "new", 2)
+    (tmp_path / "new" / "Thumbs.db").touch()
+    predictor = load_predictor(images.folder)
+    assert predictor.predict_file(tmp_path / "new", tmp_path / "out.csv") == 4
+    (tmp_path / "new" / "dark" / "5.heic").touch()
+    with pytest.raises(FairbloomError, match=r"no pictures that are read, 1 \.heic"):
+        predictor.predict_file(tmp_path / "new", tmp_path / "again.csv")
+
+
 def test_images_that_do_not_fit_are_named(
     images: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:

@@ -1,5 +1,6 @@
 """Clients from folders of images."""
 
+import re
 import struct
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ from PIL import Image
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import Task, describe_data, load_task
+from fairbloom.tasks import Task, check_data, describe_data, load_task
 from fairbloom.tasks.images import image_inputs, size_of
 from fairbloom.tasks.schema import ImageSchema, parse_image_schema
+from fairbloom.tasks.tables.folders import PICTURES
 
 from .made import everything
 
@@ -89,6 +91,66 @@ def test_images_are_brought_to_one_size_and_to_grey(
         with subtests.test(right=right, wrong=wrong):
             with pytest.raises(FairbloomError, match=words):
                 parse_image_schema(text.replace(right, wrong))
+
+
+def test_every_format_that_pillow_opens_is_read(tmp_path: Path) -> None:
+    Image.init()
+    # Other data, films, and what Pillow opens by another program.
+    others = {"BUFR", "GRIB", "HDF5", "WMF", "EPS", "MPEG", "IPTC"}
+    opened = {
+        ending
+        for ending, kind in Image.registered_extensions().items()
+        if kind in Image.OPEN and kind not in others
+    }
+    assert opened <= {*PICTURES}
+    images(tmp_path / "a")
+    images(tmp_path / "b")
+    for file in (tmp_path / "b" / "dog").iterdir():
+        Image.open(file).save(file.with_suffix(".tif" if file.stem < "2" else ".BMP"))
+        file.unlink()
+    task = load(tmp_path)
+    assert parse_image_schema(task.schema).classes == ("cat", "dog")
+    assert sum(map(len, task.splits("b"))) == 8
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        (["b/cat/1.heic", "b/cat/2.heic", "b/dog/n.txt"], "2 .heic, 1 .txt: save them as .png"),
+        (["b/dog/scan"], "1 without an ending"),
+        (["b/stray.png"], "b/stray.png lies in no class's folder: move it"),
+        (["b/cat/new/1.png", "b/cat/new/2.png"], "new/1.png lies in no class's folder, as 1 more"),
+        (["9.png"], "9.png lies in no class's folder"),
+        (["b/dog/two.gif"], "two.gif has 2 pictures: save each"),
+        (["b/dog/Thumbs.db", "b/dog/~$x", "b/__MACOSX/cat/._0.png", "b/readme.md"], ""),
+    ],
+    ids=["formats", "no ending", "client", "below", "top", "pages", "systems"],
+)
+def test_no_picture_is_left_out_in_silence(added: list[str], words: str, tmp_path: Path) -> None:
+    images(tmp_path / "a")
+    images(tmp_path / "b")
+    for name in added:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"no picture")
+        if file.suffix in (".png", ".gif"):
+            frames = [Image.new("RGB", (9, 7), (k, 0, 0)) for k in range(2)]
+            frames[0].save(file, save_all=file.suffix == ".gif", append_images=frames[1:])
+    if not words:
+        assert sum(map(len, load(tmp_path).splits("b"))) == 8
+        return
+    with pytest.raises(FairbloomError, match=re.escape(words)):
+        check_data(RunSettings.of(config(tmp_path)))
+
+
+def test_a_device_with_a_stray_picture_names_it(tmp_path: Path) -> None:
+    images(tmp_path / "a")
+    (tmp_path / "a" / "cat" / "more").mkdir()
+    for place in ("x.png", "cat/more/y.png"):
+        Image.new("RGB", (9, 7)).save(tmp_path / "a" / place)
+        with pytest.raises(FairbloomError, match=f"{place} lies in no class's folder"):
+            load(tmp_path / "a").splits("a")
+        (tmp_path / "a" / place).unlink()
 
 
 def test_a_device_may_have_the_folders_of_classes_alone(tmp_path: Path) -> None:
