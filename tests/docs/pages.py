@@ -34,7 +34,13 @@ ELSEWHERE = {
         "deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
     "docs/nodes-trust.md#Limits of a device's owner": (
-        "client/guard/test_limits.py::test_the_log_is_read_run_by_run"
+        "client/guard/test_limits.py::test_the_limits_of_the_page_are_taken"
+    ),
+    "docs/nodes-trust.md#Schemas": (
+        "client/guard/test_accepted_schemas.py::test_accept_asks_and_schemas_lists_and_withdraws"
+    ),
+    "docs/nodes-trust.md#The log": (
+        "client/guard/test_audit_log.py::test_the_log_is_read_run_by_run"
     ),
     "docs/privacy.md#Differential privacy": (
         "client/test_fair.py::test_the_recipe_for_differential_privacy_clips"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.server.settings import Settings
+from tests.checkout import ROOT
 
 OWNER = {
     "tasks": ["csv"],
@@ -63,6 +65,15 @@ def test_limits_that_make_no_sense_are_refused_with_their_key(
                 Limits.of(table)
             with pytest.raises(DeployError, match=words):
                 ClientSettings.of({"limits": table}, bundle / "client.toml")
+
+
+def test_the_limits_of_the_page_are_taken() -> None:
+    page = (ROOT / "docs/nodes-trust.md").read_text()
+    (block,) = re.findall(r"^```toml\n(\[limits\].*?)^```", page, re.MULTILINE | re.DOTALL)
+    limits = Limits.of(tomllib.loads(block)["limits"])
+    limits.check(run(seed=0))
+    with pytest.raises(SettingRefusedError, match=r"test-share = 0\.5"):
+        limits.check(run(**{"test-share": 0.5}))
 
 
 def test_limits_reach_the_worker(bundle: Path) -> None:
