@@ -7,7 +7,7 @@ from fairbloom.protocol.settings import RunSettings, SettingsError
 from .extra_scores import find_misfit
 from .loading import find_task
 from .measures import BALANCED_ACCURACY
-from .task import AnyExamples, Task
+from .task import AnyExamples, Splits, Task
 
 
 def decide_score(
@@ -20,8 +20,9 @@ def decide_score(
     """Return the score that fairness is measured in: the setting, or the `recorded` one.
 
     Without both it is the task's first. It is balanced accuracy if the task has this score and the
-    clients come with the data and have two unbalanced classes: a client with test examples of both
-    has more than two thirds of them in one.
+    clients come with the data and have two unbalanced classes: a client with examples of both has
+    more than two thirds of them in one. All of its examples count, so that the seed of the split
+    does not choose the score.
     """
     scores = {score.name: score for score in (*task.scores, LOSS_SCORE)}
     name = settings.score or recorded
@@ -33,8 +34,7 @@ def decide_score(
             or not has_two_classes(task)
         ):
             return task.score
-        counts = [count_classes(task.splits(client).test) for client in task.clients]
-        if any(each and each[0] and each[1] > 2 / 3 * sum(each) for each in counts):
+        if any(_is_unbalanced(task.splits(client)) for client in task.clients):
             return BALANCED_ACCURACY
         return task.score
     if name not in scores:
@@ -58,10 +58,20 @@ def has_two_classes(task: Task) -> bool:
     return 2 in (task.classes, len(task.class_names))
 
 
-def count_classes(examples: AnyExamples) -> tuple[int, int] | None:
+def count_classes(*parts: AnyExamples) -> tuple[int, int] | None:
     """Return the sizes of the smaller and the larger of two classes; None if not of classes."""
-    targets = examples.all_targets
-    if not len(targets) or targets.dim() != 1 or targets.is_floating_point():
-        return None
-    smaller, larger = sorted(targets.bincount(minlength=2).tolist())
-    return smaller, larger
+    counts = [0, 0]
+    for examples in parts:
+        targets = examples.all_targets
+        if not len(targets) or targets.dim() != 1 or targets.is_floating_point():
+            return None
+        first, second = targets.bincount(minlength=2).tolist()
+        counts = [counts[0] + first, counts[1] + second]
+    return min(counts), max(counts)
+
+
+def _is_unbalanced(splits: Splits) -> bool:
+    """Return whether a client has examples of both classes, more than two thirds in one."""
+    parts = (splits.train, splits.test, splits.validation)
+    counts = count_classes(*(each for each in parts if each is not None))
+    return counts is not None and counts[0] > 0 and counts[1] > 2 / 3 * sum(counts)

@@ -136,8 +136,8 @@ def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]
 def fix_score(settings: Settings) -> dict[str, Value]:
     """Return the setting that gives all runs of a study the same score, {} if not needed.
 
-    Seeds test different examples, for which different scores might be chosen, so the run with the
-    first seed decides for all. Its settings are `settings`.
+    Seeds may draw different clients, for which different scores might be chosen, so the run with
+    the first seed decides for all. Its settings are `settings`.
     """
     # imported late, as PyTorch is with it
     from fairbloom.tasks.score import decide_score, has_natural_clients
