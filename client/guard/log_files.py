@@ -36,7 +36,7 @@ MAX_REMEMBERED = 1000
 
 
 class AuditLog:
-    """The log in a device's state folder; one process writes to it."""
+    """The log in a device's state folder, to which its processes append whole lines."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc
 
+from fairbloom.client.guard.log_files import AuditLog
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import escape_all_records
 from fairbloom.system.files import make_folder
@@ -54,6 +55,7 @@ def run(client: ClientSettings) -> None:
     contexts = Contexts(client.state_dir)
     kept = KeptReply(client.state_dir)
     session = load_session(client.state_dir)
+    audit_log = AuditLog(Path(client.state_dir))
     memory = float(client.limits.get("memory", 0.0))
     try:
         while True:
@@ -66,7 +68,7 @@ def run(client: ClientSettings) -> None:
                 memory,
             )
             try:
-                Session(client.name, calls, worker, contexts, kept).serve()
+                Session(client.name, calls, worker, contexts, kept, audit_log).serve()
             except RefusedError as error:
                 outage.fault(str(error))
             finally:

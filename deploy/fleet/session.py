@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+from fairbloom.client.guard.log_files import AuditLog
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import WORK_OF_ROUND
@@ -119,7 +120,13 @@ class Session:
     """Answers messages for one client. The worker outlives the session."""
 
     def __init__(
-        self, name: str, calls: Calls, worker: Worker, contexts: Contexts, kept: KeptReply
+        self,
+        name: str,
+        calls: Calls,
+        worker: Worker,
+        contexts: Contexts,
+        kept: KeptReply,
+        audit_log: AuditLog,
     ) -> None:
         self._name = name
         self._node = node_id_of(name)
@@ -127,6 +134,7 @@ class Session:
         self._worker = worker
         self._contexts = contexts
         self._kept = kept
+        self._audit_log = audit_log
         self._settings = ""
         self._asked = time.monotonic()
 
@@ -175,6 +183,8 @@ class Session:
     def _work(self, message: Received) -> Answer:
         head = message.head
         if message.refused:
+            asked = {"run": head.run, "asked": "message", "refused": message.refused}
+            self._audit_log.note(asked, {})
             return Answer.failed(ErrorCode.INVALID_FAB, message.refused)
         if head.protocol != PROTOCOL:
             older = "this client" if head.protocol > PROTOCOL else "the server"

@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import pytest
 
+from fairbloom.client.guard.log_files import AuditLog, read_entries
 from fairbloom.deploy.device.accepted import Installed
 from fairbloom.deploy.fleet import calls as fleet_calls
 from fairbloom.deploy.fleet.app_process import answer
@@ -256,11 +257,12 @@ def test_no_text_of_a_server_forges_a_line_of_the_log(
     lying = Lying(lambda: iter([Chunk(head=head_of(type=FORGED, id=FORGED[5:]))]), FORGED * 99)
     calls = lying.calls()
     worker: Any = Idle()
-    place = str(tmp_path)
+    files = (Contexts(str(tmp_path)), KeptReply(str(tmp_path)), AuditLog(tmp_path))
+    session = Session("a", calls, worker, *files)
     log.addHandler(handler)
     try:
         with pytest.raises(RefusedError):
-            Session("a", calls, worker, Contexts(place), KeptReply(place)).serve()
+            session.serve()
     finally:
         log.removeHandler(handler)
         calls.close()
@@ -271,6 +273,8 @@ def test_no_text_of_a_server_forges_a_line_of_the_log(
     assert "connected as client a\n" in said
     assert lying.replies[0].code == ErrorCode.INVALID_FAB
     assert "FAKE" not in lying.replies[0].reason
+    (noted,) = read_entries(tmp_path)
+    assert noted["refused"] == lying.replies[0].reason
 
 
 def test_a_refusal_of_the_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
