@@ -9,7 +9,9 @@ from typing import Any, ClassVar, Unpack
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
+from fairbloom.protocol.parameters import arguments_of
 from fairbloom.protocol.terms import Terms
+from fairbloom.text import text_if
 
 from . import compatibility
 from .arrays import FloatArray as FloatArray, Model
@@ -31,6 +33,9 @@ from .sampling import sample
 from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
 from .vectors import Vectors
+
+# The usual names of the parameters by which methods set common options themselves.
+OWN_NAMES = {"proximal_mu": "mu", "personal_lambda": "lam"}
 
 # The number of negative coefficients: a metric of methods that declare it in `reports`.
 NEGATIVE_WEIGHTS = "negative-weights"
@@ -174,9 +179,11 @@ class Method:
             if name not in Options.__optional_keys__:
                 raise TypeError(f"{type(self).__name__} takes no parameter {name!r}")
             if name in self.own_terms:
+                value = options.get(name)
+                own = OWN_NAMES.get(name)
                 raise ValueError(
-                    f"{type(self).__name__} sets {name} by its own parameter, got"
-                    f" {options.get(name)!r}"
+                    f"{type(self).__name__} sets {name} by its own parameter, got {value!r}"
+                    + text_if(own in self.own_parameters(), f": write {own}={value!r}")
                 )
         plain: dict[str, Any] = {
             name: option.checked(options.get(name, option.default), called=name)
@@ -224,6 +231,11 @@ class Method:
         """The method's memory, without old updates: str, numbers, None, NumPy arrays, lists and
         dicts only."""
         self.progress = Progress()
+
+    @classmethod
+    def own_parameters(cls) -> frozenset[str]:
+        """Return the names of the parameters that the class's own constructor declares."""
+        return frozenset(arguments_of(cls.__init__))
 
     def __init_subclass__(cls, **others: Any) -> None:
         """Refuse options and unknown needs as declarations; check the constructor's parameters."""

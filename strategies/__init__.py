@@ -1,5 +1,8 @@
 """Fair federated methods as Flower strategies; each is one file that reads like its paper."""
 
+from typing import NoReturn
+
+from .flowers import advise_on_name
 from .named import from_config as from_config
 from .registry import *  # noqa: F403
 from .registry import (
@@ -7,3 +10,10 @@ from .registry import (
     published_name as published_name,
     served_model as served_model,
 )
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Raise ImportError with what to write for one of Flower's strategies."""
+    if advice := advise_on_name(name):
+        raise ImportError(f"cannot import name {name!r} from {__name__!r}: {advice}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

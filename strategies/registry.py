@@ -28,6 +28,7 @@ from .fedlf import FedLF
 from .fedmdfg import FedMDFG
 from .fedmgda import FedMGDA, FedMGDAPlus, MGDAProx
 from .fedprox import FedProx
+from .flowers import advise_on_method
 from .gifair import GiFair
 from .propfair import PropFair
 from .qffl import QFedAvg, QFedSGD
@@ -168,8 +169,8 @@ def find_method(name: str) -> type[FairStrategy]:
     if name.startswith(TORCHJD):
         return FromTorchJD
     if not is_import_string(name):
-        hint = ""
-        if near := find_nearest(_plain(name), KNOWN_AS, least=0.8):
+        hint = advise_on_method(_plain(name))
+        if not hint and (near := find_nearest(_plain(name), KNOWN_AS, least=0.8)):
             hint = f"did you mean {published_name(KNOWN_AS[near])}? "
         raise FairbloomError(
             f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, those of"

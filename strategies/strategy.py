@@ -30,6 +30,8 @@ from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import check_model
 from fairbloom.strategies.message_configs import ChangingConfig
 
+from .flowers import advise_on_argument
+
 # Values of parameters to try, by their names in Python.
 Tries = Sequence[Mapping[str, Value]]
 
@@ -59,6 +61,11 @@ class FairStrategy(Method, Strategy):
     it."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
+        for name, value in options.items():
+            if name not in Options.__optional_keys__:
+                advice = advise_on_argument(name, value, self.own_parameters())
+                words = f"{type(self).__name__} takes no parameter {name!r}"
+                raise TypeError(f"{words}: {advice}" if advice else words)
         super().__init__(**options)
         self._flower = FlowerClients(self)
         self._loop = Rounds(self, self._flower)

@@ -1,0 +1,106 @@
+"""The names and arguments of Flower's strategies, and what to write with ours instead."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fairbloom.errors import find_nearest
+from fairbloom.rounds.options import OPTIONS, Options
+
+# Flower's strategies with other names here: the same with ours, as parameters of FedAvg.
+SAME: dict[str, dict[str, Any]] = {
+    "FedAdagrad": {"server_optimizer": "adagrad", "server_optimizer_lr": 0.1},
+    "FedAdam": {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
+    "FedYogi": {"server_optimizer": "yogi", "server_optimizer_lr": 0.01},
+    "FedAvgM": {"server_optimizer": "avgm"},
+    "FedTrimmedAvg": {"defence": "trimmed-mean"},
+    "Krum": {"defence": "krum"},
+}
+
+# Flower's strategies without an equal here: the nearest of ours, as parameters of FedAvg.
+NEAREST: dict[str, dict[str, Any]] = {
+    "Bulyan": {"defence": "trimmed-mean"},
+    "FedMedian": {"defence": "geometric-median"},
+    "MultiKrum": {"defence": "krum"},
+}
+
+# Flower's strategies that have no counterpart here.
+WRAPPER = "import it from flwr.serverapp.strategy, and give it one of our strategies"
+OTHERS = {
+    "FedXgbBagging": "models here are arrays, not trees: use Flower's own",
+    "FedXgbCyclic": "models here are arrays, not trees: use Flower's own",
+    "DifferentialPrivacyClientSideAdaptiveClipping": WRAPPER,
+    "DifferentialPrivacyClientSideFixedClipping": WRAPPER,
+    "DifferentialPrivacyServerSideAdaptiveClipping": WRAPPER,
+    "DifferentialPrivacyServerSideFixedClipping": WRAPPER,
+}
+
+# The arguments of Flower's strategies, now and before 1.21, and what to write instead of each; {}
+# is its value.
+ARGUMENTS = {
+    "train_loss_key": "leave it out: clients report loss-before",
+    "eta": "write server_optimizer_lr={}",
+    "eta_l": "give clients their learning rate by train_config",
+    "beta_1": "write server_optimizer_beta1={}",
+    "beta_2": "write server_optimizer_beta2={}",
+    "tau": "write server_optimizer_tau={}",
+    "server_learning_rate": "write server_optimizer='avgm', server_optimizer_lr={}",
+    "server_momentum": "write server_optimizer='avgm', server_optimizer_beta1={}",
+    "num_malicious_nodes": "write defence='krum', defence_tolerance={}",
+    "num_nodes_to_select": "leave it out: defence='krum' takes one",
+    "beta": "write defence='trimmed-mean', and its number of clients as defence_tolerance",
+    "fraction_fit": "write fraction_train={}",
+    "min_fit_clients": "write min_train_nodes={}",
+    "min_evaluate_clients": "write min_evaluate_nodes={}",
+    "min_available_clients": "write min_available_nodes={}",
+    "fit_metrics_aggregation_fn": "write train_metrics_aggr_fn, which gets RecordDicts",
+    "evaluate_metrics_aggregation_fn": "write evaluate_metrics_aggr_fn, which gets RecordDicts",
+    "evaluate_fn": "give it to start",
+    "initial_parameters": "give initial_arrays to start",
+    "on_fit_config_fn": "give train_config to start, or change it in configure_train",
+    "on_evaluate_config_fn": "give evaluate_config to start, or change it in configure_evaluate",
+    "accept_failures": "leave it out: a client that fails is refused by name",
+    "inplace": "leave it out",
+}
+
+
+def advise_on_name(name: str) -> str:
+    """Return what to write instead of one of Flower's strategies, "" for any other name."""
+    if name in OTHERS:
+        return OTHERS[name]
+    if name in SAME:
+        return f"write {as_call(SAME[name])}"
+    if name in NEAREST:
+        return f"there is no such strategy here; the nearest is {as_call(NEAREST[name])}"
+    return ""
+
+
+def advise_on_method(plain: str) -> str:
+    """Return the same as the text of a method, by the name without upper case and hyphens."""
+    names = {name.casefold(): name for name in (*SAME, *NEAREST)}
+    if plain not in names:
+        return ""
+    parameters = {**SAME, **NEAREST}[names[plain]]
+    words = ",".join(f"{key}={value}" for key, value in parameters.items())
+    if names[plain] in NEAREST:
+        return f"the nearest to Flower's {names[plain]} is fedavg({words}); "
+    return f"write fedavg({words}) for Flower's {names[plain]}; "
+
+
+def as_call(parameters: dict[str, Any]) -> str:
+    """Return the call of FedAvg with these parameters."""
+    return f"FedAvg({', '.join(f'{key}={value!r}' for key, value in parameters.items())})"
+
+
+def advise_on_argument(name: str, value: object, own: Iterable[str]) -> str:
+    """Return what to write instead of an argument that a strategy does not take.
+
+    `own` are the parameters of its constructor.
+    """
+    if name == "client_learning_rate" and "lipschitz" in own:
+        if isinstance(value, int | float) and value > 0:
+            return f"write lipschitz={1 / value:g} (1 / {value:g})"
+        return "write lipschitz, which is 1 / the clients' learning rate"
+    if name in ARGUMENTS:
+        return ARGUMENTS[name].format(repr(value))
+    nearest = find_nearest(name, [*own, *OPTIONS, *Options.__optional_keys__])
+    return "" if nearest is None else f"did you mean {nearest}?"
