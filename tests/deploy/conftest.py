@@ -10,6 +10,7 @@ import pytest
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
+from tests.deploy.served import Served, make_place
 from tests.experiments.helpers import fairbloom
 
 
@@ -50,3 +51,11 @@ def own_client(home: Path) -> ClientSettings:
         file.touch()
     given = {key: str(file) for key, file in files.items()}
     return ClientSettings(server="a:1", app="tried_app:app", state_dir="/own", **given)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A fleet port in this process, with the clients a and b."""
+    port = Served(make_place(tmp_path / "place"))
+    yield port
+    port.stop()

@@ -1,0 +1,140 @@
+"""A fleet port in the tests' process, and callers that do not behave like a device."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from fairbloom.deploy.fleet.calls import Calls, Outage
+from fairbloom.deploy.fleet.enrolment import enroll
+from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox, MemoryBudget
+from fairbloom.deploy.fleet.members import Members
+from fairbloom.deploy.fleet.messages import SERVICE
+from fairbloom.deploy.fleet.port import Port
+
+RUN = 7
+T = TypeVar("T")
+
+
+class Served:
+    """A port in this process, on an event loop in a thread, with a mailbox and the run RUN."""
+
+    def __init__(self, place: Path, address: str = "127.0.0.1:0") -> None:
+        self.place = place
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.members = Members(place / "clients")
+        self.members.look()
+        self.mailbox = Mailbox(MemoryBudget(place))
+        self.mailbox.begin(RUN)
+        self.port = self.do(self._make)
+        self.port.settings[RUN] = ("digest", '{"settings": {}}')
+        parts = [(place / name).read_bytes() for name in ("server.key", "server.crt", "ca.crt")]
+        started = asyncio.run_coroutine_threadsafe(self.port.start(address, *parts), self.loop)
+        self.address = f"{address.rpartition(':')[0]}:{started.result(30)}"
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return function()
+
+    def do(self, function: Callable[[], T]) -> T:
+        """Return the result of a function that runs on the port's loop."""
+        return asyncio.run_coroutine_threadsafe(self._call(function), self.loop).result(30)
+
+    def _make(self) -> Port:
+        return Port(self.members, self.mailbox)
+
+    def look(self) -> None:
+        """Look at the registry and at the open calls, as the daemon does once a second."""
+        self.do(self.members.look)
+        self.do(self.port.look)
+
+    def send(self, id: str, device: str = "a", data: bytes = b"model") -> None:
+        def push() -> None:
+            digest = self.mailbox.store(data)
+            self.mailbox.send(
+                RUN, [Envelope(id, device, 1, "group", "train", digest, 600.0, kept=True)]
+            )
+
+        self.do(push)
+
+    def collect(self, id: str) -> Any:
+        found = self.do(lambda: self.mailbox.collect([id]))[0]
+        return found[0] if found else None
+
+    def credentials(
+        self, bundle: str, key: str = "key", certificate: str = "certificate"
+    ) -> grpc.ChannelCredentials:
+        folder = self.place / "bundles" / bundle
+        parts = (self.place / "ca.crt", folder / key, folder / certificate)
+        return grpc.ssl_channel_credentials(*(each.read_bytes() for each in parts))
+
+    def calls(self, name: str = "a", session: bytes = b"1" * 16) -> Calls:
+        outage = Outage(lambda words: None)
+        return Calls(self.address, self.credentials(name), session, outage, lambda: None)
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.port.stop(), self.loop).result(30)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+def make_place(place: Path) -> Path:
+    federation = Federation.init(place, ["server.example"], 9092)
+    for name in "ab":
+        enroll(federation, name)
+    return place
+
+
+def next_later(calls: Calls) -> "Future[Any]":
+    """Return the future of a held call for the next message."""
+    return ThreadPoolExecutor(1).submit(calls.next, "")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if condition():
+            return
+        threading.Event().wait(0.05)
+    raise TimeoutError
+
+
+class Caller:
+    """A caller with one connection and a client's certificate, that sends what a test wants."""
+
+    def __init__(self, served: Served, name: str = "a") -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.secure_channel(served.address, served.credentials(name), options)
+        self._end = threading.Event()
+
+    def call(self, method: str, *chunks: bytes, silent: bool = True) -> Any:
+        """Begin a call that sends these chunks; a silent one then sends nothing more."""
+
+        def send() -> Iterator[bytes]:
+            yield from chunks
+            if silent:
+                self._end.wait(60)
+
+        path = f"/{SERVICE}/{method}"
+        if method == "Next":
+            return self._channel.stream_stream(path)(send())
+        return self._channel.stream_unary(path).future(send())
+
+    def close(self) -> None:
+        self._end.set()
+        self._channel.close()
+
+
+def code_of(call: Any, seconds: float = 10.0) -> grpc.StatusCode | None:
+    """Return the code with which a call ends, None if it goes on for these seconds."""
+    ended = threading.Event()
+    if call.add_callback(ended.set) and not ended.wait(seconds):
+        return None
+    code: grpc.StatusCode = call.code()
+    return code

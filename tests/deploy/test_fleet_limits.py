@@ -1,0 +1,313 @@
+"""Limits of the fleet port: what a certificate may hold, and what ends with it."""
+
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fairbloom.deploy.fleet import admission, port
+from fairbloom.deploy.fleet.admission import Caller as Allowance
+from fairbloom.deploy.fleet.connections import connection_limit
+from fairbloom.deploy.fleet.enrolment import revoke
+from fairbloom.deploy.fleet.faults import Faults
+from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.deploy.fleet.messages import BYTES_WITH_HEAD, in_chunks
+from fairbloom.deploy.fleet.port import REFUSED_REPLY
+from fairbloom.deploy.fleet.wire_pb2 import Chunk, Drop, Head, Working
+from tests.deploy.served import RUN, Caller, Served, code_of, next_later, wait_until
+
+METHODS = ("Next", "Reply", "Beat")
+WORKING = Working(session=b"1" * 16).SerializeToString()
+YEARS = 365 * 24 * 3600.0
+
+
+@pytest.fixture
+def caller(served: Served) -> Iterator[Caller]:
+    made = Caller(served)
+    yield made
+    made.close()
+
+
+def beat(caller: Caller) -> grpc.StatusCode | None:
+    """Return the code that a sign of life ends with."""
+    return code_of(caller.call("Beat", WORKING, silent=False))
+
+
+def begin_reply(served: Served, caller: Caller, size: int = 1_000_000) -> object:
+    """Begin a reply to a new message, which then does not go on."""
+    served.send("1")
+    head = Head(id="1", run=RUN, size=size, session=b"1" * 16)
+    call = caller.call("Reply", Chunk(head=head, data=b"begun").SerializeToString())
+    devices = served.port.devices
+    wait_until(lambda: "a" in devices and devices["a"].receiving is not None)
+    return call
+
+
+def forget(served: Served, name: str) -> None:
+    """Revoke a client, and have the server look once."""
+    revoke(Federation.read(served.place), name)
+    served.look()
+
+
+def connections(served: Served) -> int:
+    """Have the server look once, and return the number of connections."""
+    served.do(served.port.look)
+    return served.port.connections["open"] // 2  # this process has both ends of each
+
+
+# Before a call says anything ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_revoked_client_is_refused_before_it_sends(served: Served, method: str) -> None:
+    caller = Caller(served)
+    forget(served, "a")
+    began = time.monotonic()
+    call = caller.call(method)
+    assert code_of(call) == grpc.StatusCode.PERMISSION_DENIED
+    assert "was revoked by the federation's operator" in call.details()
+    assert time.monotonic() - began < 2.0
+    wait_until(lambda: connections(served) == 0)  # it cannot keep its connection either
+    caller.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_silent_call_ends_soon(
+    served: Served, caller: Caller, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (port.FIRST_CHUNK_SECONDS, port.CHUNK_SECONDS) == (10.0, 120.0)
+    monkeypatch.setattr(port, "FIRST_CHUNK_SECONDS", 0.3)
+    call = caller.call(method)
+    assert code_of(call) == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "did not come within" in call.details()
+    assert beat(caller) == grpc.StatusCode.OK
+
+
+def test_a_reply_that_stops_ends_and_is_given_again(
+    served: Served, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port, "CHUNK_SECONDS", 0.3)
+    assert code_of(begin_reply(served, caller)) == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert served.mailbox.budget.used == len(b"model")
+    calls = served.calls()
+    calls.reply(Head(id="1", run=RUN), b"update")
+    assert served.collect("1").data == b"update"
+    calls.close()
+
+
+def test_a_reply_begins_with_a_chunk_for_slow_lines() -> None:
+    small, large = (
+        [chunk.ByteSize() for chunk in in_chunks(Head(id="1"), [bytes(size)])]
+        for size in (BYTES_WITH_HEAD, BYTES_WITH_HEAD + 1)
+    )
+    assert len(small) == 1
+    assert len(large) == 2
+    assert small[0] < 20_000  # two seconds of 10 kB each
+    assert large[0] < 100
+
+
+def test_a_client_that_takes_nothing_does_not_hold_its_call(
+    served: Served, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port, "CHUNK_SECONDS", 0.3)
+    monkeypatch.setattr(admission, "REASON_SECONDS", 0.1)
+    served.send("1", data=bytes(30_000_000))
+    call = caller.call("Next", WORKING)  # and no read
+    wait_until(lambda: connections(served) == 1)
+    wait_until(lambda: connections(served) == 0)
+    assert code_of(call) == grpc.StatusCode.UNAVAILABLE
+
+
+def test_empty_chunks_count_as_chunks(served: Served, caller: Caller) -> None:
+    served.send("1")
+    head = Chunk(head=Head(id="1", run=RUN, size=100, session=b"1" * 16))
+    call = caller.call("Reply", head.SerializeToString(), *[b""] * 1000)
+    assert code_of(call) == grpc.StatusCode.OK
+    found = served.collect("1")
+    assert (found.code, found.reason) == (
+        REFUSED_REPLY,
+        "the reply of 100 bytes comes in more chunks than it needs",
+    )
+    assert served.mailbox.budget.used == len(b"model")
+
+
+def test_nonsense_is_refused_and_leaves_no_traceback(
+    served: Served, caller: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    for method in METHODS:
+        call = caller.call(method, b"\xff\xff\xff")
+        assert code_of(call) == grpc.StatusCode.INVALID_ARGUMENT
+    assert code_of(caller.call("Push")) == grpc.StatusCode.UNIMPLEMENTED
+    assert caplog.text == ""
+
+
+def test_a_fault_of_the_server_is_logged_once(
+    served: Served,
+    caller: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(name: str, id: str, run: int) -> None:
+        raise ZeroDivisionError("of a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(served.mailbox, "work_status", fail)
+        for _ in range(3):
+            assert beat(caller) == grpc.StatusCode.INTERNAL
+    assert caplog.text.count("a call failed (ZeroDivisionError: of a bug)") == 1
+    assert beat(caller) == grpc.StatusCode.OK
+
+
+# Revocation, and the end of a certificate ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ["revoked", "expired"])
+def test_every_open_call_ends_with_its_certificate(
+    served: Served, caller: Caller, ends: str
+) -> None:
+    calls = [begin_reply(served, caller), caller.call("Beat"), caller.call("Reply")]
+    served.do(lambda: served.mailbox.end(RUN))
+    calls.append(caller.call("Next", WORKING))
+    other = Caller(served, "b")
+    others = other.call("Next", WORKING)
+    wait_until(lambda: len(served.do(served.port.online)) == 2)
+    began = time.monotonic()
+    if ends == "revoked":
+        forget(served, "a")
+    else:
+        served.members._clock = lambda: time.time() + 5 * YEARS
+        served.look()
+        assert code_of(others, 0.3) is None  # ten years are not over
+        served.members._clock = lambda: time.time() + 11 * YEARS
+        served.look()
+    for call in calls:
+        assert code_of(call) == grpc.StatusCode.PERMISSION_DENIED
+    assert time.monotonic() - began < 2.0
+    if ends == "revoked":
+        assert code_of(others, 0.3) is None
+    else:
+        assert "the certificate of client 'a' expired on" in calls[0].details()
+        assert beat(other) == grpc.StatusCode.PERMISSION_DENIED
+    other.close()
+
+
+# Many calls and connections -----------------------------------------------------------------------
+
+
+def test_a_fifth_open_call_is_refused(
+    served: Served, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "PAUSE_SECONDS", 0.0)
+    calls = [caller.call("Reply") for _ in range(4)]
+    assert [code_of(call, 0.1) for call in calls] == [None] * 4
+    assert beat(caller) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    other = Caller(served, "b")
+    assert beat(other) == grpc.StatusCode.OK
+    other.close()
+    calls[0].cancel()
+    wait_until(lambda: beat(caller) == grpc.StatusCode.OK)
+
+
+def test_a_new_connection_takes_the_place_of_an_old_one(served: Served) -> None:
+    callers = [Caller(served) for _ in range(6)]
+    calls = list[object]()
+    for each in callers:
+        calls.append(each.call("Reply"))
+        assert code_of(calls[-1], 0.1) is None
+    ended = [code_of(call, 0.1) for call in calls]
+    assert ended == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2 + [None] * 4
+    for each in callers:
+        each.close()
+
+
+def test_the_newest_eight_connections_of_a_client_remain(served: Served) -> None:
+    callers = [Caller(served) for _ in range(12)]
+    for each in callers:
+        assert beat(each) == grpc.StatusCode.OK
+    wait_until(lambda: connections(served) == 8)
+    newest = callers[-1].call("Reply")
+    assert connections(served) == 8
+    assert code_of(newest, 0.2) is None
+    for each in callers:
+        each.close()
+
+
+def test_a_device_may_connect_again_and_again(served: Served) -> None:
+    for number in range(20):
+        lost = next_later(served.calls())  # the connection stays open, as after a power cut
+        wait_until(lambda: bool(served.port.devices) and served.port.devices["a"].held > 0)
+        calls = served.calls()
+        held = next_later(calls)
+        lost.result(10)
+        served.look()
+        served.send(str(number))
+        assert held.result(10).head.id == str(number)
+        calls.reply(Head(id=str(number), run=RUN), b"update")
+        assert served.collect(str(number)).data == b"update"
+        calls.close()
+
+
+def test_a_certificate_has_500_calls_a_second() -> None:
+    caller = Allowance(0.0)
+    assert sum(caller.take_token(0.0) for _ in range(1500)) == 1000
+    assert sum(caller.take_token(1.0) for _ in range(1500)) == 500
+    assert sum(caller.take_token(1.5) for _ in range(1500)) == 250
+    assert sum(caller.take_token(100.0) for _ in range(1500)) == 1000
+    second = 0.0
+    for _ in range(2000):  # a device in small rounds
+        second += 1 / 200
+        assert caller.take_token(100.0 + second)
+
+
+def test_calls_beyond_that_are_refused_and_logged_once(
+    served: Served,
+    caller: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(admission, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "CALLS_AT_ONCE", 10.0)
+    monkeypatch.setattr(admission, "CALLS_A_SECOND", 0.001)
+    codes = [beat(caller) for _ in range(20)]
+    assert codes == [grpc.StatusCode.OK] * 10 + [grpc.StatusCode.RESOURCE_EXHAUSTED] * 10
+    assert code_of(caller.call("Push")) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caplog.text.count("client a calls too often") == 1
+
+
+def test_full_connections_are_logged_once_a_minute(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.port._max_connections = 10
+    host, _, number = served.address.rpartition(":")
+    strangers = [socket.create_connection((host, int(number))) for _ in range(5)]
+    wait_until(lambda: connections(served) == 5)
+    assert connections(served) == 5
+    assert caplog.text.count("all 10 connections of the port are in use") == 1
+    for each in strangers:
+        each.close()
+
+
+def test_a_fault_is_said_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    faults = Faults(lambda: now[0])
+    for at, words in ((0.0, "a"), (10.0, "a"), (11.0, "b"), (70.9, "b"), (71.1, "b")):
+        now[0] = at
+        faults.say("subject", words, every=60.0)
+    assert [record.getMessage() for record in caplog.records] == ["a", "b", "b"]
+    faults.clear("subject")
+    faults.say("subject", "b")
+    assert len(caplog.records) == 4
+
+
+@pytest.mark.parametrize(
+    ("clients", "files", "expected"),
+    [(1000, 524_288, 5000), (1000, 1024, 768), (2, 20_000, 1008), (2, 100, 1)],
+)
+def test_connections_leave_256_files_for_the_server(
+    clients: int, files: int, expected: int
+) -> None:
+    assert connection_limit(clients, files) == expected
