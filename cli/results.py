@@ -7,6 +7,7 @@ from typing import Any, Literal
 from rich.markup import escape
 
 from fairbloom.experiments import api
+from fairbloom.experiments.render.figures import check_figure
 from fairbloom.experiments.render.terminal import console
 from fairbloom.experiments.results.listing import find_runs
 from fairbloom.experiments.results.presentation import write_figure, write_report
@@ -26,6 +27,7 @@ def show(
     folder: Path = Path("runs"),
     *,
     figure: Path | None = None,
+    width: float | None = None,
     trust: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -36,8 +38,14 @@ def show(
     folder
         The folder of a run or a study, or one that contains runs.
     figure
-        Also draw a figure into PATH.png and PATH.svg.
+        Also draw a figure into this file: PDF with embedded fonts, SVG or PNG by its ending.
+    width
+        The width of the figure in centimetres.
     """
+    if figure is not None:
+        check_figure(figure, width)
+    elif width is not None:
+        raise SettingsError(f"--width {width:g} has no effect without --figure")
     study = find_study(folder)
     if folder.is_dir() and study is None and not is_run_folder(folder):
         if figure is not None:
@@ -68,10 +76,8 @@ def show(
     found = api.load(folder, trust=trust)
     show_result(found, as_json)
     if figure is not None:
-        files = write_figure(
-            found, figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure
-        )
-        say(f"figure: {', '.join(map(str, files))}", as_json)
+        write_figure(found, figure, width=width)
+        say(f"figure: {figure}", as_json)
 
 
 def show_result(result: Any, as_json: bool) -> None:

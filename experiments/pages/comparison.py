@@ -388,7 +388,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
             f" All seeds {split} the same data, for which Nadeau and Bengio's correction widens the"
             " intervals."
         )
-    table = Table("differences", f"Differences to {base} in {unit}", headings, cells, note)
+    table = Table("differences", f"Differences to {base} in {unit}", headings, cells, note, keys=2)
     return Section(
         "differences",
         f"Differences to {base}",

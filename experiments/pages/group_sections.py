@@ -38,7 +38,9 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
     headings = ["method", "grouping", "group", "examples", *scores]
     rows = [[row[0], *row[2:]] for row in cells]
     blocks.append(
-        Table("groups", "Groups over all clients", headings, rows, note, folded=len(rows) > 12)
+        Table(
+            "groups", "Groups over all clients", headings, rows, note, folded=len(rows) > 12, keys=3
+        )
     )
     blocks += more
     inside = [
@@ -49,7 +51,14 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
     if inside and not scene.first_only:  # else each seed has clients of its own
         headings = ["method", "client", "grouping", "group", "examples", *scores]
         blocks.append(
-            Table("groups-by-client", "Groups inside each client", headings, inside, folded=True)
+            Table(
+                "groups-by-client",
+                "Groups inside each client",
+                headings,
+                inside,
+                folded=True,
+                keys=4,
+            )
         )
     left_out = {
         f"By {grouping}, {report.left_out(grouping)}."
@@ -127,7 +136,7 @@ def gaps_table(reports: Reports) -> Table:
         "The highest of the groups less the lowest; mean ± standard deviation over the seeds that"
         " have it."
     )
-    return Table("gaps", "Gaps between groups over all clients", headings, rows, note)
+    return Table("gaps", "Gaps between groups over all clients", headings, rows, note, keys=3)
 
 
 def _group_rows(

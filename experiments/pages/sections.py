@@ -149,7 +149,14 @@ def table_of_clients(
     ]
     headings = ["client", *before, *values, *after]
     return Table(
-        "clients", caption, headings, cells, hidden_in_words(clients), folded=len(cells) > 12
+        "clients",
+        caption,
+        headings,
+        cells,
+        hidden_in_words(clients),
+        folded=len(cells) > 12,
+        hidden=clients - len(shown),
+        nouns="clients",
     )
 
 
@@ -345,7 +352,16 @@ def examples_section(scene: Scene) -> Section | None:
     ]
     headings = ["client", *(f"{part} examples" for part in counts)]
     note = hidden_in_words(scene.clients)
-    table = Table("examples", "Examples of each client", headings, cells, note, folded=True)
+    table = Table(
+        "examples",
+        "Examples of each client",
+        headings,
+        cells,
+        note,
+        folded=True,
+        hidden=scene.clients - len(scene.shown),
+        nouns="clients",
+    )
     several = scene.several and split is not None
     if several:
         intro = f"The split of seed {run.settings.get('seed')}; others deal the data in other ways."
@@ -394,7 +410,7 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
         caption = "In how many rounds clients were absent, over all seeds"
         cut = rows[:ABSENCES_SHOWN]
         shown = [[row[i] for i in there] for row in cut]
-        blocks.append(Table("absences", caption, [headings[i] for i in there], shown, note))
+        blocks.append(Table("absences", caption, [headings[i] for i in there], shown, note, keys=2))
     if reasons:
         headings = ["method", "client", "reason", "rounds"]
         blocks.append(
@@ -404,6 +420,8 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
                 headings,
                 reasons[:ABSENCES_SHOWN],
                 folded=True,
+                keys=2,
+                hidden=max(0, len(reasons) - ABSENCES_SHOWN),
             )
         )
     return Section("absences", "Absences and refusals", "", blocks) if blocks else None

@@ -3,9 +3,11 @@
 import base64
 import json
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.system.files import write_whole
 
@@ -15,6 +17,21 @@ from .theme import COLOURS, CONFIG, PICKED, Spec, colour
 # Number of points up to which a figure marks those of lines; a report shows the ones under the
 # pointer.
 MARKED_POINTS = 240
+
+# Charts stand in rows of so many.
+COLUMNS = 3
+
+# The width of the narrowest plot, in points.
+NARROWEST_PLOT = 80.0
+
+# The widths that a figure may have, in centimetres.
+NARROWEST = 3.0
+WIDEST = 100.0
+
+POINTS_PER_CM = 72.0 / 2.54
+
+# The resolution of PNG files with a width in centimetres, as journals ask for.
+PIXELS_PER_INCH = 300.0
 
 
 class VegaLite(dict[str, Any]):
@@ -47,29 +64,94 @@ def draw_svg(spec: Spec) -> bytes:
     return re.sub(r'((?:id="|url\(#)(?:gradient_|clip))(\d+)', renumber, svg).encode()
 
 
-def write_charts(charts: Charts, path: Path) -> list[Path]:
-    """Write charts side by side as `path`.png and .svg; return these files."""
-    spec = spec_of(charts)
-    files = {
-        path.with_name(f"{path.name}{end}"): draw
-        for end, draw in ((".png", draw_png), (".svg", draw_svg))
-    }
+def draw_pdf(spec: Spec) -> bytes:
+    """Return a chart as a PDF file with embedded fonts."""
+    import vl_convert
+
+    pdf: bytes = vl_convert.vegalite_to_pdf(spec)
+    return pdf
+
+
+# How a figure is drawn, by the ending of its file's name.
+DRAWN: Mapping[str, Callable[[Spec], bytes]] = {
+    ".pdf": draw_pdf,
+    ".svg": draw_svg,
+    ".png": draw_png,
+}
+
+
+def check_figure(path: Path, width: float | None) -> None:
+    """Raise SettingsError if a figure's file has no known ending, or its width is impossible."""
+    if path.suffix.lower() not in DRAWN:
+        raise SettingsError(f"--figure {path}: end the name in {', '.join(DRAWN)}")
+    if width is not None and not NARROWEST <= width <= WIDEST:
+        raise SettingsError(
+            f"--width {width:g}: give between {NARROWEST:g} and {WIDEST:g} centimetres"
+        )
+
+
+def write_charts(charts: Charts, path: Path, width: float | None = None) -> None:
+    """Write charts side by side into a file; its ending says how it is drawn.
+
+    `width` is in centimetres, by default as wide as the charts need.
+    """
+    ending = path.suffix.lower()
+    if width is None:
+        content = DRAWN[ending](spec_of(charts))
+    else:
+        content = _draw_within(charts, ending, width)
     with explain_write_errors("the figure", path.parent):
-        for file, draw in files.items():
-            write_whole(file, draw(spec))
-    return list(files)
+        write_whole(path, content)
 
 
-def spec_of(charts: Charts) -> VegaLite:
+def _draw_within(charts: Charts, ending: str, width: float) -> bytes:
+    """Return charts as a file that is so many centimetres wide.
+
+    The plots become narrower or wider first, so that texts keep their size as far as possible.
+    """
+    import vl_convert
+
+    points = width * POINTS_PER_CM
+    excess = _size_of(draw_svg(spec_of(charts)).decode())[0] - points
+    svg = draw_svg(spec_of(charts, narrower=excess)).decode()
+    natural, high = _size_of(svg)
+    height = high * points / natural
+    if ending == ".svg":
+        return _resize(svg, f"{width:g}cm", f"{height / POINTS_PER_CM:.4g}cm").encode()
+    sized = _resize(svg, f"{points:.4f}", f"{height:.4f}")
+    drawn: bytes = (
+        vl_convert.svg_to_pdf(sized)
+        if ending == ".pdf"
+        else vl_convert.svg_to_png(sized, ppi=PIXELS_PER_INCH)
+    )
+    return drawn
+
+
+# The size of an SVG file in its first element, which comes before any text.
+SVG_SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
+
+
+def _size_of(svg: str) -> tuple[float, float]:
+    """Return width and height of an SVG file, in points."""
+    width, height = SVG_SIZE.search(svg).groups()  # type: ignore[union-attr]  # Vega writes both
+    return float(width), float(height)
+
+
+def _resize(svg: str, width: str, height: str) -> str:
+    return SVG_SIZE.sub(f'width="{width}" height="{height}"', svg, count=1)
+
+
+def spec_of(charts: Charts, *, narrower: float = 0.0) -> VegaLite:
     """Return charts as one self-contained specification for a paper: light, with a legend.
 
-    More than one chart stand in rows of three, with their titles.
+    More than one chart stand in rows of three, with their titles. `narrower` is the number of
+    points by which a row of plots is narrower than usual.
     """
     config = {
         **CONFIG,
         "font": "sans-serif",
         "background": "white",
-        "concat": {"columns": 3, "spacing": 24},
+        "concat": {"columns": COLUMNS, "spacing": 24},
     }
     config["legend"] = {**CONFIG["legend"], "symbolLimit": 0, "labelLimit": 300}
     # Each label's look by channel, over all charts: side by side they share their legends.
@@ -85,7 +167,12 @@ def spec_of(charts: Charts) -> VegaLite:
         part = {
             key: value for key, value in chart.spec.items() if key not in ("autosize", "params")
         }
-        part |= {"width": 520} if len(charts.charts) == 1 else {"width": 190, "title": chart.title}
+        if len(charts.charts) == 1:
+            part["width"] = max(NARROWEST_PLOT, 520.0 - narrower)
+        else:
+            columns = min(COLUMNS, len(charts.charts))
+            part["width"] = max(NARROWEST_PLOT, 190.0 - narrower / columns)
+            part["title"] = chart.title
         few = len(chart.spec["data"]["values"]) <= MARKED_POINTS
         part["layer"] = []
         for layer in chart.spec["layer"]:

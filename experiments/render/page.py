@@ -29,7 +29,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; a folded one is closed in a report, and a terminal shows its ends."""
+    """A table; a folded one is closed in a report, and a terminal shows its ends.
+
+    The first `keys` columns say what a row is about: each part of a wide table has them. `hidden`
+    is the number of rows that a folded table lacks between its ends; a terminal counts them as
+    `nouns`.
+    """
 
     name: str
     caption: str
@@ -37,6 +42,9 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     note: str = ""
     folded: bool = False
+    keys: int = 1
+    hidden: int = 0
+    nouns: str = "rows"
 
     kind = "table"
 

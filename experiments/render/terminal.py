@@ -85,11 +85,12 @@ def show_table(table: Table) -> None:
 
 
 def tables_within(table: Table, width: int) -> list[rich_table.Table]:
-    """Return tables of at most this width that have all columns, the first one in each."""
+    """Return tables of at most this width that have all columns, those of keys in each."""
     shown = table.rows
     hidden = len(table.rows) - FIRST_ROWS - LAST_ROWS
     if table.folded and hidden > 1:
-        gap = [Cell(f"… {hidden} more rows"), *[Cell("")] * (len(table.headings) - 1)]
+        count = hidden + table.hidden
+        gap = [Cell(f"… {count} more {table.nouns}"), *[Cell("")] * (len(table.headings) - 1)]
         shown = [*shown[:FIRST_ROWS], gap, *shown[-LAST_ROWS:]]
     # Escaped here, as the widths are measured here.
     rows = [[replace(cell, text=escape_unprintable(cell.text)) for cell in row] for row in shown]
@@ -101,18 +102,23 @@ def tables_within(table: Table, width: int) -> list[rich_table.Table]:
     # Numbers stay in one piece; the words of headings stand below each other, and names are folded.
     words = [max(map(cell_len, heading.split()), default=0) for heading in table.headings]
     fixed = {i: max(bodies[i], words[i]) for i in everything[1:] if table.numeric[i]}
-    least = [fixed.get(i, min(max(bodies[i], words[i]), max(12, width // 3))) for i in everything]
+    # Together, keys leave half of the width to the other columns.
+    widest = [max(12, width // 3)] * len(everything)
+    if table.keys > 1:
+        widest[: table.keys] = [max(6, width // 2 // table.keys - GAP)] * table.keys
+    least = [fixed.get(i, min(max(bodies[i], words[i]), widest[i])) for i in everything]
     # The narrowest tables among as few as possible have about as many columns each.
-    parts = min((_cut(least, narrower) for narrower in range(1, width + 1)), key=len)
+    parts = min((_cut(least, table.keys, narrower) for narrower in range(1, width + 1)), key=len)
     return [_part(table, columns, fixed) for columns in parts]
 
 
-def _cut(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Split the columns over tables: each has the first column, and others as they fit."""
-    parts = [[0]]
-    for column in range(1, len(widths)):
-        if len(parts[-1]) > 1 and sum(widths[i] + GAP for i in parts[-1]) + widths[column] > width:
-            parts.append([0])
+def _cut(widths: Sequence[int], keys: int, width: int) -> list[list[int]]:
+    """Split the columns over tables: each has those of the keys, and others as they fit."""
+    parts = [[*range(keys)]]
+    for column in range(keys, len(widths)):
+        needed = sum(widths[i] + GAP for i in parts[-1]) + widths[column]
+        if len(parts[-1]) > keys and needed > width:
+            parts.append([*range(keys)])
         parts[-1].append(column)
     return parts
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.system.files import write_whole
 
-from ..render.figures import VegaLite, spec_of, write_charts
+from ..render.figures import VegaLite, check_figure, spec_of, write_charts
 from ..render.html import render, render_fragment
 from ..render.page import Page
 from ..render.terminal import show_page
@@ -55,9 +55,13 @@ def write_report(result: object, path: Path) -> Path:
     return path
 
 
-def write_figure(result: object, path: Path) -> list[Path]:
-    """Write the chart of a result as `path`.png and .svg, the same chart as the same bytes.
+def write_figure(result: object, *paths: Path, width: float | None = None) -> None:
+    """Write the chart of a result as PDF, SVG or PNG, by the endings of the files.
 
-    Return these files.
+    The same chart is the same bytes, except of PDF. `width` is in centimetres.
     """
-    return write_charts(page_of(result).make_figure(), path)
+    for path in paths:
+        check_figure(path, width)
+    charts = page_of(result).make_figure()
+    for path in paths:
+        write_charts(charts, path, width)

@@ -43,7 +43,7 @@ def compare_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> 
 def write_comparison(comparison: Comparison, out: Path) -> None:
     """Write the tables, the figure and the report of a comparison into a folder."""
     write_tables(out, tables_of(comparison))
-    write_figure(comparison, out / "clients")
+    write_figure(comparison, out / "clients.png", out / "clients.svg")
     write_report(comparison, out / REPORT)
 
 

@@ -262,7 +262,7 @@ def _carry_out(
             raise FairbloomError(f"row {study.arms[0].row!r}: {reproduction.outcomes[0].fault}")
         if reproduction.whole:
             write_tables(out, {"results.csv": reproduction.rows()})
-            write_figure(reproduction, out / "figure")
+            write_figure(reproduction, out / "figure.png", out / "figure.svg")
             write_report(reproduction, out / REPORT)
         return reproduction
 

@@ -147,16 +147,16 @@ def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
     subtests: pytest.Subtests,
 ) -> None:
     before = sorted(there.rglob("*"))
-    for run, name, stem in (
-        ("runs/a", "drawn.png", "drawn"),
-        ("runs/a", "drawn.svg", "drawn"),
-        ("runs/cmp", "drawn.v2", "drawn.v2"),
+    for run, name, magic in (
+        ("runs/a", "drawn.png", b"\x89PNG"),
+        ("runs/a", "drawn.SVG", b"<svg "),
+        ("runs/cmp", "drawn.v2.pdf", b"%PDF-"),
     ):
         with subtests.test(run=run, name=name):
             assert fairbloom("show", run, "--figure", name) == 0
-            assert capsys.readouterr().out.endswith(f"figure: {stem}.png, {stem}.svg\n")
-            for ending in ("png", "svg"):
-                (there / f"{stem}.{ending}").unlink()
+            assert capsys.readouterr().out.endswith(f"figure: {name}\n")
+            assert (there / name).read_bytes().startswith(magic)
+            (there / name).unlink()
     assert sorted(there.rglob("*")) == before
 
 
@@ -167,7 +167,10 @@ def test_a_folder_that_is_not_there_is_refused_in_a_line(
 ) -> None:
     for words, message in (
         (("no-where",), "there is no folder"),
-        ((".", "--figure", "drawn"), "no run and no study"),
+        ((".", "--figure", "drawn.pdf"), "no run and no study"),
+        (("runs/a", "--figure", "drawn.jpg"), "end the name in .pdf, .svg, .png"),
+        (("runs/a", "--figure", "drawn.pdf", "--width", "1"), "between 3 and 100 centimetres"),
+        (("runs/a", "--width", "9"), "no effect without --figure"),
     ):
         with subtests.test(words=words, message=message):
             assert fairbloom("show", *words) == 2

@@ -93,6 +93,34 @@ def test_a_wide_table_is_cut_into_parts_with_names() -> None:
     assert [len(part.columns) - 1 for part in parts] == [3, 3, 2]
 
 
+def test_each_part_of_a_wide_table_has_all_keys(
+    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """At 40 and 80 columns no part leaves a reader to guess the group, and no line is wider."""
+    keys = (Cell("FedAvg (weighting=uniform)"), Cell("Genève"), Cell("sex"), Cell("female"))
+    cells = [*keys, *([Cell("12.3 ±4.5", 12.3)] * 9)]
+    headings = ("method", "client", "grouping", "group", *(f"score {k}" for k in range(9)))
+    table = Table("", "", headings, [cells], keys=4)
+    for width in (40, 80):
+        with subtests.test(width=width):
+            at_width(width, monkeypatch)
+            parts = tables_within(table, width)
+            assert len(parts) > 1
+            for part in parts:
+                shown = [str(next(iter(column.cells))) for column in part.columns[:4]]
+                assert shown == [each.text for each in keys]
+            lines = printed(table, monkeypatch).splitlines()
+            assert max(map(cell_len, lines)) <= width
+
+
+def test_hidden_clients_are_counted_as_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 58 clients a page has 30, of which a terminal shows nine."""
+    values = {f"client-{k:02}": float(k) for k in range(58)}
+    text = printed(client_table(compared_by_hand(FedAvg=[values])), monkeypatch)
+    assert "… 49 more clients" in text
+    assert "rows" not in text
+
+
 def test_numbers_have_the_decimals_that_three_digits_take(subtests: pytest.Subtests) -> None:
     assert method_table(compared_at_random(2)).rows[0][1].text.count(".") == 1
     for scale, expected in ((0.004, "0.00300"), (0.4, "0.300"), (40.0, "30.0"), (4000.0, "3000")):
