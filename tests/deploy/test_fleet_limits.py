@@ -1,10 +1,8 @@
 """Limits of the fleet port: what a certificate may hold, and what ends with it."""
 
-import logging
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -17,7 +15,7 @@ from fairbloom.deploy.fleet.faults import Faults
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.messages import BYTES_WITH_HEAD, in_chunks
 from fairbloom.deploy.fleet.port import REFUSED_REPLY
-from fairbloom.deploy.fleet.wire_pb2 import Chunk, Drop, Head, Working
+from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Working
 from tests.deploy.served import RUN, Caller, Served, code_of, next_later, wait_until
 
 METHODS = ("Next", "Reply", "Beat")

@@ -1,7 +1,11 @@
 """The server's runs and folder, without processes: orders are carried out or refused."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
-from fairbloom.deploy.fleet.daemon import read_identity, renew_if_due
-from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.deploy.fleet import runs as module
+from fairbloom.deploy.fleet.daemon import Daemon, read_identity, renew_if_due
+from fairbloom.deploy.fleet.enrolment import enroll, revoke
+from fairbloom.deploy.fleet.federation import NOW, Federation, Now, read_now
 from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox, MemoryBudget, Reply
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.port import Port
@@ -184,3 +190,214 @@ def make_old(authority: tuple[Path, Path], key: Path) -> bytes:
         )
     )
     return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+# Faults of one file, or of the machine ------------------------------------------------------------
+
+
+def break_file(file: Path, how: str) -> None:
+    """Make a file that cannot be read."""
+    if how == "a link to itself":
+        file.symlink_to(file.name)
+    elif how == "a pipe":
+        os.mkfifo(file)
+    elif how == "endless":
+        file.symlink_to("/dev/zero")
+    elif how == "a folder":
+        file.mkdir()
+    else:
+        file.write_bytes(b"\xff" * (2 << 20))
+
+
+BROKEN = ("a link to itself", "a pipe", "endless", "a folder", "too large")
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_file_of_a_client_hides_no_revocation(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = Federation.init(tmp_path / "fed", ["server.example"], 9092)
+    enroll(federation, "a")
+    members = Members(federation.path / "clients")
+    members.look()
+    break_file(federation.path / "clients" / "b.toml", how)
+    members.look()
+    revoke(federation, "a")
+    members.look()
+    assert members.by_name["a"].revoked
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("b.toml cannot be used" in words for words in said[:1]) == 1
+    members.look()
+    broken = federation.path / "clients" / "b.toml"
+    if broken.is_dir():
+        broken.rmdir()
+    else:
+        broken.unlink()
+    caplog.clear()
+    enroll(federation, "b")
+    members.look()
+    assert not members.by_name["b"].revoked
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("how", [*BROKEN, "no TOML"])
+def test_a_broken_order_keeps_no_other_run_waiting(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, last = (submit(tmp_path / "runs", ORDER) for _ in range(2))
+    broken.order.unlink()
+    break_file(broken.order, how)
+    runs, started = make_runs(tmp_path / "runs", lambda: 0)
+    carry_out(runs, last)
+    assert (started, last.status) == ([last.number], 0)
+    assert caplog.text.count(f"run {broken.number} ") <= 2
+
+
+def test_a_run_whose_folder_is_read_only_waits_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, last = (submit(tmp_path / "runs", ORDER) for _ in range(2))
+    end = RunFiles.end
+    locked = {first.number}
+
+    def end_unless_locked(run: RunFiles, status: int) -> None:
+        if run.number in locked:
+            raise PermissionError(errno.EACCES, "Permission denied", str(run.folder))
+        end(run, status)
+
+    monkeypatch.setattr(RunFiles, "end", end_unless_locked)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    runs, started = make_runs(tmp_path / "runs", lambda: 0)
+    carry_out(runs, last)
+    assert started[:2] == [first.number, last.number]
+    assert caplog.text.count("cannot go on, and is tried again") == 1
+    locked.clear()
+    carry_out(runs, first)
+    assert (first.status, last.status) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_a_fault_of_the_machine_only_delays_runs(
+    tmp_path: Path,
+    fault: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, last = (submit(tmp_path / "runs", ORDER) for _ in range(2))
+    faults = [fault, fault, fault]
+
+    def code() -> int:
+        if faults:
+            raise faults.pop()
+        return 0
+
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    runs, started = make_runs(tmp_path / "runs", code)
+    carry_out(runs, first, last)
+    assert started == [first.number] * 4 + [last.number]  # in their order
+    assert caplog.text.count("cannot go on, and is tried again") == 1
+
+
+def test_orders_are_found_again_after_too_many_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = submit(tmp_path / "runs", ORDER)
+    faults = [OSError(errno.EMFILE, "Too many open files") for _ in range(3)]
+    look = Path.iterdir
+
+    def iterdir(self: Path) -> Iterator[Path]:
+        if self.name == "runs" and faults:
+            raise faults.pop()
+        return look(self)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    runs, _ = make_runs(tmp_path / "runs", lambda: 0)
+    carry_out(runs, run)
+    assert run.status == 0
+    assert caplog.text.count("no run is begun") == 1
+
+
+def test_a_fault_in_one_step_of_a_second_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = Federation.init(tmp_path / "fed", ["server.example"], 9092)
+    daemon = Daemon(federation, 1024)
+    done = list[str]()
+
+    def fail(step: str) -> Callable[[], None]:
+        def look() -> None:
+            done.append(step)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        return look
+
+    monkeypatch.setattr(daemon._members, "look", fail("members"))
+    monkeypatch.setattr(daemon._port, "look", fail("port"))
+    monkeypatch.setattr(daemon._mailbox, "expire", fail("mailbox"))
+    for _ in range(3):
+        daemon._look()
+    assert done == ["members", "port", "mailbox"] * 3
+    assert read_now(federation).at > 0
+    assert len(caplog.records) == 3
+    (federation.state / ".now.json").mkdir()
+    for _ in range(3):
+        daemon._look()
+    assert len(caplog.records) == 4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "nonsense",
+        '{"at": "now"}',
+        '{"seen": 5}',
+        '{"seen": {"a": "b"}}',
+        '{"seen": {"a": 1e300}}',
+        '{"run": [1]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_state_of_the_server_says_nothing(tmp_path: Path, content: str) -> None:
+    federation = Federation.init(tmp_path / "fed", ["server.example"], 9092)
+    (federation.state / NOW).write_text(content)
+    assert read_now(federation) == Now()
+    Daemon(federation, 1024)._write_now()
+    assert read_now(federation).at > 0
+
+
+# Clocks -------------------------------------------------------------------------------------------
+
+
+def test_runs_are_numbered_upwards_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tmp_path / "state" / "runs"
+    now = time.time_ns() // 1_000_000
+    numbers = list[int]()
+    for milliseconds in (now, now - 10_000, now - 10_000, now + 5, now - 3600_000):
+        monkeypatch.setattr(module, "time_ns", lambda at=milliseconds: at * 1_000_000)
+        numbers.append(submit(runs, ORDER).number)
+        if milliseconds == now + 5:
+            shutil.rmtree(runs)  # an operator cleans up
+    assert numbers == [now, now + 1, now + 2, now + 5, now + 6]
+    (runs.parent / module.LAST_NUMBER).write_text("nonsense")
+    assert submit(runs, ORDER).number == now + 7
+    assert [run.number for run in module.list_runs(runs)] == [now + 6, now + 7]
+
+
+def test_folders_with_other_names_are_no_runs(tmp_path: Path) -> None:
+    run = submit(tmp_path, ORDER)
+    for name in ("007", "٣", "9" * 40, "-1", "1e5", "notes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.toml").write_text("")
+    assert [each.number for each in module.list_runs(tmp_path)] == [run.number]
