@@ -22,7 +22,7 @@ from fairbloom.errors import FairbloomError, describe_online
 __all__ = [
     "ClientAppCallable", "HTTPStatusError", "MissingNameError", "Mod", "ObjectPushError",
     "SimulationError", "TransportError", "address", "deserialize", "empty_run", "identify",
-    "is_simulated", "node_info", "serialize", "set_message_id",
+    "is_simulated", "most_nodes", "node_info", "serialize", "set_message_id",
 ]  # fmt: skip
 
 # The types of an app and of its mods.
@@ -143,14 +143,26 @@ def is_simulated(grid: object) -> bool:
     return bool(getattr(grid, "simulated", type(grid).__name__ == SIMULATION.rpartition(".")[2]))
 
 
-class SimulationError(FairbloomError):
-    """A simulation has too few nodes; `remedy` names a setting with which these are enough."""
+def most_nodes(grid: object) -> int | None:
+    """Return how many nodes a grid has at most, None if more may come or it is unknown."""
+    most: int | None = getattr(grid, "most_nodes", None)
+    return most
 
-    def __init__(self, online: int, wanted: int, remedy: str) -> None:
-        super().__init__(
-            f"{describe_online(online, wanted)}, and no others come in Flower's simulation: run it"
-            f" with --federation-config num-supernodes={wanted}, or {remedy}"
+
+class SimulationError(FairbloomError):
+    """A grid with fixed nodes has too few; `remedy` names a setting with which these are enough.
+
+    Without `in_process`, the grid is that of Flower's simulation.
+    """
+
+    def __init__(self, online: int, wanted: int, remedy: str, *, in_process: bool = False) -> None:
+        more = (
+            "no others come in Flower's simulation: run it with --federation-config"
+            f" num-supernodes={wanted}"
         )
+        if in_process:
+            more = f"no others come in this process: give InProcessGrid clients={wanted}"
+        super().__init__(f"{describe_online(online, wanted)}, and {more}, or {remedy}")
 
 
 def set_message_id(message: Message, message_id: str) -> None:

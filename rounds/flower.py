@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fairbloom.errors import join_names
-from fairbloom.flower import SimulationError, is_simulated
+from fairbloom.flower import SimulationError, is_simulated, most_nodes
 from fairbloom.protocol.advice import ADVICE
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.names import FROZEN, PROTOCOL, RUN_FOLDER, TRAIN_LOSS
@@ -156,11 +156,14 @@ class FlowerClients:
         while not self._quorum.is_met(self._tracker.online):
             time.sleep(WAIT_SECONDS)
             self._refresh_nodes()
+        remedy = "lower min_available_nodes, min_train_nodes or min_evaluate_nodes"
+        most = most_nodes(self.grid)
+        if most is not None and most < fewest:
+            raise SimulationError(most, fewest, remedy, in_process=True)
         deadline = time.monotonic() + (math.inf if self.timeout is None else self.timeout)
         before = 0
         while (online := len(self._tracker.online)) < fewest and time.monotonic() < deadline:
             if self.simulated and online == before > 0:
-                remedy = "lower min_available_nodes, min_train_nodes or min_evaluate_nodes"
                 raise SimulationError(online, fewest, remedy)
             before = online
             log.info("waiting for clients: %d of %d are online", online, fewest)

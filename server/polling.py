@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fairbloom.flower import HTTPStatusError, ObjectPushError, TransportError, is_simulated
+from fairbloom.flower import (
+    HTTPStatusError,
+    ObjectPushError,
+    TransportError,
+    is_simulated,
+    most_nodes,
+)
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.rounds.quorum import Quorum
@@ -98,6 +104,7 @@ class PollingGrid(Grid):
         self._quorum = quorum
         self._enrolled = enrolled
         self.simulated = is_simulated(grid)
+        self.most_nodes = most_nodes(grid)
 
     def set_run(self, run: Any) -> None:
         """Set the run."""

@@ -54,6 +54,11 @@ class InProcessGrid(Grid):
             for i in range(clients)
         }
 
+    @property
+    def most_nodes(self) -> int:
+        """The number of clients; no others come."""
+        return len(self.contexts)
+
     def set_run(self, run: Any) -> None:
         """Set the run."""
         self._run = run

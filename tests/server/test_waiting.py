@@ -3,12 +3,14 @@ without them."""
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
 from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
@@ -18,6 +20,7 @@ from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server import waiting
 from fairbloom.server.app import main
 from fairbloom.server.run_folder.files import ROUNDS
+from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.server.settings import Settings
 from fairbloom.server.waiting import (
     ImplausibleSizeError,
@@ -186,6 +189,17 @@ def test_in_a_simulation_a_users_strategy_does_not_wait_for_more(clock: Clock) -
         FedAvg(min_available_nodes=20).start(
             InMemoryGrid(clock, clients=4), record(initial_model()), num_rounds=1
         )
+    assert clock.now < 5.0
+
+
+@pytest.mark.parametrize("option", ["min_available_nodes", "min_train_nodes", "min_evaluate_nodes"])
+def test_in_one_process_a_users_strategy_does_not_wait_for_more(
+    clock: Clock, tmp_path: Path, option: str
+) -> None:
+    given: dict[str, Any] = {option: 20}
+    for start in (FedAvg(**given).start, partial(RunFolder(tmp_path).start, FedAvg(**given))):
+        with pytest.raises(SimulationError, match=r"4 of 20 .*give InProcessGrid clients=20, or"):
+            start(InProcessGrid(ClientApp(), {}, 4), record(initial_model()), num_rounds=1)
     assert clock.now < 5.0
 
 
