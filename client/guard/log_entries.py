@@ -87,7 +87,7 @@ def describe_entries(entries: Iterable[Entry]) -> Iterator[str]:
     for entry in entries:
         times = entry.get("times", 1)
         run = runs.setdefault(entry["run"], _RunEntries("unknown", entry["time"]))
-        run.task = entry.get("task", run.task)
+        run.task = str(entry.get("task", run.task))
         run.last = entry.get("until", entry["time"])
         row = describe_entry(entry)
         if "refused" in entry:
@@ -120,9 +120,9 @@ def _describe_ends(left: int, ends: list[Entry]) -> str:
 
 
 def _describe_seen(schema: str, seen: tuple[set[object], set[str]]) -> str:
-    runs, settings = map(len, seen)
+    runs, settings = seen
     of = f"schema {schema}" if schema else "without a schema"
     return (
-        f"{of}: {runs} {plural(runs, 'run', 'runs')} with {settings} different settings. The"
-        " difference of two runs can show single rows: docs/privacy.md"
+        f"{of}: {len(runs)} {plural(len(runs), 'run', 'runs')} with {len(settings)} different"
+        " settings. The difference of two runs can show single rows: docs/privacy.md"
     )
