@@ -122,7 +122,7 @@ def _describe_ends(left: int, ends: list[Entry]) -> str:
 def _describe_seen(schema: str, seen: tuple[set[object], set[str]]) -> str:
     runs, settings = seen
     of = f"schema {schema}" if schema else "without a schema"
-    return (
-        f"{of}: {len(runs)} {plural(len(runs), 'run', 'runs')} with {len(settings)} different"
-        " settings. The difference of two runs can show single rows: docs/privacy.md"
-    )
+    words = f"{of}: {len(runs)} {plural(len(runs), 'run', 'runs')}"
+    if len(settings) > 1:
+        words += f" with {len(settings)} different settings"
+    return f"{words}. The difference of two runs can show single rows: docs/privacy.md"
