@@ -148,7 +148,7 @@ def run(
             shown.count(recorded, SCORES.read(folder)[0])  # written before the first round
             on_round(recorded)
 
-        on_trained = None if bar.disable else shown.show_within
+        on_trained = shown.show_within if progress and not debug else None
         simulate(chosen, show_round, on_trained=on_trained, debug=debug)
         shown.end()
     return load_run(folder)

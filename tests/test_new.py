@@ -316,6 +316,16 @@ def python_m(app: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+def test_the_app_prints_each_round(app: Path) -> None:
+    done = python_m(app, "my_hearts", "num-rounds=2")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "2 rounds with 8 clients"
+    for number, line in enumerate(lines[1:3], 1):
+        assert re.fullmatch(rf"round {number}: accuracy \d+%, worst client \d+%", line)
+
+
+@pytest.mark.slow
 def test_the_apps_own_test_passes(app: Path) -> None:
     done = python_m(app, "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert done.returncode == 0, done.stdout

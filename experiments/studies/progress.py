@@ -1,4 +1,4 @@
-"""Progress bars in a terminal and in a notebook, with a quiet log while they are shown."""
+"""Progress bars in a terminal and in a notebook, lines in a log; other log lines are fewer then."""
 
 import logging
 import time
@@ -7,33 +7,52 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from fairbloom.command import Terminal
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import colour_on_terminals_alone, follow_stderr, log_from
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.recorded import RecordedRound
+from fairbloom.text import text_if
 
 from ..results.measures import measure_title
 
+# Where there is no bar: the time between two lines on a run's rounds, and the time after which each
+# finished run of a study has a line. Shorter work prints none.
+SECONDS_BETWEEN_LINES = 60.0
+SECONDS_BEFORE_LINES = 10.0
+
+
+class Bars(Progress):
+    """Progress bars, or lines on standard error where none are drawn, as in a log."""
+
+    in_lines = False
+
+    def print_line(self, text: str) -> None:
+        """Print a line, in one piece also where it is longer than the terminal is wide."""
+        self.console.print(Text(text), soft_wrap=True)
+
 
 @contextmanager
-def progress(*, shown: bool = True) -> Iterator[Progress]:
+def progress(*, shown: bool = True) -> Iterator[Bars]:
     """Show progress bars, each with its text `measured` next to its count.
 
     They are drawn only in a terminal, and in a notebook with ipywidgets. A FairbloomError removes
     the bar, so that only the line of the error remains.
     """
     console = Terminal(stderr=True)
-    bar = Progress(
+    drawn = console.is_terminal or console.is_jupyter
+    bar = Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[measured]}"),
         TimeElapsedColumn(),
         console=console,
-        disable=not (shown and (console.is_terminal or console.is_jupyter)),
+        disable=not (shown and drawn),
     )
+    bar.in_lines = shown and not drawn
     colour_on_terminals_alone()
     with log_from(logging.WARNING), warnings.catch_warnings():
         warnings.filterwarnings("ignore", 'install "ipywidgets"')
@@ -48,13 +67,15 @@ def progress(*, shown: bool = True) -> Iterator[Progress]:
 class RunBar:
     """The bar of a run: its rounds, the last scores, and the progress within a long round."""
 
-    def __init__(self, bar: Progress, title: str, num_rounds: int) -> None:
+    def __init__(self, bar: Bars, title: str, num_rounds: int) -> None:
         self._bar = bar
+        self._title = title
         self._num_rounds = num_rounds
         self._task = bar.add_task(title, total=num_rounds, measured="")
         self._rounds = 0
         self._measured = ""
         self._began = time.monotonic()
+        self._printed = self._began
 
     def count(self, recorded: RecordedRound, score: Score) -> None:
         """Count a recorded round."""
@@ -66,12 +87,24 @@ class RunBar:
         self._rounds = recorded.number
         self._began = time.monotonic()
         self._bar.update(self._task, completed=recorded.number, measured=self._measured)
+        self._print_sometimes(f"round {recorded.number} of {self._num_rounds}")
 
     def show_within(self, done: int, of: int) -> None:
         """Show how many of a round's clients have trained, if the round takes long."""
         if time.monotonic() - self._began >= 2.0:  # seconds
             words = f"{self._measured}  {done} of {of} clients trained".strip()
             self._bar.update(self._task, completed=self._rounds + done / (of + 1), measured=words)
+            self._print_sometimes(
+                f"round {self._rounds + 1} of {self._num_rounds}: {done} of {of} clients trained"
+            )
+
+    def _print_sometimes(self, text: str) -> None:
+        """Print a line where there is no bar, if the last one is long ago."""
+        now = time.monotonic()
+        if self._bar.in_lines and now - self._printed >= SECONDS_BETWEEN_LINES:
+            self._printed = now
+            measured = text_if(self._measured, f", {self._measured}")
+            self._bar.print_line(f"{self._title}: {text}{measured}")
 
     def end(self) -> None:
         """Show that all rounds are done."""
@@ -88,14 +121,24 @@ def study_progress(title: str, *, shown: bool = True) -> Iterator["StudyBar"]:
 class StudyBar:
     """The bar of a study's runs."""
 
-    def __init__(self, bar: Progress, title: str) -> None:
+    def __init__(self, bar: Bars, title: str) -> None:
         self._bar = bar
+        self._title = title
         self._study = bar.add_task(title, total=None, measured="runs done")
+        self._total = 0
+        self._done = 0
+        self._began = time.monotonic()
 
     def expect(self, total: int) -> None:
         """Set the number of runs, as far as it is known."""
+        self._total = total
         self._bar.update(self._study, total=total)
 
-    def count(self) -> None:
-        """Count a run that is done."""
+    def count(self, ended: str = "") -> None:
+        """Count a run that is done; `ended` says for a log which one has ended, and how."""
+        self._done += 1
         self._bar.advance(self._study)
+        long = time.monotonic() - self._began >= SECONDS_BEFORE_LINES
+        if ended and long and self._bar.in_lines:
+            of = text_if(self._total, f" of {self._total}")
+            self._bar.print_line(f"{self._title}: {self._done}{of} runs done, {ended}")

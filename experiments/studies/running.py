@@ -62,9 +62,12 @@ class StudyRunner:
             raise FairbloomError(f"{name}: {self.failed[name]}")
 
     def _note_end(self, name: str, error: FairbloomError | None) -> None:
-        if error is not None:
+        run = Path(name).name
+        if error is None:
+            self.bar.count(f"{run} has finished")
+        else:
             self.failed[name] = str(error)
-        self.bar.count()
+            self.bar.count(f"{run} has failed: {error}")
 
 
 @contextlib.contextmanager

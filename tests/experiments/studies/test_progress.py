@@ -96,7 +96,54 @@ def test_warnings_of_runs_are_written_above_the_bars(
             assert written.endswith("set it, to 0.001 say")
 
 
-def test_nothing_is_drawn_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, in seconds, which a test changes."""
+    found = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: found[0]))
+    return found
+
+
+def test_short_work_prints_no_line_in_a_log(
+    now: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     with study_progress("comparing") as bar:
-        bar.count()
+        bar.count("fedavg-seed0 has finished")
+    with study_progress("comparing", shown=False) as bar:
+        now[0] = 3600.0
+        bar.count("fedavg-seed0 has finished")
     assert capsys.readouterr() == ("", "")
+
+
+def test_each_run_of_a_long_study_has_a_line_in_a_log(
+    now: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with study_progress("comparing") as bar:
+        bar.expect(3)
+        bar.count()  # it was finished before
+        now[0] = 11.0
+        bar.count("fedavg-seed0 has finished")
+        bar.count("fedfv-seed0 has failed: no client was evaluated")
+    assert capsys.readouterr() == (
+        "",
+        "comparing: 2 of 3 runs done, fedavg-seed0 has finished\n"
+        "comparing: 3 of 3 runs done, fedfv-seed0 has failed: no client was evaluated\n",
+    )
+
+
+def test_a_long_run_has_a_line_a_minute_in_a_log(
+    now: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {f"test_accuracy_of_global_model_{measure}": 50.0 for measure in ("mean", "worst_10")}
+    with progress.progress() as bar:
+        shown = progress.RunBar(bar, "FedAvg", 5)
+        for number, seconds in ((1, 30.0), (2, 61.0), (3, 90.0)):
+            now[0] = seconds
+            shown.count(RecordedRound.of(a_round(number), row, ACCURACY), ACCURACY)
+        now[0] = 122.0
+        shown.show_within(2, 4)
+    measured = "mean 50.0 %, worst client 50.0 %"
+    assert capsys.readouterr().err.splitlines() == [
+        f"FedAvg: round 2 of 5, {measured}",
+        f"FedAvg: round 4 of 5: 2 of 4 clients trained, {measured}",
+    ]
