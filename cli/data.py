@@ -29,6 +29,7 @@ def data(
     data_dir: str | None = None,
     schema: str | None = None,
     write_schema: Path | None = None,
+    every_client: bool = False,
     settings: Mapping[str, Value] = {},
     as_json: bool = False,
 ) -> None:
@@ -44,6 +45,8 @@ def data(
         Seed of the split.
     write_schema
         Infer a schema from the files, and write it into FILE.
+    every_client
+        Print rows for each client; the same is --clients without a number.
     """
     given = {
         "task": task,
@@ -68,7 +71,7 @@ def data(
             f" {write_schema}"
         )
         return
-    described = describe_data(chosen)
+    described = describe_data(chosen, every=every_client or as_json)
     if as_json:
         print(json.dumps(described, indent=2))
     for name, rows in {} if as_json else described.items():

@@ -33,6 +33,9 @@ METAVARS = {
 METAVARS |= {"schema": "FILE", "rows": "TEXT"}
 """What the help calls the values of options, where their type says too little."""
 
+# The option of a command that prints rows for each client.
+EVERY_CLIENT = "--every-client"
+
 # The defaults of options that are other than the function's.
 DEFAULTS = {"jobs": processors_here(), "settings": list[str]()}
 
@@ -64,7 +67,10 @@ class SettingsCommand(TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line."""
         try:
-            return super().parse_args(ctx, repeat_runs(args))
+            words = repeat_runs(args)
+            if any(EVERY_CLIENT in each.opts for each in self.params):
+                words = name_every_client(words)
+            return super().parse_args(ctx, words)
         except click.NoSuchOption as error:
             key = key_of(error.option_name.lstrip("-"))
             settings = default_config()
@@ -85,6 +91,15 @@ class SettingsCommand(TyperCommand):
                 say = f"did you mean --set {nearest}=VALUE?"
             message = f"No such option {error.option_name!r}: {say}"
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+
+
+def name_every_client(words: list[str]) -> list[str]:
+    """Return the words with another option for --clients if no number follows it."""
+    following = [*words[1:], "-"]
+    return [
+        EVERY_CLIENT if word == "--clients" and after.startswith("-") else word
+        for word, after in zip(words, following, strict=True)
+    ]
 
 
 def repeat_runs(words: Iterable[str]) -> list[str]:

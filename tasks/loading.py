@@ -15,6 +15,7 @@ from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
 
 from .catalogue import TASKS
 from .datasets.store import digest_files, digest_of
+from .sizes import summarise_clients
 from .task import Described, Examples, Splits, Task, model_loss
 from .task_info import TaskInfo
 
@@ -169,8 +170,8 @@ def infer_schema(settings: RunSettings) -> str:
     return info.infer_schema(info.setup(settings), info.check_parameters(settings.parameters))
 
 
-def describe_data(settings: RunSettings) -> Described:
-    """Return tables that describe the data of a run, with a row for each client.
+def describe_data(settings: RunSettings, every: bool = True) -> Described:
+    """Return tables that describe the data of a run: client by client if `every`, else in short.
 
     If a client's data cannot be used, its row has the reason under `problem`.
     """
@@ -178,7 +179,7 @@ def describe_data(settings: RunSettings) -> Described:
     info.check_readable(settings.data_dir)
     task = load_task(settings)
     if task.describe is not None:
-        return task.describe()
+        return task.describe(every)
     clients: list[dict[str, str | int]] = []
     for client in task.clients:
         try:
@@ -191,7 +192,7 @@ def describe_data(settings: RunSettings) -> Described:
             counts = Counter([*train.all_targets.tolist(), *test.all_targets.tolist()])
             held = [f"{name}: {counts[place]}" for place, name in enumerate(task.class_names)]
             clients[-1]["target"] = ", ".join(held)
-    return {"clients": clients}
+    return {"clients": clients if every else summarise_clients(clients)}
 
 
 def forget_tasks() -> None:

@@ -285,7 +285,7 @@ class Task:
     scores: Mapping[Score, Callable[[Tensor, Tensor], Tensor | float]] = field(
         default_factory=lambda: {ACCURACY: is_highest}
     )
-    describe: Callable[[], Described] | None = None
+    describe: Callable[[bool], Described] | None = None
     dealt: Callable[[str], Sequence[tuple[Places, Places]]] | None = None
     classes: int | None = None
     class_names: tuple[str, ...] = ()

@@ -53,6 +53,15 @@ class FileClients:
         self._setup = setup
 
     @property
+    def encoded(self) -> EncodedFile:
+        """The file."""
+        return self._file
+
+    def rows_of(self, client: str) -> Rows:
+        """Return the rows of a client in the file."""
+        return self._rows[client]
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the clients."""
         return tuple(self._rows)

@@ -1,6 +1,5 @@
 """The task `csv`: a table for each client, or one table with a column that names the client."""
 
-from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -9,29 +8,26 @@ import torch
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
-from fairbloom.text import plural
 
 from .. import models
 from ..preprocessing import Preprocessing
-from ..schema import Field, Missing, parse_schema
+from ..schema import Missing, parse_schema
 from ..task import Described, Setup, Task
 from .clients import FileClients, preprocessing_of
-from .encode import (
-    ColumnValues,
-    encode_file,
-    is_missing,
-)
+from .describe import describe_all, summarise
+from .encode import encode_file
 from .folders import files_in
 from .infer import Wanted, infer_schema
-from .read import CellError
 from .reasons import DataError
 from .targets import Target, join_names
-from .warnings import find_remarks, present_values
 
 
-def infer(setup: Setup, *, target: str, client: str, kind: str) -> str:
+def infer(
+    setup: Setup, *, target: str, client: str, unit: str, missing: Missing, kind: str
+) -> str:
     """Return the schema that the files of a folder suggest."""
-    text = infer_schema(files_in(setup.data_dir), Wanted(target.strip(), client.strip(), kind))
+    wanted = Wanted(target.strip(), client.strip(), unit.strip(), missing, kind)
+    text = infer_schema(files_in(setup.data_dir), wanted)
     if ignored := parse_schema(text).ignore:
         log.warning(
             "the columns %s are left out: fairbloom data --write-schema writes the schema that the"
@@ -120,76 +116,12 @@ class CsvFiles:
             rows = {name: np.arange(len(file))}
         return FileClients(file, rows, self._setup)
 
-    def describe(self) -> Described:
-        """Return tables with a row for each client, fault, column of a client, and remark."""
-        clients: list[dict[str, str | int]] = []
-        wrong: list[dict[str, str | int]] = []
-        values: dict[str, Mapping[str, ColumnValues]] = {}
+    def describe(self, every: bool) -> Described:
+        """Return tables that describe the data: of each client if `every`, or else in short."""
+        files: dict[str, FileClients | FairbloomError] = {}
         for name in self.clients:
-            found: list[FairbloomError] = []
             try:
-                file = self.clients_with(name)
-                values[name] = file.values(name)
-                clients.append({"client": name, **file.describe(name)})
+                files[name] = self.clients_with(name)
             except FairbloomError as error:
-                found += [error, *getattr(error, "others", ())]
-            if found:
-                wrong += [_describe_fault(name, each) for each in found]
-                faults = plural(len(found), "1 fault", f"{len(found)} faults")
-                clients.append({"client": name, "problem": f"{faults}, listed below"})
-        return {"clients": clients, "faults": wrong, **self._describe_columns(values)}
-
-    def _describe_columns(self, values: Mapping[str, Mapping[str, ColumnValues]]) -> Described:
-        """Return tables of each client's columns, and of remarks on them."""
-        columns: list[Mapping[str, str | int]] = []
-        remarks: list[Mapping[str, str | int]] = []
-        for name, field in self._schema.fields.items():
-            columns_of = {
-                client: its_columns[name]
-                for client, its_columns in values.items()
-                if name in its_columns
-            }
-            for client, column in columns_of.items():
-                missing = int(is_missing(column).sum())
-                columns.append(
-                    {
-                        "column": name,
-                        "client": client,
-                        "values": _describe_values(field, present_values(column)),
-                        "missing": missing,
-                    }
-                )
-            for client, remark in find_remarks(name, field, columns_of):
-                remarks.append({"column": name, "client": client or "all", "remark": remark})
-        return {"columns": columns, "remarks": remarks}
-
-
-def _describe_values(field: Field, values: ColumnValues) -> str:
-    """Return the categories, or the range of the numbers, that occur in a column."""
-    if not len(values):
-        return "nothing"
-    if field.categories:
-        return join_names([field.categories[place] for place in np.unique(values)])
-    return f"{values.min():g} to {values.max():g}"
-
-
-def _describe_fault(client: str, error: FairbloomError) -> dict[str, str | int]:
-    """Return a row of the table of faults."""
-    if not isinstance(error, CellError):
-        return {
-            "client": client,
-            "file": "",
-            "line": "",
-            "column": "",
-            "value": "",
-            "problem": str(error),
-        }
-    return {
-        "client": client,
-        "file": error.file,
-        "line": error.line or "",
-        "column": error.column,
-        "value": error.value,
-        "problem": error.problem,
-        "remedy": error.remedy,
-    }
+                files[name] = error
+        return describe_all(self._schema, files) if every else summarise(self._schema, files)

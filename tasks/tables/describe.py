@@ -1,0 +1,293 @@
+"""Describe the tables of clients as `fairbloom data` prints them: in short, or client by client."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError, join_names
+from fairbloom.text import plural, text_if
+
+from ..schema import Field, Schema
+from ..sizes import Row, summarise_clients
+from ..task import Described
+from .cells import different_cells, explain_number
+from .clients import FileClients
+from .encode import UNKNOWN, ColumnValues, EncodedFile, is_missing
+from .read import CellError, Table, read_file
+from .reasons import DataError
+from .targets import join_names as join_classes
+from .warnings import determines, find_remarks, present_values
+
+# Faults, and remarks on a column, that a summary lists.
+MAX_FAULTS = 40
+MAX_REMARKS = 3
+
+# The file of each client, or why it cannot be read.
+Files = Mapping[str, FileClients | FairbloomError]
+
+
+def describe_all(schema: Schema, files: Files) -> Described:
+    """Return tables with a row for each client, fault, column of a client, and remark."""
+    clients: list[Row] = []
+    wrong: list[Row] = []
+    for name, file in files.items():
+        try:
+            if isinstance(file, FairbloomError):
+                raise file
+            clients.append({"client": name, **file.describe(name)})
+        except FairbloomError as error:
+            found = [error, *getattr(error, "others", ())]
+            wrong += [_describe_fault(name, each) for each in found]
+            faults = plural(len(found), "1 fault", f"{len(found)} faults")
+            clients.append({"client": name, "problem": f"{faults}, listed below"})
+    columns: list[Row] = []
+    remarks: list[Row] = []
+    for name, columns_of in _columns(schema, files).items():
+        field = schema.fields[name]
+        for client, column in columns_of.items():
+            missing = int(is_missing(column).sum())
+            values = _describe_values(field, present_values(column))
+            columns.append({"column": name, "client": client, "values": values, "missing": missing})
+        remarks += _find_remarks(name, field, columns_of)
+    remarks += _find_determining(schema, files)
+    return {"clients": clients, "faults": wrong, "columns": columns, "remarks": remarks}
+
+
+def summarise(schema: Schema, files: Files) -> Described:
+    """Return tables with a row for each column, kind of fault in a column of a file, and remark.
+
+    Of many clients, a few have a row.
+    """
+    wrong = [*_summarise_faults(files)]
+    if len(wrong) > MAX_FAULTS:
+        rest = len(wrong) - MAX_FAULTS
+        wrong = [*wrong[:MAX_FAULTS], {"client": f"and {rest} more, which --clients prints"}]
+    columns: list[Row] = []
+    remarks: list[Row] = []
+    for name, columns_of in _columns(schema, files).items():
+        found = [*_find_remarks(name, schema.fields[name], columns_of)]
+        columns.append(_summarise_column(schema, name, columns_of, found))
+        remarks += found[:MAX_REMARKS]
+        if (rest := len(found) - MAX_REMARKS) > 0:
+            more = plural(rest, "1 more remark", f"{rest} more remarks")
+            remarks.append({"column": name, "client": "", "remark": f"and {more}"})
+    remarks += _find_determining(schema, files)
+    return {
+        "clients": summarise_clients([*_describe_clients(files)]),
+        "faults": wrong,
+        "columns": columns,
+        "remarks": remarks,
+    }
+
+
+# Clients ------------------------------------------------------------------------------------------
+
+
+def _describe_clients(files: Files) -> Iterator[Row]:
+    """Yield a row for each client, with its faults in short."""
+    for name, file in files.items():
+        problem = "faults, listed below"
+        if isinstance(file, FileClients):
+            rows = int(file.encoded.faulty[file.rows_of(name)].sum())
+            if not rows:
+                try:
+                    yield {"client": name, **file.describe(name)}
+                    continue
+                except FairbloomError as error:
+                    problem = str(error)
+            elif rows < len(file.rows_of(name)):
+                having = plural(rows, "1 row has", f"{rows} rows have")
+                problem = f"{having} faults, listed below"
+        yield {"client": name, "problem": problem}
+
+
+# Columns ------------------------------------------------------------------------------------------
+
+
+def _columns(schema: Schema, files: Files) -> Mapping[str, Mapping[str, ColumnValues]]:
+    """Return each column's values of the clients whose files have it."""
+    values = {
+        name: file.values(name) for name, file in files.items() if isinstance(file, FileClients)
+    }
+    return {
+        name: {client: found[name] for client, found in values.items() if name in found}
+        for name in schema.fields
+    }
+
+
+def _find_remarks(name: str, field: Field, columns_of: Mapping[str, ColumnValues]) -> Iterator[Row]:
+    for client, remark in find_remarks(name, field, columns_of):
+        yield {"column": name, "client": client or "all", "remark": remark}
+
+
+def _find_determining(schema: Schema, files: Files) -> Iterator[Row]:
+    """Yield a remark on each column that alone says what the target is."""
+    columns = _columns(schema, files)
+    target = columns[schema.target]
+    for name in schema.inputs:
+        both = [client for client in columns[name] if client in target]
+        if both and determines(
+            np.concatenate([columns[name][client] for client in both]),
+            np.concatenate([target[client] for client in both]),
+        ):
+            remark = f"{name} determines {schema.target}: is it known before?"
+            yield {"column": name, "client": "all", "remark": remark}
+
+
+def _describe_values(field: Field, values: ColumnValues) -> str:
+    """Return the categories, or the range of the numbers, that occur in a column."""
+    if not len(values):
+        return "nothing"
+    if field.categories:
+        return join_classes([field.categories[place] for place in np.unique(values)])
+    return f"{values.min():g} to {values.max():g}"
+
+
+def _summarise_column(
+    schema: Schema, name: str, columns_of: Mapping[str, ColumnValues], remarks: Sequence[Row]
+) -> Row:
+    """Return the row of a column: its kind, and its values at all clients."""
+    field = schema.fields[name]
+    together = np.concatenate([*columns_of.values()]) if columns_of else np.array([])
+    values = present_values(together)
+    kind = f"number{text_if(field.unit, f' ({field.unit})')}"
+    held = _describe_values(field, values)
+    if field.categories:
+        kind = "category"
+        counts = np.bincount(values, minlength=len(field.categories))
+        places = np.argsort(-counts, kind="stable").tolist()
+        held = join_classes(
+            [f"{field.categories[place]}: {counts[place]:,}" for place in places], 6
+        )
+    elif len(values):
+        held += f", median {np.median(values):g}"
+    if name == schema.target:
+        kind = f"target, {kind}"
+    elif name not in schema.inputs:
+        kind = f"{kind}, no input"
+    named = [str(row["client"]) for row in remarks if row["client"] != "all"]
+    empty = [client for client, each in columns_of.items() if not len(present_values(each))]
+    standing_out = [*dict.fromkeys([*named, *empty])]
+    return {
+        "column": name,
+        "kind": kind,
+        "values": held,
+        "missing": int(is_missing(together).sum()),
+        "stands out": join_names(standing_out) if standing_out else "",
+    }
+
+
+# Faults -------------------------------------------------------------------------------------------
+
+
+class _Kind(NamedTuple):
+    """Faults of one kind in a column of a file: what is said of the first, and all their rows."""
+
+    column: str
+    problem: str
+    remedy: str
+    rows: NDArray[np.intp]
+
+
+def _summarise_faults(files: Files) -> Iterator[Row]:
+    """Yield a row for each kind of fault in a column of a file."""
+    seen = set()
+    for name, file in files.items():
+        if isinstance(file, FairbloomError):
+            yield from _summarise_errors(name, [file, *getattr(file, "others", ())])
+        elif file.encoded.path not in seen:
+            seen.add(file.encoded.path)
+            clients = {each: other.rows_of(each) for each, other in files.items() if other is file}
+            yield from _summarise_file(file.encoded, clients)
+
+
+def _summarise_errors(client: str, errors: Sequence[FairbloomError]) -> Iterator[Row]:
+    """Yield a row for each kind of error of a file that cannot be read."""
+    kinds: dict[str, list[FairbloomError]] = {}
+    for error in errors:
+        why = error.why if isinstance(error, DataError) else str(error)
+        kinds.setdefault(why, []).append(error)
+    for same in kinds.values():
+        row = _describe_fault(client, same[0])
+        if len(same) > 1:
+            row["problem"] = f"{row['problem']} (and {len(same) - 1} more like this)"
+        yield row
+
+
+def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) -> Iterator[Row]:
+    of_row = np.zeros(len(file), np.int64)
+    for place, rows in enumerate(clients.values()):
+        of_row[rows] = place
+    names = [*clients]
+    table = read_file(file.path, file.schema.file(file.path.name))
+    for error in file.faults:
+        if not isinstance(error, CellError) or error.rows is None:
+            yield _describe_fault(join_names(names), error)
+    for kind in _find_kinds(file, table):
+        first = int(table.lines[kind.rows[0]])
+        last = int(table.lines[kind.rows[-1]])
+        more = len(kind.rows) - 1
+        lines = f"{first}"
+        if more:
+            lines = f"{first} to {last}, {more:,} more"
+        yield {
+            "client": join_names([names[each] for each in np.unique(of_row[kind.rows])]),
+            "file": file.path.name,
+            "line": lines,
+            "column": kind.column,
+            "value": table.show_cell(kind.column, int(kind.rows[0])),
+            "problem": kind.problem,
+            "remedy": kind.remedy,
+        }
+
+
+def _find_kinds(file: EncodedFile, table: Table) -> Iterator[_Kind]:
+    """Yield the kinds of faults of a file's cells, by column."""
+    several: set[str] = set()
+    for error in file.faults:
+        if not isinstance(error, CellError) or error.rows is None:
+            continue
+        if error.why not in ("no-number", "no-category"):
+            yield _Kind(error.column, error.problem, error.remedy, error.rows)
+        elif error.column not in several:
+            several.add(error.column)
+            yield from _kinds_of_column(file, table, error)
+
+
+def _kinds_of_column(file: EncodedFile, table: Table, first: CellError) -> Iterator[_Kind]:
+    """Yield the kinds of faulty cells of a column; its first fault is `first`."""
+    name = first.column
+    field = file.schema.fields[name]
+    column = file.columns[name]
+    if field.categories:
+        problem = first.problem.partition(", as ")[0]
+        yield _Kind(name, problem, first.remedy, np.flatnonzero(column == UNKNOWN))
+        return
+    rows = np.flatnonzero(np.isinf(column))
+    cells, codes = different_cells(table.find(table.file.column_name(name)).take(rows))
+    kinds: dict[str, list[int]] = {}
+    remedies: dict[str, str] = {}
+    for code, cell in enumerate(cells[:-1]):
+        problem, remedy = explain_number(cell, table.decimal, name, field.unit, table.path.name)
+        kinds.setdefault(problem, []).append(code)
+        remedies.setdefault(problem, remedy)
+    for problem, same in kinds.items():
+        yield _Kind(name, problem, remedies[problem], rows[np.isin(codes, same)])
+
+
+def _describe_fault(client: str, error: FairbloomError) -> Row:
+    """Return a row of the table of faults."""
+    row: Row = {"client": client, "file": "", "line": "", "column": "", "value": ""}
+    if not isinstance(error, CellError):
+        return {**row, "problem": str(error)}
+    return {
+        "client": client,
+        "file": error.file,
+        "line": error.line or "",
+        "column": error.column,
+        "value": error.value,
+        "problem": error.problem,
+        "remedy": error.remedy,
+    }
