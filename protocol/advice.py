@@ -20,6 +20,13 @@ ADVICE = (
     f"write {HELPER} in the client app, or answer it there without PyTorch as docs/flower.md shows"
 )
 
+# Why Flower's mods for secure aggregation are refused.
+SECURE_AGGREGATION = (
+    "secure aggregation (SecAgg+) shows the server only a sum of the clients' models, and a fair"
+    " method needs each of them: leave secaggplus_mod out of the client app, or take Flower's own"
+    " FedAvg with its workflow"
+)
+
 # The remedy if a training function cannot answer a term.
 OF_A_TASK = (
     "take Fairbloom's own client with a task of yours (docs/your-data.md), which has all methods,"

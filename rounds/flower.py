@@ -15,9 +15,9 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fairbloom.errors import join_names
+from fairbloom.errors import FairbloomError, join_names
 from fairbloom.flower import SimulationError, is_simulated, most_nodes
-from fairbloom.protocol.advice import ADVICE
+from fairbloom.protocol.advice import ADVICE, SECURE_AGGREGATION
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.names import FROZEN, PROTOCOL, RUN_FOLDER, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
@@ -58,6 +58,9 @@ WAIT_SECONDS = 0.5
 # How long a user's own ServerApp waits for clients that are online and owe no reply, if none has
 # answered.
 PATIENCE_SECONDS = 3600.0
+
+# In the error of a client with Flower's mods for secure aggregation: the record that they miss.
+SECAGG_KEY = "secaggplus_configs"
 
 # The consequence of an app that answers no QUERY, and the remedy.
 UNNAMED = (
@@ -295,6 +298,10 @@ class FlowerClients:
             if self._digest and read_frozen_digest(content) == self._digest:
                 self._have_frozen.add(exchange.messages[name].metadata.dst_node_id)
         self._note_pending(exchange)
+        # All of them: an error of one client must not end the run.
+        reasons = refused.reasons.values()
+        if reasons and not contents and all(SECAGG_KEY in reason for reason in reasons):
+            raise FairbloomError(SECURE_AGGREGATION)
         return contents
 
     # Training -------------------------------------------------------------------------------------

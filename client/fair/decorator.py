@@ -10,10 +10,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch.utils.data import DataLoader
 
-from fairbloom.errors import ReportableError
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.flower import ClientAppCallable, Mod
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.advice import advice_on
+from fairbloom.protocol.advice import SECURE_AGGREGATION, advice_on
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import PROXIMAL, Terms
 from fairbloom.protocol.version import check_protocol
@@ -77,6 +77,7 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         seeded: bool = True,
     ) -> None:
         super().__init__()
+        refuse_secure_aggregation(mods)
         self._session = functools.partial(Session, train, test)
         self._training_data = training_data
         self._train_mods = mods
@@ -87,10 +88,20 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         )
         # the clients for which this process has checked the test function
         self._checked = set[str]()
-        self.query()(introduce)
+        super().query()(introduce)
+
+    def query(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
+        """Register a query function of another action than the default, as ClientApp does."""
+        if action == "default":
+            raise FairbloomError(
+                "fair(...) answers QUERY itself, with the client's name and the terms that it"
+                " supports: give a query function of yours an action, as in @app.query('mine')"
+            )
+        return super().query(action, mods=mods)
 
     def train(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
         """Register a train function, as ClientApp does."""
+        refuse_secure_aggregation(mods or ())
         return super().train(
             action, mods=[keep_context, *self._train_mods, *(mods or []), self._answer_train]
         )
@@ -162,6 +173,12 @@ def _train_on_terms(train: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
     session = _SESSION.get()
     outcome: R = train(*args, **kwargs) if session is None else session(args, kwargs)
     return outcome
+
+
+def refuse_secure_aggregation(mods: Sequence[Mod]) -> None:
+    """Raise ReportableError if Flower's mods for secure aggregation are among these."""
+    if any(getattr(mod, "__name__", "") in ("secaggplus_mod", "secagg_mod") for mod in mods):
+        raise ReportableError(SECURE_AGGREGATION)
 
 
 def _seed(context: Context, purpose: str, *where: int) -> int:

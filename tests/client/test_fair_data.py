@@ -20,6 +20,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.client.mod import secagg_mod, secaggplus_mod
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer, optimizer as hooks
@@ -35,6 +36,7 @@ from torch.utils.data import (
 from fairbloom.client.fair import decorator as fair_package, fair
 from fairbloom.client.fair.training import SUPPORTED
 from fairbloom.client.rules.steps import ClientMomentum
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg, QFedAvg, Round
 
@@ -278,6 +280,45 @@ def test_a_learning_rate_of_0_is_replied(subtests: pytest.Subtests) -> None:
             with subtests.test(rate=rate, asked=asked):
                 reply = ask(app_of(train=train_at(rate)), asked)
                 assert dict(reply.config_records.get("client", {})) == about
+
+
+def test_secure_aggregation_is_refused_in_one_sentence(subtests: pytest.Subtests) -> None:
+    words = r"secure aggregation \(SecAgg\+\) shows the server only a sum"
+    with pytest.raises(FairbloomError, match=words):
+        fair(train_point, measure_point, mods=[secaggplus_mod])
+    with pytest.raises(FairbloomError, match=words):
+        fair(train_point, measure_point).train(mods=[secagg_mod])
+    # an app that is not made by fair fails in training, and the run ends with its first round
+    plain = ClientApp(mods=[secaggplus_mod])
+    plain.train()(lambda message, where: message)
+    with pytest.raises(FairbloomError, match=words):
+        rounds_of(FedAvg(), plain)
+
+
+def test_one_client_cannot_end_a_run_by_its_error() -> None:
+    def train(message: Message, where: Context) -> Message:
+        if where.node_config["partition-id"] == 0:
+            raise ReportableError("KeyError: 'secaggplus_configs'")
+        return ours(message, where)
+
+    ours = app_of()
+    app = ClientApp()
+    app.train()(train)
+    app.evaluate()(lambda message, where: ours(message, where))
+    app.query()(lambda message, where: ours(message, where))
+    (finished,) = rounds_of(FedAvg(), app)
+    assert list(finished.coefficients) == ["client-1"]
+
+
+def test_a_query_of_the_app_needs_an_action() -> None:
+    app = app_of()
+    with pytest.raises(
+        FairbloomError, match=r"fair\(...\) answers QUERY itself.*@app.query\('mine'"
+    ):
+        app.query()
+    app.query("mine")(lambda message, where: Message(RecordDict(), reply_to=message))
+    message = Message(RecordDict(), 2, "query.mine")
+    assert not app(message, context()).has_error()
 
 
 def test_what_a_test_function_may_not_return(subtests: pytest.Subtests) -> None:
