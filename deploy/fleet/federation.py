@@ -248,12 +248,13 @@ def read_now(federation: Federation) -> Now:
         now = Now(**json.loads((federation.state / NOW).read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return Now()
-    numbers: list[object] = [now.at, now.run]
+    numbers: list[object] = [now.at]
     for table in (now.online, now.seen, now.connections):
         if not isinstance(table, dict):
             return Now()
         numbers += table.values()
-    if not all(isinstance(each, int | float) and 0 <= each <= LARGEST_TIME for each in numbers):
+    is_whole = all(isinstance(each, int | float) and 0 <= each <= LARGEST_TIME for each in numbers)
+    if not is_whole or not isinstance(now.run, int):
         return Now()
     return now
 
