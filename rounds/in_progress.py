@@ -9,7 +9,7 @@ from fairbloom.protocol.terms import Terms
 
 from .arrays import Model
 from .clients import Replies
-from .refusals import Refusals
+from .refusals import Refusals, join_alike
 from .round import Round
 
 
@@ -144,8 +144,11 @@ def explain_unusable(replies: Replies, asked: int) -> str:
     if replies.missing:
         parts.append(f"{len(replies.missing)} of {asked} clients did not answer in time")
     if reasons := replies.refused.reasons:
-        name, reason = next(iter(reasons.items()))
-        same = len(reasons) > 1 and set(reasons.values()) == {reason}
-        which = "all" if same else f"that of {name}"
+        joined = join_alike(reasons)
+        reason, names = next(iter(joined.items()))
+        same = len(reasons) > 1 and len(joined) == 1
+        which = "all" if same else f"that of {names[0]}"
+        if not same:
+            reason = reasons[names[0]]
         parts.append(f"{len(reasons)} of {asked} replies were refused, {which} since {reason}")
     return " and ".join(parts)

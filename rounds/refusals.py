@@ -1,6 +1,7 @@
 """Why replies of a round are not used."""
 
 import re
+from collections.abc import Mapping
 
 from fairbloom.errors import join_names
 from fairbloom.logs import log
@@ -10,6 +11,9 @@ from .updates import NotFiniteError
 
 # The longest reason that is stored: a client's error may be a whole traceback, or a flood.
 MAX_REASON_CHARACTERS = 2000
+
+# A number in a reason. Digits in a name, such as client-1, are none.
+NUMBER = re.compile(r"(?<![\w.-])-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w-])")
 
 # The folders of an absolute path, which reasons leave out: they show where a site keeps its files.
 FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
@@ -46,10 +50,7 @@ class Refusals:
 
     def log(self) -> None:
         """Log each reason in a line, with its clients."""
-        clients: dict[str, list[str]] = {}
-        for name, reason in self.reasons.items():
-            clients.setdefault(reason, []).append(name)
-        for reason, names in clients.items():
+        for reason, names in join_alike(self.reasons).items():
             replies = f"a reply of client {names[0]}"
             if len(names) > 1:
                 replies = f"the replies of {len(names)} clients ({join_names(names)})"
@@ -64,6 +65,23 @@ class Refusals:
     def count(self) -> int:
         """How many replies were refused; a client may have sent several."""
         return sum(map(len, self._reasons.values()))
+
+
+def join_alike(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the clients of each reason; reasons that differ in numbers only are joined.
+
+    A joined reason has the numbers of the first clients, and how many others there are.
+    """
+    clients: dict[tuple[str, ...], list[str]] = {}
+    for name, reason in reasons.items():
+        clients.setdefault(tuple(NUMBER.split(reason)), []).append(name)
+    joined: dict[str, list[str]] = {}
+    for texts, names in clients.items():
+        columns = zip(*(NUMBER.findall(reasons[name]) for name in names), strict=True)
+        numbers = [values[0] if len({*values}) == 1 else join_names(values) for values in columns]
+        parts = zip(texts, [*numbers, ""], strict=True)
+        joined["".join(text + number for text, number in parts)] = names
+    return joined
 
 
 def one_line(text: str) -> str:

@@ -2,6 +2,7 @@
 it."""
 
 import math
+from collections.abc import Callable
 from io import BytesIO
 from itertools import product
 
@@ -11,6 +12,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
 
 from fairbloom.protocol.advice import ADVICE
+from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, one_line
 from fairbloom.strategies import FedAvg
 from tests.federation import (
@@ -381,3 +383,59 @@ def test_a_reason_names_no_folder_of_a_site(subtests: pytest.Subtests) -> None:
             refused = Refusals(1)
             refused.add("site-a", reason)
             assert refused.reasons == {"site-a": noted}
+
+
+@pytest.mark.parametrize(
+    ("reason", "joined"),
+    [
+        (lambda k: f"num-examples {k} is more than 5", "num-examples 0, 1, 2 and 7 more is more"),
+        (
+            lambda k: f"loss is {k / 4:g}, beyond 1e+30",
+            "loss is 0, 0.25, 0.5 and 7 more, beyond 1e+30",
+        ),
+        (
+            lambda k: f"it returned {k}e-9 for {k + 9}",
+            "it returned 0e-9, 1e-9, 2e-9 and 7 more for 9,",
+        ),
+        (lambda k: "the same", "10 clients (c0, c1, c2 and 7 more): the same"),
+    ],
+)
+def test_reasons_with_other_numbers_are_logged_in_one_line(
+    reason: Callable[[int], str], joined: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = Refusals(1)
+    for k in range(10):
+        refused.add(f"c{k}", reason(k))
+    refused.log()
+    (line,) = caplog.messages
+    assert joined in line
+    assert refused.reasons["c4"] == reason(4)  # tables have each client's own
+
+
+def test_reasons_with_other_words_stay_apart(caplog: pytest.LogCaptureFixture) -> None:
+    refused = Refusals(1)
+    for name, reason in (
+        ("a", "array 'w1' is 1"),
+        ("b", "array 'w2' is 1"),
+        ("c", "client-1 is 3"),
+    ):
+        refused.add(name, reason)
+    refused.log()
+    assert len(caplog.messages) == 3
+
+
+def test_a_hundred_clients_with_a_sum_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    clients = {
+        f"site-{k:02}": answering(
+            Quadratic(f"site-{k:02}"),
+            train=lambda message, k=k: Message(  # type: ignore[misc]
+                Error(2, f"it returned {k + 0.5} for 16 examples"), reply_to=message
+            ),
+        )
+        for k in range(100)
+    }
+    with pytest.raises(
+        NothingLearnedError, match=r"all since error 2: it returned 0.5, 1.5, 2.5 and"
+    ):
+        run(FedAvg(), MemoryGrid(clients), rounds=3)
+    assert len([words for words in caplog.messages if "it returned" in words]) == 3
