@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.deploy.flower import ROOT
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-
-@contextlib.contextmanager
-def descriptors(number: int) -> Iterator[None]:
-    """Raise the limit of open files for this process and its children, up to the hard limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+# Connections of one process, below the usual limit of 1,024 open files.
+CONNECTIONS = 800
 
 
 class Stranger:
@@ -65,3 +59,41 @@ class Stranger:
             with contextlib.suppress(OSError):
                 each.close()
         self._open.clear()
+
+
+@contextlib.contextmanager
+def crowd(module: str, number: int, *arguments: str) -> Iterator[None]:
+    """Have other processes open this number of connections, and hold them during the block.
+
+    Each runs the module with a number of connections and the arguments; it says when it has them.
+    """
+    processes = list[subprocess.Popen[bytes]]()
+    try:
+        for start in range(0, number, CONNECTIONS):
+            share = str(min(CONNECTIONS, number - start))
+            command = [sys.executable, "-m", module, share, *arguments]
+            pipe = subprocess.PIPE
+            processes.append(subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe))
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+        yield
+    finally:
+        for process in processes:
+            process.communicate()
+
+
+def main(number: str, port: str, authority: str, kind: str) -> None:
+    """Open connections, and hold them until the standard input ends."""
+    stranger = Stranger(int(port), Path(authority))
+    attack = {"silent": stranger.plain, "shaken": stranger.tls, "half-open": stranger.half_open}
+    for _ in range(int(number)):
+        # the server accepts no more for now, or has closed this connection
+        with contextlib.suppress(OSError):
+            attack[kind]()
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

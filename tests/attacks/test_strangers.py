@@ -1,4 +1,7 @@
-"""Strangers without a certificate: the server stays small, and a run continues."""
+"""Strangers without a certificate: the server stays small, and a run continues.
+
+The server has the usual limit of open files.
+"""
 
 import contextlib
 import os
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.attacks.strangers import PREFACE, Stranger, descriptors
+from tests.attacks.strangers import PREFACE, Stranger, crowd
 from tests.attacks.unhurried import start_unhurried_client
 from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
 from tests.deploy.flower import wait_until
@@ -22,8 +25,10 @@ MB = 1 << 20
 ALLOWED_MB = 150
 GIVEN_BACK_MB = 60
 """MB of a flood's memory that a server may still hold a minute later."""
-IDLE = 1200
+IDLE_MB = 100
+IDLE = 3000
 HALF_OPEN = 1500
+FILES = 1024
 ENDLESS: dict[str, Any] = {
     "clients": 1,
     "fraction": 1.0,
@@ -36,10 +41,9 @@ ENDLESS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A federation with one client in an endless run, and another client that is not started."""
-    with (
-        descriptors(4 * IDLE),
-        federation(tmp_path_factory.mktemp("strangers") / "home") as runtime,
-    ):
+    with federation(tmp_path_factory.mktemp("strangers") / "home") as runtime:
+        runtime.stop(runtime.server)
+        runtime.start_server("prlimit", f"--nofile={FILES}:{FILES}")
         runtime.enroll("client-0", "late")
         start_unhurried_client(runtime, "client-0")
         runtime.submitting(
@@ -57,14 +61,14 @@ def stranger(there: Deployment) -> Iterator[Stranger]:
 
 
 @contextlib.contextmanager
-def unharmed(there: Deployment) -> Iterator[None]:
+def unharmed(there: Deployment, megabytes: float = ALLOWED_MB) -> Iterator[None]:
     """Assert that the block costs little memory, and stops neither the run nor the operator."""
     with grown_memory(there.server.pid) as grown:
         yield
         assert "client-0" in there.online()
         wait_for_rounds(there.home / "run", len(rounds(there.home / "run")) + 2, 60)
     print(f"the server's memory grew by {grown[0]:.0f} MB")
-    assert grown[0] < ALLOWED_MB
+    assert grown[0] < megabytes
     assert there.server.poll() is None
     assert not any(row["missing"] or row["refused"] for row in rounds(there.home / "run"))
 
@@ -103,18 +107,19 @@ def test_garbage_and_endless_words_end_nothing(there: Deployment, stranger: Stra
         at_once(40, talk)
 
 
-@pytest.mark.parametrize("shaken", [False, True])
-def test_idle_connections_keep_no_client_out(
-    there: Deployment, stranger: Stranger, shaken: bool
-) -> None:
-    with unharmed(there):
-        for _ in range(IDLE):
-            # the server accepts no more for now, or has closed this connection
-            with contextlib.suppress(OSError):
-                _ = stranger.tls() if shaken else stranger.plain()
+@pytest.mark.parametrize("kind", ["silent", "shaken"])
+def test_idle_connections_keep_no_client_out(there: Deployment, kind: str) -> None:
+    before = there.log(there.server)
+    assert f"this process may have {FILES} open files" in before
+    authority = str(there.folder / "ca.crt")
+    module = "tests.attacks.strangers"
+    with unharmed(there, IDLE_MB), crowd(module, IDLE, str(there.fleet), authority, kind):
         there.start_client("late")
-        there.wait_for_clients("late", seconds=120.0)
+        there.wait_for_clients("late", seconds=30.0)
         there.stop(there.clients.pop("late"))
+    said = there.log(there.server)[len(before) :].splitlines()
+    assert len(said) <= 1
+    assert all(f"all {FILES - 256} connections of the port are in use" in line for line in said)
 
 
 def is_open(connection: socket.socket) -> bool:
@@ -143,16 +148,15 @@ def test_a_handshake_that_does_not_end_is_ended(there: Deployment, stranger: Str
     assert [is_open(connection) for connection, _ in slow] == [False, False]
 
 
-def test_half_open_handshakes_are_bounded_and_given_back(
-    there: Deployment, stranger: Stranger
-) -> None:
+def test_half_open_handshakes_are_bounded_and_given_back(there: Deployment) -> None:
     before = resident_memory(there.server.pid)
+    authority = str(there.folder / "ca.crt")
     with unharmed(there):
         for _ in range(3):
-            with contextlib.suppress(OSError):
-                for _ in range(HALF_OPEN):
-                    stranger.half_open()
-            stranger.close()
+            with crowd(
+                "tests.attacks.strangers", HALF_OPEN, str(there.fleet), authority, "half-open"
+            ):
+                pass
     wait_until(lambda: resident_memory(there.server.pid) - before < GIVEN_BACK_MB, seconds=90)
 
 

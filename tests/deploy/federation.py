@@ -51,8 +51,9 @@ class Deployment(Flower):
             "deploy", "init", str(self.folder), "--host", "localhost", "--port", str(self.fleet)
         )
 
-    def start_server(self) -> None:
-        self.server = self.start("fairbloom", "server")
+    def start_server(self, *before: str) -> None:
+        """Start the server, by a command that starts another one if one is given."""
+        self.server = self.start(*before, "fairbloom", "server")
         self.wait_for_words(self.server, "fairbloom server: ready")
 
     def enroll(self, *names: str, options: Sequence[str] = ()) -> None:
