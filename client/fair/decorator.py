@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.utils.data import DataLoader
 
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.flower import ClientAppCallable, Mod
+from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.advice import SECURE_AGGREGATION, advice_on
 from fairbloom.protocol.streams import generator
@@ -88,6 +89,7 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         )
         # the clients for which this process has checked the test function
         self._checked = set[str]()
+        self._has_warned = False
         super().query()(introduce)
 
     def query(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
@@ -151,11 +153,26 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         if session.is_checked:
             self._checked.add(client)
         for record in reply.content.metric_records.values():
+            self._check_count(record, session)
             record.update(session.metrics)
         if session.has_zero_rate:
             about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
             reply.content[wire.CLIENT] = ConfigRecord({**about, wire.ZERO_RATE: True})
         return reply
+
+    def _check_count(self, record: MetricRecord, session: Session) -> None:
+        """Log once that the handler replies the number of batches for that of examples."""
+        if session.sizes is None or self._has_warned:
+            return
+        batches, examples = session.sizes
+        if record.get(wire.NUM_EXAMPLES) == batches != examples:
+            self._has_warned = True
+            log.warning(
+                "num-examples = %d is the number of batches; the training set has %d examples, by"
+                " which clients are weighted: reply len(trainloader.dataset)",
+                batches,
+                examples,
+            )
 
     def _answer(self, message: Message, context: Context, handler: ClientAppCallable) -> Message:
         """Call a handler with the client's seed, the same in every round.

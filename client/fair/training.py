@@ -71,6 +71,8 @@ class Session:
         The metrics to reply, by their names on the wire.
     has_zero_rate
         Whether optimizers took steps, all with a learning rate of 0.
+    sizes
+        The batches and examples of the only loader that the training function was called with.
     """
 
     train: Function
@@ -83,6 +85,7 @@ class Session:
     metrics: dict[str, float] = field(default_factory=dict)
     calls: int = 0
     has_zero_rate: bool = False
+    sizes: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         self._rules = [kind(self.terms) for kind in kinds_of(self.terms)]
@@ -96,6 +99,7 @@ class Session:
         Raise ReportableError, with the name of the term, if the functions do not support a term.
         """
         self.calls += 1
+        self.sizes = sizes_of([*args, *kwargs.values()])
         arguments = name_arguments(self.train, args, kwargs) if self.asked else {}
         model = find_model(arguments, self.received) if self.asked else nn.Identity()
         steps = ModelSteps(model, self._rules, seeded=self.seed is not None)
@@ -310,6 +314,14 @@ def find_loader(
         f" and there is {', '.join(given.values()) or 'none'}: give fair(...,"
         " training_data=load), where load(context) returns it"
     )
+
+
+def sizes_of(values: Sequence[Any]) -> tuple[int, int] | None:
+    """Return the batches and examples of the only DataLoader among values, None if unknown."""
+    loaders = [each for each in values if isinstance(each, DataLoader)]
+    if len(loaders) != 1 or not isinstance(loaders[0].dataset, Sized):
+        return None
+    return len(loaders[0]), len(loaders[0].dataset)
 
 
 def arguments_of(

@@ -321,6 +321,25 @@ def test_a_query_of_the_app_needs_an_action() -> None:
     assert not app(message, context()).has_error()
 
 
+def test_batches_counted_as_examples_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests
+) -> None:
+    def app_replying(number: int) -> ClientApp:
+        app = fair(train_point, measure_point)
+        app.train()(lambda message, where: reply(message, app.train_fn(Point(), LOADER), number))
+        return app
+
+    warned = "num-examples = 3 is the number of batches; the training set has 5 examples"
+    for number, count in ((3, 1), (5, 0), (4, 0)):
+        for asked in ({}, MEASURED):
+            with subtests.test(number=number, asked=asked):
+                caplog.clear()
+                app = app_replying(number)
+                for _ in range(3):
+                    ask(app, asked)
+                assert len([words for words in caplog.messages if warned in words]) == count
+
+
 def test_what_a_test_function_may_not_return(subtests: pytest.Subtests) -> None:
     for returned, words in (
         (None, "must return .* not NoneType"),
@@ -366,10 +385,10 @@ def test_a_test_function_takes_training_values_by_their_names(subtests: pytest.S
                 ask(app_of(test=wrong), MEASURED)
 
 
-def reply(message: Message, asked: float = 0.0) -> Message:
+def reply(message: Message, asked: float = 0.0, examples: int = 5) -> Message:
     content = {
         "arrays": message.content["arrays"],
-        "metrics": MetricRecord({"num-examples": 5, "asked": asked}),
+        "metrics": MetricRecord({"num-examples": examples, "asked": asked}),
     }
     return Message(RecordDict(content), reply_to=message)
 
