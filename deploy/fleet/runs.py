@@ -131,6 +131,13 @@ class RunFiles:
         return None
 
     @property
+    def ended_at(self) -> float | None:
+        """When the run ended, in seconds since 1970, or None."""
+        with contextlib.suppress(OSError):
+            return self._status.stat().st_mtime
+        return None
+
+    @property
     def is_ordered(self) -> bool:
         """Whether there is an order, even if it cannot be read now."""
         try:

@@ -77,6 +77,8 @@ def survey(federation: Federation) -> dict[str, Any]:
 def _describe_run(run: RunFiles, state: str, status: int | None) -> dict[str, Any]:
     """Return a run's entry of the survey; `state` is for a run that has not ended."""
     about: dict[str, Any] = {"run": run.number, "state": state, "exit-status": status, "said": ""}
+    ended_at = run.ended_at
+    about["ended"] = None if ended_at is None else _format_time(ended_at)
     if status is not None:
         about["state"] = describe_end(status).partition(" ")[0]
     if status:
@@ -113,6 +115,7 @@ def show(status: Mapping[str, Any]) -> None:
         parts += _describe_open_run(run)
     if not open_runs:
         parts.append(Text("no run is in progress"))
+        parts += [_describe_last_run(run) for run in ended_runs[:1]]
     counts = Counter(client["state"] for client in clients.values())
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
     parts.append(_line("clients", states or "none"))
@@ -157,6 +160,17 @@ def _run_table(runs: Iterable[Mapping[str, Any]]) -> Table:
         )
         table.add_row(*map(Text, cells))
     return table
+
+
+def _describe_last_run(run: Mapping[str, Any]) -> Text:
+    """Return a line with the end and the whole folder of the run that ended last."""
+    ended = text_if(run["ended"], f" at {run['ended']}")
+    folder = run.get("folder")
+    where = f": fairbloom show {folder}" if folder else ", before it had a folder"
+    style = "" if run["state"] == "completed" else "yellow"
+    return Text(
+        escape_unprintable(f"the last, run {run['run']}, {run['state']}{ended}{where}"), style
+    )
 
 
 def _describe_open_run(run: Mapping[str, Any]) -> list[RenderableType]:

@@ -1,6 +1,7 @@
 """The status of a federation, from the files of its server."""
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -96,6 +97,24 @@ def test_runs_show_their_rounds_and_how_they_ended(
     assert "unknown" in runs[2]
     assert runs[3]["said"] == "the run ends: nothing was learned"
     assert runs[4]["folder"] == str(run_folder)
+
+
+def test_the_last_run_has_its_end_and_its_folder(
+    made: Path,
+    run_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    write_run(made, status=1)
+    run = write_run(made, status=0, folder=run_folder)
+    os.utime(run.folder / "status", (5.0, 5.0))
+    assert survey(capsys)["runs"][0]["ended"] == "1970-01-01T00:00:05+00:00"
+    assert fairbloom("deploy", "status") == 0
+    assert (
+        f"the last, run {run.number}, completed at 1970-01-01T00:00:05+00:00: fairbloom show"
+        f" {run_folder}\n"
+    ) in capsys.readouterr().out
 
 
 def test_a_damaged_run_folder_does_not_hide_other_entries(

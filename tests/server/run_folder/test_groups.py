@@ -319,3 +319,14 @@ def test_a_rounds_log_line_states_how_many_clients_a_mean_covers() -> None:
         == ": test accuracy 50.0 % over 1 of 2 clients, of the worst 10 % of clients 50.0 %"
     )
     assert "over" not in summarize_row(format_round(replace(finished, clients=1), 1.0), ACCURACY)
+
+
+def test_a_rounds_log_line_has_personal_models_beside_the_global_one() -> None:
+    measured = {"mean": 80.9, "worst_10": 52.2}
+    row = {f"test_accuracy_of_global_model_{key}": value for key, value in measured.items()}
+    row |= {f"test_accuracy_of_personal_model_{k}": v + 5.0 for k, v in measured.items()}
+    assert summarize_row(row, ACCURACY) == (
+        ": test accuracy 80.9 %, of the worst 10 % of clients 52.2 %; personal models 85.9 % and"
+        " 57.2 %"
+    )
+    assert "personal models" not in summarize_row(row, ACCURACY, "personal")
