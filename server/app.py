@@ -54,6 +54,7 @@ from .run_folder.files import (
     KNOWN,
     MODEL,
     ROUNDS,
+    find_damaged,
     is_finished,
     log_finished,
     record_known,
@@ -65,7 +66,7 @@ from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
 from .run_folder.stopping import EarlyStopping
 from .run_folder.values import RunStart
-from .settings import Settings, digest_changed, find_grown, may_differ, may_grow
+from .settings import Settings, digest_changed, find_grown, may_differ, may_grow, resolve
 from .waiting import CLIENTS_FOLDER, MOST_TIMES, check_sizes, drop_revoked, wait_for_clients
 
 app = ServerApp()
@@ -176,6 +177,8 @@ def federate(
     check_folder(path, wanted)
     check_same_data(path, data)
     if is_finished(path) and not find_grown(CONFIG.read(path).settings, wanted):
+        if find_damaged(path):
+            write_initial_files(path, RunStart(load_task(settings), data, {}, deployed))
         log_finished(path)
         return path
     method = settings.strategy()
@@ -345,7 +348,8 @@ def choose_run_folder(settings: Settings) -> Path:
     """Return the absolute run folder: `out`, or a folder under runs/ named after the settings."""
     if settings.out:
         return Path(settings.out).absolute()
-    letters = digest_changed(settings.run_config(), {*may_differ(finished=False), *may_grow()})
+    config = {**settings.run_config(), "data-dir": resolve(settings.data_dir)}
+    letters = digest_changed(config, {*may_differ(finished=False), *may_grow()})
     # Not every file system allows a colon in a name.
     named = f"{settings.task}-{settings.method}".replace(":", ".")
     return Path("runs", f"{named}-seed{settings.seed}-{letters}").absolute()

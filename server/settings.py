@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean
@@ -451,6 +452,11 @@ def default_config() -> dict[str, Value]:
         key: UNSET if each.default is None else each.default for key, each in parameters().items()
     }
     return RunSettings.of({}).model_dump(by_alias=True) | others
+
+
+def resolve(folder: str) -> str:
+    """Return the absolute path of a folder without symbolic links; "" for no folder."""
+    return str(Path(folder).expanduser().resolve()) if folder else ""
 
 
 def digest_changed(config: Mapping[str, Value], left_out: Collection[str]) -> str:

@@ -8,7 +8,7 @@ from fairbloom.protocol.settings import split_names
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 
 from ..checkpoint import list_checkpoints
-from ..settings import default_config, find_grown, may_differ
+from ..settings import default_config, find_grown, may_differ, resolve
 from .errors import RunFolderError, check_place, explain_access_errors
 from .files import (
     CHECKPOINTS,
@@ -33,6 +33,9 @@ FIRST_LAID = (
         for name in (file.name, f".{file.name}.draft")
     ),
 )
+
+# The settings that name a folder on this machine.
+FOLDERS = ("data-dir", "state-dir")
 
 Config = Mapping[str, object]
 
@@ -129,9 +132,13 @@ def _check_same_settings(
     for key, undecided in (("fraction", 0.0), ("score", "")):
         if config.get(key) == undecided:
             free.add(key)
+    if DATA.read(path):  # the checksums of the data decide, wherever they are now
+        free.add("data-dir")
     differing = {
-        key for key in config.keys() | there.keys() if config.get(key) != there.get(key)
-    } - free
+        key
+        for key in (config.keys() | there.keys()) - free
+        if not _is_same(key, there.get(key), config.get(key))
+    }
     if differing:
         shown = (
             f"{key} = {_show(there.get(key))} there and {_show(config.get(key))} here"
@@ -147,6 +154,15 @@ def _check_same_settings(
             f"{path} already has {last} rounds, which is more than num-rounds = {now}: give at"
             f" least {last}, or choose another folder (--out)"
         )
+
+
+def _is_same(key: str, there: object, here: object) -> bool:
+    """Return whether two values of a setting mean the same; folders may be written differently."""
+    if there == here:
+        return True
+    if key not in FOLDERS or not isinstance(there, str) or not isinstance(here, str):
+        return False
+    return bool(there and here) and resolve(there) == resolve(here)
 
 
 def _show(value: object) -> str:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from fairbloom.tasks.task import Task
 
 
+# The key in config.toml of the number of settings that follow, by which a cut-off file is known.
+NUMBER_OF_SETTINGS = "number-of-settings"
+
+
 @dataclass(frozen=True)
 class RunStart:
     """The facts that are known when a run begins.
@@ -40,9 +44,8 @@ class RecordedSettings:
 
     def encode(self) -> bytes:
         """Return the content of config.toml."""
-        return tomli_w.dumps(
-            {"run-folder-format": self.format, **self.settings}, multiline_strings=True
-        ).encode()
+        head = {"run-folder-format": self.format, NUMBER_OF_SETTINGS: len(self.settings)}
+        return tomli_w.dumps({**head, **self.settings}, multiline_strings=True).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
@@ -50,10 +53,14 @@ class RecordedSettings:
         try:
             settings = tomllib.loads(content.decode())
         except ValueError as error:
-            raise ValueError(f"it is not valid TOML: {error}") from error
+            cut = "" if content.endswith(b"\n") else "it is cut off: "
+            raise ValueError(f"{cut}it is not valid TOML: {error}") from error
         number = settings.pop("run-folder-format", None)
         if not isinstance(number, int):
             raise ValueError(f"it has run-folder-format = {number!r}, which is not a number")
+        count = settings.pop(NUMBER_OF_SETTINGS, 0)
+        if isinstance(count, int) and len(settings) < count:
+            raise ValueError(f"it is cut off: it has {len(settings)} of {count} settings")
         return cls(settings, number)
 
 
