@@ -18,7 +18,7 @@ from fairbloom.tasks import forget_tasks
 from . import pages as pages  # registers the pages of results
 from .apps import App, read_app
 from .arms import Named, baseline_of, parse_arms, settings_of_method
-from .options import CommonOptions, as_settings, expand_options, merge_settings
+from .options import CommonOptions, as_settings, choose_task, expand_options, merge_settings
 from .results.comparison import Comparison, read_comparison
 from .results.evaluation import Evaluation
 from .results.measures import find_measure
@@ -136,7 +136,7 @@ def run(
 
     named = {"seed": seed, "out": out}
     config = merge_settings(as_settings({"task": task, **named, **options}), settings or {})
-    config = merge_settings(settings_of_method(method, config), config)
+    config = merge_settings(settings_of_method(method, config), choose_task(config))
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
     folder = choose_run_folder(chosen)
@@ -244,6 +244,8 @@ def compare(
             )
         return compare_runs(runs, named, Path(out))
     own = read_app(app, config, flwr=flwr)
+    if not own:
+        config = choose_task(config)
     among = parse_arms(methods, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
@@ -332,6 +334,8 @@ def search(
     if not isinstance(grid, Mapping):
         grid = parse_grid(grid)
     own = read_app(app, config, flwr=flwr)
+    if not own:
+        config = choose_task(config)
     if own:
         own = replace(own, needs_validation=True)
     arms = arms_of(methods, grid, baseline, config, criterion, own)

@@ -75,3 +75,10 @@ def merge_settings(
             )
         config[key] = value
     return config
+
+
+def choose_task(config: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings, with the task csv if they have a folder and a schema, but no task."""
+    if config.get("data-dir") and config.get("schema") and "task" not in config:
+        return {**config, "task": "csv"}
+    return {**config}

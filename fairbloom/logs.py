@@ -96,3 +96,24 @@ def log_from(level: int) -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
+
+
+@contextmanager
+def warn_once() -> Iterator[None]:
+    """Drop warnings of ours that equal an earlier one, for a while."""
+    seen = set[str]()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        message = record.getMessage()
+        if message in seen:
+            return False
+        seen.add(message)
+        return True
+
+    log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_new)

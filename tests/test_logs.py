@@ -10,7 +10,8 @@ import sys
 import pytest
 from flwr.common.logger import console_handler
 
-from fairbloom.logs import colour_on_terminals_alone, escape_all_records
+from fairbloom.experiments.studies.progress import study_progress
+from fairbloom.logs import colour_on_terminals_alone, escape_all_records, log
 from tests.experiments.helpers import fairbloom
 
 WARN = """
@@ -114,3 +115,14 @@ def test_handlers_of_other_libraries_are_unchanged(monkeypatch: pytest.MonkeyPat
         logging.getLogger("flwr"), "handlers", [logging.NullHandler(), logging.StreamHandler()]
     )
     colour_on_terminals_alone()
+
+
+def test_a_study_says_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        with study_progress("comparing", shown=False):
+            for gap in ("gap", "gap", "step"):
+                log.warning("mind the %s", gap)
+                log.error("fell into the %s", gap)
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warnings == ["mind the gap", "mind the step"] * 2
+    assert len(caplog.records) == len(warnings) + 6

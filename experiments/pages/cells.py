@@ -19,6 +19,9 @@ CLEAR = "*"
 # Numbers from here on are written as powers of ten.
 HUGE = 1e15
 
+# The most decimals of a number; smaller ones than these show are written as powers of ten.
+MAX_DECIMALS = 9
+
 # Where there is no number.
 NONE = Cell("–", tone="quiet")
 
@@ -35,16 +38,17 @@ class Digits:
         largest = max((abs(value) for value in values if is_shown(value)), default=0.0)
         if score.percent or not largest:
             return cls(1)
-        return cls(min(9, max(0, 2 - math.floor(math.log10(largest)))))
+        return cls(min(MAX_DECIMALS, max(0, 2 - math.floor(math.log10(largest)))))
 
     def number(self, value: float, sign: str = "") -> str:
         """Return a number, with its sign where that is "+"; what rounds to zero has no minus.
 
-        A dash if it is not finite, and few digits of a huge one.
+        A dash if it is not finite, and few digits of one that is huge or tiny.
         """
         if not math.isfinite(value):
             return NONE.text
-        if abs(value) >= HUGE:
+        is_tiny = self.decimals == MAX_DECIMALS and 0.0 < abs(value) < 10.0 ** (2 - MAX_DECIMALS)
+        if is_tiny or abs(value) >= HUGE:
             return f"{value:{sign}.3g}"
         return f"{round(value, self.decimals) + 0.0:{sign}.{self.decimals}f}"
 
@@ -65,7 +69,7 @@ class Digits:
     def spread(self, mean: float, deviation: float | None, sign: str = "") -> Cell:
         """Return a mean and its deviation, where it has one."""
         text = self.number(mean, sign)
-        return Cell(text if deviation is None else f"{text} ±{deviation:.{self.decimals}f}", mean)
+        return Cell(text if deviation is None else f"{text} ±{self.number(deviation)}", mean)
 
 
 def tone_of(difference: Difference) -> Tone:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fairbloom.command import Terminal
 from fairbloom.errors import FairbloomError
-from fairbloom.logs import colour_on_terminals_alone, follow_stderr, log_from
+from fairbloom.logs import colour_on_terminals_alone, follow_stderr, log_from, warn_once
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.text import text_if
@@ -113,8 +113,8 @@ class RunBar:
 
 @contextmanager
 def study_progress(title: str, *, shown: bool = True) -> Iterator["StudyBar"]:
-    """Show how many runs of a study are done."""
-    with progress(shown=shown) as bar:
+    """Show how many runs of a study are done; meanwhile, no warning is printed twice."""
+    with progress(shown=shown) as bar, warn_once():
         yield StudyBar(bar, title)
 
 

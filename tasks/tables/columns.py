@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import log
 
 from .. import models
@@ -19,7 +19,7 @@ from .encode import encode_file
 from .folders import files_in
 from .infer import Wanted, infer_schema
 from .reasons import DataError
-from .targets import Target, join_names
+from .targets import Target
 
 
 def infer(
@@ -27,12 +27,13 @@ def infer(
 ) -> str:
     """Return the schema that the files of a folder suggest."""
     wanted = Wanted(target.strip(), client.strip(), unit.strip(), missing, kind)
-    text = infer_schema(files_in(setup.data_dir), wanted)
-    if ignored := parse_schema(text).ignore:
+    text, left_out = infer_schema(files_in(setup.data_dir), wanted)
+    parse_schema(text, f"the schema that {setup.data_dir} suggests")
+    if left_out:
+        reasons = [f"{name} ({why.removeprefix('it ')})" for name, why in left_out.items()]
         log.warning(
-            "the columns %s are left out: fairbloom data --write-schema writes the schema that the"
-            " files suggest, with the reasons",
-            join_names(ignored),
+            "left out: %s; the schema that fairbloom data --write-schema writes has all reasons",
+            join_names(reasons),
         )
     return text
 

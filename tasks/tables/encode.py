@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.errors import did_you_mean, find_nearest
+from fairbloom.text import plural
 
 from ..schema import MAX_TEXT, Field, FileField, Schema, fold, normalise, parse_schema
 from .cells import canonical, different_cells, explain_number, parse_numbers
@@ -124,9 +125,9 @@ def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError])
         fault = CellError(
             table,
             name,
-            f"no value, the first of {len(rows)} such cells",
-            'say missing = "drop" in the schema, which leaves such rows out, or "fill": the mean,'
-            " or no category",
+            f"no value, the first of {plural(len(rows), '1 such cell', f'{len(rows)} such cells')}",
+            'say missing = "drop" in the schema (without one: --set csv.missing=drop), which leaves'
+            ' such rows out, or "fill": the mean, or no category',
             "missing",
             rows,
             cells=len(rows),

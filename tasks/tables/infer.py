@@ -22,6 +22,7 @@ from .identifiers import (
     NAMED,
     NEVER,
     NUMBERS_OF_PERSONS,
+    NUMBERS_OF_ROWS,
     Finding,
     judge_numbers,
     judge_texts,
@@ -106,8 +107,15 @@ class Wanted(NamedTuple):
     kind: str = "auto"
 
 
-def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> str:
-    """Return the schema that files suggest, as TOML with comments; `paths` are by client.
+class Inferred(NamedTuple):
+    """A schema as TOML with comments, and why columns are left out, by name."""
+
+    text: str
+    left_out: Mapping[str, str]
+
+
+def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> Inferred:
+    """Return the schema that files suggest; `paths` are by client.
 
     Raise DataError if no file can be read.
     """
@@ -169,7 +177,11 @@ def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> str:
         head.append(f"client = {quote(client)}")
     if unit:
         head.append(f"unit = {quote(unit)}")
-    return "\n".join([*head, *_lines(draft, wanted.missing), *_file_lines(tables, read)]) + "\n"
+    lines = [*head, *_lines(draft, wanted.missing), *_file_lines(tables, read)]
+    unused = {
+        name: NUMBERS_OF_ROWS for name, each in draft.fields.items() if NO_INPUT in each.lines
+    }
+    return Inferred("\n".join(lines) + "\n", {**draft.ignored, **unused})
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -565,6 +577,8 @@ def _find_strange(sites: Mapping[str, Counter[str]]) -> list[str]:
     known = set(kinds.most_common(1)[0][0])
     for _ in kinds:  # then all that are linked by shared classes
         known |= set().union(*(each for each in kinds if each & known))
+    if len(known) < 2:  # sites of one class each
+        return []
     return [site for site, each in sets.items() if not each & known]
 
 

@@ -320,7 +320,10 @@ def test_data_are_shown_client_by_client_with_what_is_wrong(
     assert fairbloom("data", "h") == 1
     printed = capsys.readouterr().out
     assert re.search(r"^lund +lund.csv +target +has no column 'target'", printed, re.MULTILINE)
-    assert re.search(r"^age +basel +40 to 50", printed, re.MULTILINE)
+    assert re.search(r"^age +number +40 to 50, median 50", printed, re.MULTILINE)
+    for words in (["--clients"], ["--every-client"]):
+        assert fairbloom("data", "h", *words) == 1
+        assert re.search(r"^age +basel +40 to 50", capsys.readouterr().out, re.MULTILINE)
     assert fairbloom("data", "h", "--json") == 1
     assert [row["client"] for row in json.loads(capsys.readouterr().out)["clients"]] == [
         "basel",
@@ -333,6 +336,43 @@ def test_data_are_shown_client_by_client_with_what_is_wrong(
     assert "basel" in capsys.readouterr().out
     assert "data-dir is given two values" in refusal(capsys, "data", "h", "--data-dir", "other")
     assert sorted(tmp_path.iterdir()) == [tmp_path / "h"]
+
+
+def test_data_of_many_clients_are_shown_in_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    lines = [
+        f"s{site:03},{50 + row},{row % 9}.5,{row % 2}"
+        for site in range(200)
+        for row in range(6 + site % 40)
+    ]
+    lines = [line.replace("8.5", "8;5") for line in lines[:-1]] + ["s199,1 020,old,1"]
+    (tmp_path / "all.csv").write_text("\n".join(["site,age,dose,target", *lines]))
+    words = ("data", "all.csv", "--set", "csv.client=site")
+    assert fairbloom(*words) == 1
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) < 30
+    for pattern in (
+        "smallest +s000 +5 +1",
+        "largest +s162 +7 +1",
+        "all +15 clients +90 +15",
+        r"s003, s004, s005 and 182 more +all.csv +\d+ to \d+, \d+ more +dose +8;5 +which is no",
+        "age +number",
+    ):
+        with subtests.test(pattern=pattern):
+            assert re.search(rf"^{pattern}", printed, re.MULTILINE), printed
+    assert fairbloom(*words, "--clients") == 1
+    assert len(capsys.readouterr().out.splitlines()) > 600
+
+
+def test_a_folder_and_a_schema_mean_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("schema.toml").write_text("target = 1\n")
+    for command in ("run", "compare", "search"):
+        words = (command, "--data-dir", "h", "--schema", "schema.toml")
+        assert "schema.toml: target = 1" in refusal(capsys, *words)
+        assert "schema: task digits" in refusal(capsys, *words[:1], *words[3:])
 
 
 MISSPELT = {

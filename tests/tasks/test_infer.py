@@ -317,6 +317,33 @@ def test_persons_of_several_rows_are_no_inputs(folder: Folder, subtests: pytest.
             assert [*schema.inputs] == ["age", "sex", "code", "crp"]
 
 
+def test_reasons_are_in_the_warning(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    head, *lines = csv_of(40).splitlines()
+    for name, cell in (
+        ("when", "2024-03-17"),
+        ("row", "{}"),
+        ("note", "x" * 201),
+        ("seen", "3/4/24"),
+    ):
+        head = f"{name},{head}"
+        lines = [f"{cell.format(k)},{line}" for k, line in enumerate(lines)]
+    table = "\n".join([head, *lines])
+    load(folder(a=table, b=table))
+    assert any(
+        "left out: seen (looks like dates), note (a text of it has 201 characters), when (looks"
+        " like dates) and 1 more; " in each
+        for each in caplog.messages
+    )
+
+
+def test_sites_of_one_class_each_are_no_error(folder: Folder) -> None:
+    zero = csv_of(20).replace(",1\n", ",0\n")
+    one = csv_of(20).replace(",0\n", ",1\n")
+    there = folder(a=zero, b=one)
+    assert parse_schema(inferred(there)).predicted.categories == ("0", "1")
+    assert described(there)["faults"] == []
+
+
 # Cases that were wrong ----------------------------------------------------------------------------
 
 

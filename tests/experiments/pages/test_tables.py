@@ -10,6 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from fairbloom.cli.lists import describe_method
+from fairbloom.experiments.pages.cells import Digits
 from fairbloom.experiments.pages.comparison import client_table, method_table
 from fairbloom.experiments.render import terminal
 from fairbloom.experiments.render.page import Cell, Table
@@ -252,3 +253,15 @@ def test_a_terminal_has_the_width_that_it_says(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("COLUMNS", raising=False)
     assert Output(file=io.StringIO()).width > 10_000
     assert Output(file=sys.stdout, force_terminal=True).width < 10_000
+
+
+def test_tiny_numbers_are_powers_of_ten() -> None:
+    for largest, value, text in (
+        (1.79e-60, 1.79e-60, "1.79e-60"),
+        (1.79e-60, -1.79e-60, "-1.79e-60"),
+        (1.79e-60, 0.0, "0.000000000"),
+        (3e-7, 3e-7, "0.000000300"),
+        (0.5, 1.79e-60, "0.000"),
+    ):
+        assert Digits.of(MAE, [largest]).number(value) == text
+    assert Digits.of(MAE, [2e-60]).spread(2e-60, 1e-61).text == "2e-60 ±1e-61"
