@@ -27,9 +27,6 @@ COUNTING = frozenset(
     }
 )
 
-# Earlier schemas that a new one is compared with, the latest ones.
-MAX_COMPARED = 5
-
 WARNING = (
     "An update or a published model can reveal single rows, outliers first. The floor, limits.rows"
     " in owner.toml, bounds counts, losses and scores. Against an operator who wants a row, only"
@@ -48,7 +45,7 @@ def describe_acceptance(schemas: Schemas, text: str, *, also: bool) -> Iterator[
                     f"This ends schema {each.label}: runs that began with it keep it, later ones"
                     " are refused. --also keeps both"
                 )
-    for each in others[-MAX_COMPARED:]:
+    for each in others:
         if found := list(differing_keys(schemas.text_of(each), text)):
             keys = escape_unprintable("; ".join(found))
             yield (
@@ -63,8 +60,14 @@ def differing_keys(earlier: str, later: str) -> Iterator[str]:
     before = counting_keys(earlier)
     after = counting_keys(later)
     for key in {**before, **after}:
-        if before.get(key) != after.get(key):
-            yield f"{key} was {_show(before.get(key))} and is {_show(after.get(key))}"
+        old = before.get(key)
+        new = after.get(key)
+        if isinstance(old, list) and isinstance(new, list):
+            gone = [each for each in old if each not in new]
+            new = [each for each in new if each not in old]
+            old = gone
+        if old != new:
+            yield f"{key}: {_show(old)} there, {_show(new)} here"
 
 
 def counting_keys(text: str) -> dict[str, Any]:
@@ -82,4 +85,4 @@ def counting_keys(text: str) -> dict[str, Any]:
 
 
 def _show(value: object) -> str:
-    return "missing" if value is None else shorten_value(value)
+    return "nothing" if value is None else shorten_value(value)
