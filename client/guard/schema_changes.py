@@ -78,10 +78,14 @@ def counting_keys(text: str) -> dict[str, Any]:
         return {}
     found = {key: value for key, value in schema.items() if key in COUNTING}
     fields = schema.get("fields")
+    dropping = list[str]()
     for name, field in fields.items() if isinstance(fields, dict) else ():
         if isinstance(field, dict):
             found |= {f"{name}.{key}": field[key] for key in field if key in COUNTING}
-    return found
+            if field.get("missing", schema.get("missing")) == "drop":
+                dropping.append(name)
+    # a row without a value in one of these columns is not counted
+    return {**found, "columns that drop rows": dropping}
 
 
 def _show(value: object) -> str:

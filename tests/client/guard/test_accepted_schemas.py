@@ -115,6 +115,15 @@ def test_each_other_way_to_count_rows_is_said(
     assert " here. The difference" in said
 
 
+def test_a_new_column_that_drops_rows_is_said(tmp_path: Path) -> None:
+    schemas = Schemas(tmp_path)
+    dropping = SCHEMA.replace('missing = "fill"', 'missing = "drop"')
+    schemas.accept(dropping)
+    more = dropping + '\n[fields.weight]\ntype = "number"\n'
+    (_, said, _) = describe_acceptance(schemas, more, also=False)
+    assert "columns that drop rows: [] there, ['weight'] here" in said
+
+
 def test_the_same_rows_give_no_warning(tmp_path: Path) -> None:
     schemas = Schemas(tmp_path)
     schemas.accept(SCHEMA)
