@@ -262,7 +262,8 @@ def follow(federation: Federation, run: RunFiles) -> int:
         with contextlib.suppress(OSError), run.log.open("rb") as file:  # missing at the start
             file.seek(position)
             content = file.read()
-        sys.stdout.write(content.decode(errors="replace"))
+        # an app may print texts of clients
+        sys.stdout.write(escape_unprintable(content.decode(errors="replace"), but="\n\t"))
         sys.stdout.flush()
         position += len(content)
         if status is not None:

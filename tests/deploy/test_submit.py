@@ -52,7 +52,7 @@ def test_submit_follows_the_log_and_reports_the_end(
         run.log.write_text("round 1\n")
         time.sleep(0.3)
         with run.log.open("a") as file:
-            file.write("round 2\n")
+            file.write("round 2\x1b[2J\n")  # an app prints what a client has written
         run.end(status)
 
     server = threading.Thread(target=carry_out)
@@ -60,7 +60,8 @@ def test_submit_follows_the_log_and_reports_the_end(
     assert fairbloom("deploy", "submit", "--set", "method=fedfv", "--set", "num-rounds=2") == status
     server.join()
     number = last_run(made).number
-    assert capsys.readouterr().out == f"run {number}\nround 1\nround 2\nrun {number}: {word}\n"
+    said = capsys.readouterr().out
+    assert said == f"run {number}\nround 1\nround 2\\x1b[2J\nrun {number}: {word}\n"
     settings = submitted_settings(made)
     assert settings == {**default_config(), "method": "fedfv", "num-rounds": 2}
 
