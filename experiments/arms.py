@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.strategies import FairStrategy, name_of
 from fairbloom.strategies.named import (
@@ -134,6 +135,26 @@ def baseline_of(name: str, among: Sequence[Arm]) -> str:
             return arm.label
     labels = ", ".join(arm.label for arm in among)
     raise SettingsError(f"baseline = {name!r} is not among the methods: there are {labels}")
+
+
+def find_label(method: Named, labels: Sequence[str]) -> str | None:
+    """Return the label of a method: as tables print it, or as it is written for a comparison.
+
+    A name without parameters also finds the only label of that method. None if there is no such
+    label, or several.
+    """
+    name = name_of(method).strip()
+    folded = {label.casefold(): label for label in labels}
+    if name.casefold() in folded:
+        return folded[name.casefold()]
+    try:
+        wanted = make_arm(*parse_method(name))
+    except FairbloomError:  # no method; it may be a part of a label
+        return None
+    alike = [label for label in labels if label.startswith(f"{wanted.label} (")]
+    if wanted.label in labels:
+        return wanted.label
+    return alike[0] if len(alike) == 1 and not wanted.settings else None
 
 
 def label_arms(found: Sequence[Arm]) -> list[Arm]:

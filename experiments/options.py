@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
-from fairbloom.protocol.settings import SettingsError, Value, key_of
+from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, key_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -66,9 +66,15 @@ def as_settings(options: Mapping[str, Any]) -> dict[str, Value | None]:
 def merge_settings(
     options: Mapping[str, Value | None], settings: Mapping[str, Value]
 ) -> dict[str, Value]:
-    """Return options and settings together; raise SettingsError if a key has two values."""
+    """Return options and settings together; raise SettingsError if a key has two values.
+
+    Settings may be written with underscores, as Python writes names.
+    """
     config = {key: value for key, value in options.items() if value is not None}
-    for key, value in settings.items():
+    for written, value in settings.items():
+        key = key_of(written) if key_of(written) in SETTINGS else written
+        if key != written and key in settings:
+            raise SettingsError(f"{key} is given twice, also as {written}: give it once")
         if key in config and config[key] != value:
             raise SettingsError(
                 f"{key} is given two values, {config[key]!r} and {value!r}: give it one"

@@ -113,7 +113,7 @@ def failure_reason(error: BaseException) -> str:
 
 
 # How many names a message lists; it counts the others.
-MAX_LISTED = 20
+MAX_LISTED = 3
 
 
 def join_names(names: Iterable[str]) -> str:
@@ -131,25 +131,35 @@ def describe_online(online: int, of: int) -> str:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return a question for the nearest choice, "did you mean fedfv? ", or "".
+    """Return a question for the nearest choices, "did you mean fedfv? ", or "".
 
     It says where the two differ in upper and lower case alone, which is easily overlooked.
     """
-    nearest = find_nearest(name, choices)
-    if nearest is None:
+    nearest = find_equally_near(name, choices)
+    if not nearest:
         return ""
-    by_case = text_if(nearest.casefold() == name.casefold(), " (upper and lower case matter)")
-    return f"did you mean {nearest}{by_case}? "
+    by_case = text_if(nearest[0].casefold() == name.casefold(), " (upper and lower case matter)")
+    return f"did you mean {' or '.join(nearest)}{by_case}? "
 
 
 def find_nearest(name: str, choices: Iterable[str], least: float = 0.6) -> str | None:
-    """Return the choice nearest to a name, None where none has a difflib ratio of `least`.
+    """Return the choice nearest to a name, None where none has a difflib ratio of `least`."""
+    return next(iter(find_equally_near(name, choices, least)), None)
 
-    Of near ones, that with the same letters in another order is the nearest.
+
+def find_equally_near(name: str, choices: Iterable[str], least: float = 0.6) -> list[str]:
+    """Return the choice nearest to a name, with those that are as near; at most three.
+
+    There is none with a difflib ratio below `least`. Of near ones, that with the same letters in
+    another order is the nearest.
     """
     folded = name.casefold()
     by_folded = {choice.casefold(): choice for choice in choices}
     close = difflib.get_close_matches(folded, by_folded, cutoff=least)
-    if not close:
-        return None
-    return by_folded[next((each for each in close if sorted(each) == sorted(folded)), close[0])]
+    for each in close:
+        if sorted(each) == sorted(folded):
+            return [by_folded[each]]
+    ratios = [difflib.SequenceMatcher(None, each, folded).ratio() for each in close]
+    return [
+        by_folded[each] for each, ratio in zip(close, ratios, strict=True) if ratio == ratios[0]
+    ]

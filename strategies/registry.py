@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from fairbloom.errors import FairbloomError, find_nearest
+from fairbloom.errors import FairbloomError, find_equally_near
 from fairbloom.imports import imported, is_import_string
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept
@@ -170,8 +170,9 @@ def find_method(name: str) -> type[FairStrategy]:
         return FromTorchJD
     if not is_import_string(name):
         hint = advise_on_method(_plain(name))
-        if not hint and (near := find_nearest(_plain(name), KNOWN_AS, least=0.8)):
-            hint = f"did you mean {published_name(KNOWN_AS[near])}? "
+        if not hint and (near := find_equally_near(_plain(name), KNOWN_AS, least=0.8)):
+            titles = dict.fromkeys(published_name(KNOWN_AS[each]) for each in near)
+            hint = f"did you mean {' or '.join(titles)}? "
         raise FairbloomError(
             f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, those of"
             f" TorchJD such as {TORCHJD}upgrad, and your own as my_module:Mine"

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
+from fairbloom.strategies import name_of
 
+from ..arms import Named, find_label
 from .caveats import SharedData
 from .differences import (
     CLAIMED,
@@ -237,19 +239,20 @@ class ComparedScores:
             gains.append(0.0 if equal else found.better(value, base, self.score))
         return gains
 
-    def difference(self, method: str, measure: str) -> Difference:
+    def difference(self, method: Named, measure: str) -> Difference:
         """Return a method's mean gain over the baseline by a measure of `gains`, and its error.
 
         The mean and the worst-served tenth are tested; see `claims`. Other measures have an
-        interval and no p-value.
+        interval and no p-value. `method` is as tables print it or as `compare` takes it.
         """
         found = self.differences(measure)
-        if method not in found:
+        label = find_label(method, list(found))
+        if label is None:
             raise FairbloomError(
-                f"method = {method!r}: the methods that are compared with {self.baseline} are"
-                f" {', '.join(found)}"
+                f"method = {name_of(method)!r}: the methods that are compared with"
+                f" {self.baseline} are {', '.join(found)}"
             )
-        return found[method]
+        return found[label]
 
     def differences(self, measure: str) -> dict[str, Difference]:
         """Return the `difference` of each method except the baseline."""

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +55,8 @@ def reproduce(
     quick
         Run a tenth of the rounds, at most 20, as a trial; its numbers cannot be compared.
     rows
-        Parts of names: only rows whose name has one of them are run.
+        Parts of names, separated by commas or repeated: only rows whose name has one of them are
+        run.
     grid
         Search the recipe's grid, also for the settings whose best values the paper prints.
     settings
@@ -93,7 +95,12 @@ def reproduce(
 
 
 def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
-    """Return the rows with one of the words in their names; all rows without words."""
+    """Return the rows with one of the words in their names; all rows without words.
+
+    Several words may stand in one text, between commas outside parentheses.
+    """
+    texts = [part for text in words for part in re.split(r",(?![^(]*\))", text)]
+    words = [text.strip() for text in texts if text.strip()]
     names = {recipe.name_of(row): row for row in recipe.rows}
     wanted = [
         row

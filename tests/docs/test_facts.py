@@ -32,7 +32,17 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert PROJECT["version"] in (ROOT / "CHANGELOG.md").read_text()
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_first_pages_say_what_writes_the_generated_ones(page: str) -> None:
+    assert "`make docs` writes into" in " ".join((ROOT / page).read_text().split())
+
+
 def test_licence_and_keywords_are_the_projects() -> None:
+    bib = (ROOT / "docs" / "citation.bib").read_text()
+    (released,) = re.findall(r"^date-released: (\d{4})-\d\d-\d\d$", CITATION, re.MULTILINE)
+    assert f"year    = {{{released}}}" in bib
+    assert f"repository-code: {PROJECT['urls']['Source']}\n" in CITATION
+    assert f"url     = {{{PROJECT['urls']['Source']}}}" in bib
     assert f"license: {PROJECT['license']}\n" in CITATION
     assert re.findall(r"^  - (?!name)(.+)$", CITATION, re.MULTILINE) == PROJECT["keywords"]
 

@@ -283,3 +283,17 @@ def test_the_tables_of_a_comparison_are_data_frames(
         "accuracy"
     ]
     assert chosen.to_dict() == compared.values["FedAvg"][1]
+
+
+def test_settings_may_be_written_as_python_names(tmp_path: Path) -> None:
+    settings = {"learning_rate": 0.05, "num_rounds": 1, "fedfv.alpha": 0.2}
+    run = api.run(
+        "digits", method="fedfv", clients=4, settings=settings, out=tmp_path, progress=False
+    )
+    assert run.settings["learning-rate"] == 0.05
+    assert run.num_rounds == 1
+    both = {"learning_rate": 0.05, "learning-rate": 0.05}
+    with pytest.raises(
+        FairbloomError, match="learning-rate is given twice, also as learning_rate: give it once"
+    ):
+        api.compare("digits", settings=both, out=tmp_path / "compared", progress=False)

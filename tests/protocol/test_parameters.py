@@ -99,6 +99,11 @@ def test_a_name_in_another_case_is_said_to_differ_by_that_alone(subtests: pytest
             assert did_you_mean("weight", ["dose", "age"]) == ""
 
 
+def test_two_equally_near_names_are_both_suggested() -> None:
+    assert did_you_mean("fedv", ["fedfv", "fedav", "ditto"]) == "did you mean fedfv or fedav? "
+    assert did_you_mean("fedvf", ["fedfv", "fedav"]) == "did you mean fedfv? "  # the same letters
+
+
 def test_the_example_of_a_parameter_is_allowed(subtests: pytest.Subtests) -> None:
     for allowed in [
         None,

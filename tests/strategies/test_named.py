@@ -56,6 +56,11 @@ FAULTS: list[tuple[Mapping[str, Any], Mapping[str, Any], str]] = [
     ({}, {}, r"method = None: name a method in \[tool.flwr.app.config\] of pyproject.toml, as in"),
     ({"method": ""}, {}, r"method = '': name a method"),
     ({"method": "fedfvv"}, {}, "method = 'fedfvv': unknown method: did you mean FedFV?"),
+    (
+        {"method": "ditto(personal-lambda=0.01)"},
+        {},
+        "Ditto sets personal-lambda by its own parameter: write ditto.lam=0.01.$",
+    ),
     ({"method": "fedavg,fedfv"}, {}, "method = 'fedavg,fedfv': write one method, with its"),
     ({"method": "fedfv(alpha=0.1"}, {}, "method = 'fedfv.alpha=0.1': write one method"),
     ({"method": "fedfv(alpha=7)"}, {}, r"fedfv.alpha = 7: allowed is float in \[0, 1\]"),

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy import stats
 
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.arms import Named
 from fairbloom.experiments.results.differences import difference_of
+from fairbloom.strategies import FedFV
+
+from ..helpers import compared_by_hand
 
 FIVE = (8.0, 7.0, 9.0, 12.0, 3.0)
 
@@ -57,3 +62,30 @@ def test_what_is_no_difference_is_refused(subtests: pytest.Subtests) -> None:
         with subtests.test(differences=differences, test_share=test_share):
             with pytest.raises(ValueError):  # noqa: PT011 (its type is the promise)
                 difference_of(differences, test_share=test_share)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("fedfv", "FedFV (alpha=0.2)"),
+        ("FedFV (alpha=0.2)", "FedFV (alpha=0.2)"),
+        ("fedfv(alpha=0.2)", "FedFV (alpha=0.2)"),
+        (FedFV, "FedFV (alpha=0.2)"),
+        ("fairbloom.strategies.afl:AFL", "AFL"),
+        ("ditto (personal)", "Ditto (personal)"),
+        ("qfedavg(q=5)", "QFedAvg (q=5)"),
+        ("qfedavg", None),  # there are two
+        ("fedfv(alpha=0.1)", None),
+        ("nothing", None),
+    ],
+)
+def test_a_method_is_found_as_compare_takes_it(name: Named, label: str | None) -> None:
+    labels = ("FedFV (alpha=0.2)", "AFL", "Ditto", "Ditto (personal)", "QFedAvg (q=1)")
+    labels = (*labels, "QFedAvg (q=5)")
+    moved = {each: [{"a": 10.0 + k + s} for s in range(3)] for k, each in enumerate(labels, 1)}
+    comparison = compared_by_hand(FedAvg=[{"a": 10.0}] * 3, **moved)
+    if label is None:
+        with pytest.raises(FairbloomError, match=r"are FedFV \(alpha=0.2\), AFL, Ditto"):
+            comparison.difference(name, "mean")
+    else:
+        assert comparison.difference(name, "mean") == comparison.difference(label, "mean")

@@ -14,9 +14,10 @@ import pytest
 
 from fairbloom import Reproduction, reproduce
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipe import Printed, Recipe, names
+from fairbloom.experiments.recipe import Printed, Recipe, load_recipe, names
 from fairbloom.experiments.results.reproduction import agree
 from fairbloom.experiments.results.run import REPORT, Run, load
+from fairbloom.experiments.studies.reproduce import choose_rows
 from fairbloom.experiments.study import NOUNS, Study
 from fairbloom.server.fairness import summarize
 from tests.simulation.helpers import table
@@ -289,6 +290,25 @@ def test_what_has_run_is_not_run_again_and_more_seeds_add_to_it(
     )
     assert [again.recipe.name_of(outcome.row) for outcome in again.outcomes] == rows
     assert len(again.runs(0)) == 3
+
+
+def test_rows_are_named_with_commas_or_one_by_one(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    recipe = load_recipe(saved(tmp_path, RECIPE))
+    both = ["FedAvg (partition=iid)", "Local"]
+    for words in (
+        ["FedAvg (partition=iid),Local"],
+        ["fedavg (partition=iid), local"],
+        ["FedAvg (partition=iid)", "Local"],
+        ["(partition=iid,"],
+    ):
+        with subtests.test(words=words):
+            if words == ["(partition=iid,"]:
+                with pytest.raises(FairbloomError, match="no such row"):
+                    choose_rows(recipe, words)
+            else:
+                assert [recipe.name_of(row) for row in choose_rows(recipe, words)] == both
 
 
 def test_what_is_finished_is_shown(
