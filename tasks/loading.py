@@ -1,17 +1,22 @@
 """Load a task by its name, and check, describe or digest its data."""
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import is_import_string
+from fairbloom.logs import log
 from fairbloom.protocol.attacks import LABEL_FLIP, attackers_of
 from fairbloom.protocol.names import DEPLOYED
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
+from fairbloom.text import plural
 
 from .catalogue import TASKS
 from .datasets.store import digest_files, digest_of
@@ -142,6 +147,42 @@ def check_data(settings: RunSettings) -> None:
         raise FairbloomError(
             f"the data of client {first} cannot be used: {reason}{more}"
         ) from reason
+    if parent_process() is None:  # the processes of a study have one that checks for all
+        _warn_of_remarks(_CheckedData(info.name, settings.data_dir, task.schema, settings, task))
+
+
+@dataclass(frozen=True)
+class _CheckedData:
+    """Data that runs of one process share, whatever their other settings are."""
+
+    task_name: str
+    place: str
+    schema: str
+    settings: RunSettings = field(compare=False)
+    task: Task = field(compare=False)
+
+
+@lru_cache(maxsize=64)
+def _warn_of_remarks(data: _CheckedData) -> None:
+    """Log once that `fairbloom data` has remarks, which a run does not show."""
+    if data.task.describe is None:
+        return
+    remarks = len(data.task.describe(False).get("remarks", ()))
+    if not remarks:
+        return
+    command = ["fairbloom", "data", shlex.quote(data.place)]
+    if data.task_name != "csv":
+        command += ["--task", data.task_name]
+    if data.settings.schema_:
+        command += ["--schema", "FILE"]
+    for each in find_task(data.task_name).settings:
+        value = data.settings.parameters.get(each.key, each.default)
+        if value != each.default:
+            command += ["--set", shlex.quote(f"{each.key}={value}")]
+    shown = plural(remarks, "1 remark", f"{remarks} remarks")
+    log.warning(
+        "%s on the data: %s shows %s", shown, " ".join(command), plural(remarks, "it", "them")
+    )
 
 
 def digests(settings: RunSettings) -> dict[str, str]:

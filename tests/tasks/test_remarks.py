@@ -1,0 +1,49 @@
+"""A run says in one line that `fairbloom data` has remarks on its data."""
+
+import numpy as np
+import pytest
+
+import fairbloom
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.tasks import check_data
+
+from .tables import Folder
+
+
+def site(factor: float, code: str = "") -> str:
+    """Return a table with a pressure in some unit, and a target, in some rows a code."""
+    random = np.random.default_rng(0)
+    lines = ["pressure,target"]
+    for k in range(40):
+        target = code if code and k % 8 == 0 else f"{random.normal(50, 5):.1f}"
+        lines.append(f"{factor * random.normal(16, 1):.2f},{target}")
+    return "\n".join(lines)
+
+
+def test_remarks_are_one_line_of_a_run(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    there = folder(a=site(1.0, "-999"), b=site(7.5))
+    out = {"out": there.parent / "run", "progress": False, "device": "cpu"}
+    fairbloom.run("csv", data_dir=there, rounds=1, **out)
+    lines = [each.getMessage() for each in caplog.records if "remark" in each.getMessage()]
+    assert lines == [f"3 remarks on the data: fairbloom data {there} shows them"]
+
+
+def test_runs_on_the_same_data_share_the_line(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = folder(a=site(1.0), b=site(7.5))
+    settings = {"task": "csv", "data-dir": str(there), "csv.target": "pressure"}
+    for seed in range(3):
+        check_data(RunSettings.of({**settings, "seed": seed}))
+    told = [each.getMessage() for each in caplog.records if "remark" in each.getMessage()]
+    assert told == [
+        f"2 remarks on the data: fairbloom data {there} --set csv.target=pressure shows them"
+    ]
+
+
+def test_data_without_remarks_have_no_line(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = folder(a=site(1.0), b=site(1.01))
+    check_data(RunSettings.of({"task": "csv", "data-dir": str(there)}))
+    assert "remark" not in caplog.text
