@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from fairbloom.errors import ReportableError
+from fairbloom.errors import ReportableError, join_names
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
@@ -198,7 +198,7 @@ def find_client_key(settings: RunSettings, task: Task, partition: object, name: 
     if isinstance(partition, int) and 0 <= partition < len(task.clients):
         return task.clients[partition]
     if info.reads:
-        names = ", ".join(task.clients)
+        names = join_names(task.clients)
         remedy = (
             "none with this client's name: set `name` in client.toml, or keep only this client's"
             " data there"

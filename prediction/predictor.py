@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.client.states import folder_of, load_last
 from fairbloom.client.training import EVALUATION_BATCH, outputs_of, seeded
-from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.errors import MAX_LISTED, FairbloomError, did_you_mean
 from fairbloom.imports import only_trusted_imports
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
@@ -369,12 +369,13 @@ def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: st
         names = KNOWN.read(folder).known
     if not client and need:
         raise FairbloomError(
-            f"{folder}: {need}: name a client by --client with one of {join_names(names)}"
+            f"{folder}: {need}: name a client by --client with one of"
+            f" {join_names(names, MAX_LISTED)}"
         )
     if client and client not in names:
         raise FairbloomError(
             f"client = {client!r}: no client of {folder} has this name:"
-            f" {did_you_mean(client, names)}there are {join_names(names)}"
+            f" {did_you_mean(client, names)}there are {join_names(names, MAX_LISTED)}"
         )
     if not client:
         return None

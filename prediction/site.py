@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 
 from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.client.local import LocalClient
-from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import ACCURACY, Score, put_first
 from fairbloom.protocol.terms import Terms
@@ -19,7 +19,6 @@ from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.schema import without_client
 from fairbloom.tasks.score import decide_score
 from fairbloom.tasks.tables.reasons import DataError
-from fairbloom.tasks.tables.targets import join_names
 
 from .predictor import global_arrays, schema_in, settings_in
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairbloom.errors import join_names
 from fairbloom.protocol.terms import Terms
 
 from .arrays import Model
@@ -81,7 +82,7 @@ class RoundInProgress:
         if not asked:
             words = "too few clients were online that owed no earlier reply"
             if training_clients:
-                names = ", ".join(training_clients)
+                names = join_names(training_clients)
                 words = f"of those that train (training_clients = {names}), {words}"
             return words
         return explain_unusable(replies, asked)

@@ -9,7 +9,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
-from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
+from fairbloom.errors import FairbloomError, ReportableError, did_you_mean, join_names
 from fairbloom.imports import is_import_string
 from fairbloom.logs import log
 from fairbloom.protocol.attacks import LABEL_FLIP, attackers_of
@@ -142,7 +142,7 @@ def check_data(settings: RunSettings) -> None:
         (first, reason), *others = wrong.items()
         more = ""
         if others:
-            names = ", ".join(name for name, _ in others)
+            names = join_names(name for name, _ in others)
             more = f" (the data of {names} cannot be used either)"
         raise FairbloomError(
             f"the data of client {first} cannot be used: {reason}{more}"

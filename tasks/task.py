@@ -276,6 +276,8 @@ class Task:
         The text of the schema that the clients' files were read by, or "".
     marks
         One word for each client that is special, by name; results show it after the name.
+    left_out
+        The names of clients that the files have, but too few rows of.
     """
 
     clients: tuple[str, ...]
@@ -298,6 +300,7 @@ class Task:
     preprocessing: Callable[[str], Preprocessing] | None = None
     schema: str = ""
     marks: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Make the first score the default of `group_scores`."""

@@ -71,6 +71,10 @@ class TaskInfo:
         the loader.
     schema
         "module:function" that checks the text of a schema.
+    in_process
+        The names of its settings that have an effect, also beside a schema, where one process has
+        the files of all clients; devices do not take them. All its other settings are for the
+        inference of a schema, if it has one.
     is_user_defined
         Whether a user has named it by an import string: it then accepts any model, and raises its
         own errors.
@@ -99,6 +103,7 @@ class TaskInfo:
     levels: int = 1
     infer: str = ""
     schema: str = ""
+    in_process: tuple[str, ...] = ()
     is_user_defined: bool = False
     tests: str = "split"
     split_by: tuple[str, tuple[Value, ...]] | None = None
@@ -199,8 +204,7 @@ class TaskInfo:
     def check_schema(self, setup: Setup, config: Mapping[str, object], place: str) -> None:
         """Raise FairbloomError if the schema's text, from a file at `place`, is not the task's.
 
-        The task's own parameters are for the inference of a schema: with a schema they have no
-        effect, and are refused.
+        Parameters that are for the inference of a schema have no effect with one, and are refused.
         """
         if not (setup.schema_ and self.schema):
             return
@@ -210,7 +214,8 @@ class TaskInfo:
         else:
             parse(setup.schema_, place)
         for each in self.settings:
-            if (value := config.get(each.key, each.default)) != each.default:
+            value = config.get(each.key, each.default)
+            if value != each.default and each.name not in self.in_process:
                 raise FairbloomError(
                     f"{each.key} = {value!r} is for the inference of a schema, and schema names"
                     " one: leave it out, and say it in the schema"

@@ -52,11 +52,11 @@ def work_settings(config: Mapping[str, Any]) -> dict[str, Parameter]:
     A task with an import string is imported; an unknown task has no parameters.
     """
     task = config.get("task")
-    known = isinstance(task, str) and (task in TASKS or is_import_string(task))
-    of_task = find_task(str(task)).settings if known else ()
-    return {key: SETTINGS[key] for key in marked(Mark.SENT_TO_CLIENTS)} | {
-        each.key: each for each in of_task
-    }
+    settings = {key: SETTINGS[key] for key in marked(Mark.SENT_TO_CLIENTS)}
+    if not (isinstance(task, str) and (task in TASKS or is_import_string(task))):
+        return settings
+    info = find_task(task)
+    return settings | {each.key: each for each in info.settings if each.name not in info.in_process}
 
 
 def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 
+from fairbloom.errors import MAX_LISTED
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.tasks.tables.targets import join_names
 from fairbloom.text import text_if
@@ -68,7 +69,7 @@ def page_of_run(run: Run) -> Page:
     defence = (
         f"Left out by the defence {run.settings.get('defence')}, in rounds of {run.rounds_done}"
     )
-    left_out = [f"{defence}: {join_names(counts, 6)}."] if counts else []
+    left_out = [f"{defence}: {join_names(counts, MAX_LISTED)}."] if counts else []
     groups = {
         line.label: [each] for line in lines if (each := run.by_group(line.model)) is not None
     }

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fairbloom.errors import join_names
 from fairbloom.protocol.scores import COUNT, GroupScore
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -157,7 +158,7 @@ class GroupReport:
         count = sum(lacking.values())
         if not count:
             return f"all {every} test examples are in groups that are reported"
-        clients = ", ".join(sorted(client for client, examples in lacking.items() if examples))
+        clients = join_names(sorted(client for client, examples in lacking.items() if examples))
         return (
             f"{count} of {every} test examples are left out, in groups that are too small to be"
             f" reported ({clients})"

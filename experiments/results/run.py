@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, join_names as list_clients
 from fairbloom.protocol.scores import WHY_UNDEFINED, Score
 from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
 from fairbloom.rounds.options import Options
@@ -716,7 +716,7 @@ def sentences_of(found: Sequence[Scored]) -> list[str]:
         of = words if each.model == "global" else f"{words} of personal models"
         over = f"{of} is the mean of {len(each.values)} of {each.clients} clients"
         for reason in dict.fromkeys(each.lacking.values()):
-            names = ", ".join(name for name, why in each.lacking.items() if why == reason)
+            names = list_clients(name for name, why in each.lacking.items() if why == reason)
             shown.append(f"{over}; without a test {words} ({reason}): {names}")
         if each.unasked and not each.lacking:
             shown.append(f"{over}, those that were asked to evaluate")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, join_names
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.files import CLIENTS, ROUNDS
 from fairbloom.text import text_if
@@ -95,7 +95,7 @@ def _find_fault(
     for each, clients in zip(served, wanted, strict=False):
         lacking |= clients.difference(each.values)
     if lacking:
-        names = ", ".join(sorted(lacking))
+        names = join_names(sorted(lacking))
         return (
             f"it lacks the validation {served[0].score.words} of {names}, which others have: see"
             f" what was refused or missing in {ROUNDS.name} of its runs"

@@ -15,6 +15,7 @@ from .files import (
     CONFIG,
     DATA,
     ENVIRONMENT,
+    LEFT_OUT,
     LOCK,
     MODEL,
     MODULES,
@@ -90,7 +91,7 @@ def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
     """Raise RunFolderError if the run in a folder began with data of other checksums."""
     if not digests:
         return
-    recorded = DATA.read(path)
+    recorded = {name: each for name, each in DATA.read(path).items() if name != LEFT_OUT}
     if recorded and recorded != digests:
         raise RunFolderError(
             f"the data have changed since the run in {path} was begun"

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# The key in data.json of the clients that are left out; all other keys are files.
+LEFT_OUT = "left-out"
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Entry:
@@ -135,6 +138,13 @@ def _splits() -> "type[Split]":
     return Split
 
 
+def _data_at(start: RunStart) -> dict[str, Any] | None:
+    """Return the checksums of the files, and the names of clients that are left out, if any."""
+    names = start.task.left_out
+    left_out = {LEFT_OUT: names} if names else {}
+    return {**start.data, **left_out} or None
+
+
 def _preprocessing_at(start: RunStart) -> Preprocessing | None:
     if start.task.preprocessing is None:
         return None
@@ -174,12 +184,12 @@ SCORES = File[Sequence[Score]](
     default=(ACCURACY,),
 )
 
-DATA = File[Mapping[str, str]](
+DATA = File[Mapping[str, Any]](
     name="data.json",
     encode=_encode_json,
     decode=_decode_object,
     default={},
-    initial=lambda start: start.data or None,
+    initial=_data_at,
 )
 
 SCHEMA = File[str](

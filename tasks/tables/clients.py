@@ -44,13 +44,20 @@ class FileExamples(NamedTuple):
 
 
 class FileClients:
-    """The clients of one file; `rows` has the rows of each."""
+    """The clients of one file.
 
-    def __init__(self, file: EncodedFile, rows: Mapping[str, Rows], setup: Setup) -> None:
+    `rows` has the rows of each client. Clients with fewer than `smallest` usable rows are left out.
+    """
+
+    def __init__(
+        self, file: EncodedFile, rows: Mapping[str, Rows], setup: Setup, smallest: int = 0
+    ) -> None:
         self._file = file
         self._rows = rows
-        self._usable = {name: each[file.usable[each]] for name, each in rows.items()}
+        usable = {name: each[file.usable[each]] for name, each in rows.items()}
+        self._usable = {name: each for name, each in usable.items() if len(each) >= smallest}
         self._setup = setup
+        self.left_out = tuple(name for name in rows if name not in self._usable)
 
     @property
     def encoded(self) -> EncodedFile:
@@ -64,7 +71,7 @@ class FileClients:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the clients."""
-        return tuple(self._rows)
+        return tuple(self._usable)
 
     def splits(self, client: str) -> Splits:
         """Return the examples of a client, in the tensors of all; raise DataError if unusable."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairbloom.errors import FairbloomError, join_names
+from fairbloom.errors import FairbloomError, join_names as list_clients
 from fairbloom.logs import log
 
 from .. import models
@@ -23,7 +23,14 @@ from .targets import Target
 
 
 def infer(
-    setup: Setup, *, target: str, client: str, unit: str, missing: Missing, kind: str
+    setup: Setup,
+    *,
+    target: str,
+    client: str,
+    unit: str,
+    missing: Missing,
+    kind: str,
+    smallest_client: int,
 ) -> str:
     """Return the schema that the files of a folder suggest."""
     wanted = Wanted(target.strip(), client.strip(), unit.strip(), missing, kind)
@@ -33,18 +40,19 @@ def infer(
         reasons = [f"{name} ({why.removeprefix('it ')})" for name, why in left_out.items()]
         log.warning(
             "left out: %s; the schema that fairbloom data --write-schema writes has all reasons",
-            join_names(reasons),
+            list_clients(reasons),
         )
     return text
 
 
-def load(setup: Setup, **_: str) -> Task:
+def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
     """Return the clients of a folder of tables, or of one file, as the schema describes them.
 
-    The settings are for the inference of a schema.
+    The other settings are for the inference of a schema.
     """
     schema = parse_schema(setup.schema_)
-    files = CsvFiles(setup)
+    files = CsvFiles(setup, smallest_client)
+    files.warn_of_left_out()
     predicted = Target.of(schema)
     place = predicted.classes.index(schema.positive) if schema.positive else 1
 
@@ -70,14 +78,16 @@ def load(setup: Setup, **_: str) -> Task:
         class_names=predicted.classes,
         positive=place,
         schema=setup.schema_,
+        left_out=files.left_out,
     )
 
 
 class CsvFiles:
     """The files of a folder, each of which is read when a client's data are first needed."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, smallest: int) -> None:
         self._setup = setup
+        self._smallest = smallest
         self._schema = parse_schema(setup.schema_)
         self._of_file = lru_cache(maxsize=None)(self._read_file)
 
@@ -91,6 +101,24 @@ class CsvFiles:
         if self._schema.client and self._paths:
             return self._of_single_file.names
         return tuple(self._paths)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The names of the clients of a single file that have too few rows."""
+        return self._of_single_file.left_out if self._schema.client and self._paths else ()
+
+    def warn_of_left_out(self) -> None:
+        """Log which clients are left out; raise DataError if all are."""
+        if not self.left_out:
+            return
+        left_out = len(self.left_out)
+        every = left_out + len(self.clients)
+        fault = f"{left_out:,} of {every:,} clients have fewer than {self._smallest} rows"
+        if left_out == every:
+            raise DataError(
+                f"data-dir = {self._setup.data_dir!r}: {fault}: name the right column of clients"
+            )
+        log.warning("%s and are left out: %s", fault, list_clients(self.left_out))
 
     def clients_with(self, client: str) -> FileClients:
         """Return the clients of the file that has a client."""
@@ -112,10 +140,9 @@ class CsvFiles:
 
     def _read_file(self, name: str) -> FileClients:
         file = encode_file(self._paths[name], self._setup.schema_)
-        rows = file.rows
-        if rows is None:
-            rows = {name: np.arange(len(file))}
-        return FileClients(file, rows, self._setup)
+        if file.rows is None:
+            return FileClients(file, {name: np.arange(len(file))}, self._setup)
+        return FileClients(file, file.rows, self._setup, self._smallest)
 
     def describe(self, every: bool) -> Described:
         """Return tables that describe the data: of each client if `every`, or else in short."""

@@ -221,7 +221,7 @@ CASES: dict[str, Case] = {
     ),
     "names as clients": case(
         table(*rows()),
-        "holds the data of 30 clients",
+        "its data cannot be used",
         ('ignore = ["patient"]', 'client = "patient"'),
     ),
     "rows without a client": case(

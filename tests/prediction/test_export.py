@@ -110,7 +110,7 @@ def test_the_command_names_the_file(run: fairbloom.Run, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == shown
     assert len(predict(file, held_out())[0]) == 60
     assert command("export", run.folder) == 2
-    assert "--client with one of north, old town, south, west" in capsys.readouterr().err
+    assert "--client with one of north, old town, south and 1 more" in capsys.readouterr().err
     assert command("export", run.folder, "--client", "south", "--out", run.folder) == 2
     assert f"cannot be written to {run.folder.parent}" in capsys.readouterr().err
 

@@ -371,10 +371,10 @@ def test_a_node_without_a_name_counts_by_its_number(clock: Day) -> None:
     assert quorum.is_met_by_nodes([5, 77])
 
 
-def test_of_many_absent_clients_twenty_are_named(clock: Day) -> None:
+def test_of_many_absent_clients_three_are_named(clock: Day) -> None:
     quorum = Quorum(0.0, known=[f"site-{k:03d}" for k in range(100)])
     quorum.fewest = 50
-    with pytest.raises(QuorumError, match=r"site-018, site-019 and 80 more") as ended:
+    with pytest.raises(QuorumError, match=r"site-001, site-002 and 97 more") as ended:
         quorum.is_met([])
-    assert "site-020" not in str(ended.value)
+    assert "site-003" not in str(ended.value)
     assert "min-clients = 0" not in str(ended.value)

@@ -1,0 +1,196 @@
+"""Clients of one file: encoded once, each to the bits of a file of its own."""
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.tasks import Examples, check_data, describe_data, forget_tasks
+from fairbloom.tasks.tables import encode
+
+from .made import everything
+from .tables import SCHEMA, Folder, config, csv_of, load, schema_with
+
+BY_SITE = schema_with(('target = "target"', 'target = "target"\nclient = "site"'))
+
+
+def file_of(path: Path, sizes: dict[str, int]) -> Path:
+    """Write one file with these clients, their rows in random order."""
+    rows = []
+    for seed, (name, size) in enumerate(sizes.items()):
+        rows += [f"{name},{line}" for line in csv_of(size, seed).splitlines()[1:]]
+    order = np.random.default_rng(0).permutation(len(rows))
+    path.write_text("\n".join(["site,age,dose,ward,target", *(rows[each] for each in order)]))
+    return path
+
+
+def names_of(count: int) -> list[str]:
+    return [f"site-{k:04d}" for k in range(count)]
+
+
+# Encoded once -------------------------------------------------------------------------------------
+
+
+def test_a_file_is_encoded_once_for_clients_and_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Counter[str]()
+    read_column = encode.read_column
+
+    def counted(*arguments: object) -> object:
+        made[str(arguments[1])] += 1
+        return read_column(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(encode, "read_column", counted)
+    file = file_of(tmp_path / "all.csv", dict.fromkeys(names_of(50), 8))
+    for seed in (1, 2):
+        settings = RunSettings.of(config(file, BY_SITE, seed=seed))
+        check_data(settings)
+        describe_data(settings)
+    assert set(made.values()) == {1}
+    assert made.keys() == {"age", "dose", "ward", "target"}
+
+
+def test_clients_of_a_file_are_rows_of_the_same_tensors(tmp_path: Path) -> None:
+    task = load(file_of(tmp_path / "all.csv", dict.fromkeys(names_of(5), 8)), BY_SITE)
+    parts = [each for name in task.clients for each in task.splits(name)]
+    tensors = [each for each in parts if isinstance(each, Examples)]
+    assert len({id(each.inputs) for each in tensors}) == 1
+    rows = torch.cat([each.rows for each in tensors if each.rows is not None])
+    assert sorted(rows.tolist()) == [*range(40)]
+
+
+def test_a_client_with_its_own_file_has_the_same_bits(
+    tmp_path: Path, folder: Folder, subtests: pytest.Subtests
+) -> None:
+    """Sizes beside the blocks of NumPy's pairwise sums, and a column with missing values."""
+    sizes = dict(zip(names_of(8), (5, 7, 9, 17, 127, 130, 1000, 5000), strict=True))
+    file = file_of(tmp_path / "all.csv", sizes)
+    lines = [line.split(",") for line in file.read_text().splitlines()]
+    for line in lines[1::7]:
+        line[1] = "NA"
+    file.write_text("\n".join(map(",".join, lines)))
+    by_site = schema_with(('target = "target"', 'target = "target"\nmissing = "fill"'))
+    with_client = by_site.replace('"fill"', '"fill"\nclient = "site"', 1)
+    together = load(file, with_client)
+    for name in sizes:
+        with subtests.test(name=name):
+            own = [line[1:] for line in lines if line[0] == name]
+            text = "\n".join(map(",".join, [lines[0][1:], *own]))
+            alone = load(folder(**{name: text}), by_site)
+            for ours, theirs in zip(together.splits(name), alone.splits(name), strict=True):
+                assert all(map(torch.equal, everything(ours), everything(theirs)))
+            assert together.preprocessing is not None
+            assert alone.preprocessing is not None
+            columns = [each.preprocessing(name).columns for each in (together, alone)]  # type: ignore[misc]
+            assert columns[0] == columns[1]
+
+
+def test_a_fault_of_one_client_leaves_the_others_usable(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    file = file_of(tmp_path / "all.csv", dict.fromkeys(names_of(30), 8))
+    lines = file.read_text().splitlines()
+    wrong = [place for place, line in enumerate(lines) if line.startswith("site-0007")]
+    for place in wrong[2:4]:
+        name, _, rest = lines[place].split(",", 2)
+        lines[place] = f"{name},high,{rest}"
+    # more kinds of faults than are listed
+    others = [place for place, line in enumerate(lines) if line.startswith("site-001")][:20]
+    for place in others:
+        name, age, dose, _, target = lines[place].split(",")
+        lines[place] = f"{name},{age},{dose},ward {place},{target}"
+    file.write_text("\n".join(lines))
+    task = load(file, BY_SITE)
+    faulty = {lines[place].partition(",")[0] for place in others} | {"site-0007"}
+    for name in task.clients:
+        with subtests.test(name=name):
+            if name not in faulty:
+                assert all(torch.isfinite(everything(each)[0]).all() for each in task.splits(name))
+                continue
+            with pytest.raises(FairbloomError, match="line") as error:
+                task.splits(name)
+            if name == "site-0007":
+                first = f"line {wrong[2] + 1}, column 'age' holds 'high', .*as 1 more row does"
+                assert error.match(first)
+
+
+# Clients of few rows ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """A file of 12 clients, of which those with even numbers have four usable rows or fewer."""
+    sizes = {name: (4 if place % 2 == 0 else 9) for place, name in enumerate(names_of(12))}
+    return file_of(tmp_path / "all.csv", sizes)
+
+
+def test_clients_of_few_rows_are_left_out_and_said_once(
+    few: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for schema, settings in ((BY_SITE, {}), ("", {"client": "site"})):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "flwr"):
+            task = load(few, schema, **settings)
+            check_data(RunSettings.of(config(few, schema, **settings)))
+        assert task.clients == tuple(names_of(12)[1::2])
+        said = [each for each in caplog.messages if "left out: site" in each]
+        assert said == [
+            "6 of 12 clients have fewer than 5 rows and are left out: site-0000, site-0002,"
+            " site-0004 and 3 more"
+        ]
+        forget_tasks()
+
+
+def test_rows_that_are_dropped_do_not_count(few: Path) -> None:
+    lines = few.read_text().splitlines()
+    short = [place for place, line in enumerate(lines) if line.startswith("site-0001")][:5]
+    for place in short:
+        name, _, rest = lines[place].split(",", 2)
+        lines[place] = f"{name},NA,{rest}"
+    few.write_text("\n".join(lines))
+    drop = BY_SITE.replace('client = "site"', 'client = "site"\nmissing = "drop"')
+    assert load(few, drop).clients == tuple(names_of(12)[3::2])
+
+
+def test_the_limit_may_be_raised_beside_a_schema(few: Path) -> None:
+    assert len(load(few, BY_SITE, **{"smallest-client": 9}).clients) == 6
+    with pytest.raises(FairbloomError, match=r"12 of 12 clients have fewer than 10 rows"):
+        load(few, BY_SITE, **{"smallest-client": 10})
+    with pytest.raises(FairbloomError, match=r"csv\.smallest-client.*at least 5"):
+        load(few, BY_SITE, **{"smallest-client": 4})
+
+
+def test_a_run_names_the_clients_that_are_left_out(few: Path, tmp_path: Path) -> None:
+    settings = {
+        **config(few, BY_SITE),
+        "num-rounds": 1,
+        "fraction": 1.0,
+        "device": "cpu",
+        "out": str(tmp_path / "run"),
+    }
+    run = simulate(Settings.of(settings))
+    data = json.loads((run / "data.json").read_text())
+    assert data["left-out"] == names_of(12)[::2]
+    assert {*data} == {"all.csv", "left-out"}
+    assert simulate(Settings.of({**settings, "num-rounds": 2})) == run  # the data are the same
+
+
+def test_a_site_of_few_rows_with_its_own_file_is_refused(folder: Folder) -> None:
+    with pytest.raises(FairbloomError, match=r"client a cannot be used: .*has 4 rows"):
+        check_data(RunSettings.of(config(folder(a=csv_of(4), b=csv_of(9)), SCHEMA)))
+
+
+def test_a_message_names_three_clients_at_most(folder: Folder) -> None:
+    sites = {name: csv_of(3) for name in names_of(9)}
+    with pytest.raises(FairbloomError) as error:
+        check_data(RunSettings.of(config(folder(**sites), SCHEMA)))
+    assert "the data of site-0001, site-0002, site-0003 and 5 more cannot" in str(error.value)
