@@ -28,7 +28,7 @@ from fairbloom.tasks.inputs import (
     map_inputs,
     tensors_of,
 )
-from fairbloom.tasks.models import choose_output
+from fairbloom.tasks.models import HeldTensors, choose_output
 from fairbloom.tasks.task import AnyExamples, Examples, is_of_model
 
 from .optimizers import RowOptimizer
@@ -305,9 +305,11 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         layers = _chain_layers(model)
         if layers is not None:
             program = Chain(layers)
-    buffers = {buffer: buffer.clone() for buffer in model.buffers()}
+    held = HeldTensors(model)
     try:
         _check_same(program, model, task, examples)
+        if held.has_other_attributes():
+            _check_kept(program, model, task, examples)
     except UnstackableError:
         raise
     except Exception as error:  # PyTorch, or a user's model, may raise anything on many clients
@@ -317,12 +319,19 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
             f"PyTorch cannot map it over clients ({type(error).__name__}: {words}{at})"
         ) from error
     finally:
-        changed = [buffer for buffer, before in buffers.items() if not torch.equal(buffer, before)]
-        for buffer in changed:
-            buffer.copy_(buffers[buffer])
-    if changed:
+        changes_buffers = held.has_other_buffers()
+        held.restore()
+    if changes_buffers:
         raise UnstackableError("it changes buffers as it trains")
     return program
+
+
+def _check_kept(program: Program, model: nn.Module, task: Task, examples: Examples) -> None:
+    """Raise UnstackableError if a model uses a tensor of an earlier call."""
+    try:
+        _check_same(program, model, task, examples)
+    except Exception as error:
+        raise UnstackableError("it keeps a tensor from one call to the next") from error
 
 
 def in_tensors(parts: Sequence[AnyExamples]) -> list[Examples]:

@@ -1,5 +1,6 @@
 """Models by name: built-in networks, and users' own."""
 
+from .held import HeldTensors as HeldTensors
 from .registry import (
     MODELS as MODELS,
     arrays_of as arrays_of,

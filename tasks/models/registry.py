@@ -17,6 +17,7 @@ from fairbloom.imports import imported, is_import_string
 from fairbloom.logs import log
 
 from . import networks
+from .held import HeldTensors
 from .networks import IMAGE, Shape
 
 # The built-in models by name.
@@ -141,14 +142,15 @@ def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
 def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -> None:
     """Raise FairbloomError if a model does not map one example to a row of outputs.
 
-    The call also initialises lazy modules. A model that takes no single example, because its
-    BatchNorm has no statistics, is tried with two.
+    The call also initialises lazy modules; other buffers are then as before. A model that takes no
+    single example, because its BatchNorm has no statistics, is tried with two.
     """
     remedy = "its parameters outputs, inputs, channels and shape say it"
     if name in MODELS:
         remedy = "choose another model"
     examples = "one example"
     rows = 1
+    held = HeldTensors(model)
     try:
         answer = model.eval()(example)
     except Exception as error:  # a user's model may raise anything
@@ -174,6 +176,7 @@ def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -
             f" {got}, and this task needs a tensor of shape {(rows, outputs)}, or tensors by name"
             f" with logits of that shape: {remedy}"
         )
+    held.restore()
     model.train()
 
 

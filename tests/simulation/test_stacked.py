@@ -1,6 +1,7 @@
 """Stacked clients: each ends with the weights and measures that it would have by itself."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
+from fairbloom.simulation.run import simulate
 from fairbloom.simulation.stacked.blocks import MAX_PADDING, StackedClient, divide_into_blocks
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, make_program
@@ -22,7 +24,7 @@ from fairbloom.tasks.models import frozen_parameters
 from tests.client import nets
 from tests.rounds.implementations import assert_same_replies
 
-from .helpers import model_of
+from .helpers import model_of, rounds
 
 PLAIN: dict[str, Any] = {
     **{
@@ -96,6 +98,66 @@ def test_a_probe_leaves_the_models_buffers_as_they_were() -> None:
     with pytest.raises(UnstackableError):
         make_program(model, task, task.splits(task.clients[0]).train)
     assert int(model.get_buffer("steps")) == 0
+
+
+class Lowest(nn.Module):
+    """A model with the lowest value of each input so far as a buffer, or as an attribute."""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(inputs, outputs)
+        self.keep(torch.full((inputs,), 9.0))
+
+    def keep(self, low: Tensor) -> None:
+        self.register_buffer("low", low)
+
+    def forward(self, examples: Tensor) -> Tensor:
+        rows = examples.flatten(1)
+        self.low = torch.minimum(self.low, rows.detach().amin(0))
+        outputs: Tensor = self.last(rows - self.low)
+        return outputs
+
+
+class LowestAttribute(Lowest):
+    def keep(self, low: Tensor) -> None:
+        self.low = low
+
+
+class Watched(Lowest):
+    """A model with an attribute that it writes and never reads."""
+
+    def forward(self, examples: Tensor) -> Tensor:
+        self.seen = examples.mean()
+        outputs: Tensor = self.last(examples.flatten(1))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("net", "reason"),
+    [(Lowest, "changes buffers"), (LowestAttribute, "keeps a tensor from one call to the next")],
+)
+def test_a_tensor_that_forward_assigns_is_restored(net: type[nn.Module], reason: str) -> None:
+    task = load_task(config_of(task="digits", model=f"{__name__}:{net.__name__}"))
+    model: Any = task.model()
+    for _ in range(2):
+        with pytest.raises(UnstackableError, match=reason):
+            make_program(model, task, task.splits(task.clients[0]).train)
+    assert torch.equal(model.low, torch.full((64,), 9.0))
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_a_tensor_that_forward_only_writes_is_stacked() -> None:
+    task = load_task(config_of(task="digits", model=f"{__name__}:Watched"))
+    model: Any = task.model()
+    assert isinstance(make_program(model, task, task.splits(task.clients[0]).train), Mapped)
+    assert model.seen is None
+
+
+def test_a_model_that_assigns_a_buffer_runs_in_the_loop(tmp_path: Path) -> None:
+    settings = config_of(task="digits", model=f"{__name__}:Lowest", **{"num-rounds": 2})
+    simulate(Settings.of({**settings, "out": str(tmp_path)}))
+    assert "it changes buffers as it trains" in (tmp_path / "engine.json").read_text()
+    assert {row["replies_used"] for row in rounds(tmp_path)} == {str(settings["clients"])}
 
 
 @pytest.mark.parametrize("net", nets.USABLE, ids=lambda net: net.__name__)

@@ -223,6 +223,31 @@ def test_batch_norm_without_statistics_is_tried_with_two(caplog: pytest.LogCaptu
         build(f"{__name__}:BatchOfOther", (1, 8, 8), 10, 0)
 
 
+class Counting(nn.Module):
+    """A model that counts its calls in a buffer, and its examples in an attribute."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.last = nn.LazyLinear(outputs)
+        self.norm = nn.LazyBatchNorm1d()
+        self.register_buffer("calls", torch.tensor(0))
+        self.examples = torch.tensor(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        self.examples += len(x)
+        outputs: Tensor = self.norm(self.last(x.flatten(1)))
+        return outputs
+
+
+def test_the_trial_of_a_model_leaves_its_buffers_as_they_were() -> None:
+    model: Any = build(f"{__name__}:Counting", (1, 8, 8), 10, 0)
+    assert (int(model.calls), int(model.examples)) == (0, 0)
+    assert model.norm.running_mean.shape == (10,)
+    model(torch.zeros(3, 1, 8, 8))
+    assert (int(model.calls), int(model.examples)) == (1, 3)
+
+
 def test_the_settings_check_a_models_name(subtests: pytest.Subtests) -> None:
     TASKS["digits"].check(Setup(model=f"{HERE}:Told", partition="iid"))
     for name, words in (

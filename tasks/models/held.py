@@ -1,0 +1,69 @@
+"""The tensors that a model holds besides its parameters, which a trial must leave unchanged."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+
+class HeldTensors:
+    """The tensors that a model's modules hold, other than parameters, as they are now.
+
+    A module may write into one, or assign another one in its place. A lazy buffer, which has no
+    values yet, is none of them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [*model.modules()]
+        self._buffers = [
+            {
+                name: buffer
+                for name, buffer in module.named_buffers(recurse=False)
+                if not is_lazy(buffer)
+            }
+            for module in self._modules
+        ]
+        self._attributes = [
+            {name: value for name, value in vars(module).items() if not isinstance(value, dict)}
+            for module in self._modules
+        ]
+        tensors = (
+            value
+            for values in (*self._buffers, *self._attributes)
+            for value in values.values()
+            if isinstance(value, Tensor)
+        )
+        self._values = {tensor: tensor.detach().clone() for tensor in tensors}
+
+    def has_other_buffers(self) -> bool:
+        """Return whether a buffer is another tensor now, or has other values."""
+        for module, buffers in zip(self._modules, self._buffers, strict=True):
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer is not buffers.get(name) or not torch.equal(buffer, self._values[buffer]):
+                    return True
+        return False
+
+    def has_other_attributes(self) -> bool:
+        """Return whether a module has another tensor as an attribute now."""
+        return any(self._other_attributes())
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the modules the tensors that they held, with their values."""
+        for module, buffers in zip(self._modules, self._buffers, strict=True):
+            for name, buffer in buffers.items():
+                setattr(module, name, buffer)
+        for module, name, before in [*self._other_attributes()]:
+            setattr(module, name, before)
+        for tensor, value in self._values.items():
+            if not torch.equal(tensor, value):
+                tensor.copy_(value)
+
+    def _other_attributes(self) -> Iterator[tuple[nn.Module, str, object]]:
+        """Yield each changed attribute that is a tensor now: its module, name and first value."""
+        for module, attributes in zip(self._modules, self._attributes, strict=True):
+            for name, value in vars(module).items():
+                before = attributes.get(name)
+                if isinstance(value, Tensor) and value is not before:
+                    yield module, name, before
