@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import tomllib
 import unicodedata
 from collections import Counter
@@ -52,7 +53,7 @@ MIXED_SHARE = 0.05
 # Different whole numbers that may be codes: few of them, or many that leave most numbers between
 # them out, and have this many rows each on average.
 MAX_FEW = 20
-CODE_DENSITY = 0.5
+CODE_DENSITY = 0.45  # even numbers alone have 0.5
 CODE_ROWS = 10
 
 # Texts that mean a missing value among numbers; among other texts they may be categories.
@@ -221,14 +222,29 @@ def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) ->
         hint = did_you_mean(name, table.columns)
     else:
         found = [each for each in usable if each.lower() in usual]
-        hint = "the first line must name the columns; "
+        hint = ""
     if len(found) == 1:
         return normalise(found[0])
     problem = f"has no column {name or join_names([*usual])}"
     if found:
         problem = f"has the columns {join_names(found)}"
     known = join_names([*table.columns], most=100)  # any of them may be the one that is needed
+    if not name and (likeliest := _likeliest_target(table, found or usable)):
+        option = shlex.quote(f"{setting}={likeliest}")
+        raise DataError(
+            f"{table.path} {problem}: add --set {option}, the likeliest of {known}; the first line"
+            " must name the columns"
+        )
     raise DataError(f"{table.path} {problem}: {hint}name one of {known} by {setting}")
+
+
+def _likeliest_target(table: Table, names: Sequence[str]) -> str:
+    """Return the last of these columns with two distinct values, or else the last; "" of none."""
+    for name in reversed(names):
+        cells = table.columns[name]
+        if cells is not None and len({str(cell).strip() for cell in cells} - {""}) == 2:
+            return name
+    return names[-1] if names else ""
 
 
 def _survey_files(tables: Sequence[Table]) -> list[dict[str, FileColumn]]:
@@ -452,10 +468,11 @@ def _code_lines(name: str, column: Column) -> list[str]:
     if column.odd_counts or NEVER.fullmatch(name) or (numbers != np.round(numbers)).any():
         return []
     is_few = 2 <= len(numbers) <= MAX_FEW
+    others = numbers[numbers != 0.0]  # a 0 often means something else
     is_many = (
         MAX_FEW < len(numbers) <= MAX_CATEGORIES
         and numbers[0] >= 0.0
-        and len(numbers) < CODE_DENSITY * (numbers[-1] - numbers[0])
+        and len(others) < CODE_DENSITY * (others[-1] - others[0])
         and counts.sum() >= CODE_ROWS * len(numbers)
         and counts.max() < counts.sum() / 2
     )

@@ -172,6 +172,13 @@ def test_a_target_that_cannot_be_learned_is_refused(
                 inferred(there, **settings)
 
 
+def test_without_a_target_the_likeliest_column_is_suggested(folder: Folder) -> None:
+    rows = [f"{k},{'yes' if k % 3 else 'no'},{k % 7}" for k in range(30)]
+    there = folder(a="\n".join(["age,ré admis,ward", *rows]) + "\n")
+    with pytest.raises(FairbloomError, match=r"add --set 'csv.target=ré admis', the likeliest of"):
+        inferred(there)
+
+
 # Remarks ------------------------------------------------------------------------------------------
 
 
