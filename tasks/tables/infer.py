@@ -467,11 +467,12 @@ def _code_lines(name: str, column: Column) -> list[str]:
     numbers, counts = column.number_counts()
     if column.odd_counts or NEVER.fullmatch(name) or (numbers != np.round(numbers)).any():
         return []
-    is_few = 2 <= len(numbers) <= MAX_FEW
+    if len(numbers) < 2 or numbers[0] < 0.0:
+        return []
+    is_few = len(numbers) <= MAX_FEW
     others = numbers[numbers != 0.0]  # a 0 often means something else
     is_many = (
         MAX_FEW < len(numbers) <= MAX_CATEGORIES
-        and numbers[0] >= 0.0
         and len(others) < CODE_DENSITY * (others[-1] - others[0])
         and counts.sum() >= CODE_ROWS * len(numbers)
         and counts.max() < counts.sum() / 2
