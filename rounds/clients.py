@@ -50,6 +50,8 @@ class Replies:
         The clients that attack in an experiment: means leave them out.
     at_rest
         The clients that report that all their steps had a learning rate of 0.
+    not_finite
+        The metrics that clients replied as NaN or infinite, which are left out, with such a value.
     """
 
     metrics: Reports
@@ -59,6 +61,7 @@ class Replies:
     sizes: Mapping[str, int] = field(default_factory=dict)
     hostile: frozenset[str] = frozenset()
     at_rest: frozenset[str] = frozenset()
+    not_finite: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:

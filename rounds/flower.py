@@ -442,10 +442,17 @@ class FlowerClients:
         exchange = self._evaluation
         refused = Refusals(exchange.server_round)
         reports: Reports = {}
+        not_finite: dict[str, float] = {}
         weight_key = self._method.weighted_by_key
         for name, content in self._read_contents(exchange, replies, refused):
             try:
-                reports[name] = usable_evaluation(read_metrics(content), weight_key)
+                record = read_metrics(content)
+                reports[name] = usable_evaluation(record, weight_key)
+                not_finite |= {
+                    metric: value
+                    for metric, value in record.items()
+                    if isinstance(value, float) and not math.isfinite(value)
+                }
             except ValueError as reason:
                 refused.add(name, reason)
         return Replies(
@@ -453,6 +460,7 @@ class FlowerClients:
             refused=refused,
             missing=tuple(exchange.missing),
             bytes_sent=exchange.bytes_sent,
+            not_finite=not_finite,
         )
 
     def keep(self, since: int) -> None:

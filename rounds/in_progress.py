@@ -132,6 +132,7 @@ class RoundInProgress:
             server_metrics=dict(server_metrics or {}),
             train_metrics=replies.metrics,
             evaluations=self.evaluation.metrics,
+            not_finite=self.evaluation.not_finite,
             hostile=hostile,
             clients=self.known_clients - len(hostile),
             bytes_sent=replies.bytes_sent + self.bytes_of_probe + self.evaluation.bytes_sent,

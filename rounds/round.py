@@ -73,6 +73,9 @@ class Round:
         The training metrics of each used client.
     evaluations
         The metrics of each client's test split, if the round was evaluated.
+    not_finite
+        The metrics that clients replied to evaluation as NaN or infinite, with such a value; they
+        are left out of `evaluations`.
     evaluation_metrics
         Means over the evaluations, or the result of the user's aggregation.
     server_metrics
@@ -98,6 +101,7 @@ class Round:
     offline: tuple[str, ...] = ()
     hostile: frozenset[str] = frozenset()
     clients: int = 0
+    not_finite: Mapping[str, float] = field(default_factory=dict)
     evaluation_metrics: Mapping[str, Any] = field(default_factory=dict)
     server_metrics: Mapping[str, Any] = field(default_factory=dict)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -339,6 +340,12 @@ class RoundWriter:
             use = "which is named"
             if missing[0] == self._scores[0].name:
                 use = "in which fairness is to be measured"
+            if (value := finished.not_finite.get(missing[0])) is not None:
+                what = "NaN" if math.isnan(value) else "infinite"
+                raise FairbloomError(
+                    f"{missing[0]!r}, {use}, is {what} at all clients: correct the evaluate handler"
+                    " of the client app, or name another metric"
+                )
             raise FairbloomError(
                 f"clients that evaluate reply {one_line(', '.join(reported))}, and not"
                 f" {missing[0]!r}, {use}: name one of those, as in RunFolder(path,"

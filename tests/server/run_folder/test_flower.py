@@ -1,6 +1,7 @@
 """The run folder of a user's ServerApp."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -136,6 +137,29 @@ def test_a_score_that_is_no_number_leaves_the_client_uncounted(tmp_path: Path) -
     )
     (row,) = table(tmp_path / "run" / "rounds.csv")
     assert (row["clients"], row["clients_scored"]) == ("4", "3")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"eval_acc": math.nan}, "'eval_acc', in which fairness is to be measured, is NaN at all"),
+        ({"eval_acc": 0.5, "eval_loss": math.nan}, "'eval_loss', which is named, is NaN at all"),
+        ({"eval_acc": math.inf}, "'eval_acc', in which fairness is to be measured, is infinite at"),
+    ],
+)
+def test_a_metric_that_is_nan_at_all_clients_is_named(
+    tmp_path: Path, metrics: dict[str, float], words: str
+) -> None:
+    def odd(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == "evaluate":
+            reply.content["metrics"] = MetricRecord({"num-examples": 2, **metrics})
+        return reply
+
+    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    grid = InProcessGrid(cast(ClientApp, odd), {}, 4)
+    with pytest.raises(FairbloomError, match=words):
+        RunFolder(tmp_path, score=SCORE, loss="eval_loss").start(FedAvg(), grid, arrays, 1)
 
 
 def test_the_worst_client_of_a_loss_has_the_highest_one(tmp_path: Path) -> None:
