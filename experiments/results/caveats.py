@@ -1,5 +1,6 @@
 """Sentences on the limits of the numbers of a run or a comparison."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
-from fairbloom.server.run_folder.files import MODEL
+from fairbloom.server.run_folder.files import MODEL, SCHEMA
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.tables.targets import join_names
 from fairbloom.text import plural
@@ -16,6 +17,9 @@ from .run import Run
 
 # A score over fewer test examples than this says little about a client.
 FEWEST_EXAMPLES = 10
+
+# The remark of an inferred schema on a column from which the target follows.
+DETERMINES = re.compile(r"^# (.+) determines .+: is it known before\?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,14 @@ def caveats_of_run(run: Run) -> list[str]:
             f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."
         )
     found += _single([run], "the method had nothing")
-    return [*found, *_attacked([run]), *_small_tests(run), *_worse_than_the_mean(run)]
+    leak = describe_leak(run, run.final())
+    return [
+        *([leak] if leak else []),
+        *found,
+        *_attacked([run]),
+        *_small_tests(run),
+        *_worse_than_the_mean(run),
+    ]
 
 
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> list[str]:
@@ -200,6 +211,26 @@ def describe_effect_of_an_example(examples: float, score: Score) -> str:
         return ", which says little about them"
     points = 100.0 / examples
     return f": one example moves the {score.words} of such a client by {points:.0f} points or more"
+
+
+def describe_leak(run: Run, values: Mapping[str, float]) -> str:
+    """Return that a column gives away the target, if every client has the best possible score.
+
+    The column is one on which the inferred schema in the run folder remarks. "" otherwise.
+    """
+    best = run.score.interval[1]
+    perfect = run.score.higher_is_better and all(
+        run.score.written(value) == run.score.written(run.score.shown(best))
+        for value in values.values()
+    )
+    names = DETERMINES.findall(SCHEMA.read(run.folder)) if values and perfect else []
+    if not names:
+        return ""
+    alone = plural(len(names), "alone determines", "each alone determine")
+    return (
+        f"Every client is at {run.score.written(run.score.shown(best))}, and {join_all(names)}"
+        f" {alone} the target: is it known before?"
+    )
 
 
 def _worse_than_the_mean(run: Run) -> list[str]:

@@ -14,7 +14,7 @@ from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import count_of_share
 from fairbloom.text import plural, text_if
 
-from .caveats import FEWEST_EXAMPLES, describe_effect_of_an_example, join_all
+from .caveats import FEWEST_EXAMPLES, describe_effect_of_an_example, describe_leak, join_all
 from .compared_scores import ComparedScores
 from .differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST, Difference, half_width, half_widths
 
@@ -83,6 +83,7 @@ def verdict_of(compared: ComparedScores) -> Verdict:
         if difference.significant
     )
     sentences = [
+        *_leak(compared),
         *_too_little(compared),
         *_claims(compared),
         *_suggestions(compared),
@@ -164,6 +165,14 @@ def _few_examples(compared: ComparedScores) -> str:
         f" {len(small)} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
         f" examples{effect}."
     )
+
+
+def _leak(compared: ComparedScores) -> Iterator[str]:
+    """Yield that a column gives away the target, if the baseline is perfect with every seed."""
+    runs = compared.runs.get(compared.baseline, ())
+    leaks = [describe_leak(run, run.final()) for run in runs]
+    if leaks and all(leaks):
+        yield leaks[0]
 
 
 def _limits(compared: ComparedScores) -> Iterator[str]:
