@@ -1,14 +1,16 @@
 """The command `fairbloom data`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
+from fairbloom.errors import join_names
 from fairbloom.experiments.options import as_settings, merge_settings
 from fairbloom.experiments.render.page import Cell, Table
-from fairbloom.experiments.render.terminal import show_table
+from fairbloom.experiments.render.terminal import console, show_table
 from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.settings import Settings, check_used
@@ -78,5 +80,17 @@ def data(
         if headings := list(dict.fromkeys(heading for row in rows for heading in row)):
             cells = [[Cell.of(row.get(heading, "")) for heading in headings] for row in rows]
             show_table(Table(name, name, headings, cells))
+    names = [str(row["client"]) for row in described["clients"] if "client" in row]
+    if chosen.data_dir and not as_json:
+        _print_names_to_change(names)
     if any("problem" in row for row in described["clients"]):
         raise typer.Exit(1)
+
+
+def _print_names_to_change(clients: Sequence[str]) -> None:
+    """Print the names that no device of a federation can have."""
+    from fairbloom.deploy.pki import NAME, NAME_RULE  # late: few need cryptography here
+
+    if refused := [name for name in clients if not NAME.fullmatch(name)]:
+        words = f"fairbloom deploy enroll refuses {join_names(refused)}: {NAME_RULE}"
+        console.print(Text(words), soft_wrap=True)

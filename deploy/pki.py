@@ -36,7 +36,7 @@ LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 # The remedy in errors about an invalid name.
-NAME_RULE = "use up to 63 letters, digits, dots, dashes and underscores"
+NAME_RULE = "use up to 63 letters from A to Z, digits, dots, dashes and underscores"
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:

@@ -338,6 +338,22 @@ def test_data_are_shown_client_by_client_with_what_is_wrong(
     assert sorted(tmp_path.iterdir()) == [tmp_path / "h"]
 
 
+def test_data_name_the_clients_that_no_device_can_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "h").mkdir()
+    for name in ("Genève", "Basel"):
+        (tmp_path / "h" / f"{name}.csv").write_text("age,target\n" + "50,1\n40,0\n" * 5)
+    assert fairbloom("data", "h") == 0
+    assert (
+        "fairbloom deploy enroll refuses Genève: use up to 63 letters from A to Z, digits, dots,"
+        " dashes and underscores\n"
+    ) in capsys.readouterr().out
+    (tmp_path / "h" / "Genève.csv").unlink()
+    assert fairbloom("data", "h") == 0
+    assert "enroll" not in capsys.readouterr().out
+
+
 def test_data_of_many_clients_are_shown_in_short(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
