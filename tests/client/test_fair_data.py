@@ -262,7 +262,7 @@ def test_dropout_left_on_is_named(subtests: pytest.Subtests) -> None:
     assert measured(app_of(net=Dropped), "loss-before") == [EXACTLY(loss_at(0.0))]
 
 
-def test_the_check_of_a_test_function_draws_nothing_from_the_training() -> None:
+def test_the_check_of_a_test_function_draws_nothing() -> None:
     loader = DataLoader(Augmented(DRAWS["torch"]), batch_size=2, shuffle=True)
     app = app_of(data=[loader])
     first = ask(app, {"measure": MEASURES})

@@ -69,7 +69,7 @@ def test_a_run_without_any_changed_reply_is_an_error(strategy: Any) -> None:
     assert len(run(strategy(buffers=BUFFERS, unused_rounds=0), always(echo))) == 5
 
 
-def test_unchanged_rounds_before_a_step_are_counted_in_checkpoints() -> None:
+def test_unchanged_rounds_are_counted_in_checkpoints() -> None:
     before = FedAvg(buffers=BUFFERS)
     (*_, last) = run(before, always(echo), num_rounds=2)
     state = copy.deepcopy(before.state_dict())
@@ -106,7 +106,7 @@ def test_a_single_client_without_a_step_is_warned_of_once(
         (FedAvg(buffers=BUFFERS, frozen=("weight", "bias", "scale")), echo, {}),
     ],
 )
-def test_a_run_that_shares_no_steps_or_has_a_rate_of_0_is_no_error(
+def test_no_shared_steps_and_a_rate_of_0_are_no_error(
     strategy: Any, fault: Any, config: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert len(run(strategy, always(fault), train_config=ConfigRecord(config))) == 5
