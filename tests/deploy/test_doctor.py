@@ -1,5 +1,7 @@
 """Faults of a federation or a device, each with its remedy."""
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.operator import doctor
 from fairbloom.deploy.operator.doctor import CheckResult, examine, examine_device
+from fairbloom.system.lock import exclusive_lock
 from tests.experiments.helpers import fairbloom
 
 
@@ -83,3 +86,13 @@ def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert doctor.check_disk(tmp_path / "not" / "there").subject == "disk"
     monkeypatch.setattr(doctor, "SMALL_DISK_BYTES", 1e18)
     assert "make room" in doctor.check_disk(tmp_path).words
+
+
+def test_a_port_without_free_connections_is_a_fault(made: Path) -> None:
+    now = {"at": time.time(), "connections": {"open": 760, "limit": 768}}
+    (made / "state" / "now.json").write_text(json.dumps(now))
+    with exclusive_lock(made / "state" / "lock"):
+        check = found(made)["server"]
+    assert check.verdict == "fault"
+    assert "all 768 connections of the port are in use" in check.words
+    assert "docs/deployment.md" in check.words

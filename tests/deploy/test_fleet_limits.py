@@ -1,5 +1,6 @@
 """Limits of the fleet port: what a certificate may hold, and what ends with it."""
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -9,13 +10,15 @@ import pytest
 
 from fairbloom.deploy.fleet import admission, port
 from fairbloom.deploy.fleet.admission import Caller as Allowance
-from fairbloom.deploy.fleet.connections import connection_limit
+from fairbloom.deploy.fleet.connections import OTHER_CONNECTIONS, OWN_FILES, connection_limit
+from fairbloom.deploy.fleet.daemon import SECOND
 from fairbloom.deploy.fleet.enrolment import revoke
 from fairbloom.deploy.fleet.faults import Faults
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.messages import BYTES_WITH_HEAD, in_chunks
 from fairbloom.deploy.fleet.port import REFUSED_REPLY
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Working
+from tests.checkout import ROOT
 from tests.deploy.served import RUN, Caller, Served, code_of, next_later, wait_until
 
 METHODS = ("Next", "Reply", "Beat")
@@ -309,3 +312,25 @@ def test_connections_leave_256_files_for_the_server(
     clients: int, files: int, expected: int
 ) -> None:
     assert connection_limit(clients, files) == expected
+
+
+def test_security_names_the_limits() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    section = text.partition("## Limits of the port")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("|")][2:]
+    numbers = [
+        [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", limit)]
+        for _, limit in rows
+    ]
+    options = dict(port.OPTIONS)
+    assert numbers == [
+        [options["grpc.server_handshake_timeout_ms"] / 1000],
+        [options["grpc.max_connection_idle_ms"] / 1000],
+        [4, OTHER_CONNECTIONS, OWN_FILES],
+        [admission.CONNECTIONS],
+        [admission.OPEN_CALLS],
+        [admission.CALLS_AT_ONCE, admission.CALLS_A_SECOND],
+        [port.FIRST_CHUNK_SECONDS],
+        [port.CHUNK_SECONDS],
+        [2 * SECOND],
+    ]

@@ -144,3 +144,19 @@ def test_the_tables_show_what_is_wrong(
     assert "nothing was learned" in said
     assert "\x1b[2J" not in said
     assert "certificate: the server's holds for 398 more days" in said
+
+
+def test_connections_and_the_current_run_are_shown(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = write_run(made), write_run(made)
+    about = {"run": second.number, "connections": {"open": 12, "limit": 768}}
+    say_now(made, time.time(), **about)
+    with exclusive_lock(made / "state" / "lock"):
+        found = survey(capsys)
+        assert fairbloom("deploy", "status") == 0
+    assert found["connections"] == {"open": 12, "limit": 768}
+    assert "connections: 12 of at most 768" in capsys.readouterr().out
+    states = {run["run"]: run["state"] for run in found["runs"]}
+    assert states == {first.number: "waiting", second.number: "running"}
+    assert survey(capsys)["connections"] == {"open": None, "limit": None}  # no server runs

@@ -48,6 +48,9 @@ ELSEWHERE = {
     "docs/nodes-device.md#Install a device": (
         "deploy/test_edge.py::test_a_bundle_as_enroll_makes_it_is_taken"
     ),
+    "docs/deployment.md#A firewall": (
+        "attacks/test_firewall.py::test_the_firewall_of_the_page_counts_by_address"
+    ),
     "docs/deployment.md#Copies": (
         "deploy/test_recovery.py::test_a_run_goes_on_from_a_copy_made_while_it_ran"
     ),

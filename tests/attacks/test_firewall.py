@@ -1,0 +1,75 @@
+"""The firewall of the deployment page, in a network of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import blocks
+
+NFT = shutil.which("nft", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
+
+# It prints how many connections each of the addresses gets.
+CONNECT = """
+import socket
+
+listener = socket.create_server(
+    ("::", 9092), family=socket.AF_INET6, backlog=500, dualstack_ipv6=True
+)
+held = []
+for own, other in (
+    ("10.9.0.1", "10.9.0.9"), ("10.9.0.2", "10.9.0.9"), ("fd00::1", "fd00::9"), ("fd00::2", "fd00::9")
+):
+    before = len(held)
+    for _ in range(80):
+        try:
+            held.append(socket.create_connection((other, 9092), 5, source_address=(own, 0)))
+        except ConnectionRefusedError:
+            pass
+    print(len(held) - before)
+for connection in held:
+    listener.accept()[0].close()
+    connection.close()
+made = 0
+try:
+    for made in range(400):
+        with socket.create_connection(("10.9.0.9", 9092), 0.5, source_address=("10.9.0.3", 0)):
+            listener.accept()[0].close()
+except TimeoutError:
+    print("slow down")
+print(made)
+"""
+
+
+def in_own_network(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["unshare", "--map-root-user", "--net", "sh", "-ec", script, "sh", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_the_firewall_of_the_page_counts_by_address(tmp_path: Path) -> None:
+    if NFT is None or in_own_network("ip link set lo up").returncode:
+        pytest.skip("needs nft, ip, and networks of one's own")
+    rules, command = (
+        block for block in blocks("docs/deployment.md") if block.section == "A firewall"
+    )
+    assert command.commands == ["sudo nft -f fairbloom.nft"]
+    file = tmp_path / "fairbloom.nft"
+    file.write_text(rules.text)
+    script = (
+        "ip link set lo up\n"
+        "for host in 1 2 3 9; do\n"
+        "  ip address add 10.9.0.$host/24 dev lo\n"
+        "  ip address add fd00::$host/64 dev lo nodad\n"
+        "done\n"
+        '"$1" -f "$2"\n'
+        '"$3" -c "$4"\n'
+    )
+    done = in_own_network(script, NFT, str(file), sys.executable, CONNECT)
+    assert done.returncode == 0, done.stderr
+    *counts, slow, made, _ = done.stdout.split("\n")
+    assert counts == ["64", "64", "64", "0"]  # two addresses of IPv6 are one network
+    assert (slow, 200 <= int(made) < 400) == ("slow down", True)
