@@ -20,6 +20,7 @@ ROOMS: Mapping[str, int] = {
     "checks": 730,
     "cli": 657,
     "client": 1_354,
+    "client/guard": 717,
     "client/rules": 651,
     "deploy/fleet": 1_982,
     "experiments": 743,
