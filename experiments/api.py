@@ -30,6 +30,7 @@ from .studies.given_runs import Folders, compare_runs
 from .studies.on_ray import OnRay, Pool, place_of
 from .studies.progress import RunBar, progress as progress_bar, study_progress
 from .studies.reproduce import load_reproduction, reproduce
+from .studies.running import OnRun, ignore_run
 from .studies.search import arms_of, parse_grid, search_arms
 from .study import Study, find_study
 
@@ -170,6 +171,7 @@ def compare(
     pool: Pool = "processes",
     gpus_per_run: float = 0.0,
     settings: Mapping[str, Value] | None = None,
+    on_run: OnRun = ignore_run,
     progress: bool = True,
     **options: Unpack[CommonOptions],
 ) -> Comparison:
@@ -214,6 +216,9 @@ def compare(
         With the pool ray: the number of GPUs for each run, or a part of one, such as 0.25.
     settings
         Any other settings of all runs, by their names on the command line.
+    on_run
+        Called with each run once it has finished, such as to log it to a tracker. An exception ends
+        the comparison; the same call continues it.
     progress
         Whether to show a progress bar, in a terminal or notebook.
 
@@ -254,7 +259,7 @@ def compare(
     study = Study("compare", among, list(range(seed, seed + seeds)), base, shared, app=own)
     place = _place_for(own, place_of(jobs, pool, gpus_per_run))
     with study_progress("comparing", shown=progress) as bar:
-        return compare_arms(study, Path(out), place, bar)
+        return compare_arms(study, Path(out), place, bar, on_run)
 
 
 @expand_options

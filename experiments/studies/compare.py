@@ -16,13 +16,15 @@ from ..results.run import REPORT
 from ..study import Study, find_study
 from .on_ray import OnRay
 from .progress import StudyBar
-from .running import carry_out, fix_score, write_tables
+from .running import OnRun, carry_out, fix_score, ignore_run, write_tables
 
 # The settings that differ between the runs of a study, with the options that set their values.
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
 
 
-def compare_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> Comparison:
+def compare_arms(
+    study: Study, out: Path, place: int | OnRay, bar: StudyBar, on_run: OnRun = ignore_run
+) -> Comparison:
     """Run the missing runs of a comparison, and write its tables, figure and report into `out`.
 
     A failed run does not end others; the same call tries it again. Errors that can be known before
@@ -31,7 +33,7 @@ def compare_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> 
     out = out.absolute()
     study = replace(prepare(study, out), extended_from=seeds_before(study, out))
     bar.expect(len(study.runs(out)))
-    with carry_out(study, out, place, bar) as work:
+    with carry_out(study, out, place, bar, on_run=on_run) as work:
         work.run(study.runs(out))
         study = replace(study, failed=work.failed)
         study.write(out)

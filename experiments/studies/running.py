@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fairbloom.tasks import Task, check_data, load_task
 from fairbloom.tasks.groups import NAMING
 
 from ..results.measures import CLIENT, GAP, parse_gap
+from ..results.run import Run, load
 from ..study import STUDY, Runs, Study, is_done
 from .on_ray import OnRay, run_on_cluster
 from .pool import check_runs, run_in_processes
@@ -34,17 +35,29 @@ from .progress import StudyBar
 QUIET = logging.ERROR
 
 
+# Called with each run of a study that has finished. An exception ends the study, which can be
+# continued.
+OnRun = Callable[[Run], None]
+
+
+def ignore_run(run: Run) -> None:
+    """Do nothing with a finished run."""
+
+
 @dataclass
 class StudyRunner:
     """Carries out the runs of a study in processes of this machine or on a Ray cluster.
 
     `place` is the number of processes or the cluster. The bar also counts runs that were finished
-    before. `failed` has the reasons of failed runs, by their folders within the study's.
+    before. `failed` has the reasons of failed runs, by their folders within the study's, which is
+    `out`. `on_run` is called with each run that finishes.
     """
 
+    out: Path
     place: int | OnRay
     bar: StudyBar
     log_level: int
+    on_run: OnRun
     failed: dict[str, str] = field(default_factory=dict)
 
     def run(self, runs: Runs, *, some: bool = False) -> None:
@@ -65,6 +78,7 @@ class StudyRunner:
         run = Path(name).name
         if error is None:
             self.bar.count(f"{run} has finished")
+            self.on_run(load(self.out / name))
         else:
             self.failed[name] = str(error)
             self.bar.count(f"{run} has failed: {error}")
@@ -72,7 +86,12 @@ class StudyRunner:
 
 @contextlib.contextmanager
 def carry_out(
-    study: Study, out: Path, place: int | OnRay, bar: StudyBar, log_level: int = logging.WARNING
+    study: Study,
+    out: Path,
+    place: int | OnRay,
+    bar: StudyBar,
+    log_level: int = logging.WARNING,
+    on_run: OnRun = ignore_run,
 ) -> Iterator[StudyRunner]:
     """Check and lock the folder of a study, write study.json, and yield the runner of its runs.
 
@@ -80,7 +99,7 @@ def carry_out(
     """
     check_runs(study.runs(out))
     with study_folder(study, out):
-        yield StudyRunner(place, bar, log_level)
+        yield StudyRunner(out, place, bar, log_level, on_run)
 
 
 @contextlib.contextmanager

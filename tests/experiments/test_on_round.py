@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import fairbloom
-from fairbloom import RecordedRound
+from fairbloom import RecordedRound, Run
 from tests.simulation.helpers import table
 
 SMALL = {"task": "digits", "clients": 4, "device": "cpu", "progress": False}
@@ -56,3 +56,20 @@ def test_what_on_round_raises_ends_the_run(tmp_path: Path) -> None:
     assert models[0] == models[1]
     # nothing is run: not called
     assert fairbloom.run(**SMALL, rounds=4, out=whole.folder, on_round=stop).finished
+
+
+def test_on_run_gets_each_run_of_a_comparison_as_it_finishes(tmp_path: Path) -> None:
+    """A run that was finished before is not repeated, and an error ends the comparison."""
+    seen: list[Run] = []
+    about = {**SMALL, "methods": "fedavg,fedfv", "rounds": 1, "jobs": 1, "out": tmp_path}
+    fairbloom.compare(**about, seeds=1, on_run=seen.append)
+    assert [run.folder.name for run in seen] == ["fedavg-seed0", "fedfv-seed0"]
+    assert all(run.finished and run.final() for run in seen)
+
+    def fail(run: Run) -> None:
+        raise RuntimeError(run.folder.name)
+
+    with pytest.raises(RuntimeError, match="fedavg-seed1"):
+        fairbloom.compare(**about, seeds=2, on_run=fail)
+    fairbloom.compare(**about, seeds=2, on_run=seen.append)
+    assert len(fairbloom.load(tmp_path).seeds) == 2
