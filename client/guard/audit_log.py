@@ -37,10 +37,11 @@ def hold_back(words: str) -> None:
 def log_exchange(message: Message, context: Context, answer: ClientAppCallable) -> Message:
     """Log a message and its reply, if the client has a state-dir; a mod of Flower's.
 
-    `fairbloom client` makes the state-dir.
+    `fairbloom client` makes the state-dir, and puts this mod around an owner's own app, too.
     """
     folder = Path(str(context.node_config.get("state-dir", "")))
-    if not context.node_config.get("state-dir") or not folder.is_dir():
+    is_logged = NOTED.get() is not None  # by this mod around the app
+    if is_logged or not context.node_config.get("state-dir") or not folder.is_dir():
         return answer(message, context)
     config: Mapping[str, Any] = message.content.config_records.get(CONFIG) or {}
     settings = context.run_config
@@ -57,7 +58,7 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
     token = NOTED.set(noted)
     try:
         reply = answer(message, context)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         open_log(folder).note({**entry, "refused": reportable(error)}, settings)
         raise
     finally:

@@ -67,8 +67,20 @@ class Installed:
     def accept(self, run: RunDescription, context: Context) -> tuple[ClientApp, dict[str, Any]]:
         """Return the installed app and the accepted settings of a run.
 
-        Raise RunRefusedError if the run has another app or a setting that is not accepted.
+        Raise RunRefusedError if the run has another app or a setting that is not accepted, and note
+        it in the owner's log.
         """
+        from fairbloom.client.guard.log_files import open_log
+
+        try:
+            return self._accept(run, context)
+        except RunRefusedError as error:
+            if place := context.node_config.get("state-dir"):
+                asked = {"run": run.number, "asked": "settings", "refused": str(error)}
+                open_log(Path(str(place))).note(asked, run.settings)
+            raise
+
+    def _accept(self, run: RunDescription, context: Context) -> tuple[ClientApp, dict[str, Any]]:
         from flwr.clientapp import ClientApp
 
         from fairbloom.client.guard.accepted_schemas import check_accepted
@@ -77,7 +89,6 @@ class Installed:
             SettingRefusedError,
             accepted_settings,
         )
-        from fairbloom.client.guard.log_files import open_log
 
         name, version = self.distribution or (run.distribution, run.version)
         same = _normal(name) == OURS or run.version == version
@@ -102,9 +113,6 @@ class Installed:
                 allowed = self.limits.schema
             check_accepted(str(settings.get(SCHEMA, "")), state_dir, allowed, run.number)
         except SettingRefusedError as error:
-            if state_dir is not None:
-                asked = {"run": run.number, "asked": "settings", "refused": str(error)}
-                open_log(state_dir).note(asked, run.settings)
             raise RunRefusedError(str(error)) from error
         # the device's own folders win over settings of the same name
         places = {

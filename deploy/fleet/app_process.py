@@ -91,6 +91,7 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     """Return the app's reply and its new state; changes to the state are lost if the app raises."""
     from flwr.app import Context, Message, RecordDict
 
+    from fairbloom.client.guard.audit_log import log_exchange
     from fairbloom.errors import ReportableError, reportable
     from fairbloom.flower import address, deserialize, identify, serialize, set_message_id
 
@@ -119,7 +120,7 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     )
     app, context.run_config = installed.accept(run, context)
     try:
-        reply = address(app(message=message, context=context), message)
+        reply = address(log_exchange(message, context, app), message)
     except SystemExit as end:  # must not end this process: the server gets an error instead
         raise ReportableError(f"SystemExit: {end}", reportable(end)) from end
     new_state: bytes | None = serialize(context.state)

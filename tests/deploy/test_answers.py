@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 
+from fairbloom.client.guard.log_files import read_entries
 from fairbloom.deploy.device.accepted import Installed
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.fleet import app_process
@@ -17,7 +19,7 @@ from fairbloom.deploy.fleet.worker import CrashedError, Worker
 from fairbloom.errors import FairbloomError
 from fairbloom.flower import deserialize
 
-from .apps import APP, NODE, content_of, task_of, write_app, write_version
+from .apps import APP, NODE, RUN, content_of, task_of, write_app, write_version
 
 TELLING = """
 
@@ -52,6 +54,22 @@ def test_a_state_that_stays_as_it_was_is_not_sent_again(answer: Any, home: Path)
 def test_the_app_stays_loaded(answer: Any, home: Path) -> None:
     write_version(home, 1)
     assert [content_of(answer(task_of("reply")))["metrics"]["calls"] for _ in range(2)] == [1, 2]
+
+
+def test_an_owners_own_app_is_in_the_owners_log(home: Path) -> None:
+    write_version(home, 7)
+    node = {"state-dir": str(home)}
+    for do in ("reply", "raise", "exit"):
+        app_process.answer(Installed("tried_app:app"), node, task_of(do))
+    other = replace(RUN, distribution="other")
+    app_process.answer(
+        Installed("tried_app:app", distribution=("tried", "1")), node, task_of("reply", run=other)
+    )
+    sent, *refused = read_entries(home)
+    assert sent["sent"] == {"metrics": {"calls": 1, "version": 7, "state-dir": len(str(home))}}
+    words = [each["refused"].partition(" in ")[0] for each in refused]
+    assert words[:2] == ["ValueError", "SystemExit"]
+    assert words[2].startswith("the run is of other")
 
 
 def test_what_the_app_raises_leaves_the_state(answer: Any, home: Path) -> None:
