@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.scores import COUNT, GroupScore, name_in_group
 from fairbloom.tasks import Task
+from fairbloom.tasks.measures import clients_of
 
 from .guard.audit_log import hold_back
 
@@ -17,58 +21,78 @@ def measure_groups(
     task: Task,
     measured: Mapping[GroupScore, Tensor | float],
     groups: Tensor,
+    counts: Sequence[int],
     smallest: int,
-) -> dict[str, int | float]:
-    """Return counts and scores of the groups that may be reported, by their names on the wire.
+) -> list[dict[str, int | float]]:
+    """Return counts and scores of each client's groups that may be reported, by names on the wire.
 
     Parameters
     ----------
     measured
-        The values of each of the task's `group_scores` for a client's examples, shape (n,).
+        The values of each of the task's `group_scores` for the examples of consecutive clients,
+        shape (n,).
     groups
         The index of each example's group in each grouping, shape (n, number of groupings).
+    counts
+        The number of examples of each client; their sum is n.
     smallest
         Fewest examples of a group that may be reported.
     """
-    values = {score: torch.as_tensor(numbers).cpu().double() for score, numbers in measured.items()}
+    values = {
+        score: torch.as_tensor(numbers).cpu().double().numpy()
+        for score, numbers in measured.items()
+    }
     for score, numbers in values.items():
         if numbers.shape != (len(groups),):
             raise ReportableError(
                 f"the score {score.name} cannot be measured in groups: it must give a number of"
-                f" each of {len(groups)} examples, got shape {tuple(numbers.shape)}: give the task"
+                f" each of {len(groups)} examples, got shape {numbers.shape}: give the task"
                 " group_scores that do"
             )
-    report: dict[str, int | float] = {}
+    reports: list[dict[str, int | float]] = [{} for _ in counts]
+    clients = clients_of(counts)
     for (grouping, names), places in zip(
-        task.groupings.items(), groups.cpu().unbind(1), strict=True
+        task.groupings.items(), groups.cpu().numpy().T, strict=True
     ):
-        counts = torch.bincount(places, minlength=len(names)).tolist()
-        large = reportable([counts], smallest)
-        if len(large) < sum(count > 0 for count in counts):
-            hold_back(f"groups by {grouping}, because one has fewer than {smallest} examples")
-        for place in large:
-            report[name_in_group(COUNT, grouping, names[place])] = counts[place]
-        for score, numbers in values.items():
-            shown = large
-            sizes = counts
-            members = places
-            if score.over != COUNT:  # only examples with a number count
-                has_number = ~numbers.isnan()
-                numbers = numbers[has_number]
-                members = places[has_number]
-                sizes = torch.bincount(members, minlength=len(names)).tolist()
-                parts = [sizes]
-                if smallest > 1:
-                    parts.append([n - size for n, size in zip(counts, sizes, strict=True)])
-                shown = reportable(parts, smallest, large)
-                for place in shown:
-                    report[name_in_group(score.over, grouping, names[place])] = sizes[place]
-            sums = torch.bincount(members, weights=numbers, minlength=len(names)).tolist()
+        bins = clients * len(names) + places
+        shape = (len(counts), len(names))
+        sizes = _count(bins, shape)
+        large = [reportable([each], smallest) for each in sizes]
+        for report, each, shown in zip(reports, sizes, large, strict=True):
+            if len(shown) < sum(size > 0 for size in each):
+                hold_back(f"groups by {grouping}, because one has fewer than {smallest} examples")
             for place in shown:
-                mean = sums[place] / sizes[place]
-                if math.isfinite(mean):
-                    report[name_in_group(score.name, grouping, names[place])] = mean
-    return report
+                report[name_in_group(COUNT, grouping, names[place])] = each[place]
+        for score, numbers in values.items():
+            scored = np.full(len(numbers), True)
+            if score.over != COUNT:  # only examples with a number count
+                scored = ~np.isnan(numbers)
+            parts = _count(bins[scored], shape)
+            sums = _count(bins[scored], shape, numbers[scored])
+            for client, report in enumerate(reports):
+                shown = large[client]
+                if score.over != COUNT:
+                    subsets = [parts[client]]
+                    if smallest > 1:
+                        pairs = zip(sizes[client], parts[client], strict=True)
+                        subsets.append([size - part for size, part in pairs])
+                    shown = reportable(subsets, smallest, shown)
+                    for place in shown:
+                        name = name_in_group(score.over, grouping, names[place])
+                        report[name] = parts[client][place]
+                for place in shown:
+                    mean = sums[client][place] / parts[client][place]
+                    if math.isfinite(mean):
+                        report[name_in_group(score.name, grouping, names[place])] = mean
+    return reports
+
+
+def _count(
+    bins: NDArray[np.int64], shape: tuple[int, int], weights: NDArray[np.float64] | None = None
+) -> list[list[Any]]:
+    """Return the number of examples in each bin, or the sum of their weights, as rows."""
+    counted = np.bincount(bins, weights, minlength=shape[0] * shape[1])
+    return counted.reshape(shape).tolist()
 
 
 def reportable(

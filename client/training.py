@@ -341,7 +341,8 @@ def measure(
         score: outputs.compute_score(score.name, compute)
         for score, compute in task.group_scores.items()
     }
-    return scores | measure_groups(task, by_score, groups, smallest_group)
+    (by_group,) = measure_groups(task, by_score, groups, [len(groups)], smallest_group)
+    return scores | by_group
 
 
 @torch.no_grad()

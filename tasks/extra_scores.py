@@ -1,11 +1,12 @@
 """Scores that a run adds to its task's: of two classes, or of the classes' probabilities."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.errors import ReportableError
@@ -19,6 +20,7 @@ from fairbloom.protocol.scores import (
     Score,
 )
 
+from .measures import clients_of, ratios
 from .task import Task
 
 BINS = 10
@@ -60,20 +62,17 @@ def find_misfit(task: Task, score: Score) -> str:
 
 def f1(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
     """Return 2 TP / (2 TP + FP + FN); NaN if no example is positive or predicted as positive."""
-    true, false, missed, _ = _count_answers(outputs, targets, positive)
-    return _ratio(2 * true, 2 * true + false + missed)
+    return f1s(outputs, targets, [len(targets)], positive=positive)[0]
 
 
 def sensitivity(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
     """Return the share of positive examples predicted as positive; NaN without such examples."""
-    true, _, missed, _ = _count_answers(outputs, targets, positive)
-    return _ratio(true, true + missed)
+    return sensitivities(outputs, targets, [len(targets)], positive=positive)[0]
 
 
 def specificity(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
     """Return the share of negative examples predicted as negative; NaN without such examples."""
-    _, false, _, negatives = _count_answers(outputs, targets, positive)
-    return _ratio(negatives, negatives + false)
+    return specificities(outputs, targets, [len(targets)], positive=positive)[0]
 
 
 OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = {
@@ -83,18 +82,43 @@ OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = {
 }
 
 
-def _count_answers(outputs: Tensor, targets: Tensor, positive: int) -> list[int]:
-    """Return TP, FP, FN and TN; the class with the higher output is the prediction."""
+def f1s(outputs: Tensor, targets: Tensor, counts: Sequence[int], *, positive: int = 1) -> Tensor:
+    """Return the F1 score of each of consecutive clients with `counts` examples each."""
+    true, false, missed, _ = _count_answers(outputs, targets, counts, positive)
+    return _ratios(2 * true, 2 * true + false + missed)
+
+
+def sensitivities(
+    outputs: Tensor, targets: Tensor, counts: Sequence[int], *, positive: int = 1
+) -> Tensor:
+    """Return the sensitivity of each of consecutive clients with `counts` examples each."""
+    true, _, missed, _ = _count_answers(outputs, targets, counts, positive)
+    return _ratios(true, true + missed)
+
+
+def specificities(
+    outputs: Tensor, targets: Tensor, counts: Sequence[int], *, positive: int = 1
+) -> Tensor:
+    """Return the specificity of each of consecutive clients with `counts` examples each."""
+    _, false, _, negatives = _count_answers(outputs, targets, counts, positive)
+    return _ratios(negatives, negatives + false)
+
+
+def _count_answers(
+    outputs: Tensor, targets: Tensor, counts: Sequence[int], positive: int
+) -> list[NDArray[np.int64]]:
+    """Return TP, FP, FN and TN of each client; the highest output is the prediction."""
     _check_outputs(outputs, OF_TWO_CLASSES, outputs.shape[1:] == (2,))
-    predicted = outputs.argmax(dim=1) == positive
-    true = targets == positive
-    counted = (predicted & true, predicted & ~true, ~predicted & true, ~predicted & ~true)
-    return [int(each.sum()) for each in counted]
+    predicted = (outputs.argmax(dim=1) == positive).cpu().numpy()
+    true = (targets == positive).cpu().numpy()
+    answers = (predicted & true, predicted & ~true, ~predicted & true, ~predicted & ~true)
+    clients = clients_of(counts)
+    return [np.bincount(clients[each], minlength=len(counts)) for each in answers]
 
 
-def _ratio(part: int, whole: int) -> Tensor:
-    """Return a ratio as a float64 tensor; NaN if `whole` is 0."""
-    return torch.tensor(part / whole if whole else math.nan, dtype=torch.float64)
+def _ratios(parts: NDArray[np.int64], wholes: NDArray[np.int64]) -> Tensor:
+    """Return ratios in float64; NaN if the whole is 0."""
+    return torch.tensor(ratios(parts, wholes), dtype=torch.float64)
 
 
 # Of probabilities ---------------------------------------------------------------------------------

@@ -5,10 +5,13 @@ is not defined, such as the AUC of one class, is NaN and left out.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
@@ -66,11 +69,7 @@ def is_found(outputs: Tensor, targets: Tensor, *, positive: int) -> Tensor:
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Return the share of right answers in each class that occurs, averaged over these classes."""
-    predicted, true = classes_of(outputs, targets)
-    examples = torch.bincount(true)
-    occurs = examples > 0
-    right = torch.bincount(true, weights=(predicted == true).double())
-    return float((right[occurs] / examples[occurs]).mean())
+    return balanced_accuracies(outputs, targets, [len(targets)])[0]
 
 
 def auc(outputs: Tensor, targets: Tensor) -> float:
@@ -83,40 +82,115 @@ def auc(outputs: Tensor, targets: Tensor) -> float:
     targets
         0 or 1, shape (n,) or (n, 1).
     """
-    outputs = outputs.double()
-    if outputs.dim() == 2 and outputs.shape[1] == 2:
-        margins = outputs[:, 1] - outputs[:, 0]
-    else:
-        margins = outputs.reshape(-1)
-    if not margins.isfinite().all():
-        return math.nan
-    ascending = margins.sort().values
-    second = targets.reshape(-1) == 1
-    below = torch.searchsorted(ascending, margins)
-    # equal margins share the mean of their ranks
-    ranks = (below + torch.searchsorted(ascending, margins, right=True) + 1).double() / 2
-    ones = int(second.sum())
-    pairs = ones * (len(margins) - ones)
-    if not pairs:
-        return math.nan
-    return (float(ranks[second].sum()) - ones * (ones + 1) / 2) / pairs
+    return aucs(outputs, targets, [len(targets)])[0]
 
 
-def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the absolute error of each example, in float64, because targets may be of any size."""
-    return (outputs.reshape(targets.shape).double() - targets.double()).abs()
+def absolute_error(outputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
+    """Return the absolute error of each example times `scale`.
+
+    It is in float64, because targets may be of any size.
+    """
+    return scale * (outputs.reshape(targets.shape).double() - targets.double()).abs()
 
 
-def rmse(outputs: Tensor, targets: Tensor) -> float:
-    """Return the root of the mean squared error."""
-    return (
-        (outputs.reshape(targets.shape).double() - targets.double()).square().mean().sqrt().item()
-    )
+def rmse(outputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> float:
+    """Return the root of the mean squared error, times `scale`."""
+    return rmses(outputs, targets, [len(targets)], scale=scale)[0]
 
 
 def r2(outputs: Tensor, targets: Tensor) -> float:
     """Return the coefficient of determination; NaN if all targets are equal."""
+    return r2s(outputs, targets, [len(targets)])[0]
+
+
+# Of many clients ----------------------------------------------------------------------------------
+#
+# The examples of a client follow one another, and `counts` has the number of each. A score has the
+# bits that it has for a client by itself: counts and ranks are exact, and sums of floats are taken
+# over each client's own slice.
+
+
+def balanced_accuracies(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
+    """Return the balanced accuracy of each client."""
+    predicted, true = (each.cpu().numpy() for each in classes_of(outputs, targets))
+    shape = (len(counts), int(true.max(initial=0)) + 1)
+    places = clients_of(counts) * shape[1] + true
+    examples = np.bincount(places, minlength=shape[0] * shape[1]).reshape(shape)
+    right = np.bincount(places[predicted == true], minlength=shape[0] * shape[1]).reshape(shape)
+    means = np.full(len(counts), math.nan)
+    occurring = (examples > 0).sum(axis=1)
+    # Together those with as many classes, so that a mean is over no class that does not occur.
+    for classes in np.unique(occurring[occurring > 0]):
+        clients = np.flatnonzero(occurring == classes)
+        occurs = examples[clients] > 0
+        shares = right[clients][occurs] / examples[clients][occurs]
+        means[clients] = torch.from_numpy(shares.reshape(-1, classes)).mean(dim=1).numpy()
+    return means.tolist()
+
+
+def aucs(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
+    """Return the AUC of each client."""
+    outputs = outputs.cpu().double()
+    if outputs.dim() == 2 and outputs.shape[1] == 2:
+        margins = (outputs[:, 1] - outputs[:, 0]).numpy()
+    else:
+        margins = outputs.reshape(-1).numpy()
+    clients = clients_of(counts)
+    order = np.lexsort((margins, clients))
+    ascending = margins[order]
+    # The places in this order at which another margin, or another client, begins.
+    begins = np.append(np.diff(ascending) != 0, True) | np.append(np.diff(clients) != 0, True)
+    ends = np.flatnonzero(begins) + 1
+    starts = np.append(0, ends[:-1])
+    # Equal margins share the mean of their ranks, which count from 1 for each client.
+    ranks = np.repeat((starts + ends + 1) / 2, ends - starts)
+    ranks -= (np.cumsum(counts) - counts)[clients]
+    second = (targets.cpu().reshape(-1) == 1).numpy()[order]
+    sums = np.bincount(clients[second], weights=ranks[second], minlength=len(counts))
+    ones = np.bincount(clients[second], minlength=len(counts))
+    pairs = ones * (np.array(counts) - ones)
+    infinite = np.bincount(clients[~np.isfinite(ascending)], minlength=len(counts))
+    return ratios(sums - ones * (ones + 1) / 2, np.where(infinite, 0, pairs))
+
+
+def rmses(
+    outputs: Tensor, targets: Tensor, counts: Sequence[int], *, scale: float = 1.0
+) -> list[float]:
+    """Return the root of the mean squared error of each client, times `scale`."""
+    squares = (outputs.reshape(targets.shape).double() - targets.double()).square()
+    return [scale * math.sqrt(mean) for mean in means_of(squares, counts)]
+
+
+def r2s(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
+    """Return the coefficient of determination of each client."""
     targets = targets.double()
-    total = (targets - targets.mean()).square().sum()
-    residual = (outputs.reshape(targets.shape).double() - targets).square().sum()
-    return (1.0 - residual / total).item() if total > 0 else math.nan
+    residuals = (outputs.reshape(targets.shape).double() - targets).square()
+    found = []
+    for own, its_residuals in zip(
+        targets.split([*counts]), residuals.split([*counts]), strict=True
+    ):
+        total = (own - own.mean()).square().sum()
+        residual = its_residuals.sum()
+        found.append((1.0 - residual / total).item() if total > 0 else math.nan)
+    return found
+
+
+def clients_of(counts: Sequence[int]) -> NDArray[np.int64]:
+    """Return the index of each example's client."""
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def ratios(parts: NDArray[Any], wholes: NDArray[np.int64]) -> list[float]:
+    """Return ratios; NaN if the whole is 0."""
+    found = np.full(len(parts), math.nan)
+    np.divide(parts, wholes, out=found, where=wholes > 0)
+    return found.tolist()
+
+
+def means_of(values: Tensor, counts: Sequence[int]) -> list[float]:
+    """Return the mean of each client's values."""
+    if values.dtype == torch.bool:
+        clients = clients_of(counts)[values.cpu().numpy()]
+        return ratios(np.bincount(clients, minlength=len(counts)), np.array(counts))
+    parts = values.cpu().double().split([*counts])
+    return torch.stack([part.mean() for part in parts]).tolist()

@@ -1,7 +1,7 @@
 """Evaluate many clients in one pass over their joined examples."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from inspect import unwrap
 
@@ -11,18 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.device import in_double
 from fairbloom.client.group_metrics import measure_groups
 from fairbloom.client.training import EVALUATION_BATCH, measure, outputs_of
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Examples, Task
-from fairbloom.tasks.measures import absolute_error
+from fairbloom.tasks.joint_scores import score_all, values_of_all
 from fairbloom.tasks.pooled import join_tensors
-from fairbloom.tasks.task import is_highest
-
-# Scores that are computed from each example by itself, so that the examples of several clients can
-# be scored at once.
-ONE_BY_ONE: tuple[Callable[..., object], ...] = (is_highest, absolute_error)
 
 Measures = dict[str, float]
 
@@ -57,24 +51,19 @@ def measure_clients(
         if len(some) == 1:
             measured.append(measure(model, task, some[0], smallest_group))
             continue
-        inputs, targets = join(*some)[:]
+        joined = join(*some)
+        inputs, targets = joined[:]
         with torch.no_grad():
             outputs = outputs_of(model, inputs, task.output)
             scores = score_clients(task, outputs, targets, counts)
-        if smallest_group and task.groupings:
-            for row, part, its_outputs, its_targets in zip(
-                scores,
-                some,
-                torch.split(outputs, counts),
-                torch.split(targets, counts),
-                strict=True,
-            ):
-                if (groups := part.group_places()) is not None:
-                    by_score = {
-                        score: compute(its_outputs, its_targets)
-                        for score, compute in task.group_scores.items()
-                    }
-                    row |= measure_groups(task, by_score, groups, smallest_group)
+            if smallest_group and (groups := joined.group_places()) is not None:
+                by_score = {
+                    score: values_of_all(compute, outputs, targets, counts)
+                    for score, compute in task.group_scores.items()
+                }
+                by_group = measure_groups(task, by_score, groups, counts, smallest_group)
+                for row, of_groups in zip(scores, by_group, strict=True):
+                    row |= of_groups
         measured += scores
     return measured
 
@@ -83,7 +72,8 @@ def measure_clients(
 @lru_cache(maxsize=4)
 def join(*parts: Examples) -> Examples:
     """Return the examples of all clients, one after the other."""
-    return Examples(*join_tensors(parts)[:])
+    joined = join_tensors(parts)
+    return Examples(*joined[:], groups=joined.group_places())
 
 
 def score_clients(
@@ -92,15 +82,7 @@ def score_clients(
     """Return mean loss and scores of consecutive clients with `counts` examples each."""
     columns = {LOSS: _means(losses_of(task, outputs, targets), counts)}
     for score, compute in task.scores.items():
-        if compute in ONE_BY_ONE:
-            columns[score.name] = _means(torch.as_tensor(compute(outputs, targets)), counts)
-        else:
-            by_client = zip(
-                torch.split(outputs, list(counts)), torch.split(targets, list(counts)), strict=True
-            )
-            columns[score.name] = [
-                in_double(torch.as_tensor(compute(*part))).mean().item() for part in by_client
-            ]
+        columns[score.name] = score_all(compute, outputs, targets, counts)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     for name, values in columns.items():
         if name != LOSS and not np.isfinite(values).all():

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,9 +60,9 @@ class Target:
         """Return the scores, the one that fairness is measured in first."""
         if not self.classes:
             return {
-                MAE: lambda outputs, targets: self.scale * absolute_error(outputs, targets),
+                MAE: partial(absolute_error, scale=self.scale),
                 R2: r2,
-                RMSE: lambda outputs, targets: self.scale * rmse(outputs, targets),
+                RMSE: partial(rmse, scale=self.scale),
             }
         scores: dict[Score, Measure] = {ACCURACY: is_highest, BALANCED_ACCURACY: balanced_accuracy}
         if len(self.classes) == 2:
@@ -73,7 +74,7 @@ class Target:
         if self.classes:
             return group_scores_of_classes(len(self.classes), positive)
         score = GroupScore(MAE.name, higher_is_better=MAE.higher_is_better)
-        return {score: lambda outputs, targets: self.scale * absolute_error(outputs, targets)}
+        return {score: partial(absolute_error, scale=self.scale)}
 
     @classmethod
     def of(cls, schema: Schema) -> "Target":

@@ -50,12 +50,14 @@ def drawn(
 def measured_groups(
     task: Task, outputs: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor, smallest: int
 ) -> dict[str, int | float]:
-    return measure_groups(
+    (found,) = measure_groups(
         task,
         {score: of(outputs, targets) for score, of in task.group_scores.items()},
         groups,
+        [len(groups)],
         smallest,
     )
+    return found
 
 
 # Scores -------------------------------------------------------------------------------------------

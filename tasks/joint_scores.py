@@ -1,0 +1,98 @@
+"""Scores of many clients at once, each to the bits that it has for a client by itself."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .extra_scores import (
+    f1,
+    f1s,
+    sensitivities,
+    sensitivity,
+    specificities,
+    specificity,
+)
+from .measures import (
+    absolute_error,
+    auc,
+    aucs,
+    balanced_accuracies,
+    balanced_accuracy,
+    is_found,
+    is_selected,
+    means_of,
+    r2,
+    r2s,
+    rmse,
+    rmses,
+)
+from .task import is_highest
+
+Compute = Callable[[Tensor, Tensor], Tensor | float]
+
+# Functions that give a number of each example, which does not depend on the other examples.
+BY_EXAMPLE: tuple[Callable[..., object], ...] = (
+    is_highest,
+    absolute_error,
+    is_selected,
+    is_found,
+)
+
+# Functions of one client, each with that of many: (outputs, targets, counts) -> their scores.
+JOINT: Mapping[Callable[..., object], Callable[..., list[float] | Tensor]] = {
+    balanced_accuracy: balanced_accuracies,
+    auc: aucs,
+    rmse: rmses,
+    r2: r2s,
+    f1: f1s,
+    sensitivity: sensitivities,
+    specificity: specificities,
+}
+
+
+def score_all(
+    compute: Compute, outputs: Tensor, targets: Tensor, counts: Sequence[int]
+) -> list[float]:
+    """Return a score of each of consecutive clients with `counts` examples each.
+
+    As for one client, a Python number has the precision of PyTorch's default dtype.
+    """
+    function, settings = _unwrap(compute)
+    if function in JOINT:
+        scores = JOINT[function](outputs, targets, counts, **settings)
+        return torch.as_tensor(scores).double().tolist()
+    if function in BY_EXAMPLE:
+        return means_of(torch.as_tensor(compute(outputs, targets)), counts)
+    found = [torch.as_tensor(each) for each in _by_client(compute, outputs, targets, counts)]
+    return [score.cpu().double().mean().item() for score in found]
+
+
+def values_of_all(
+    compute: Compute, outputs: Tensor, targets: Tensor, counts: Sequence[int]
+) -> Tensor:
+    """Return the numbers that a score gives of the examples, those of a client one after the other.
+
+    Raise RuntimeError if it does not give a number of each example.
+    """
+    if _unwrap(compute)[0] in BY_EXAMPLE:
+        return torch.as_tensor(compute(outputs, targets))
+    return torch.cat(
+        [torch.as_tensor(each) for each in _by_client(compute, outputs, targets, counts)]
+    )
+
+
+def _by_client(
+    compute: Compute, outputs: Tensor, targets: Tensor, counts: Sequence[int]
+) -> list[Tensor | float]:
+    parts = zip(outputs.split([*counts]), targets.split([*counts]), strict=True)
+    return [compute(*part) for part in parts]
+
+
+def _unwrap(compute: Compute) -> tuple[Callable[..., object], Mapping[str, Any]]:
+    """Return a score's function, and the settings that it is called with."""
+    if isinstance(compute, partial) and not compute.args:
+        return compute.func, compute.keywords
+    return compute, {}
