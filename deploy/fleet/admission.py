@@ -20,7 +20,7 @@ from fairbloom.logs import log
 
 from .connections import close_connections
 from .faults import Faults
-from .members import Member, Members, NotAdmittedError, identity_in
+from .members import Members, NotAdmittedError, identity_in
 
 # Calls of a certificate that may be open at once. A device has two: for a message or a reply, and a
 # sign of life.
@@ -65,15 +65,19 @@ class CallRefusedError(Exception):
 
 @dataclass(eq=False)
 class OpenCall:
-    """A call whose last words have not been delivered."""
+    """A call of the client `name` whose last words have not been delivered.
 
+    `sending` is True once the handler sends messages, `refusal` the reason why the call is to end,
+    and `answered` the time at which its handler ended.
+    """
+
+    name: str
     certificate: bytes
     peer: str
     task: asyncio.Task[Any] | None
+    sending: bool = False
     refusal: CallRefusedError | None = None
-    """Why the call is to end."""
     answered: float | None = None
-    """When the call's handler ended."""
 
     def end(self, refusal: CallRefusedError) -> None:
         """Have the call end with this reason."""
@@ -148,11 +152,11 @@ class Admission:
         self._owners: dict[str, Caller] = {}
         """The caller to which each connection belongs: addresses are used again."""
         self._unwelcome: set[str] = set()
-        """The connections whose certificate was refused."""
+        """The connections to close at the next look."""
         self._faults = Faults(clock)
 
     @contextlib.asynccontextmanager
-    async def admit(self, context: Any) -> AsyncIterator[Member]:
+    async def admit(self, context: Any) -> AsyncIterator[OpenCall]:
         """Let a call go on as long as it may; abort it otherwise, or with a CallRefusedError."""
         certificate = context.auth_context().get("x509_pem_cert", [b""])[0]
         peer = context.peer()
@@ -168,11 +172,11 @@ class Admission:
                 self._unwelcome.add(peer)
         if not caller.make_room(peer):
             await self._refuse_excess(certificate, context)
-        call = OpenCall(certificate, peer, asyncio.current_task())
+        call = OpenCall(member.name, certificate, peer, asyncio.current_task())
         caller.calls.append(call)
         context.add_done_callback(lambda _: self._forget(caller, call))
         try:
-            yield member
+            yield call
         except asyncio.CancelledError:
             if call.refusal is None:  # the device has ended the call
                 raise
@@ -190,6 +194,10 @@ class Admission:
         finally:
             call.answered = self._clock()
         if call.refusal is not None:
+            if call.sending:
+                # the reason would wait behind what the device may never take
+                self._unwelcome.add(peer)
+                raise asyncio.CancelledError
             await context.abort(call.refusal.code, call.refusal.reason)
 
     def look(self) -> None:

@@ -18,7 +18,7 @@ MAX_SETTINGS_BYTES = 1 << 20
 
 # Most bytes of content that travel with the head. A slow line needs long for a chunk, and the head
 # must come soon.
-BYTES_WITH_HEAD = 16 << 10
+BYTES_WITH_HEAD = 32 << 10
 
 # Seconds that a call for the next message is held, and between the signs of life of a device that
 # works.

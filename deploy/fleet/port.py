@@ -170,15 +170,16 @@ class Port:
 
     async def next(self, sent: AsyncIterator[bytes], context: Any) -> None:
         """Send the calling device its next message, or nothing if none comes in HELD_SECONDS."""
-        async with self._admission.admit(context) as member:
+        async with self._admission.admit(context) as call:
             working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
-            device = self._enter(member.name, working.session)
+            device = self._enter(call.name, working.session)
             device.nexts += 1
             number = device.held = device.nexts
             device.wake.set()  # an older call notices that it is not the newest, and ends
             try:
-                message = await self._wait(member.name, device, number)
+                message = await self._wait(call.name, device, number)
                 if message is not None:
+                    call.sending = True
                     await self._send(message, working.settings, device, number, context)
                 device.seen = monotonic()  # not reached if the call was cut
             finally:
@@ -216,9 +217,6 @@ class Port:
             sha256=message.content.sha256,
             settings="" if known == digest else settings,
         )
-        # sent apart from the first chunk: gRPC cannot end a call of which it is not known whether
-        # this was sent
-        await context.send_initial_metadata(())
         for chunk in in_chunks(head, message.content.pieces()):
             if number != device.nexts:
                 return
@@ -234,9 +232,9 @@ class Port:
 
     async def reply(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
         """Take a reply, and answer whether it is used; an error replaces a refused reply."""
-        async with self._admission.admit(context) as member:
+        async with self._admission.admit(context) as call:
             first = await receive(sent, Chunk, FIRST_CHUNK_SECONDS)
-            taken = await self._take(member.name, first, sent)
+            taken = await self._take(call.name, first, sent)
         return taken.SerializeToString()
 
     async def _take(self, name: str, first: Chunk, sent: AsyncIterator[bytes]) -> Taken:
@@ -312,11 +310,11 @@ class Port:
 
     async def beat(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
         """Take a sign of life from a device; return why it must drop its work, or ""."""
-        async with self._admission.admit(context) as member:
+        async with self._admission.admit(context) as call:
             working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
-            device = self._enter(member.name, working.session)
+            device = self._enter(call.name, working.session)
             device.seen = monotonic()
-            status = self._mailbox.work_status(member.name, working.id, working.run)
+            status = self._mailbox.work_status(call.name, working.id, working.run)
         drop = Drop()
         if status.answer == Taken.DROP:
             drop.reason = status.reason

@@ -107,18 +107,21 @@ def test_a_reply_begins_with_a_chunk_for_slow_lines() -> None:
     )
     assert len(small) == 1
     assert len(large) == 2
-    assert small[0] < 20_000  # two seconds of 10 kB each
+    assert small[0] < 35_000  # 3.5 seconds on a line of 10 kB a second
     assert large[0] < 100
 
 
+@pytest.mark.parametrize("is_revoked", [False, True])
 def test_a_client_that_takes_nothing_does_not_hold_its_call(
-    served: Served, caller: Caller, monkeypatch: pytest.MonkeyPatch
+    served: Served, caller: Caller, monkeypatch: pytest.MonkeyPatch, is_revoked: bool
 ) -> None:
-    monkeypatch.setattr(port, "CHUNK_SECONDS", 0.3)
-    monkeypatch.setattr(admission, "REASON_SECONDS", 0.1)
+    if not is_revoked:
+        monkeypatch.setattr(port, "CHUNK_SECONDS", 0.3)
     served.send("1", data=bytes(30_000_000))
     call = caller.call("Next", WORKING)  # and no read
-    wait_until(lambda: connections(served) == 1)
+    wait_until(lambda: connections(served) == 1 and "a" in served.port.devices)
+    if is_revoked:
+        forget(served, "a")
     wait_until(lambda: connections(served) == 0)
     assert code_of(call) == grpc.StatusCode.UNAVAILABLE
 
