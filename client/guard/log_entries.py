@@ -88,7 +88,7 @@ def describe_entries(entries: Iterable[Entry]) -> Iterator[str]:
         times = entry.get("times", 1)
         run = runs.setdefault(entry["run"], _RunEntries("unknown", entry["time"]))
         run.task = str(entry.get("task", run.task))
-        run.last = entry.get("until", entry["time"])
+        run.last = str(entry.get("until", entry["time"]))
         row = describe_entry(entry)
         if "refused" in entry:
             run.rows[row] = max(times, run.rows.get(row, 0))
