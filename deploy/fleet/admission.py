@@ -16,8 +16,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fairbloom.logs import log
-
 from .connections import close_connections
 from .faults import Faults
 from .members import Members, NotAdmittedError, identity_in
@@ -185,9 +183,8 @@ class Admission:
         except grpc.aio.BaseError:  # gRPC's own
             raise
         except Exception as error:
-            words = f"a call failed ({type(error).__name__}: {error}), and the client repeats it"
-            self._faults.say(words, words, SAY_SECONDS)
-            log.debug("%s", words, exc_info=True)
+            words = f"a call failed by {type(error).__name__}, and the client repeats it"
+            self._faults.say(words, words, SAY_SECONDS, error)
             call.refusal = CallRefusedError(
                 grpc.StatusCode.INTERNAL, "the server failed: its log has the reason"
             )
@@ -218,7 +215,11 @@ class Admission:
             if is_quiet and not caller.peers and not caller.calls:
                 del self._callers[key]
         if close:
-            self._close(close)
+            try:
+                self._close(close)
+            except OSError:
+                self._unwelcome |= close
+                raise
 
     def _end_calls(self, caller: Caller, now: float) -> Iterator[str]:
         """End the calls of a certificate that is no longer admitted; yield stuck connections."""

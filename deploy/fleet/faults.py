@@ -14,12 +14,21 @@ class Faults:
         self._clock = clock
         self._said: dict[str, tuple[str, float]] = {}
 
-    def say(self, subject: str, words: str, every: float = math.inf) -> None:
-        """Log a fault, unless the subject has had the same one for less than `every` seconds."""
+    def say(
+        self,
+        subject: str,
+        words: str,
+        every: float = math.inf,
+        error: BaseException | None = None,
+    ) -> None:
+        """Log a fault, unless the subject has had the same one for less than `every` seconds.
+
+        The log has the traceback of `error`, if one is given.
+        """
         now = self._clock()
         before, at = self._said.get(subject, ("", now))
         if words != before or now - at >= every:
-            log.error("%s", words)
+            log.error("%s", words, exc_info=error)
             self._said[subject] = words, now
 
     def clear(self, subject: str) -> None:

@@ -1,24 +1,32 @@
 """Limits of the fleet port: what a certificate may hold, and what ends with it."""
 
+import asyncio
 import re
+import resource
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 
 from fairbloom.deploy.fleet import admission, port
-from fairbloom.deploy.fleet.admission import Caller as Allowance
+from fairbloom.deploy.fleet.admission import Admission, Caller as Allowance, CallRefusedError
 from fairbloom.deploy.fleet.connections import OTHER_CONNECTIONS, OWN_FILES, connection_limit
 from fairbloom.deploy.fleet.daemon import SECOND
 from fairbloom.deploy.fleet.enrolment import revoke
 from fairbloom.deploy.fleet.faults import Faults
-from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.deploy.fleet.federation import Federation, read_now
+from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.messages import BYTES_WITH_HEAD, in_chunks
 from fairbloom.deploy.fleet.port import REFUSED_REPLY
+from fairbloom.deploy.fleet.runs import STOPPED, Order, submit
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Working
 from tests.checkout import ROOT
+from tests.deploy.processes import free_port
 from tests.deploy.served import RUN, Caller, Served, code_of, next_later, wait_until
 
 METHODS = ("Next", "Reply", "Beat")
@@ -162,8 +170,66 @@ def test_a_fault_of_the_server_is_logged_once(
         patch.setattr(served.mailbox, "work_status", fail)
         for _ in range(3):
             assert beat(caller) == grpc.StatusCode.INTERNAL
-    assert caplog.text.count("a call failed (ZeroDivisionError: of a bug)") == 1
+    assert caplog.text.count("a call failed by ZeroDivisionError") == 1
     assert beat(caller) == grpc.StatusCode.OK
+
+
+class DeafContext:
+    """A call of a client that does not read its last words."""
+
+    def __init__(self, certificate: bytes) -> None:
+        self.certificate = certificate
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_pem_cert": [self.certificate]}
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:5000"
+
+    def add_done_callback(self, callback: object) -> None:
+        """It is never done."""
+
+    async def abort(self, code: grpc.StatusCode, reason: str) -> None:
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(("is_ended", "seconds"), [(True, 1.0), (False, 120.0)])
+def test_a_connection_that_takes_no_last_words_is_closed(
+    bundle: Path, is_ended: bool, seconds: float
+) -> None:
+    now = [0.0]
+    closed = list[set[str]]()
+    faults = [OSError("Too many open files")]
+
+    def close(peers: Collection[str]) -> None:
+        if faults:
+            raise faults.pop()
+        closed.append({*peers})
+
+    members = Members(bundle.parents[1] / "clients")
+    members.look()
+    made = Admission(members, lambda: now[0], close)
+    context = DeafContext((bundle / "certificate").read_bytes())
+
+    async def call() -> None:
+        async with made.admit(context):
+            if is_ended:
+                raise CallRefusedError(grpc.StatusCode.ABORTED, "a fault")
+
+    async def watch() -> None:
+        task = asyncio.create_task(call())
+        await asyncio.sleep(0.01)
+        now[0] += seconds
+        made.look()
+        assert closed == []
+        now[0] += 0.1
+        with pytest.raises(OSError, match="Too many"):
+            made.look()
+        made.look()  # again
+        assert closed == [{"ipv4:10.0.0.1:5000"}]
+        task.cancel()
+
+    asyncio.run(watch())
 
 
 # Revocation, and the end of a certificate ---------------------------------------------------------
@@ -315,6 +381,32 @@ def test_connections_leave_256_files_for_the_server(
     clients: int, files: int, expected: int
 ) -> None:
     assert connection_limit(clients, files) == expected
+
+
+def test_a_server_with_few_files_survives_strangers(tmp_path: Path) -> None:
+    port = free_port()
+    federation = Federation.init(tmp_path / "fed", ["localhost"], port)
+    files = OWN_FILES + 64
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "fairbloom.deploy.fleet.daemon", str(federation.path)],
+            stderr=log,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, files)),
+        )
+    said = (tmp_path / "log").read_text
+    wait_until(lambda: "ready" in said())
+    strangers = [socket.create_connection(("localhost", port)) for _ in range(200)]
+    wait_until(lambda: "all 64 connections of the port are in use" in said())
+    run = submit(federation.runs, Order("app:app", "app", "1", {}))
+    run.stop()
+    wait_until(lambda: run.status == STOPPED)
+    assert f"at most 64 connections are taken; this process may have {files} open files" in said()
+    assert len(said().splitlines()) == 4  # the last one: the run is stopped
+    assert read_now(federation).connections["limit"] == 64
+    for each in strangers:
+        each.close()
+    server.terminate()
+    assert server.wait(20) == 0
 
 
 def test_security_names_the_limits() -> None:
