@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
+from fairbloom.errors import explained_in_python
 from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.files import CLIENTS, SCORES
@@ -370,6 +371,7 @@ def _place_for(app: App | None, place: int | OnRay) -> int | OnRay:
     return 1 if app.flwr else place  # Flower's simulation takes all processors
 
 
+@explained_in_python
 def load(folder: str | os.PathLike[str], *, trust: bool = False) -> Any:
     """Return the run, comparison, search or reproduction in a folder, finished or not.
 
@@ -403,6 +405,7 @@ def load(folder: str | os.PathLike[str], *, trust: bool = False) -> Any:
             return load_reproduction(path, study, trust=trust)
 
 
+@explained_in_python
 def evaluate(
     run: str | os.PathLike[str],
     *,

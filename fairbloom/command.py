@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, on_command_line
 from fairbloom.logs import colour_on_terminals_alone, escape_unprintable
 
 
@@ -85,7 +85,8 @@ def run_command(app: typer.Typer) -> None:
     A bug keeps its traceback.
     """
     try:
-        app()
+        with on_command_line():
+            app()
     except Interrupted:
         what = "the same command begins again; a run continues after its last finished round"
         errors.print(f"[yellow]interrupted[/]: {what}", soft_wrap=True)

@@ -3,14 +3,21 @@
 import difflib
 import inspect
 import os
+import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial, wraps
 from pathlib import PurePath
 from types import CodeType
+from typing import ParamSpec, TypeVar
 
 from fairbloom.text import plural, text_if
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 class FairbloomError(ValueError):
@@ -19,6 +26,50 @@ class FairbloomError(ValueError):
     The command line prints the message as one line and ends with exit code 2. Every other exception
     is a bug, of ours or of an app or a method that somebody wrote, and keeps its traceback.
     """
+
+
+# Whether the command line calls the functions that users also call from Python.
+_ON_COMMAND_LINE = ContextVar("on_command_line", default=False)
+
+# Parts of messages that name an option: in a whole command they stay, and --set is an argument.
+_OPTIONS = re.compile(
+    r"(?P<command>fairbloom [a-z]+ [^;:,()]*)"
+    r"|--set (?P<quote>')?(?P<key>[\w.-]+)=(?P<value>(?(quote)[^']+|[^\s,;:)]+))'?"
+    r"|--(?P<option>[a-z][a-z-]*)"
+)
+
+
+@contextmanager
+def on_command_line() -> Iterator[None]:
+    """Let errors name options of the command line for a while, as `--out`."""
+    token = _ON_COMMAND_LINE.set(True)
+    try:
+        yield
+    finally:
+        _ON_COMMAND_LINE.reset(token)
+
+
+def explained_in_python(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Let a function's errors name its arguments in Python, and not the command line's options."""
+
+    @wraps(function)
+    def called(*args: P.args, **named: P.kwargs) -> Result:
+        try:
+            return function(*args, **named)
+        except FairbloomError as error:
+            if error.args and not _ON_COMMAND_LINE.get():
+                error.args = (_OPTIONS.sub(_as_argument, str(error.args[0])), *error.args[1:])
+            raise
+
+    return called
+
+
+def _as_argument(found: re.Match[str]) -> str:
+    if found["command"]:
+        return found["command"]
+    if found["key"]:
+        return f'settings={{"{found["key"]}": "{found["value"]}"}}'
+    return found["option"].replace("-", "_")
 
 
 def is_expected(error: BaseException) -> bool:

@@ -244,12 +244,19 @@ def _categories(schema: Schema) -> dict[str, Any]:
 
 
 def load_predictor(
-    folder: Path, *, client: str = "", model: str = LAST, trust: bool = False
+    folder: Path,
+    *,
+    client: str = "",
+    model: str = LAST,
+    trust: bool = False,
+    module_only: bool = False,
 ) -> Predictor:
     """Return a predictor with a run's model.
 
     `folder` is a run folder, or the state folder of a device. `model` is "last", "best" (by mean
     score) or "personal". `trust` allows imports of modules that the run's settings name.
+    `module_only`: only the module is wanted, so no client needs to be named for its means and
+    deviations.
     """
     folder = find_model(Path(folder).absolute())
     if model not in MODELS:
@@ -263,7 +270,7 @@ def load_predictor(
         preprocessing = PREPROCESSING.read(folder)
         if not preprocessing and task.preprocessing:
             preprocessing = task.preprocessing("")
-    per_client = preprocessing is not None and preprocessing.per_client
+    per_client = preprocessing is not None and preprocessing.per_client and not module_only
     need = text_if(model == PERSONAL_MODEL, "each client has a personal model")
     if per_client:
         need = (

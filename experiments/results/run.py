@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError, join_names as list_clients
+from fairbloom.errors import FairbloomError, explained_in_python, join_names as list_clients
 from fairbloom.protocol.scores import WHY_UNDEFINED, Score
 from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
 from fairbloom.rounds.options import Options
@@ -472,6 +472,7 @@ class Run(Shown):
             if key != "out" and value != usual.get(key)
         }
 
+    @explained_in_python
     def predictor(
         self, client: str = "", model: str = "last", *, trust: bool = False
     ) -> "Predictor":
@@ -499,9 +500,16 @@ class Run(Shown):
 
         return load_predictor(self.folder, client=client, model=model, trust=trust)
 
+    @explained_in_python
     def model(self, client: str = "", model: str = "last") -> "Module":
-        """Return the trained model, a torch.nn.Module in eval mode on the CPU; see `predictor`."""
-        return self.predictor(client, model).module
+        """Return the trained model, a torch.nn.Module in eval mode on the CPU; see `predictor`.
+
+        Only a personal model needs a client.
+        """
+        # imported late, as PyTorch is with it
+        from fairbloom.prediction.predictor import load_predictor
+
+        return load_predictor(self.folder, client=client, model=model, module_only=True).module
 
     def predict(
         self, frame: "pandas.DataFrame", client: str = "", model: str = "last"

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import fairbloom as api
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, explained_in_python, on_command_line
 from fairbloom.experiments.options import CommonOptions
 from fairbloom.server.fairness import summarize
 from fairbloom.strategies import Cohort, FedAvg, FedFV, FloatArray, FromTorchJD
@@ -297,3 +297,36 @@ def test_settings_may_be_written_as_python_names(tmp_path: Path) -> None:
         FairbloomError, match="learning-rate is given twice, also as learning_rate: give it once"
     ):
         api.compare("digits", settings=both, out=tmp_path / "compared", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("on_the_command_line", "in_python"),
+    [
+        ("choose another folder (--out)", "choose another folder (out)"),
+        (
+            "add --set 'csv.target=ré admis', the likeliest",
+            'add settings={"csv.target": "ré admis"}, the likeliest',
+        ),
+        ("raise --gpus-per-run", "raise gpus_per_run"),
+        ("fairbloom compare --app my-app: --out", "fairbloom compare --app my-app: out"),
+    ],
+)
+def test_errors_name_arguments_in_python_and_options_elsewhere(
+    on_the_command_line: str, in_python: str
+) -> None:
+    @explained_in_python
+    def fail() -> None:
+        raise FairbloomError(on_the_command_line)
+
+    with pytest.raises(FairbloomError) as error:
+        fail()
+    assert str(error.value) == in_python
+    with on_command_line(), pytest.raises(FairbloomError) as error:
+        fail()
+    assert str(error.value) == on_the_command_line
+
+
+def test_a_folder_in_use_is_refused_in_the_words_of_python(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FairbloomError, match=r"choose another folder \(out\)$"):
+        api.compare(methods="fedavg", seeds=1, rounds=1, out=tmp_path, progress=False)

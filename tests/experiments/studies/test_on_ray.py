@@ -105,7 +105,7 @@ def test_runs_with_a_gpu_go_where_one_is(here: Path) -> None:
     assert len(list(here.glob("node-*"))) == 1
     with pytest.raises(FairbloomError, match=r"gpus-per-run = 2: .* more than 1: lower it"):
         fairbloom.compare(methods=[Noting], out="other", pool="ray", gpus_per_run=2.0, **SMALL)
-    with pytest.raises(SettingsError, match="gpus-per-run = 1 has no effect without --pool ray"):
+    with pytest.raises(SettingsError, match="gpus-per-run = 1 has no effect without pool ray"):
         fairbloom.compare(methods=[Noting], out="other", gpus_per_run=1.0, **SMALL)
 
 
