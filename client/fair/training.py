@@ -367,15 +367,18 @@ def check_mean(
     """
     part = Subset(loader.dataset, batch)
     with all_seeded(0):
-        examples = part.__getitems__([*range(len(part))])
+        examples: Any = part.__getitems__([*range(len(part))])
 
     def measure(times: int, seed: int, collate_seed: int) -> float:
-        def collate(given: Sequence[Any]) -> Any:
+        def collate(given: Any) -> Any:
             with all_seeded(collate_seed):
-                # some collate functions take their keys out of an example
-                return loader.collate_fn([copy.copy(each) for each in given])
+                if isinstance(given, list):  # some collate functions take keys out of an example
+                    given = [copy.copy(each) for each in given]
+                return loader.collate_fn(given)
 
-        repeated = examples * times
+        repeated: Any = Subset(loader.dataset, [*batch, *batch][: times * len(batch)])
+        if isinstance(examples, list):  # others are made batch by batch
+            repeated = examples * times
         with all_seeded(seed):
             return loss_of(DataLoader(repeated, batch_size=len(repeated), collate_fn=collate))
 

@@ -231,6 +231,26 @@ def test_a_collate_function_may_draw_at_random(collate: Callable[..., Any]) -> N
     assert before > loss_at(0.0)
 
 
+class Batched(Dataset[Any]):
+    """A dataset that makes a whole batch at once."""
+
+    def __len__(self) -> int:
+        return len(EXAMPLES)
+
+    def __getitem__(self, place: int) -> Any:
+        return (EXAMPLES[place],)
+
+    def __getitems__(self, places: list[int]) -> Any:
+        return (EXAMPLES[places],)
+
+
+def test_a_dataset_may_make_whole_batches() -> None:
+    loader = DataLoader(Batched(), batch_size=2, collate_fn=lambda batch: batch)
+    assert measured(app_of(data=[loader]), "loss-before") == [EXACTLY(loss_at(0.0))]
+    with pytest.raises(ValueError, match="must return the mean loss over examples"):
+        ask(app_of(test=summed, data=[loader]), MEASURED)
+
+
 def summed(model: nn.Module, loader: Any) -> tuple[float, float]:
     return means(model, loader) * len(loader.dataset), 0.5
 
