@@ -37,11 +37,14 @@ class Score:
         Whether a higher number is better.
     percent
         Whether it is a share in [0, 1], which tables show as a percentage.
+    of
+        The positive class, of two, that it is of, such as "ill"; "" for other scores.
     """
 
     name: str
     higher_is_better: bool = True
     percent: bool = False
+    of: str = ""
 
     @property
     def words(self) -> str:
@@ -52,10 +55,11 @@ class Score:
 
     @property
     def title(self) -> str:
-        """Its name in tables and figures: "accuracy, %", or "loss, lower is better"."""
+        """Its name in tables and figures: "sensitivity (ill), %", or "loss, lower is better"."""
+        positive = text_if(self.of, f" ({self.of})")
         unit = text_if(self.percent, ", %")
         hint = text_if(not self.higher_is_better, ", lower is better")
-        return f"{self.words}{unit}{hint}"
+        return f"{self.words}{positive}{unit}{hint}"
 
     @property
     def unit(self) -> str:

@@ -28,7 +28,7 @@ from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.strategies import FairStrategy
-from fairbloom.tasks import digests, load_task
+from fairbloom.tasks import digests, find_task, load_task
 from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.models import (
     arrays_of,
@@ -38,6 +38,7 @@ from fairbloom.tasks.models import (
     shared_parameters,
 )
 from fairbloom.tasks.optimizers import usual_learning_rate
+from fairbloom.tasks.positive import warn_of_unstated
 from fairbloom.tasks.score import decide_score, has_two_classes
 from fairbloom.text import text_if
 
@@ -54,6 +55,7 @@ from .run_folder.files import (
     KNOWN,
     MODEL,
     ROUNDS,
+    SCHEMA,
     find_damaged,
     is_finished,
     log_finished,
@@ -178,7 +180,8 @@ def federate(
     check_same_data(path, data)
     if is_finished(path) and not find_grown(CONFIG.read(path).settings, wanted):
         if find_damaged(path):
-            write_initial_files(path, RunStart(load_task(settings), data, {}, deployed))
+            task = load_task(keep_schema(settings, path))
+            write_initial_files(path, RunStart(task, data, {}, deployed))
         log_finished(path)
         return path
     method = settings.strategy()
@@ -188,14 +191,17 @@ def federate(
     choice: Mapping[str, object] = {}
     if engine is not None:
         clients, choice = engine(method)
-    task = load_task(settings)
+    task = load_task(keep_schema(settings, path))
     score = decide_score(
         settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed
     )
     settings = settings.model_copy(update={"score": score.name})
     module = task.model()
+    asking = []
     if method.compares_groups:
         find_two_groups(task.groupings, task.classes)
+        asking = [settings.method]
+    warn_of_unstated(task, asking)
     with locked_folder(path, wait=deployed):
         recorder = RunRecorder(
             path,
@@ -342,6 +348,16 @@ def suggest_shorter_steps(settings: Settings, rounds: Rounds) -> Iterator[None]:
             f"{error}. As a rule, numbers that are not finite come from steps that are too long:"
             f" begin a new run with a learning-rate below {settings.learning_rate:g}{clip}"
         ) from error
+
+
+def keep_schema(settings: Settings, folder: Path) -> Settings:
+    """Return the settings with the schema that the run in a folder began with, if none is given.
+
+    So a run that continues keeps what was inferred when it began, the positive class for example.
+    """
+    if settings.schema_ or not find_task(settings.task).infer:
+        return settings
+    return settings.model_copy(update={"schema_": SCHEMA.read(folder)})
 
 
 def choose_run_folder(settings: Settings) -> Path:

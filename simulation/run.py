@@ -10,7 +10,7 @@ import torch
 from fairbloom.client.device import choose_device
 from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.method import Method
-from fairbloom.server.app import choose_run_folder, federate
+from fairbloom.server.app import choose_run_folder, federate, keep_schema
 from fairbloom.server.run_folder.files import ENGINE, PERSONAL
 from fairbloom.server.run_folder.recorded import OnRound, ignore
 from fairbloom.server.settings import Settings
@@ -52,7 +52,7 @@ def simulate(
     check_data(settings)
     # Only the clients get this folder: config.toml has the state-dir that the user gave.
     state_dir = settings.state_dir or str(PERSONAL.path_in(folder))
-    with_states = settings.model_copy(update={"state_dir": state_dir})
+    with_states = keep_schema(settings, folder).model_copy(update={"state_dir": state_dir})
     with one_thread(), ExitStack() as ending:
 
         def engine(method: Method) -> tuple[ClientPool, Mapping[str, object]]:

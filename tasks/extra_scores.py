@@ -38,13 +38,17 @@ def add_scores(task: Task, names: tuple[str, ...]) -> Task:
         if misfit := find_misfit(task, score):
             raise ReportableError(f"scores = {score.name!r}: {misfit}: leave it out")
     measures: dict[Score, Measure] = {
-        BRIER: partial(brier, positive=task.positive),
+        BRIER: partial(brier, positive=task.positive_place),
         CALIBRATION_ERROR: calibration_error,
     }
     measures |= {
-        score: partial(measure, positive=task.positive) for score, measure in OF_TWO_CLASSES.items()
+        score: partial(measure, positive=task.positive_place)
+        for score, measure in OF_TWO_CLASSES.items()
     }
-    added = {score: measures[score] for score in wanted}
+    added = {
+        replace(score, of=task.positive_name) if score in OF_TWO_CLASSES else score: measures[score]
+        for score in wanted
+    }
     return replace(task, scores={**task.scores, **added})
 
 

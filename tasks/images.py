@@ -19,6 +19,7 @@ from fairbloom.text import plural, text_if
 
 from . import models
 from .partition import MIN_EXAMPLES, split, splits_of
+from .positive import ask_about_positive, choose_positive
 from .preprocessing import IMAGES, Preprocessing
 from .schema import ImageSchema, parse_image_schema
 from .tables.folders import PICTURES, count_endings, folders_in, is_visible
@@ -50,10 +51,12 @@ def infer(setup: Setup, *, size: int, grey: bool, classes: str) -> str:
         )
     files = [file for each in found for images in each.values() for file in images]
     width, height = (size, size) if size else _most_common_size(files)
-    lines = [
-        f"classes = [{', '.join(map(quote, named))}]",
-        f"size = [{width}, {height}]  # width and height in pixels",
-    ]
+    lines = [f"classes = [{', '.join(map(quote, named))}]"]
+    if len(named) == 2:
+        counts = [sum(len(each.get(name, ())) for each in found) for name in named]
+        positive, reason = choose_positive(named, counts)
+        lines.append(f"positive = {quote(positive)}  {ask_about_positive(reason)}")
+    lines.append(f"size = [{width}, {height}]  # width and height in pixels")
     if grey:
         lines.append("grey = true")
     if size > 0:
@@ -177,6 +180,7 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
         preprocessing=preprocessing,
         classes=len(schema.classes),
         class_names=schema.classes,
+        positive=schema.classes.index(schema.positive) if schema.positive else None,
         schema=setup.schema_,
     )
 

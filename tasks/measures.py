@@ -6,6 +6,7 @@ is not defined, such as the AUC of one class, is NaN and left out.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,14 +46,20 @@ TRUE_POSITIVE_RATE = GroupScore("true-positive-rate", percent=True, over="positi
 """The share of a group's positive examples for which the positive class is predicted."""
 
 
-def group_scores_of_classes(classes: int, positive: int = 1) -> Mapping[GroupScore, OfEach]:
-    """Return the scores of groups for predicted classes; `positive` is an index of two classes."""
+def group_scores_of_classes(
+    classes: int, positive: int = 1, name: str = ""
+) -> Mapping[GroupScore, OfEach]:
+    """Return the scores of groups for predicted classes.
+
+    `positive` is the index of the positive one of two classes, and `name` its name.
+    """
+    named = name or str(positive)
     scores: dict[GroupScore, OfEach] = {
         GroupScore(ACCURACY.name, percent=ACCURACY.percent): is_highest
     }
     if classes == 2:
-        scores[SELECTION_RATE] = partial(is_selected, positive=positive)
-        scores[TRUE_POSITIVE_RATE] = partial(is_found, positive=positive)
+        scores[replace(SELECTION_RATE, of=named)] = partial(is_selected, positive=positive)
+        scores[replace(TRUE_POSITIVE_RATE, of=named)] = partial(is_found, positive=positive)
     return scores
 
 

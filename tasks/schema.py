@@ -7,7 +7,7 @@ Its keys are those of Frictionless Table Schema and Table Dialect as far as thes
 import math
 import tomllib
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -295,9 +295,13 @@ def parse_schema(text: str, name: str = SCHEMA) -> Schema:
 
 
 class ImageSchema(_Table):
-    """The images of all sites: classes, width and height in pixels, whether grey, or resized."""
+    """The images of all sites: classes, width and height in pixels, whether grey, or resized.
+
+    `positive` is the positive one of two classes ("": the second).
+    """
 
     classes: Annotated[tuple[str, ...], Len(2)]
+    positive: Name = ""
     size: tuple[
         Annotated[int, Interval(ge=1, le=10_000)], Annotated[int, Interval(ge=1, le=10_000)]
     ]
@@ -312,7 +316,10 @@ class ImageSchema(_Table):
 
 def parse_image_schema(text: str, name: str = SCHEMA) -> ImageSchema:
     """Return the schema of images in a text; raise SchemaError with its first fault."""
-    return _parse(ImageSchema, text, name)
+    schema = _parse(ImageSchema, text, name)
+    if fault := _find_wrong_positive(schema.positive, schema.classes):
+        raise SchemaError(f"{name}: {fault}")
+    return schema
 
 
 def with_files(text: str, files: Mapping[str, Any], name: str = "owner.toml") -> str:
@@ -420,9 +427,8 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
             f"fields.{schema.target}.categories has one class: a target has two or more: add the"
             " others"
         )
-    if schema.positive and (len(classes) != 2 or schema.positive not in classes):
-        but = f"the classes are {', '.join(classes)}" if classes else "the target is a quantity"
-        yield f"positive = {schema.positive!r}: it must be one of two classes, and {but}"
+    if fault := _find_wrong_positive(schema.positive, classes):
+        yield fault
     yield from find_wrong_groups(schema)
     for file, about in schema.files.items():
         if about.groupChar and about.groupChar == about.decimalChar:
@@ -433,6 +439,14 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
         for name in about.fields.keys() - schema.fields.keys():
             hint = did_you_mean(name, schema.fields)
             yield f"files.{file}.fields.{name}: {hint}it must be one of the fields"
+
+
+def _find_wrong_positive(positive: str, classes: Sequence[str]) -> str:
+    """Return why a positive class is none of two classes; "" if it is, or is not stated."""
+    if not positive or (len(classes) == 2 and positive in classes):
+        return ""
+    but = f"the classes are {', '.join(classes)}" if classes else "the target is a quantity"
+    return f"positive = {positive!r}: it must be one of two classes, and {but}"
 
 
 def _find_faults_of(field: Field) -> Iterator[str]:

@@ -254,7 +254,7 @@ class Task:
     class_names
         The names of the classes, in their order; () if they have only numbers.
     positive
-        The index of the positive one of two classes.
+        The index of the positive one of two classes; None if it is not stated: the second.
     dealt
         A client's name → (rows in the data set, classes) of its training, test and validation
         examples, if a data set is split among clients; else None.
@@ -291,7 +291,7 @@ class Task:
     dealt: Callable[[str], Sequence[tuple[Places, Places]]] | None = None
     classes: int | None = None
     class_names: tuple[str, ...] = ()
-    positive: int = 1
+    positive: int | None = None
     groupings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     group_scores: Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]] = field(
         default_factory=dict
@@ -338,6 +338,17 @@ class Task:
     def score(self) -> Score:
         """The score that fairness is measured in."""
         return next(iter(self.scores))
+
+    @property
+    def positive_place(self) -> int:
+        """The index of the positive one of two classes, by default the second."""
+        return 1 if self.positive is None else self.positive
+
+    @property
+    def positive_name(self) -> str:
+        """The name, or number, of the positive one of two classes."""
+        place = self.positive_place
+        return self.class_names[place] if place < len(self.class_names) else str(place)
 
     @cached_property
     def ascending(self) -> tuple[str, ...]:

@@ -211,7 +211,7 @@ def find_positive(task: Task, examples: AnyExamples) -> Tensor:
     targets = examples.all_targets
     if targets.numel() != len(examples):
         raise _no_two_classes(f"it has targets of shape {tuple(targets.shape)}")
-    return targets.reshape(-1).cpu() == task.positive
+    return targets.reshape(-1).cpu() == task.positive_place
 
 
 def _logits_of(
@@ -223,7 +223,7 @@ def _logits_of(
     for start in range(0, len(examples), size):
         place = slice(start, start + size)
         inputs, _ = examples[place]
-        yield place, logits_of(outputs_of(model, inputs, task.output), task.positive)
+        yield place, logits_of(outputs_of(model, inputs, task.output), task.positive_place)
 
 
 def logits_of(outputs: Tensor, positive: int) -> Tensor:

@@ -138,7 +138,9 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     return replace(
         classify(setup, names, (preprocessing.width,), numbered(len(INCOMES)), splits, rows_of),
         groupings=schema.group_names,
-        group_scores=group_scores_of_classes(len(INCOMES)) if schema.groups else {},
+        class_names=INCOMES,
+        positive=1,
+        group_scores=group_scores_of_classes(2, 1, INCOMES[1]) if schema.groups else {},
         preprocessing=lambda client: preprocessing,
     )
 

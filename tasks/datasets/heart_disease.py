@@ -101,7 +101,9 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
         scores={ACCURACY: is_highest, AUC: auc, BALANCED_ACCURACY: balanced_accuracy},
         # without OTHER, the last group: no patient has a missing value
         groupings={name: groups[:-1] for name, groups in schema.group_names.items()},
-        group_scores=group_scores_of_classes(2) if schema.groups else {},
+        class_names=("well", "ill"),
+        positive=1,
+        group_scores=group_scores_of_classes(2, 1, "ill") if schema.groups else {},
     )
 
 

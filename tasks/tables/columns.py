@@ -54,7 +54,7 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
     files = CsvFiles(setup, smallest_client)
     files.warn_of_left_out()
     predicted = Target.of(schema)
-    place = predicted.classes.index(schema.positive) if schema.positive else 1
+    place = predicted.classes.index(schema.positive) if schema.positive else None
 
     def preprocessing(client: str) -> Preprocessing:
         if client:
@@ -73,7 +73,7 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
         describe=files.describe,
         preprocessing=preprocessing,
         groupings=schema.group_names,
-        group_scores=predicted.group_scores(place) if schema.groups else {},
+        group_scores=predicted.group_scores(1 if place is None else place) if schema.groups else {},
         classes=len(predicted.classes),
         class_names=predicted.classes,
         positive=place,

@@ -16,6 +16,7 @@ import numpy as np
 from fairbloom.errors import did_you_mean
 from fairbloom.text import plural, text_if
 
+from ..positive import ask_about_positive, choose_positive
 from ..schema import EVERY_FILE, MAX_CATEGORIES, Field, File, FileField, Missing, fold, normalise
 from .cells import WITH_UNIT, explain_number, find_sign, parse_number, shorten
 from .encode import UNKNOWN, ColumnValues, is_missing, measure_moments, rows_of_clients
@@ -173,6 +174,7 @@ def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> Inferred:
         f"# Inferred from {join_names(shown, 10)}. Read it and correct it.",
         *(f"# {_printable(each)}" for each in notes),
         f"target = {quote(target)}",
+        *_positive_lines(draft.fields[target]),
     ]
     if client:
         head.append(f"client = {quote(client)}")
@@ -183,6 +185,15 @@ def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> Inferred:
         name: NUMBERS_OF_ROWS for name, each in draft.fields.items() if NO_INPUT in each.lines
     }
     return Inferred("\n".join(lines) + "\n", {**draft.ignored, **unused})
+
+
+def _positive_lines(target: Drafted) -> Iterator[str]:
+    """Yield the line with the positive one of two classes, as a guess that asks."""
+    classes = target.about.categories
+    if len(classes) == 2:
+        counts = np.bincount(target.values[target.values >= 0], minlength=2).tolist()
+        name, reason = choose_positive(classes, counts)
+        yield f"positive = {quote(name)}  {ask_about_positive(reason)}"
 
 
 # Files --------------------------------------------------------------------------------------------

@@ -58,7 +58,9 @@ def test_folders_of_classes_become_pixels_from_0_to_1(
     (tmp_path / "b" / "cat" / ".hidden.png").write_text("no image")
     task = load(tmp_path)
     assert task.clients == ("a", "b")
-    assert parse_image_schema(task.schema) == ImageSchema(classes=("cat", "dog"), size=(9, 7))
+    assert parse_image_schema(task.schema) == ImageSchema(
+        classes=("cat", "dog"), positive="dog", size=(9, 7)
+    )
     for examples in task.splits("b"):
         with subtests.test(examples=examples):
             inputs, targets = everything(examples)

@@ -152,12 +152,12 @@ def test_a_row_without_a_value_is_among_the_others(
 
 def test_the_positive_class_is_the_second_or_the_named_one(folder: Folder) -> None:
     there = folder(a=patients(40), b=patients(40))
-    assert load(there, PATIENTS).positive == 1
+    assert load(there, PATIENTS).positive_place == 1
     assert (
         load(
             there,
             schema_with(('missing = "fill"', 'missing = "fill"\npositive = 0'), text=PATIENTS),
-        ).positive
+        ).positive_place
         == 0
     )
 
