@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -165,7 +165,7 @@ class Admission:
             member = self._members.admit(certificate)
         except NotAdmittedError as error:
             try:
-                await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+                await abort(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
             finally:
                 self._unwelcome.add(peer)
         if not caller.make_room(peer):
@@ -195,7 +195,7 @@ class Admission:
                 # the reason would wait behind what the device may never take
                 self._unwelcome.add(peer)
                 raise asyncio.CancelledError
-            await context.abort(call.refusal.code, call.refusal.reason)
+            await abort(context, call.refusal.code, call.refusal.reason)
 
     def look(self) -> None:
         """End the calls and connections that may not go on; called once a second."""
@@ -253,7 +253,7 @@ class Admission:
         if call.peer in caller.peers:
             caller.peers[call.peer] = self._clock()
 
-    async def _refuse_excess(self, certificate: bytes, context: Any) -> None:
+    async def _refuse_excess(self, certificate: bytes, context: Any) -> NoReturn:
         name = identity_in(certificate).name
         self._faults.say(
             f"calls of {name}",
@@ -263,4 +263,10 @@ class Admission:
         )
         await asyncio.sleep(PAUSE_SECONDS)
         reason = "this client calls too often: the server takes the call later"
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+
+
+async def abort(context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:
+    """End a call with this reason."""
+    await context.abort(code, reason)
+    raise AssertionError("abort raises")

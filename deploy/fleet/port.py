@@ -235,7 +235,7 @@ class Port:
         async with self._admission.admit(context) as call:
             first = await receive(sent, Chunk, FIRST_CHUNK_SECONDS)
             taken = await self._take(call.name, first, sent)
-        return taken.SerializeToString()
+        return bytes(taken.SerializeToString())
 
     async def _take(self, name: str, first: Chunk, sent: AsyncIterator[bytes]) -> Taken:
         head = first.head
@@ -318,7 +318,7 @@ class Port:
         drop = Drop()
         if status.answer == Taken.DROP:
             drop.reason = status.reason
-        return drop.SerializeToString()
+        return bytes(drop.SerializeToString())
 
     async def refuse_unknown(self, sent: AsyncIterator[bytes], context: Any) -> None:
         """Refuse a call that the port does not have, within the limits of all calls."""

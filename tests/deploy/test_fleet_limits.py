@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -46,7 +47,7 @@ def beat(caller: Caller) -> grpc.StatusCode | None:
     return code_of(caller.call("Beat", WORKING, silent=False))
 
 
-def begin_reply(served: Served, caller: Caller, size: int = 1_000_000) -> object:
+def begin_reply(served: Served, caller: Caller, size: int = 1_000_000) -> Any:
     """Begin a reply to a new message, which then does not go on."""
     served.send("1")
     head = Head(id="1", run=RUN, size=size, session=b"1" * 16)
@@ -284,7 +285,7 @@ def test_a_fifth_open_call_is_refused(
 
 def test_a_new_connection_takes_the_place_of_an_old_one(served: Served) -> None:
     callers = [Caller(served) for _ in range(6)]
-    calls = list[object]()
+    calls = list[Any]()
     for each in callers:
         calls.append(each.call("Reply"))
         assert code_of(calls[-1], 0.1) is None
