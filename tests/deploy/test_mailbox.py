@@ -1,10 +1,12 @@
 """The mailbox: messages that wait for devices, replies, and how long both are kept."""
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fairbloom.deploy.fleet.connections import list_open_files
 from fairbloom.deploy.fleet.mailbox import (
     COLLECT_BYTES,
     KEPT_SECONDS,
@@ -16,6 +18,7 @@ from fairbloom.deploy.fleet.mailbox import (
     QueuedMessage,
     Reply,
 )
+from fairbloom.deploy.fleet.messages import CHUNK_BYTES
 from fairbloom.deploy.fleet.wire_pb2 import Taken
 
 RUN = 7
@@ -215,3 +218,49 @@ def test_replies_are_collected_in_parts(mailbox: Mailbox) -> None:
     first, more = mailbox.collect(ids)
     assert [each.id for each in first] == ["0"]
     assert more
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def test_contents_leave_files_for_connections(tmp_path: Path) -> None:
+    budget = MemoryBudget(tmp_path, memory=0, files=1)
+    first = Content.of(budget, b"first")
+    with pytest.raises(OSError, match="Too many open files"):
+        Content.of(budget, b"second")
+    pieces = first.pieces()
+    first.close()
+    with pytest.raises(OSError, match="Too many open files"):
+        Content.of(budget, b"second")  # the first one is still being sent
+    assert list(pieces) == [b"first"]
+    del pieces
+    assert b"".join(Content.of(budget, b"second").pieces()) == b"second"
+
+
+def test_a_content_that_many_calls_read_has_one_file(tmp_path: Path) -> None:
+    content = Content.of(MemoryBudget(tmp_path, memory=0), bytes(3 << 20))
+    before = len(list_open_files())
+    readers = [content.pieces() for _ in range(100)]
+    assert [len(next(reader)) for reader in readers] == [CHUNK_BYTES] * 100
+    assert len(list_open_files()) == before
+
+
+@pytest.mark.parametrize("fault", [OSError(5, "Input/output error"), MemoryError()])
+def test_a_reply_that_cannot_be_read_is_an_error(
+    mailbox: Mailbox, fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for id in ("1", "2"):
+        send(mailbox, id, kept=False)
+        content = Content.of(mailbox.budget, id.encode())
+        message = mailbox.find("a", id)
+        assert message is not None
+        mailbox.answer(message, Reply(content))
+        if id == "1":
+
+            def fail() -> Iterator[bytes]:
+                raise fault
+
+            monkeypatch.setattr(content, "pieces", fail)
+    (broken, whole), more = mailbox.collect(["1", "2"])
+    assert "the server cannot read the reply" in broken.reason
+    assert (broken.data, whole.data, more) == (None, b"2", False)
