@@ -22,7 +22,7 @@ ROOMS: Mapping[str, int] = {
     "client": 1_354,
     "client/guard": 717,
     "client/rules": 651,
-    "deploy/fleet": 1_982,
+    "deploy/fleet": 2_513,
     "experiments": 743,
     "experiments/pages": 1_205,
     "experiments/results": 1_769,

@@ -28,7 +28,15 @@ from fairbloom.deploy.fleet.runs import STOPPED, Order, submit
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Working
 from tests.checkout import ROOT
 from tests.deploy.processes import free_port
-from tests.deploy.served import RUN, Caller, Served, code_of, next_later, wait_until
+from tests.deploy.served import (
+    RUN,
+    Caller,
+    Served,
+    code_of,
+    make_place,
+    next_later,
+    wait_until,
+)
 
 METHODS = ("Next", "Reply", "Beat")
 WORKING = Working(session=b"1" * 16).SerializeToString()
@@ -133,6 +141,23 @@ def test_a_client_that_takes_nothing_does_not_hold_its_call(
         forget(served, "a")
     wait_until(lambda: connections(served) == 0)
     assert code_of(call) == grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_connection_without_calls_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = dict(port.OPTIONS) | {"grpc.max_connection_idle_ms": 500}
+    monkeypatch.setattr(port, "OPTIONS", tuple(options.items()))
+    served = Served(make_place(tmp_path / "place"))
+    idle, busy = (Caller(served, name) for name in "ab")
+    assert beat(idle) == beat(busy) == grpc.StatusCode.OK
+    held = busy.call("Next", WORKING)
+    assert connections(served) == 2
+    wait_until(lambda: connections(served) == 1)
+    assert code_of(held, 0.1) is None
+    for each in (idle, busy):
+        each.close()
+    served.stop()
 
 
 def test_empty_chunks_count_as_chunks(served: Served, caller: Caller) -> None:
