@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import re
-import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -56,7 +55,6 @@ class Lying:
 
     def __init__(self, send: Callable[[], Iterator[Chunk]], reason: str = "") -> None:
         self.replies: list[Head] = []
-        self.ended = threading.Event()
         handlers = {
             "Next": grpc.unary_stream_rpc_method_handler(
                 self._next, Working.FromString, Chunk.SerializeToString
@@ -78,7 +76,6 @@ class Lying:
         self.address = f"localhost:{port}"
 
     def _next(self, working: Working, context: Any) -> Iterator[Chunk]:
-        context.add_callback(self.ended.set)
         if self.replies:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "that was all")
         yield from self._send()
@@ -165,14 +162,23 @@ def test_flowers_types_and_those_of_an_own_handler_are_taken(kind: str) -> None:
 
 def test_a_message_ends_at_its_size_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call is cancelled: a server that goes on sending is not listened to."""
-    monkeypatch.setattr(fleet_calls, "FIRST_PAUSE", 60.0)
-    goes_on = iter([Chunk(head=head_of(), data=b"model!")])
-    lying = Lying(lambda: (next(goes_on, Chunk(data=bytes(CHUNK_BYTES))) for _ in range(4000)))
+    monkeypatch.setattr(fleet_calls, "FIRST_PAUSE", 0.01)
+    taken = list[int]()
+
+    def send() -> Iterator[Chunk]:
+        yield Chunk(head=head_of())
+        lying.replies.append(Head())  # the next call is refused
+        for number in range(4000):
+            taken.append(number)
+            yield Chunk(data=bytes(CHUNK_BYTES))
+
+    lying = Lying(send)
     calls = lying.calls()
-    threading.Thread(target=calls.next, args=("",), daemon=True).start()
-    assert lying.ended.wait(10)
+    with pytest.raises(RefusedError, match="that was all"):
+        calls.next("")
     calls.close()
     lying.stop()
+    assert len(taken) < 100
 
 
 def test_a_slow_line_has_time_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
