@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -287,7 +288,12 @@ def split_units(units: Indices, start: int, setup: Setup, client: str) -> Parts:
 
 def _count_share(share: float, count: int) -> int:
     """Return the number of examples in a share, without rounding errors; at least 1 if above 0."""
-    return max(int(Fraction(str(share)) * count), 1) if share else 0
+    return max(int(_fraction_of(share) * count), 1) if share else 0
+
+
+@cache  # called for each of a thousand clients
+def _fraction_of(share: float) -> Fraction:
+    return Fraction(str(share))
 
 
 def add_labels(parts: Parts, labels: Labels) -> list[tuple[Indices, Labels]]:

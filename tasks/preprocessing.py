@@ -237,7 +237,7 @@ class Preprocessing:
         """Return the preprocessing of a client with these means and deviations."""
         own = dict(zip(self.per_client, moments, strict=True))
         columns = tuple(
-            replace(each, center=own[each.name][0], scale=own[each.name][1])
+            InputColumn(each.name, NUMBER, (), *own[each.name], each.fill)
             if each.name in own
             else each
             for each in self.columns
@@ -295,7 +295,8 @@ class Preprocessing:
         """Return the content of the file, with exact numbers."""
         # Without line breaks where there are many clients: then it takes a twentieth of the time.
         indent = None if self.moments else 2
-        content = {"format": FORMAT, **asdict(self)}
+        # asdict copies each number by itself.
+        content = {"format": FORMAT, **asdict(replace(self, moments={})), "moments": self.moments}
         return json.dumps(content, indent=indent, allow_nan=False).encode()
 
     @classmethod

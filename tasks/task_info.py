@@ -280,8 +280,12 @@ class TaskInfo:
         if not self.reads:
             return task
 
-        def splits(client: str) -> Splits:
+        @cache  # once, not for each client; an exception is not cached
+        def check() -> None:
             self.check_readable(setup.data_dir)
+
+        def splits(client: str) -> Splits:
+            check()
             return task.splits(client)
 
         return replace(task, splits=splits)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -214,6 +214,7 @@ def own_columns(schema: Schema) -> list[str]:
     ]
 
 
+@lru_cache(maxsize=16)  # called for each client
 def preprocessing_of(text: str) -> Preprocessing:
     """Return the preprocessing of tables by a schema's text, for all clients."""
     schema = parse_schema(text)

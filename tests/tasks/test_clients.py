@@ -1,7 +1,9 @@
 """Clients of one file: encoded once, each to the bits of a file of its own."""
 
+import cProfile
 import json
 import logging
+import pstats
 from collections import Counter
 from pathlib import Path
 
@@ -9,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.tasks import Examples, check_data, describe_data, forget_tasks
+from fairbloom.tasks import Examples, check_data, describe_data, forget_tasks, load_task
+from fairbloom.tasks.score import decide_score
 from fairbloom.tasks.tables import encode
 
 from .made import everything
@@ -121,6 +125,26 @@ def test_a_fault_of_one_client_leaves_the_others_usable(
             if name == "site-0007":
                 first = f"line {wrong[2] + 1}, column 'age' holds 'high', .*as 1 more row does"
                 assert error.match(first)
+
+
+def count_calls(file: Path, kept: Path) -> int:
+    """Return the function calls until a run's first round, from the inference of the schema."""
+    settings = RunSettings.of(config(file, client="site"))
+    profile = cProfile.Profile()
+    with profile:
+        check_data(settings)
+        task = load_task(settings)
+        decide_score(settings, task)
+        keep_preprocessing(kept, task, task.clients)
+    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
+def test_a_start_takes_five_hundred_calls_a_client(tmp_path: Path) -> None:
+    sizes = (20, 60, 160)
+    files = [file_of(tmp_path / f"{size}.csv", dict.fromkeys(names_of(size), 20)) for size in sizes]
+    # The first one imports modules and fills caches.
+    _, few, many = [count_calls(file, tmp_path / "kept") for file in files]
+    assert (many - few) / (sizes[2] - sizes[1]) < 500
 
 
 # Clients of few rows ------------------------------------------------------------------------------
