@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.deploy.device.connectivity import connection_fault
 from fairbloom.deploy.fleet import admission, port
 from fairbloom.deploy.fleet.admission import Admission, Caller as Allowance, CallRefusedError
 from fairbloom.deploy.fleet.connections import OTHER_CONNECTIONS, OWN_FILES, connection_limit
@@ -23,7 +26,7 @@ from fairbloom.deploy.fleet.faults import Faults
 from fairbloom.deploy.fleet.federation import Federation, read_now
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.messages import BYTES_WITH_HEAD, in_chunks
-from fairbloom.deploy.fleet.port import REFUSED_REPLY
+from fairbloom.deploy.fleet.port import REFUSED_REPLY, Port
 from fairbloom.deploy.fleet.runs import STOPPED, Order, submit
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Working
 from tests.checkout import ROOT
@@ -75,6 +78,19 @@ def connections(served: Served) -> int:
     """Have the server look once, and return the number of connections."""
     served.do(served.port.look)
     return served.port.connections["open"] // 2  # this process has both ends of each
+
+
+def wait_for_calls(served: Served, number: int) -> None:
+    """Wait until the server has this number of open calls."""
+    callers = served.port._admission._callers
+    wait_until(
+        lambda: (
+            number
+            == sum(
+                call.refusal is None for caller in [*callers.values()] for call in [*caller.calls]
+            )
+        )
+    )
 
 
 # Before a call says anything ----------------------------------------------------------------------
@@ -271,6 +287,7 @@ def test_every_open_call_ends_with_its_certificate(
     other = Caller(served, "b")
     others = other.call("Next", WORKING)
     wait_until(lambda: len(served.do(served.port.online)) == 2)
+    wait_for_calls(served, 5)
     began = time.monotonic()
     if ends == "revoked":
         forget(served, "a")
@@ -299,7 +316,7 @@ def test_a_fifth_open_call_is_refused(
 ) -> None:
     monkeypatch.setattr(admission, "PAUSE_SECONDS", 0.0)
     calls = [caller.call("Reply") for _ in range(4)]
-    assert [code_of(call, 0.1) for call in calls] == [None] * 4
+    wait_for_calls(served, 4)
     assert beat(caller) == grpc.StatusCode.RESOURCE_EXHAUSTED
     other = Caller(served, "b")
     assert beat(other) == grpc.StatusCode.OK
@@ -311,9 +328,10 @@ def test_a_fifth_open_call_is_refused(
 def test_a_new_connection_takes_the_place_of_an_old_one(served: Served) -> None:
     callers = [Caller(served) for _ in range(6)]
     calls = list[Any]()
-    for each in callers:
+    for number, each in enumerate(callers, 1):
         calls.append(each.call("Reply"))
-        assert code_of(calls[-1], 0.1) is None
+        wait_for_calls(served, min(number, 4))
+        wait_until(lambda: sum(call.done() for call in calls) == max(0, len(calls) - 4))
     ended = [code_of(call, 0.1) for call in calls]
     assert ended == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2 + [None] * 4
     for each in callers:
@@ -372,6 +390,32 @@ def test_calls_beyond_that_are_refused_and_logged_once(
     assert codes == [grpc.StatusCode.OK] * 10 + [grpc.StatusCode.RESOURCE_EXHAUSTED] * 10
     assert code_of(caller.call("Push")) == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert caplog.text.count("client a calls too often") == 1
+
+
+class Small(Served):
+    """A port that takes two connections."""
+
+    def _make(self) -> Port:
+        return Port(self.members, self.mailbox, max_connections=2)
+
+
+def test_a_device_learns_that_the_server_is_full(tmp_path: Path) -> None:
+    place = make_place(tmp_path / "place")
+    served = Small(place)
+    settings = ClientSettings.of({}, place / "bundles" / "a" / "client.toml")
+    client = replace(settings, server=served.address)
+    host, _, number = served.address.rpartition(":")
+    connected = Caller(served)
+    held = connected.call("Next", WORKING)
+    wait_for_calls(served, 1)
+    stranger = socket.create_connection((host, int(number)))
+    wait_until(lambda: "the server is full" in (connection_fault(client) or ""))
+    served.send("1")
+    assert Chunk.FromString(next(held)).data == b"model"  # a connected device goes on
+    stranger.close()
+    wait_until(lambda: connection_fault(client) is None)
+    connected.close()
+    served.stop()
 
 
 def test_full_connections_are_logged_once_a_minute(
