@@ -17,7 +17,7 @@ from ..results.presentation import page_of
 from . import charts
 from .cells import CLEAR, NONE, SHOWN, Digits, mark_significant, tone_of
 from .chart_rows import Line, Scene, mean_and_range, shown_of, worst_first
-from .group_sections import gaps_table, subgroups_section
+from .group_sections import LEFT_OUT, gaps_table, subgroups_section
 from .sections import (
     absences_section,
     all_settings_section,
@@ -316,12 +316,10 @@ def gap_tables(comparison: Comparison) -> list[Table]:
         f"How much narrower the gaps by {comparison.grouping_compared} are than under"
         f" {comparison.baseline}"
     )
-    return [
-        gaps,
-        Table(
-            "narrower", caption, headings, rows, "Positive is better; paired by seed, not tested."
-        ),
-    ]
+    note = "Positive is better; paired by seed, not tested."
+    if any(LEFT_OUT in cell.text for row in gaps.rows for cell in row):
+        note += f" Gaps with{LEFT_OUT} leave clients out."
+    return [gaps, Table("narrower", caption, headings, rows, note)]
 
 
 # Differences --------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fairbloom.protocol.scores import GroupScore
+from fairbloom.text import text_if
 
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..results.differences import mean_and_deviation
@@ -11,6 +13,17 @@ from ..results.group_scores import ALL, Group, GroupReport
 from . import charts
 from .cells import Digits
 from .chart_rows import Scene, mean_and_range
+
+# Marks a score over all clients that some of them leave out.
+LEFT_OUT = " †"
+
+# Scores of groups that a note names, of those that leave clients out.
+MAX_SHOWN = 6
+
+PARTIAL = (
+    "† without clients whose positive, or other, examples of a group are none, or too few to be"
+    " reported:"
+)
 
 # What clients report of groups under each method's final models, a report a seed.
 Reports = Mapping[str, Sequence[GroupReport]]
@@ -35,6 +48,17 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
         "Over the examples of all clients that report the group; means over the seeds with which"
         " some client does."
     )
+    partial = {
+        f"{grouping}, {sentence}"
+        for by_seed in reports.values()
+        for report in by_seed
+        for grouping in report.grouped.groupings
+        for sentence in report.partial_scores(grouping)
+    }
+    if partial:
+        shown = sorted(partial)[:MAX_SHOWN]
+        more = text_if(len(partial) > MAX_SHOWN, f"; and {len(partial) - MAX_SHOWN} more")
+        note += f" {PARTIAL} {'; '.join(shown)}{more}."
     headings = ["method", "grouping", "group", "examples", *scores]
     rows = [[row[0], *row[2:]] for row in cells]
     blocks.append(
@@ -114,6 +138,7 @@ def _by_name(by_seed: Sequence[GroupReport], client: str, grouping: str) -> dict
 def gaps_table(reports: Reports) -> Table:
     """Return the gaps between groups over all clients."""
     rows = []
+    is_partial = False
     first = next(iter(reports.values()))[0]
     for label, by_seed in reports.items():
         for grouping in first.grouped.groupings:
@@ -129,6 +154,9 @@ def gaps_table(reports: Reports) -> Table:
                 lowest = ", ".join(dict.fromkeys(gap.lowest for gap in gaps))
                 digits = Digits.of(score, [size])
                 gap = digits.spread(size, deviation if len(gaps) > 1 else None)
+                if any(each.without for each in gaps):
+                    gap = replace(gap, text=f"{gap.text}{LEFT_OUT}")
+                    is_partial = True
                 row = [Cell(label), Cell(grouping), Cell(score.title), gap]
                 rows.append([*row, Cell.of(len(gaps)), Cell(lowest)])
     headings = ["method", "grouping", "score", "gap", "seeds", "lowest group"]
@@ -136,6 +164,8 @@ def gaps_table(reports: Reports) -> Table:
         "The highest of the groups less the lowest; mean ± standard deviation over the seeds that"
         " have it."
     )
+    if is_partial:
+        note += f" {PARTIAL} the table of groups names them."
     return Table("gaps", "Gaps between groups over all clients", headings, rows, note, keys=3)
 
 
@@ -152,8 +182,11 @@ def _group_rows(
                     values = [
                         group.values[score.name] for group in groups if score.name in group.values
                     ]
-                    row.append(
-                        Digits.of(score, values).cell(statistics.fmean(values) if values else None)
+                    cell = Digits.of(score, values).cell(
+                        statistics.fmean(values) if values else None
                     )
+                    if any(score.name in group.without for group in groups):
+                        cell = replace(cell, text=f"{cell.text}{LEFT_OUT}")
+                    row.append(cell)
                 rows.append(row)
     return rows

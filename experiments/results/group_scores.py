@@ -1,7 +1,7 @@
 """A model's scores on groups of examples, within clients and over all, and their gaps."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fairbloom.errors import join_names
@@ -18,7 +18,11 @@ ALL = "all clients"
 
 @dataclass(frozen=True)
 class Group:
-    """Counts and scores of one group; `client` is ALL for the group over all clients."""
+    """Counts and scores of one group; `client` is ALL for the group over all clients.
+
+    `without` has, for scores over fewer examples than the count, the clients whose examples count
+    but that report no such score, with the number of these examples.
+    """
 
     client: str
     grouping: str
@@ -26,6 +30,7 @@ class Group:
     count: int
     overs: Mapping[str, int]  # the number of examples in a score's mean, by score
     values: Mapping[str, float]  # by score
+    without: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by score
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], scores: Sequence[GroupScore]) -> "Group":
@@ -54,7 +59,12 @@ class Group:
                 sums[name] = sums.get(name, 0.0) + each.overs[name] * value
         values = {name: sums[name] / overs[name] for name in overs}
         count = sum(each.count for each in groups)
-        return cls(ALL, groups[0].grouping, groups[0].group, count, overs, values)
+        lacking = {
+            name: {each.client: each.count for each in groups if name not in each.values}
+            for name in overs
+        }
+        without = {name: clients for name, clients in lacking.items() if clients}
+        return cls(ALL, groups[0].grouping, groups[0].group, count, overs, values, without)
 
 
 def _count_in(row: Mapping[str, Any], column: str) -> int:
@@ -66,7 +76,10 @@ def _count_in(row: Mapping[str, Any], column: str) -> int:
 
 @dataclass(frozen=True)
 class Gap:
-    """The difference between groups in a score: the highest minus the lowest, as in fairlearn."""
+    """The difference between groups in a score: the highest minus the lowest, as in fairlearn.
+
+    `without` has the clients that one of the groups' scores leaves out.
+    """
 
     client: str  # ALL: over all clients
     grouping: str
@@ -75,6 +88,7 @@ class Gap:
     highest: str
     low: float
     high: float
+    without: tuple[str, ...] = ()
 
     @property
     def size(self) -> float:
@@ -125,7 +139,9 @@ class GroupReport:
             return None
         lowest = min(values, key=lambda each: values[each])
         highest = max(reversed(values), key=lambda each: values[each])
-        return Gap(client, grouping, score, lowest, highest, values[lowest], values[highest])
+        without = {name for each in groups for name in each.without.get(score.name, ())}
+        ends = (values[lowest], values[highest])
+        return Gap(client, grouping, score, lowest, highest, *ends, tuple(sorted(without)))
 
     def sizes(self, client: str = "") -> dict[str, float]:
         """Return the gaps of the first grouping by score, by default over all clients."""
@@ -164,6 +180,17 @@ class GroupReport:
             f" reported ({clients})"
         )
 
+    def partial_scores(self, grouping: str) -> list[str]:
+        """Return a sentence on each score over all clients that leaves some of them out."""
+        return [
+            f"{score.words} of {each.group}: without"
+            f" {join_names(sorted(each.without[score.name]))}"
+            f" ({sum(each.without[score.name].values())} of {each.count} examples)"
+            for each in self.of(ALL, grouping)
+            for score in self.scores
+            if score.name in each.without
+        ]
+
     def rows(self) -> list[dict[str, Any]]:
         """Return a row a group with counts and scores, over all clients and then by client."""
         groups = [
@@ -184,6 +211,8 @@ class GroupReport:
                 *over, column = score.columns
                 row |= {name: each.overs.get(score.name, "") for name in over}
                 row[column] = each.values.get(score.name, "")
+                if over:
+                    row[f"{column}_without"] = ", ".join(sorted(each.without.get(score.name, ())))
             rows.append(row)
         return rows
 
@@ -199,6 +228,7 @@ class GroupReport:
                 "low": each.low,
                 "highest": each.highest,
                 "high": each.high,
+                "without": ", ".join(each.without),
             }
             for each in self.gaps()
         ]
