@@ -136,7 +136,11 @@ def nearly_all_differ(different: int, rows: int) -> bool:
 
 def rows_of_units(name: str, column: Column) -> float:
     """Return the number of rows of a value, on average; 0 if the values cannot be persons."""
-    if NEVER.fullmatch(name):
+    rows = int(column.is_present.sum())
+    numbers = column.numbers[~np.isnan(column.numbers)]
+    # What needs no sorting of all rows first.
+    is_coarse = rows > MAX_ROWS * len(column.sites.names) * len(column.numbers)
+    if NEVER.fullmatch(name) or is_coarse or (numbers != np.round(numbers)).any():
         return 0.0
     units = _find_units(column)
     counts = np.bincount(units[units >= 0])

@@ -426,9 +426,9 @@ def _is_number(column: Column) -> bool:
     else the column is what most cells at half of the sites are.
     """
     odd = {text: count for text, count in column.odd_counts.items() if not is_gap(text)}
-    numbers, counts = column.number_counts()
     if not odd:
-        return len(numbers) > 0
+        return bool((~np.isnan(column.numbers) & (column.counts > 0)).any())
+    numbers, counts = column.number_counts()
     signs = {text: find_sign(text) for text in odd}
     units = {_unit_of(text).casefold() for text, sign in signs.items() if sign == "unit"}
     bounds = {text[0] for text, sign in signs.items() if sign == "bound"}
@@ -475,9 +475,10 @@ def _number_lines(column: Column) -> list[str]:
 
 def _code_lines(name: str, column: Column) -> list[str]:
     """Return the categories of numbers that may be codes, as a comment to uncomment; or nothing."""
-    numbers, counts = column.number_counts()
-    if column.odd_counts or NEVER.fullmatch(name) or (numbers != np.round(numbers)).any():
+    is_whole = np.isnan(column.numbers) | (column.numbers == np.round(column.numbers))
+    if column.odd_counts or NEVER.fullmatch(name) or not is_whole.all():
         return []
+    numbers, counts = column.number_counts()
     if len(numbers) < 2 or numbers[0] < 0.0:
         return []
     is_few = len(numbers) <= MAX_FEW

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..schema import Decimal, File, GroupMark, normalise
 
 # Cells of a column that are looked at; those that no number can be read from are, all of them.
-SAMPLE = 1_000
+SAMPLE = 500
 
 # Digits that thousands begin with: 0.123 has no thousands.
 GROUP = "[+-]?[1-9][0-9]{0,2}"
@@ -100,4 +100,6 @@ def infer_marks(columns: Iterable[Iterable[str]]) -> Marks:
 
 
 def _find_evidence(cell: str) -> str:
+    if not any(mark in cell for mark in ",.' "):
+        return "none" if EVIDENCE["none"].fullmatch(cell) else ""
     return next((kind for kind, pattern in EVIDENCE.items() if pattern.fullmatch(cell)), "")

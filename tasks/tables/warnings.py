@@ -138,18 +138,23 @@ def _find_codes(present: SiteValues) -> Iterator[tuple[float, NDArray[np.bool_],
         yield code, rows, "far from the others"
     values = present.values
     known = np.isin(values, [*found])
-    below = np.unique(values[(values < 0.0) & ~known])
+    below = values[(values < 0.0) & ~known]
     positive = values[(values > 0.0) & ~known]
     if not len(positive):
         return
-    counts = [int((values == code).sum()) for code in below]
-    if 0 < len(below) <= 2 and min(counts) > 1 and (below == np.round(below)).all():
-        for code in below:
-            yield float(code), values == code, "and no other number is negative"
+    if len(below) and (below == np.round(below)).all():
+        rows_of = {float(code): values == code for code in np.unique(below)[:3]}
+        if len(rows_of) <= 2 and min(int(rows.sum()) for rows in rows_of.values()) > 1:
+            for code, rows in rows_of.items():
+                yield code, rows, "and no other number is negative"
     zeros = values == 0.0
-    is_far = len(np.unique(positive)) >= FEWEST_KINDS and positive.min() > positive.std()
     # A site that has only zeros is another remark.
-    if is_far and zeros.sum() > 1 and not _find_sites_of_zeros(present):
+    if (
+        zeros.sum() > 1
+        and positive.min() > positive.std()
+        and len(np.unique(positive)) >= FEWEST_KINDS
+        and not _find_sites_of_zeros(present)
+    ):
         yield 0.0, zeros, f"and no other number is below {positive.min():g}"
 
 
