@@ -21,7 +21,7 @@ from fairbloom.server.settings import default_config
 from fairbloom.system.processors import processors_here
 
 # Parameters of API functions that no command has.
-IN_PYTHON = ("progress", "on_round", "on_run")
+IN_PYTHON = ("progress", "on_round", "on_run", "data", "target")
 
 METAVARS = {
     "settings": "KEY=VALUE",

@@ -4,7 +4,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fairbloom.errors import explained_in_python
 from fairbloom.imports import only_trusted_imports
@@ -14,17 +15,18 @@ from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import name_of
 from fairbloom.strategies.named import title
-from fairbloom.tasks import forget_tasks
+from fairbloom.tasks import describe_data, forget_tasks
 
 from . import pages as pages  # registers the pages of results
 from .apps import App, read_app
 from .arms import Named, baseline_of, parse_arms, settings_of_method
+from .frames import Frames, settings_of_frames
 from .options import CommonOptions, as_settings, choose_task, expand_options, merge_settings
 from .results.comparison import Comparison, read_comparison
 from .results.evaluation import Evaluation
 from .results.measures import find_measure
 from .results.reproduction import Reproduction
-from .results.run import Run, load as load_run
+from .results.run import Run, frame, load as load_run
 from .results.search import Search, read_search
 from .studies.compare import compare_arms
 from .studies.given_runs import Folders, compare_runs
@@ -35,12 +37,16 @@ from .studies.running import OnRun, ignore_run
 from .studies.search import arms_of, parse_grid, search_arms
 from .study import Study, find_study
 
+if TYPE_CHECKING:
+    import pandas
+
 __all__ = [
     "Comparison",
     "Evaluation",
     "Reproduction",
     "Run",
     "Search",
+    "check_data",
     "compare",
     "evaluate",
     "load",
@@ -57,6 +63,8 @@ METHODS = "fedavg,qfedavg,fedmgdaplus,fedfv"
 def run(
     task: str | None = None,
     *,
+    data: Frames | None = None,
+    target: str = "",
     method: Named | None = None,
     seed: int | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -75,6 +83,11 @@ def run(
     ----------
     task
         The task to learn: a name that `fairbloom tasks` lists, or your own as "my_module:task".
+    data
+        The data frame of each client, by name, in place of files: {"north": frame, …}. They are
+        kept in `out` as Parquet files, and read as these are. Only the same ones continue a run.
+    target
+        The column to predict, of frames or files: the setting csv.target.
     data_dir
         The folder that the task reads its data from.
     schema
@@ -138,6 +151,7 @@ def run(
 
     named = {"seed": seed, "out": out}
     config = merge_settings(as_settings({"task": task, **named, **options}), settings or {})
+    config = settings_of_frames(data, target, out, config)
     config = merge_settings(settings_of_method(method, config), choose_task(config))
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
@@ -160,6 +174,8 @@ def run(
 def compare(
     task: str | None = None,
     *,
+    data: Frames | None = None,
+    target: str = "",
     methods: Named | Sequence[Named] = METHODS,
     app: str | os.PathLike[str] | None = None,
     flwr: bool = False,
@@ -234,6 +250,7 @@ def compare(
         When a setting is unknown, impossible or unused, a folder cannot be used, or a run fails.
     """
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
+    config = settings_of_frames(data, target, out, config)
     named = name_of(baseline) if baseline else ""
     if runs:
         changed = {
@@ -360,6 +377,43 @@ def search(
     place = _place_for(own, place_of(jobs, pool, gpus_per_run))
     with study_progress("searching", shown=progress) as bar:
         return search_arms(study, Path(out), place, bar)
+
+
+@explained_in_python
+def check_data(
+    data: Frames | str | os.PathLike[str],
+    *,
+    target: str = "",
+    settings: Mapping[str, Value] | None = None,
+) -> dict[str, "pandas.DataFrame"]:
+    """Return tables that describe the data of clients, as `fairbloom data` prints them.
+
+    They are `clients`, with the faults of each under `problem`, `columns`, and `remarks` on what
+    may be wrong.
+
+    Parameters
+    ----------
+    data
+        The data frame of each client, by name, or the folder of their files.
+    target
+        The column to predict.
+    settings
+        Any other settings, such as {"csv.unit": "patient"}.
+
+    Raises
+    ------
+    FairbloomError
+        When no client's data can be read, or a setting is unknown or impossible.
+    """
+    with TemporaryDirectory() as place:
+        frames = data if isinstance(data, Mapping) else None
+        config = merge_settings({"task": "csv"}, settings or {})
+        if not isinstance(data, Mapping):
+            config = merge_settings({"data-dir": os.fspath(data)}, config)
+        config = settings_of_frames(frames, target, place, config)
+        forget_tasks()
+        described = describe_data(Settings.of(config))
+    return {name: frame(rows) for name, rows in described.items()}
 
 
 def _place_for(app: App | None, place: int | OnRay) -> int | OnRay:

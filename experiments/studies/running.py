@@ -15,7 +15,7 @@ from fairbloom.server.run_folder.errors import (
     explain_access_errors,
     explain_write_errors,
 )
-from fairbloom.server.run_folder.files import is_run_folder
+from fairbloom.server.run_folder.files import FRAMES, is_run_folder
 from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.settings import Settings
@@ -114,7 +114,7 @@ def study_folder(study: Study, out: Path) -> Iterator[None]:
     with explain_access_errors(out):
         created = not out.exists()
         names = set[str]() if created else {path.name for path in out.iterdir()}
-    visible = {name for name in names if not name.startswith(".")}
+    visible = {name for name in names if not name.startswith(".") and name != FRAMES.name}
     with contextlib.suppress(RunFolderError):  # no study, or a damaged one, which is written again
         # the tables of another kind would be replaced, or remain among the new ones
         there = Study.read(out)

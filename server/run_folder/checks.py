@@ -15,6 +15,7 @@ from .files import (
     CONFIG,
     DATA,
     ENVIRONMENT,
+    FRAMES,
     LEFT_OUT,
     LOCK,
     MODEL,
@@ -27,7 +28,7 @@ from .values import RecordedSettings
 
 # What a folder may hold if making it was interrupted before its settings were written.
 FIRST_LAID = (
-    *(entry.name for entry in (LOCK, CHECKPOINTS)),
+    *(entry.name for entry in (LOCK, CHECKPOINTS, FRAMES)),
     *(
         name
         for file in (ENVIRONMENT, SCORES, MODULES, CONFIG)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from fairbloom.tasks.split import Split
 
 T = TypeVar("T")
-
 # The key in data.json of the clients that are left out; all other keys are files.
 LEFT_OUT = "left-out"
 
@@ -272,6 +271,9 @@ PERSONAL = Entry(name="clients")
 CONTEXTS = Entry(name="contexts")
 
 EXPORTS = Entry(name="exports")
+
+# The clients' data frames as Parquet files; a study's folder has them, too.
+FRAMES = Entry(name="data")
 
 LOCK = Entry(name=LOCK_NAME)
 

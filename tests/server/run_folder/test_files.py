@@ -153,7 +153,7 @@ def test_a_run_writes_exactly_its_declared_files(
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
     of_others = {"data.json", "schema.toml", "known.json", *OF_GROUPS}
-    of_others |= {"modules.json", "exports", "metrics.csv"}
+    of_others |= {"modules.json", "exports", "metrics.csv", "contexts", "data"}
     assert declared - there == of_others | {".lock"}
 
 
