@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch.nn.parameter import is_lazy
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean, join_names
 from fairbloom.imports import imported, is_import_string
-from fairbloom.logs import log
 
 from . import networks
 from .held import HeldTensors
@@ -142,70 +141,57 @@ def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
 def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -> None:
     """Raise FairbloomError if a model does not map one example to a row of outputs.
 
-    The call also initialises lazy modules; other buffers are then as before. A model that takes no
-    single example, because its BatchNorm has no statistics, is tried with two.
+    The call also initialises lazy modules; other buffers are then as before.
     """
     remedy = "its parameters outputs, inputs, channels and shape say it"
     if name in MODELS:
         remedy = "choose another model"
-    examples = "one example"
-    rows = 1
     held = HeldTensors(model)
     try:
         answer = model.eval()(example)
     except Exception as error:  # a user's model may raise anything
-        answer = _try_two(name, model, example)
-        examples = "two examples"
-        rows = 2
-        if answer is None:
+        why = f"({type(error).__name__}: {' '.join(str(error).split())})"
+        if without := _find_batch_norm(model, example):
             raise FairbloomError(
-                f"model = {name!r}: it cannot take an example of this task, a tensor of shape"
-                f" {tuple(example.shape)} and dtype {example.dtype} ({type(error).__name__}:"
-                f" {' '.join(str(error).split())}): {remedy}"
+                f"model = {name!r}: it takes two examples, but not one {why}: its BatchNorm"
+                f" ({join_names(without)}) has no running statistics, so an output depends on the"
+                " other examples of its batch: leave out track_running_stats=False, or take"
+                " GroupNorm or LayerNorm"
             ) from error
+        raise FairbloomError(
+            f"model = {name!r}: it cannot take an example of this task, a tensor of shape"
+            f" {tuple(example.shape)} and dtype {example.dtype} {why}: {remedy}"
+        ) from error
     try:
         chosen = choose_output(model, answer, "")
     except ReportableError:
         chosen = None
-    if chosen is None or chosen.shape != (rows, outputs):
+    if chosen is None or chosen.shape != (1, outputs):
         got = f"a {type(answer).__name__}"
         if chosen is not None:
             got = f"a tensor of shape {tuple(chosen.shape)}"
         raise FairbloomError(
-            f"model = {name!r}: for {examples}, of shape {(rows, *example.shape[1:])}, it returns"
-            f" {got}, and this task needs a tensor of shape {(rows, outputs)}, or tensors by name"
-            f" with logits of that shape: {remedy}"
+            f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns {got},"
+            f" and this task needs a tensor of shape {(1, outputs)}, or tensors by name with logits"
+            f" of that shape: {remedy}"
         )
     held.restore()
     model.train()
 
 
-def _try_two(name: str, model: nn.Module, example: Tensor) -> object:
-    """Return what a model makes of two examples if its BatchNorm has no statistics, else None."""
+def _find_batch_norm(model: nn.Module, example: Tensor) -> list[str]:
+    """Return the modules of BatchNorm without statistics if two examples work where one fails."""
     without = [
         path
         for path, module in model.named_modules()
         if isinstance(module, _BatchNorm) and module.running_mean is None
     ]
-    if not without:
-        return None
-    try:
-        answer: object = model(torch.cat([example, example]))
-    except Exception:  # the error of the single example says more
-        return None
-    _warn_of_batches(name, join_names(without))
-    return answer
-
-
-@cache  # a model is built several times
-def _warn_of_batches(name: str, modules: str) -> None:
-    log.warning(
-        "model = %r: its BatchNorm (%s) has no running statistics: it takes no single example, and"
-        " an output depends on the other examples of its batch: leave out"
-        " track_running_stats=False, or take GroupNorm",
-        name,
-        modules,
-    )
+    if without:
+        try:
+            model(torch.cat([example, example]))
+        except Exception:  # the error of the single example says more
+            return []
+    return without
 
 
 def check_arrays(model: nn.Module) -> None:

@@ -81,7 +81,7 @@ def test_models_that_cannot_be_used_are_refused_by_name(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     for name, words in {
-        "BatchAlone": ("BatchAlone", "more than 1 value per channel"),
+        "BatchAlone": ("BatchAlone", "more than 1 value per channel", "its BatchNorm (2)"),
         "Expanded": ("'weights'", ".clone()"),
     }.items():
         with subtests.test(name=name, words=words):

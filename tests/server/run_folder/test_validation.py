@@ -132,7 +132,8 @@ def test_rounds_without_a_gain_end_the_run_as_finished(
     assert set(result.arrays["w"].numpy()) == {6.0}
     assert best_round(tmp_path / "run") == 4
     with caplog.at_level("INFO", "flwr"):
-        assert list(start(tmp_path / "run").train_metrics_clientapp) == []
+        again = start(tmp_path / "run")
+    assert list(again.train_metrics_clientapp) == [1, 2, 3, 4, 5, 6]
     assert "is finished, since the mean validation val_acc was best in round 4" in caplog.text
     start(tmp_path / "run", rounds=20)  # it has stopped because of its patience, not its rounds
     assert rounds_done(tmp_path / "run") == 6
