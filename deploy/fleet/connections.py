@@ -7,6 +7,7 @@ import resource
 import socket
 import stat
 from collections.abc import Collection
+from pathlib import Path
 
 # Open files that the server keeps for itself: the registry, runs, and contents beyond the memory.
 OWN_FILES = 256
@@ -21,8 +22,8 @@ OTHER_CONNECTIONS = 1000
 # With more than this share of all connections the port is full: some may have ended just now.
 FULL = 0.98
 
-# The system lists this process's open files here.
-OPEN_FILES = "/dev/fd"
+# The system lists this process's open files here; macOS has only the second folder.
+OPEN_FILES = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
 
 
 def raise_file_limit() -> int:

@@ -25,7 +25,7 @@ from fairbloom.deploy.fleet.enrolment import revoke
 from fairbloom.deploy.fleet.faults import Faults
 from fairbloom.deploy.fleet.federation import Federation, read_now
 from fairbloom.deploy.fleet.members import Members
-from fairbloom.deploy.fleet.messages import BYTES_WITH_HEAD, in_chunks
+from fairbloom.deploy.fleet.messages import BYTES_WITH_HEAD, CHUNK_BYTES, in_chunks
 from fairbloom.deploy.fleet.port import REFUSED_REPLY, Port
 from fairbloom.deploy.fleet.runs import STOPPED, Order, submit
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Working
@@ -133,15 +133,11 @@ def test_a_reply_that_stops_ends_and_is_given_again(
     calls.close()
 
 
-def test_a_reply_begins_with_a_chunk_for_slow_lines() -> None:
-    small, large = (
-        [chunk.ByteSize() for chunk in in_chunks(Head(id="1"), [bytes(size)])]
-        for size in (BYTES_WITH_HEAD, BYTES_WITH_HEAD + 1)
-    )
-    assert len(small) == 1
-    assert len(large) == 2
-    assert small[0] < 35_000  # 3.5 seconds on a line of 10 kB a second
-    assert large[0] < 100
+def test_a_line_of_10_kilobytes_a_second_is_fast_enough() -> None:
+    for size in (0, BYTES_WITH_HEAD, BYTES_WITH_HEAD + 1, CHUNK_BYTES):
+        first, *others = [chunk.ByteSize() for chunk in in_chunks(Head(id="1"), [bytes(size)])]
+        assert first / 10_000 < port.FIRST_CHUNK_SECONDS / 2
+        assert all(each / 10_000 < port.CHUNK_SECONDS for each in others)
 
 
 @pytest.mark.parametrize("is_revoked", [False, True])
