@@ -44,7 +44,7 @@ def wait_for_clients() -> tuple[Federation, int]:
             continue
         online = 0
         if federation.is_served:
-            online = len(read_now(federation).get("online", {}))
+            online = len(read_now(federation).online)
         if online != number:
             number = online
             since = time.monotonic()

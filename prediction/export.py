@@ -217,8 +217,9 @@ def _within(numbers: NDArray[np.float64], field: Field) -> NDArray[np.float64]:
     """Return numbers that a field allows, near these."""
     limits = field.constraints
     if limits.enum:
-        allowed = np.sort(limits.enum)
-        return allowed[np.abs(numbers[:, None] - allowed).argmin(axis=1)]
+        allowed = np.sort(np.asarray(limits.enum, np.float64))
+        nearest: NDArray[np.float64] = allowed[np.abs(numbers[:, None] - allowed).argmin(axis=1)]
+        return nearest
     if field.type == "integer":
         return np.clip(np.round(numbers), np.ceil(limits.minimum), np.floor(limits.maximum))
     return np.clip(numbers, limits.minimum, limits.maximum)

@@ -87,7 +87,7 @@ def values_of_all(
 def _by_client(
     compute: Compute, outputs: Tensor, targets: Tensor, counts: Sequence[int]
 ) -> list[Tensor | float]:
-    parts = zip(outputs.split([*counts]), targets.split([*counts]), strict=True)
+    parts = zip(torch.split(outputs, [*counts]), torch.split(targets, [*counts]), strict=True)
     return [compute(*part) for part in parts]
 
 

@@ -173,9 +173,8 @@ def r2s(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
     targets = targets.double()
     residuals = (outputs.reshape(targets.shape).double() - targets).square()
     found = []
-    for own, its_residuals in zip(
-        targets.split([*counts]), residuals.split([*counts]), strict=True
-    ):
+    parts = zip(torch.split(targets, [*counts]), torch.split(residuals, [*counts]), strict=True)
+    for own, its_residuals in parts:
         total = (own - own.mean()).square().sum()
         residual = its_residuals.sum()
         found.append((1.0 - residual / total).item() if total > 0 else math.nan)
@@ -199,5 +198,5 @@ def means_of(values: Tensor, counts: Sequence[int]) -> list[float]:
     if values.dtype == torch.bool:
         clients = clients_of(counts)[values.cpu().numpy()]
         return ratios(np.bincount(clients, minlength=len(counts)), np.array(counts))
-    parts = values.cpu().double().split([*counts])
+    parts = torch.split(values.cpu().double(), [*counts])
     return torch.stack([part.mean() for part in parts]).tolist()

@@ -243,7 +243,7 @@ def group_of(content: RecordDict, number: int) -> str:
     """Return the group of a message of a run folder, by which devices keep states; else ""."""
     for config in content.config_records.values():
         if RUN_FOLDER in config:
-            return f"{config[RUN_FOLDER]}/{number}"
+            return f"{config[RUN_FOLDER]!s}/{number}"
     return ""
 
 

@@ -57,8 +57,8 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
     }
     if partial:
         shown = sorted(partial)[:MAX_SHOWN]
-        more = text_if(len(partial) > MAX_SHOWN, f"; and {len(partial) - MAX_SHOWN} more")
-        note += f" {PARTIAL} {'; '.join(shown)}{more}."
+        others = text_if(len(partial) > MAX_SHOWN, f"; and {len(partial) - MAX_SHOWN} more")
+        note += f" {PARTIAL} {'; '.join(shown)}{others}."
     headings = ["method", "grouping", "group", "examples", *scores]
     rows = [[row[0], *row[2:]] for row in cells]
     blocks.append(

@@ -60,7 +60,8 @@ def test_an_unknown_client_is_refused_at_once(tmp_path: Path, subtests: pytest.S
         with subtests.test(changes=changes):
             key = next(iter(changes)).replace("_", "-")
             with pytest.raises(
-                FairbloomError, match=rf"{key} names 'client-7'.* there are client-0, client-1, client-2 and 2 more$"
+                FairbloomError,
+                match=rf"{key} names 'client-7'.* there are client-0, client-1, client-2 and 2 more$",
             ):
                 run(tmp_path / "run", **changes)
             assert not (tmp_path / "run").exists()
