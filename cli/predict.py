@@ -45,6 +45,15 @@ def predict(
             )
         ),
     ] = "last",
+    split: Annotated[
+        Literal["train", "test", "validation"] | None,
+        typer.Option(
+            help=(
+                "Predict only these rows of a client's file: those that the run trained, tested or"
+                " validated with."
+            )
+        ),
+    ] = None,
     schema: Annotated[
         Path | None,
         typer.Option(
@@ -65,5 +74,6 @@ def predict(
     if schema is not None:
         predictor = predictor.reading_by(read_schema(str(schema)))
     console.print(
-        escape(f"{predictor.describe(predictor.predict_file(file, out))}: {out}"), soft_wrap=True
+        escape(f"{predictor.describe(predictor.predict_file(file, out, split or ''))}: {out}"),
+        soft_wrap=True,
     )

@@ -36,10 +36,14 @@ class NewData(NamedTuple):
     delimiter: str = ","
 
 
-def read_new_data(path: Path, preprocessing: Preprocessing) -> NewData:
-    """Return the new data in a file, or the images in a folder."""
+def read_new_data(
+    path: Path, preprocessing: Preprocessing, rows: NDArray[np.int64] | None = None
+) -> NewData:
+    """Return the new data in a file, or the images in a folder; of a table, only some rows."""
     if preprocessing.form == TABLE:
         table = read_file(path, preprocessing.dictionary.file(path.name))
+        if rows is not None:
+            table = table.take(rows)
         return data_of_table(table, preprocessing)
     if preprocessing.form == ARRAYS:
         return _read_arrays(path, preprocessing)

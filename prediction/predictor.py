@@ -25,6 +25,7 @@ from fairbloom.server.run_folder.files import (
     BEST,
     CLIENTS,
     CONFIG,
+    DATA,
     KNOWN,
     MODEL,
     MODULES,
@@ -39,6 +40,7 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
+from fairbloom.tasks.datasets.store import digest_of
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.preprocessing import (
@@ -147,12 +149,13 @@ class Predictor:
             )
         return frame.assign(**self._predict(data_of_table(table_of_frame(frame), preprocessing)))
 
-    def predict_file(self, path: Path, out: Path) -> int:
+    def predict_file(self, path: Path, out: Path, split: str = "") -> int:
         """Write a CSV file with new data and the predictions, and return their number.
 
-        It has the separator and the decimal mark of the new data; numbers have six digits.
-        The file has all columns of a table, the number of each example of an array, or the names of
-        images.
+        With a `split`, `path` is the client's file in the run, and only the rows of that split are
+        predicted: "train", "test" or "validation". The predictions have the separator and the
+        decimal mark of the new data; numbers have six digits. Next to them are all columns of a
+        table, the number of each example of an array, or the names of images.
 
         Raises
         ------
@@ -161,7 +164,8 @@ class Predictor:
             image. Or when `out` cannot be written.
         """
         preprocessing = self._preprocessing()
-        source = read_new_data(path, preprocessing)
+        rows = find_rows(self.run, path, self.client, split) if split else None
+        source = read_new_data(path, preprocessing, rows)
         predictions = self._predict(source)
 
         def write(value: str | float) -> str:
@@ -302,6 +306,33 @@ def load_predictor(
     return Predictor(
         folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output
     )
+
+
+def find_rows(run: Path, path: Path, client: str, split: str) -> NDArray[np.int64]:
+    """Return the rows of a client's file that a run trained, tested or validated with.
+
+    Raise FairbloomError if it is not the file of the run, or the run's data are no tables.
+    """
+    settings = settings_in(run)
+    recorded = DATA.read(run).get(path.name)
+    if path.is_file() and recorded not in (None, digest_of(path, "sha256")):
+        raise FairbloomError(
+            f"{path} is not the file that the run in {run} read, so its rows are split in another"
+            " way: name that file"
+        )
+    here = {**settings, "schema": schema_in(run, settings), "data-dir": str(path)}
+    task = load_task(here)
+    if task.parts is None:
+        raise FairbloomError(f"split = {split!r}: only the rows of tables have one: leave it out")
+    name = client or path.stem
+    if name not in task.clients:
+        raise FairbloomError(
+            f"{path} has no rows of client {name}: {did_you_mean(name, task.clients)}name its file"
+        )
+    rows = task.parts(name)[split]
+    if not len(rows):
+        raise FairbloomError(f"split = {split!r}: the run has no such rows: leave it out")
+    return rows
 
 
 def check_new(out: Path) -> None:

@@ -255,6 +255,9 @@ class Task:
         The names of the classes, in their order; () if they have only numbers.
     positive
         The index of the positive one of two classes; None if it is not stated: the second.
+    parts
+        A client's name → the rows of its file, from 0, by part: train, test and validation, if
+        clients have tables; else None.
     dealt
         A client's name → (rows in the data set, classes) of its training, test and validation
         examples, if a data set is split among clients; else None.
@@ -288,6 +291,7 @@ class Task:
         default_factory=lambda: {ACCURACY: is_highest}
     )
     describe: Callable[[bool], Described] | None = None
+    parts: Callable[[str], Mapping[str, Places]] | None = None
     dealt: Callable[[str], Sequence[tuple[Places, Places]]] | None = None
     classes: int | None = None
     class_names: tuple[str, ...] = ()

@@ -79,6 +79,12 @@ class FileClients:
         inputs, targets, groups, _ = self._examples
         return splits_of(inputs, targets, parts, groups)
 
+    def parts_in_file(self, client: str) -> Mapping[str, Rows]:
+        """Return the rows of the file in each part of a client's examples, in the file's order."""
+        usable = self._usable[client]
+        parts = self._split(client, 0)._asdict()
+        return {name: np.sort(usable[part]) for name, part in parts.items()}
+
     def preprocessing(self, client: str) -> Preprocessing:
         """Return a client's preprocessing: numbers are standardised by its training rows."""
         self._parts_of(client)

@@ -71,6 +71,7 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
         splits=lambda name: files.clients_with(name).splits(name),
         scores=predicted.scores(),
         describe=files.describe,
+        parts=lambda name: files.clients_with(name).parts_in_file(name),
         preprocessing=preprocessing,
         groupings=schema.group_names,
         group_scores=predicted.group_scores(1 if place is None else place) if schema.groups else {},

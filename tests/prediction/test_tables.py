@@ -14,6 +14,7 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import Predictor, load_predictor
 from fairbloom.server.checkpoint import load_model
+from tests.experiments.helpers import fairbloom as command
 from tests.simulation.helpers import table
 
 from .made import CLASSES, COLUMNS, HOSPITALS, Rows, patients, task_of, written
@@ -64,6 +65,40 @@ def test_scores_on_held_out_rows_are_those_of_the_run(
             ):  # the inputs as training computes them, the model as clients load it
                 chosen = trained.model(client, model)(examples[slice(None)][0]).argmax(dim=1)
             assert [a for a, _ in pairs] == [sorted(CLASSES)[place] for place in chosen.tolist()]
+
+
+def test_an_auditor_recomputes_a_score_from_the_tested_rows(
+    run: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for client in HOSPITALS:
+        with subtests.test(client=client):
+            file = run.folder.parent / "data" / f"{client}.csv"
+            out = tmp_path / f"{client}.csv"
+            words = ("predict", run.folder, file, "--client", client, "--split", "test")
+            assert command(*words, "--out", out) == 0
+            tested = pandas.read_csv(out)
+            score = 100.0 * (tested["outcome"] == tested["predicted_outcome"]).mean()
+            assert score == pytest.approx(run.final()[client], abs=1e-4)
+            assert len(tested) == run.test_examples()[client]
+            predictor = run.predictor(client)
+            trained = predictor.predict_file(file, tmp_path / f"{client}-train.csv", "train")
+            assert trained + len(tested) == len(table(file))
+
+
+def test_rows_of_a_split_are_only_those_of_the_runs_own_file(
+    run: fairbloom.Run, tmp_path: Path
+) -> None:
+    file = run.folder.parent / "data" / "north.csv"
+    changed = tmp_path / "north.csv"
+    changed.write_text(file.read_text().rsplit("\n", 2)[0] + "\n")
+    predictor = run.predictor("north")
+    with pytest.raises(FairbloomError, match="is not the file that the run in"):
+        predictor.predict_file(changed, tmp_path / "out.csv", "test")
+    with pytest.raises(FairbloomError, match="the run has no such rows"):
+        predictor.predict_file(file, tmp_path / "out.csv", "validation")
+    with pytest.raises(FairbloomError, match="has no rows of client south"):
+        run.predictor("south").predict_file(file, tmp_path / "out.csv", "test")
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_common_means_need_no_client(together: fairbloom.Run) -> None:
