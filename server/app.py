@@ -219,7 +219,8 @@ def federate(
             log_finished(path)
             return path
         recorder.begin()
-        write_initial_files(path, RunStart(task, data, choice, deployed))
+        is_own = find_task(settings.task).is_user_defined
+        write_initial_files(path, RunStart(task, data, choice, deployed, is_own))
         check_arrays(module)
         method.buffers = float_buffers(module)
         method.shared = shared_parameters(module)

@@ -15,7 +15,7 @@ from fairbloom.text import text_if
 from .collated import CollatedExamples
 from .inputs import names_of, tensors_of
 from .preprocessing import Preprocessing
-from .task import AnyExamples, Examples, Splits, Task, is_of_model
+from .task import SEEDS, AnyExamples, Examples, Splits, Task, is_of_model
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -39,6 +39,12 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
         raise FairbloomError(
             f"task = {name!r}: its client {client!r} needs a name that no other client has: a text"
             f" of at most {LONGEST_NAME} printable characters"
+        )
+
+    if task.seeds not in ("", *SEEDS):
+        raise FairbloomError(
+            f"task = {name!r}: seeds = {task.seeds!r}: it is {' or '.join(map(repr, SEEDS))}, by"
+            " what the seed does to the data"
         )
 
     def splits(client: str) -> Splits:

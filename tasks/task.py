@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 
+# What a seed may do to the data of a user's own task.
+SPLIT, DRAW = SEEDS = ("split", "draw")
+
 # Clients with examples kept in memory; the least recently used are dropped.
 MAX_CACHED_CLIENTS = 1024
 
@@ -281,6 +284,10 @@ class Task:
         One word for each client that is special, by name; results show it after the name.
     left_out
         The names of clients that the files have, but too few rows of.
+    seeds
+        What the seed does to the data, so that a comparison over seeds knows how independent these
+        are: "split" if it splits the same clients' examples again, "draw" if it draws others; "" if
+        that is not known.
     """
 
     clients: tuple[str, ...]
@@ -305,6 +312,7 @@ class Task:
     schema: str = ""
     marks: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    seeds: str = ""
 
     def __post_init__(self) -> None:
         """Make the first score the default of `group_scores`."""

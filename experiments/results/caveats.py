@@ -3,14 +3,16 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
-from fairbloom.server.run_folder.files import MODEL, SCHEMA
+from fairbloom.server.run_folder.files import EXAMPLES, MODEL, SCHEMA
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.tables.targets import join_names
+from fairbloom.tasks.task import DRAW, SPLIT
 from fairbloom.text import plural
 
 from .run import Run
@@ -43,13 +45,17 @@ class SharedData:
     def of(cls, runs: Sequence[Run]) -> "SharedData":
         """Return the data that the seeds of these runs share, one run a seed.
 
-        The seeds of a user-defined task are assumed to re-split the same clients' data, which gives
-        the widest intervals.
+        The seeds of a user-defined task that does not say what they do are assumed to re-split the
+        same clients' data, which gives the widest intervals.
         """
         settings = runs[0].settings
         task = runs[0].task
         if task is None:
-            return cls(test_share=_test_by_train(runs[0]), unknown=True)
+            about = EXAMPLES.read(runs[0].folder)
+            if about.get("seeds") == DRAW:
+                return cls(clients_differ=True)
+            share = _test_by_train(runs[0], about)
+            return cls(test_share=share, unknown=about.get("seeds") != SPLIT)
         tests = task.tests_by_seed(settings)
         natural = (settings.get("partition") or next(iter(task.partitions), "")) in task.natural
         # The clients of a seed are parts of a data set, or drawn from the many that it has.
@@ -63,17 +69,18 @@ class SharedData:
         return cls(test_share=task.test_by_train(settings))
 
 
-def _test_by_train(run: Run) -> float:
+def _test_by_train(run: Run, about: Mapping[str, Any]) -> float:
     """Return the ratio of test to training examples of a run without a known task.
 
-    The clients of an app report both numbers; others have those that the settings set apart.
+    Clients report both numbers: those of an app are in its metrics, those of a task in `about`.
+    Without them, the ratio is that of the settings.
     """
     usual = TaskInfo("", "", "", "").test_by_train(run.settings)
     rows = run.metrics
-    if rows.empty:
-        return usual
-    rows = rows[(rows["phase"] == "train") & (rows["metric"] == NUM_EXAMPLES)]
-    counts = zip(rows["client"], rows["value"], strict=True)
+    counts = about.get("trained", {}).items()
+    if not rows.empty:
+        rows = rows[(rows["phase"] == "train") & (rows["metric"] == NUM_EXAMPLES)]
+        counts = zip(rows["client"], rows["value"], strict=True)
     trained = {client: count for client, count in counts if 1 <= count <= LARGEST_COUNT}
     tested = run.test_examples()
     clients = tested.keys() & trained.keys()
@@ -183,7 +190,8 @@ def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
     if shared.unknown:
         return [
             "What seeds share of these data is not known. They are taken for splits of the"
-            " same clients' examples, with which intervals are the widest."
+            " same clients' examples, with which intervals are the widest: a task says so by"
+            " Task(…, seeds='draw' or 'split')."
         ]
     return [
         "The seeds split the examples of the same clients, so they are not independent: intervals"

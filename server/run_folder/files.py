@@ -144,6 +144,11 @@ def _data_at(start: RunStart) -> dict[str, Any] | None:
     return {**start.data, **left_out} or None
 
 
+def _examples_at(start: RunStart) -> dict[str, Any] | None:
+    """Return what seeds do to the data of a user's own task, and that no client has trained."""
+    return {"seeds": start.task.seeds, "trained": {}} if start.is_own else None
+
+
 def _preprocessing_at(start: RunStart) -> Preprocessing | None:
     if start.task.preprocessing is None:
         return None
@@ -189,6 +194,15 @@ DATA = File[Mapping[str, Any]](
     decode=_decode_object,
     default={},
     initial=_data_at,
+)
+
+EXAMPLES = File[Mapping[str, Any]](
+    name="examples.json",
+    encode=_encode_json,
+    decode=_decode_object,
+    default={},
+    remedy="Restore it from a copy, or delete it",
+    initial=_examples_at,
 )
 
 SCHEMA = File[str](
@@ -369,6 +383,15 @@ def find_damaged(folder: Path) -> list[str]:
         except RunFolderError:
             damaged.append(file.name)
     return damaged
+
+
+def record_trained(folder: Path, counts: Mapping[str, float]) -> None:
+    """Add clients' numbers of training examples to those of a user's own task."""
+    about = EXAMPLES.read(folder)
+    trained = about.get("trained", {})
+    new = {name: int(count) for name, count in counts.items() if name not in trained}
+    if about and new:
+        EXAMPLES.write(folder, {**about, "trained": {**trained, **new}})
 
 
 def record_known(folder: Path, names: Iterable[str]) -> Known:

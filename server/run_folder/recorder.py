@@ -15,7 +15,7 @@ import numpy as np
 
 from fairbloom import __version__
 from fairbloom.logs import log
-from fairbloom.protocol.names import DISPARITY, LOSS, TRAIN_LOSS
+from fairbloom.protocol.names import DISPARITY, LOSS, NUM_EXAMPLES, TRAIN_LOSS
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.method import Method
@@ -42,6 +42,7 @@ from .files import (
     COEFFICIENTS,
     CONFIG,
     ENVIRONMENT,
+    EXAMPLES,
     GROUPS,
     METRICS,
     MODEL,
@@ -50,6 +51,7 @@ from .files import (
     SCORES,
     is_finished,
     is_run_folder,
+    record_trained,
 )
 from .group_rows import Grouped, format_groups
 from .metrics import METRIC_COLUMNS, format_metrics, format_phase
@@ -276,6 +278,10 @@ class RunRecorder:
                 self._groups.add(format_groups(finished, self._grouped))
             if self._metrics is not None:
                 self._metrics.add(format_metrics(finished))
+        if EXAMPLES.exists_in(self.path):
+            metrics = finished.train_metrics.items()
+            counts = {name: own[NUM_EXAMPLES] for name, own in metrics if NUM_EXAMPLES in own}
+            record_trained(self.path, counts)
         if self._stopping is not None:
             self._stopping.observe(finished)
             self.stopped = self._stopping.reason

@@ -21,13 +21,15 @@ NUMBER_OF_SETTINGS = "number-of-settings"
 class RunStart:
     """The facts that are known when a run begins.
 
-    `data` has checksums of files; `engine` is empty if the run does not choose one.
+    `data` has checksums of files; `engine` is empty if the run does not choose one. `is_own` is
+    whether the task is a user's own.
     """
 
     task: "Task"
     data: Mapping[str, str]
     engine: Mapping[str, object]
     deployed: bool
+    is_own: bool = False
 
 
 @dataclass(frozen=True)

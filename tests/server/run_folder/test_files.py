@@ -20,6 +20,7 @@ from fairbloom.server.run_folder.files import (
     ENGINE,
     ENTRIES,
     ENVIRONMENT,
+    EXAMPLES,
     GROUPED,
     GROUPS,
     KNOWN,
@@ -47,6 +48,7 @@ VALUES: dict[File[Any], Any] = {
     ENVIRONMENT: {"python": "3.11"},
     SCORES: (ACCURACY, Score("mae", higher_is_better=False, percent=False)),
     DATA: {"images": "0123"},
+    EXAMPLES: {"seeds": "draw", "trained": {"é": 30}},
     SCHEMA: 'target = "é"\n',
     SPLIT: Split.of(load_task(Settings.of({"clients": 3}).run_config())),
     ENGINE: {"engine": "workers", "workers": 2},
@@ -152,7 +154,7 @@ def test_a_run_writes_exactly_its_declared_files(
     declared = {entry.name for entry in ENTRIES}
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
-    of_others = {"data.json", "schema.toml", "known.json", *OF_GROUPS}
+    of_others = {"data.json", "examples.json", "schema.toml", "known.json", *OF_GROUPS}
     of_others |= {"modules.json", "exports", "metrics.csv", "contexts", "data"}
     assert declared - there == of_others | {".lock"}
 
