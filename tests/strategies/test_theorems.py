@@ -52,7 +52,7 @@ def test_fedfv_theorem_3_fails_for_algorithm_1_as_printed() -> None:
     assert 0.2 * rounds < rises < 0.8 * rounds
 
 
-def test_fedfv_ends_at_a_pareto_stationary_point_without_rescaling() -> None:
+def test_fedfv_without_rescaling_ends_pareto_stationary() -> None:
     clients = opposed(0)
     method = FedFV(alpha=0.0, tau=0, rescale=False, fraction_evaluate=0.0)
     end = descend(method, clients, 3000)[-1]
