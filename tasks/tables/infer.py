@@ -489,10 +489,11 @@ def _code_lines(name: str, column: Column) -> list[str]:
         and counts.sum() >= CODE_ROWS * len(numbers)
         and counts.max() < counts.sum() / 2
     )
-    if not is_few and not is_many:
+    is_padded = any(re.match("0[0-9]", text) for text in column.text_counts)  # 007
+    if not is_few and not is_many and not (is_padded and len(numbers) <= MAX_CATEGORIES):
         return []
-    written = ", ".join(f"{number:.0f}" for number in numbers)
-    return [f"# categories = [{written}]  # for codes: uncomment this line"]
+    _, categories = _category_lines(column.text_counts)[:2]
+    return [f"# {categories}  # for codes: uncomment this line"]
 
 
 def _gap_lines(column: Column) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..schema import Decimal, File, GroupMark, normalise
+from .cells import CURRENCY, WITH_UNIT
 
 # Cells of a column that are looked at; those that no number can be read from are, all of them.
 SAMPLE = 500
@@ -102,4 +103,6 @@ def infer_marks(columns: Iterable[Iterable[str]]) -> Marks:
 def _find_evidence(cell: str) -> str:
     if not any(mark in cell for mark in ",.' "):
         return "none" if EVIDENCE["none"].fullmatch(cell) else ""
+    if found := CURRENCY.fullmatch(cell) or WITH_UNIT.fullmatch(cell):
+        cell = found["number"]
     return next((kind for kind, pattern in EVIDENCE.items() if pattern.fullmatch(cell)), "")

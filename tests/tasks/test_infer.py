@@ -282,6 +282,7 @@ def test_codes_have_categories_to_uncomment(folder: Folder, subtests: pytest.Sub
     for name, cells, is_code in (
         ("marital", [1, 2, 3, 4, 5], True),
         ("job", jobs.tolist(), True),
+        ("postcode", ["01001", "02139", *map(str, range(10_000, 10_040))], True),
         ("age at start", [*range(18, 30)], False),
         ("hours", [*range(20, 75)], False),
     ):
@@ -291,8 +292,9 @@ def test_codes_have_categories_to_uncomment(folder: Folder, subtests: pytest.Sub
             line = "# categories = ["
             assert (line in drafted(there, name)) == is_code
             if is_code:
-                field = parse_schema(text.replace(line, line[2:])).fields[name]
-                assert len(field.categories) == len(cells)
+                uncommented = text.replace(line, line[2:])
+                assert len(parse_schema(uncommented).fields[name].categories) == len(cells)
+                assert described(there, uncommented)["faults"] == []
 
 
 def visits(seed: int, patients: int = 50, names: str = "P{}") -> str:
@@ -375,6 +377,7 @@ def test_signs_at_all_numbers_are_faults_with_a_remedy(
     for cells, remedy in (
         (["1,250", "1,300"], "groupChar = ','"),
         (["$45", "$50"], "unit = '$'"),
+        (["$1,045.50", "$50"], "unit = '$'"),
         (["10:30", "9:15"], "write hours, 10.5"),
         (["<30", "<45"], "x.missingValues"),
         (["20±2", "21±3"], "write 20"),
