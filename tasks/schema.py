@@ -436,7 +436,7 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
                 f"files.{file}.groupChar = {about.groupChar!r}: it is the decimal mark, too: choose"
                 " one of the two"
             )
-        for name in about.fields.keys() - schema.fields.keys():
+        for name in about.fields.keys() - {*schema.fields, schema.unit}:
             hint = did_you_mean(name, schema.fields)
             yield f"files.{file}.fields.{name}: {hint}it must be one of the fields"
 

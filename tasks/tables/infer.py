@@ -156,7 +156,7 @@ def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> Inferred:
         draft.columns[name] = Column.of(sites, parts)
         _draft_column(draft, name, name == target, wanted.kind)
     if not unit:
-        _find_units(draft, target)
+        _propose_units(draft, target)
     _ignore_other_names(draft, tables, unit)
     if len(draft.fields) == 1:
         raise DataError(
@@ -390,13 +390,13 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
     values = column.encode(about)
     faults = [*_announce(name, column, about, values)]
     comments += faults
-    if not faults or present_values(values).any():
+    if not faults or len(present_values(values)):
         for site, remark in find_remarks(name, about, column.sites.split(values)):
             comments.append(f"{site}: {remark}" if site else remark)
     draft.fields[name] = Drafted(column, about, lines, comments, values)
 
 
-def _find_units(draft: Draft, target: str) -> None:
+def _propose_units(draft: Draft, target: str) -> None:
     """Ignore columns that name a person of several rows; remark those that may."""
     fields = {name: each.values for name, each in draft.fields.items() if name != target}
     for name, column in draft.columns.items():

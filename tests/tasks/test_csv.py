@@ -378,6 +378,14 @@ def test_no_unit_is_split(folder: Folder, subtests: pytest.Subtests) -> None:
         load(there, text, unit="patient")
 
 
+def test_a_unit_may_have_another_name_in_a_file(folder: Folder) -> None:
+    own = with_patients(60, 2).replace("patient", "Patient.")
+    text = inferred(folder(a=with_patients(60, 1), b=own), unit="patient")
+    assert 'fields.patient = {name = "Patient."}' in text
+    task = load(folder(), text)
+    assert all(10 <= len(task.splits(name).test) <= 14 for name in "ab")
+
+
 def test_units_that_cannot_be_split_are_faults(folder: Folder) -> None:
     there = folder(a=with_patients(60, 1), b=csv_of(60, 2), c=with_patients(60, 3, each=99))
     text = schema_with((TARGET, f'{TARGET}\nunit = "patient"'))

@@ -179,6 +179,23 @@ def test_without_a_target_the_likeliest_column_is_suggested(folder: Folder) -> N
         inferred(there)
 
 
+def test_errors_name_no_schema_of_a_user_without_one(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    constant = csv_of(30).replace(",1\n", ",0\n")
+    for table, kind in (
+        (constant, "auto"),
+        (constant, "classification"),
+        (csv_of(30).replace("north", ""), "auto"),
+        (csv_of(30).replace("age", "target"), "auto"),
+    ):
+        with subtests.test(table=table, kind=kind):
+            there = folder(a=table)
+            with pytest.raises(FairbloomError) as caught:
+                load(there, kind=kind).splits("a")
+            assert "schema.toml" not in str(caught.value)
+
+
 # Remarks ------------------------------------------------------------------------------------------
 
 
