@@ -490,13 +490,17 @@ class Rounds:
         """
         if current.terms.local_only or not replies.updates.layout.size:
             return ()
+        norms = replies.updates.norms
+        if norms.all():  # a usual round needs no more
+            self._method.progress.changed = True
+            return ()
         # A server may send a learning rate of 0 on purpose, as in a warm-up.
         if any(current.terms.others.get(name) == 0 for name in RATES):
             return ()
-        norms = dict(zip(replies.names, replies.updates.norms.tolist(), strict=True))
-        honest = {name: norm for name, norm in norms.items() if name not in replies.hostile}
+        by_client = dict(zip(replies.names, norms.tolist(), strict=True))
+        honest = {name: each for name, each in by_client.items() if name not in replies.hostile}
         self._method.progress.changed |= any(honest.values())
-        return [name for name, norm in honest.items() if not norm and name not in replies.at_rest]
+        return [name for name, each in honest.items() if not each and name not in replies.at_rest]
 
     def _count_unchanged(self, number: int, unchanged: Sequence[str]) -> None:
         """Log clients with unchanged replies once.
