@@ -178,8 +178,8 @@ class Predictor:
         columns = {**source.columns, **texts}
         with explain_write_errors(out.name, out.parent), whole_file(out) as file:
             text = TextIOWrapper(file, "utf-8", newline="")
-            rows = zip(*columns.values(), strict=True)
-            csv.writer(text, delimiter=source.delimiter).writerows(chain([tuple(columns)], rows))
+            lines = chain([tuple(columns)], zip(*columns.values(), strict=True))
+            csv.writer(text, delimiter=source.delimiter).writerows(lines)
             text.flush()
             text.detach()
         return len(next(iter(predictions.values())))

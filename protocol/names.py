@@ -57,6 +57,10 @@ ZERO_RATE = "zero-rate"
 # Key in a client's settings: whether its reports leave the machine. No run can set it.
 DEPLOYED = "deployed"
 
+# Key in the settings of clients in one process: the schema that a continued run began with, if the
+# settings name none. No run can set it.
+RECORDED_SCHEMA = "recorded-schema"
+
 # Key of a device's node config: the fewest rows behind a number that leaves the device, which its
 # owner sets (limits rows, in owner.toml).
 MIN_ROWS = "limit-rows"

@@ -14,7 +14,13 @@ from torch.nn import Module
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
-from fairbloom.protocol.names import DISPARITY, DISPARITY_HARD, LOSS_BEFORE, TRAIN_LOSS
+from fairbloom.protocol.names import (
+    DISPARITY,
+    DISPARITY_HARD,
+    LOSS_BEFORE,
+    RECORDED_SCHEMA,
+    TRAIN_LOSS,
+)
 from fairbloom.protocol.scores import Score, put_first
 from fairbloom.protocol.settings import split_names
 from fairbloom.protocol.terms import Terms
@@ -358,7 +364,8 @@ def keep_schema(settings: Settings, folder: Path) -> Settings:
     """
     if settings.schema_ or not find_task(settings.task).infer:
         return settings
-    return settings.model_copy(update={"schema_": SCHEMA.read(folder)})
+    # Not as the setting, by which clients know their states.
+    return settings.model_copy(update={RECORDED_SCHEMA: SCHEMA.read(folder)})
 
 
 def choose_run_folder(settings: Settings) -> Path:

@@ -8,14 +8,24 @@ from pathlib import Path
 import torch
 
 from fairbloom.client.device import choose_device
+from fairbloom.client.guard.evaluated_model import keep_preprocessing
+from fairbloom.client.states import state_folder
+from fairbloom.logs import log
 from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import choose_run_folder, federate, keep_schema
-from fairbloom.server.run_folder.files import ENGINE, PERSONAL
+from fairbloom.server.run_folder.files import (
+    CONFIG,
+    ENGINE,
+    PERSONAL,
+    PREPROCESSING,
+    find_damaged,
+    is_finished,
+)
 from fairbloom.server.run_folder.recorded import OnRound, ignore
 from fairbloom.server.settings import Settings
 from fairbloom.system.processors import processors_here
-from fairbloom.tasks import check_data
+from fairbloom.tasks import check_data, load_task
 
 from .choice import Choice, choose
 from .clients import DebuggedClients, LocalClients, OnTrained
@@ -53,6 +63,8 @@ def simulate(
     # Only the clients get this folder: config.toml has the state-dir that the user gave.
     state_dir = settings.state_dir or str(PERSONAL.path_in(folder))
     with_states = keep_schema(settings, folder).model_copy(update={"state_dir": state_dir})
+    if is_finished(folder):
+        _mend_preprocessing(with_states, folder)
     with one_thread(), ExitStack() as ending:
 
         def engine(method: Method) -> tuple[ClientPool, Mapping[str, object]]:
@@ -71,6 +83,16 @@ def simulate(
         return federate(
             settings, lambda method: first(method, with_states), on_round, engine=engine
         )
+
+
+def _mend_preprocessing(settings: Settings, folder: Path) -> None:
+    """Write the clients' preprocessing of a finished run again if its file is damaged."""
+    # Clients know their states by the settings with which the run went, its fraction for example.
+    states = state_folder({**CONFIG.read(folder).settings, "state-dir": settings.state_dir})
+    if states is not None and PREPROCESSING.name in find_damaged(states):
+        log.warning("%s was damaged, and is written again", PREPROCESSING.path_in(states))
+        task = load_task(settings)
+        keep_preprocessing(states, task, task.ascending)
 
 
 @contextmanager

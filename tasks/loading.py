@@ -13,7 +13,7 @@ from fairbloom.errors import FairbloomError, ReportableError, did_you_mean, join
 from fairbloom.imports import is_import_string
 from fairbloom.logs import log
 from fairbloom.protocol.attacks import LABEL_FLIP, attackers_of
-from fairbloom.protocol.names import DEPLOYED
+from fairbloom.protocol.names import DEPLOYED, RECORDED_SCHEMA
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
 from fairbloom.text import plural
@@ -87,6 +87,9 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
         )
     setup = info.setup(settings)
     info.check(setup)
+    if info.infer and not setup.schema_:
+        recorded = settings.parameters.get(RECORDED_SCHEMA, "")
+        setup = setup.model_copy(update={"schema_": recorded})
     stamps = tuple(
         (file, (about := file.stat()).st_mtime_ns, about.st_size)
         for file in info.find_files(setup.data_dir)

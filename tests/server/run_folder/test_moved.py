@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 import fairbloom
@@ -43,6 +44,17 @@ def test_a_run_continues_with_its_data_at_another_path(
         run("moved", 6)
 
 
+def test_clients_find_their_states_beside_an_inferred_schema(there: Path) -> None:
+    settings = {"personal-lambda": 0.5}
+    run("data", 1, settings=settings)
+    continued = run("data", 3, settings=settings)
+    whole = run("data", 3, settings=settings, out="whole")
+    found, expected = (each.final(model="personal") for each in (continued, whole))
+    assert found == expected
+    folders = [path for path in (there / "run" / "clients").iterdir() if path.is_dir()]
+    assert len(folders) == 1
+
+
 def test_a_default_folder_is_that_of_the_data(there: Path) -> None:
     places = ("data", str(there / "data"), "data/")
     folders = {choose_run_folder(Settings.of({"task": "csv", "data-dir": each})) for each in places}
@@ -52,17 +64,18 @@ def test_a_default_folder_is_that_of_the_data(there: Path) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 2], ids=["finished", "continued"])
+@pytest.mark.parametrize("folder", ["", "clients/*/"], ids=["run", "clients"])
 @pytest.mark.parametrize("kept", [0, 2, 100], ids=["empty", "two bytes", "cut off"])
 def test_a_damaged_preprocessing_is_written_again(
-    kept: int, rounds: int, there: Path, caplog: pytest.LogCaptureFixture
+    kept: int, folder: str, rounds: int, there: Path
 ) -> None:
     run("data")
-    file = there / "run" / PREPROCESSING.name
+    (file,) = (there / "run").glob(f"{folder}{PREPROCESSING.name}")
     before = file.read_bytes()
     file.write_bytes(before[:kept])
-    run("data", rounds)
+    continued = run("data", rounds)
     assert file.read_bytes() == before
-    assert "preprocessing.json was damaged, and is written again" in caplog.text
+    assert len(continued.predict(pandas.read_csv("data/a.csv"), client="a")) == 30
 
 
 def test_a_config_that_is_cut_off_is_named(there: Path, subtests: pytest.Subtests) -> None:
