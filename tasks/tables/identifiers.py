@@ -51,8 +51,10 @@ IDENTIFIER = re.compile(
 NUMBERS_OF_ROWS = "it looks like numbers of rows"
 NUMBERS_OF_PERSONS = "it looks like numbers of persons or cases"
 
-# Different values, at all sites, of a column that may name persons with several rows each.
+# Different values of a column that may name persons with several rows each; and at a site of
+# average size.
 FEWEST_UNITS = 20
+FEWEST_AT_SITE = 2
 
 # Rows of a person, on average.
 MIN_ROWS, MAX_ROWS = 1.5, 20
@@ -140,12 +142,15 @@ def rows_of_units(name: str, column: Column) -> float:
     numbers = column.numbers[~np.isnan(column.numbers)]
     # What needs no sorting of all rows first.
     is_coarse = rows > MAX_ROWS * len(column.sites.names) * len(column.numbers)
-    if NEVER.fullmatch(name) or is_coarse or (numbers != np.round(numbers)).any():
+    is_few = np.count_nonzero(column.counts) < FEWEST_UNITS
+    if NEVER.fullmatch(name) or is_coarse or is_few or (numbers != np.round(numbers)).any():
         return 0.0
     units = _find_units(column)
     counts = np.bincount(units[units >= 0])
     counts = counts[counts > 0]
-    if len(counts) < FEWEST_UNITS or not MIN_ROWS <= counts.mean() <= MAX_ROWS:
+    if len(counts) < FEWEST_AT_SITE * len(column.sites.names):
+        return 0.0
+    if not MIN_ROWS <= counts.mean() <= MAX_ROWS:
         return 0.0
     return float(counts.mean())
 

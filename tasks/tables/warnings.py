@@ -135,9 +135,13 @@ def _find_codes(present: SiteValues) -> Iterator[tuple[float, NDArray[np.bool_],
             if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
                 rows = found.setdefault(code, np.zeros(len(present.values), np.bool_))
                 rows[of_site] = values == code
+    values = present.values
+    others = values[~np.isin(values, [*found])]
+    for code in [*found]:
+        if len(others) and others.min() < code < others.max():  # an honest number elsewhere
+            del found[code]
     for code, rows in found.items():
         yield code, rows, "far from the others"
-    values = present.values
     known = np.isin(values, [*found])
     below = values[(values < 0.0) & ~known]
     positive = values[(values > 0.0) & ~known]

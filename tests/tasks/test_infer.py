@@ -273,6 +273,14 @@ def test_codes_near_the_others_are_remarked(folder: Folder, subtests: pytest.Sub
             assert (f"# a: {code} in " in drafted(there, "stay")) == is_code
 
 
+def test_a_number_that_is_usual_elsewhere_is_no_code(folder: Folder) -> None:
+    there = folder(
+        a=with_column("age", ["-1", "-1", "5"]).replace("age", "month", 1),
+        b=with_column("month", [str(k) for k in range(-6, 7)]),
+    )
+    assert "-1 in" not in drafted(there, "month")
+
+
 def test_a_column_that_determines_the_target_is_remarked(folder: Folder) -> None:
     def table(seed: int) -> str:
         random = np.random.default_rng(seed)
@@ -368,6 +376,13 @@ def test_sites_of_one_class_each_are_no_error(folder: Folder) -> None:
     there = folder(a=zero, b=one)
     assert parse_schema(inferred(there)).predicted.categories == ("0", "1")
     assert described(there)["faults"] == []
+
+
+def test_categories_of_many_clients_are_no_persons(folder: Folder) -> None:
+    lines = csv_of(400).splitlines()
+    sites = ["site", *(f"s{row % 40}" for row in range(400))]
+    there = folder(a="\n".join(map(",".join, zip(sites, lines, strict=True))))
+    assert "rows have the same text" not in inferred(there, client="site")
 
 
 # Cases that were wrong ----------------------------------------------------------------------------
