@@ -16,6 +16,7 @@ from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies.named import format_value
 
 from ..arms import Arm
+from ..options import merge_settings
 from ..recipe import Recipe, Row, load_recipe
 from ..results.presentation import write_figure, write_report
 from ..results.reproduction import Reproduction, choose_arm, read_reproduction, seeds_of
@@ -79,7 +80,7 @@ def reproduce(
         count = 1 if quick else recipe.seeds
     if count < 1:
         raise SettingsError(f"seeds = {count}: a reproduction takes at least one")
-    overrides = dict(settings or {})
+    overrides = merge_settings({}, settings or {})
     if data_dir is not None:
         overrides["data-dir"] = os.fspath(data_dir)
     study = study_of(
