@@ -72,7 +72,8 @@ class Contexts:
             last = versions.last()
             step = FIRST if last is None else last[0]
         versions.save(step, state)
-        folders = sorted(self._folder.iterdir(), key=lambda each: each.stat().st_mtime)
+        folders = [each for each in self._folder.iterdir() if each.is_dir()]
+        folders.sort(key=lambda each: each.stat().st_mtime)
         for folder in folders[:-KEPT_RUNS]:
             shutil.rmtree(folder)
 
@@ -86,9 +87,10 @@ def find_step(head: Head) -> tuple[str, Step | None]:
     if group is None:
         return str(head.run), None
     kind = head.type.partition(".")[0]
-    return group[1], Step(
-        int(group[2]), WORK_OF_ROUND.index(kind)
-    ) if kind in WORK_OF_ROUND else None
+    step: Step | None = None
+    if kind in WORK_OF_ROUND:
+        step = Step(int(group[2]), WORK_OF_ROUND.index(kind))
+    return group[1], step
 
 
 class KeptReply:

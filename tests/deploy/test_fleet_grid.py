@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
+from fairbloom.client.guard.log_files import AuditLog
 from fairbloom.deploy.fleet import grid as grids
 from fairbloom.deploy.fleet.app_process import Answer, Task
 from fairbloom.deploy.fleet.calls import Received
@@ -206,8 +207,10 @@ def received(
 def serve(state: Path, worker: Any, *messages: Received) -> FakeCalls:
     """Have a restarted device answer messages; return the calls that it made."""
     calls: Any = FakeCalls(*messages)
+    place = str(state)
+    files = (Contexts(place), KeptReply(place), AuditLog(state))
     with pytest.raises(EndedError):
-        Session("a", calls, worker, Contexts(str(state)), KeptReply(str(state))).serve()
+        Session("a", calls, worker, *files).serve()
     made: FakeCalls = calls
     return made
 
@@ -295,6 +298,8 @@ def test_repeated_work_begins_with_the_state_before_it(
 
 def test_a_device_keeps_the_states_of_a_few_runs(tmp_path: Path) -> None:
     worker = FakeWorker(counting)
+    (tmp_path / "contexts").mkdir()
+    (tmp_path / "contexts" / "5").touch()  # another program's
     serve(tmp_path, worker, *(in_round(n, "train") for n in range(1, 9)))
     assert {path.name for path in (tmp_path / "contexts" / FOLDER).iterdir()} == {
         *("6-0", "7-0", "8-0")
@@ -305,7 +310,7 @@ def test_a_device_keeps_the_states_of_a_few_runs(tmp_path: Path) -> None:
             worker,
             Received(Head(id=str(run), run=run, type="train", protocol=PROTOCOL), b""),
         )
-    assert len(list((tmp_path / "contexts").iterdir())) == KEPT_RUNS
+    assert len(list((tmp_path / "contexts").glob("*/"))) == KEPT_RUNS
 
 
 def test_a_damaged_state_is_named_and_an_earlier_one_taken(
