@@ -220,13 +220,15 @@ def _compare_categories(field: Field, present: SiteValues) -> Iterator[tuple[str
     alone = is_held.any(axis=1) & ~(is_held & is_shared).any(axis=1)
     if is_held.any(axis=1).sum() < 2:
         return
-    for place in np.flatnonzero(alone).tolist():
+    remedy = "at no other site: if they mean the same, make them spellings of one"
+    places = np.flatnonzero(alone).tolist()
+    if len(places) > SHOWN:
+        names = join_names([present.names[place] for place in places], SHOWN)
+        yield names, f"the categories of each are {remedy}"
+        return
+    for place in places:
         own = join_names([field.categories[each] for each in np.flatnonzero(is_held[place])], SHOWN)
-        remark = (
-            f"its categories, {own}, are at no other site: if they mean the same, make them"
-            " spellings of one"
-        )
-        yield present.names[place], remark
+        yield present.names[place], f"its categories, {own}, are {remedy}"
 
 
 # The target ---------------------------------------------------------------------------------------

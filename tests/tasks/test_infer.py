@@ -281,6 +281,11 @@ def test_a_number_that_is_usual_elsewhere_is_no_code(folder: Folder) -> None:
     assert "-1 in" not in drafted(there, "month")
 
 
+def test_many_sites_with_categories_of_their_own_are_one_remark(folder: Folder) -> None:
+    there = folder(**{f"s{k}": with_column("town", [f"t{k}", f"u{k}"]) for k in range(9)})
+    assert "# s0, s1, s2 and 6 more: the categories of each are at no other" in drafted(there, "town")
+
+
 def test_a_column_that_determines_the_target_is_remarked(folder: Folder) -> None:
     def table(seed: int) -> str:
         random = np.random.default_rng(seed)
