@@ -254,12 +254,12 @@ def assert_nothing_forged(written: str) -> None:
 
 
 def test_no_text_of_a_server_forges_a_line_of_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(logging.Formatter("fairbloom client: %(message)s"))
-    monkeypatch.setattr(log, "level", logging.INFO)
+    caplog.set_level(logging.INFO, log.name)  # it also forgets which levels were off
     lying = Lying(lambda: iter([Chunk(head=head_of(type=FORGED, id=FORGED[5:]))]), FORGED * 99)
     calls = lying.calls()
     worker: Any = Idle()
