@@ -178,7 +178,8 @@ def name_persons(column: Column, others: Iterable[ColumnValues]) -> bool:
     # The rows of each site in another order.
     shuffled = np.lexsort((np.random.default_rng(0).permutation(len(units)), sites))
     for values in others:
-        found = np.nan_to_num(values[present].astype(np.float64), nan=-np.inf)
+        found = values[present].astype(np.float64)
+        found[np.isnan(found)] = -np.inf  # so that missing values are equal
         if _share_that_agrees(units, found) < SAME:
             continue
         if _share_that_agrees(units, found[shuffled]) <= BY_CHANCE:
@@ -194,5 +195,6 @@ def _share_that_agrees(units: NDArray[np.int64], values: NDArray[np.float64]) ->
     ends = np.cumsum(counts)[counts > 1]
     if not len(starts):
         return 0.0
-    differs = np.concatenate([[0], np.cumsum(np.diff(values[order]) != 0.0)])
+    ordered = values[order]
+    differs = np.concatenate([[0], np.cumsum(ordered[1:] != ordered[:-1])])
     return float((differs[ends - 1] == differs[starts]).mean())
