@@ -180,12 +180,15 @@ class FairStrategy(Method, Strategy):
         check_model(self, model_of(initial_arrays))
         log.info("Starting %s strategy:", type(outer).__name__)
         log_start(num_rounds, initial_arrays, {"train": train_config, "evaluate": evaluate_config})
-        outer.summary()
+        stopped: StopRun | None = None
+        try:
+            outer.summary()
+        except StopRun as stop:
+            stopped = stop
         began = time.monotonic()
         result = Result(arrays=self._mean_arrays(initial_arrays))
         first = self.progress.finished_rounds + 1
-        stopped: StopRun | None = None
-        if evaluate_fn and first == 1:
+        if evaluate_fn and first == 1 and stopped is None:
             stopped = evaluate_centrally(evaluate_fn, 0, initial_arrays, result)
             log.info(
                 "Initial global evaluation results: %s", result.evaluate_metrics_serverapp.get(0)

@@ -92,6 +92,17 @@ def test_a_function_of_the_app_ends_the_run_as_finished(tmp_path: Path, argument
     assert run.final()
 
 
+@pytest.mark.parametrize("hook", ["summary", "configure_train"])
+def test_a_hook_before_the_first_round_ends_the_run_as_finished(tmp_path: Path, hook: str) -> None:
+    def stop(*given: Any) -> None:
+        raise StopRun("plateau")
+
+    strategy: FairStrategy = type("Stopping", (FedAvg,), {hook: stop})()
+    start(tmp_path / "run", strategy, 5)
+    run = fairbloom.load(tmp_path / "run")
+    assert (run.state, run.stopped, run.rounds_done) == ("finished", "plateau", 0)
+
+
 def test_a_timeout_function_ends_the_run_as_finished(tmp_path: Path) -> None:
     def seconds(number: int) -> float:
         if number == 3:
