@@ -43,11 +43,17 @@ def stopping(hook: str, *, first: bool) -> FairStrategy:
     return strategy
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("hook", HOOKS)
+# Before super(), aggregate_train has not aggregated the replies: see the next test.
+CASES = [
+    (hook, first)
+    for hook in HOOKS
+    for first in (True, False)
+    if (hook, first) != ("aggregate_train", True)
+]
+
+
+@pytest.mark.parametrize(("hook", "first"), CASES)
 def test_a_hook_ends_the_run_as_finished(tmp_path: Path, hook: str, first: bool) -> None:
-    if hook == "aggregate_train" and first:
-        pytest.skip("before super(), the replies are not aggregated: see the next test")
     result = start(tmp_path / "run", stopping(hook, first=first), 5)
     run = fairbloom.load(tmp_path / "run")
     assert (run.state, run.stopped) == ("finished", "plateau")
