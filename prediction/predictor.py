@@ -7,6 +7,7 @@ from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -324,7 +325,7 @@ def find_rows(run: Path, path: Path, client: str, split: str) -> NDArray[np.int6
     task = load_task(here)
     if task.parts is None:
         raise FairbloomError(f"split = {split!r}: only the rows of tables have one: leave it out")
-    name = client or path.stem
+    name = client or normalize("NFC", path.stem)
     if name not in task.clients:
         raise FairbloomError(
             f"{path} has no rows of client {name}: {did_you_mean(name, task.clients)}name its file"

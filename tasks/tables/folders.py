@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from unicodedata import normalize
 
 from fairbloom.text import text_if
 
@@ -28,8 +29,9 @@ OF_SYSTEMS = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "
 def files_in(place: str) -> dict[str, Path]:
     """Return the tables of a folder by client, sorted by name; `place` may also be a single file.
 
-    Empty if `place` is "". A client has its file's name without the ending. Hidden files and
-    Excel's lock files are skipped; a table in a format that is not read raises DataError.
+    Empty if `place` is "". A client has its file's name without the ending, in form NFC: macOS
+    writes accents as characters of their own. Hidden files and Excel's lock files are skipped; a
+    table in a format that is not read raises DataError.
     """
     if not place:
         return {}
@@ -40,10 +42,11 @@ def files_in(place: str) -> dict[str, Path]:
             raise DataError(f"{file}: {file.suffix} files are not read: {REMEDY}", "other-format")
         if file.suffix.lower() not in ENDINGS and file != path:
             continue
-        if (other := found.setdefault(file.stem, file)) != file:
+        client = normalize("NFC", file.stem)
+        if (other := found.setdefault(client, file)) != file:
             raise DataError(
                 f"data-dir = {place!r}: {other.name} and {file.name} would both be client"
-                f" {file.stem}: rename one of them",
+                f" {client}: rename one of them",
                 "same-name",
             )
     if not found:
@@ -62,7 +65,14 @@ def folders_in(place: str) -> dict[str, Path]:
     path = _existing_path(place)
     found: dict[str, Path] = {}
     if path.is_dir():
-        found = {each.name: each for each in _list_visible(path) if each.is_dir()}
+        for folder in filter(Path.is_dir, _list_visible(path)):
+            name = normalize("NFC", folder.name)
+            if found.setdefault(name, folder) != folder:
+                raise DataError(
+                    f"data-dir = {place!r}: two folders are called {name}, with the same letters in"
+                    " two encodings: rename one of them",
+                    "same-name",
+                )
     if not found:
         raise DataError(
             f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file"

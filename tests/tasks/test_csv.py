@@ -3,6 +3,7 @@
 import json
 from itertools import product
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE
 from fairbloom.tasks.partition import split
 from fairbloom.tasks.schema import parse_schema
 from fairbloom.tasks.tables.encode import measure_moments
+from fairbloom.tasks.tables.folders import files_in, folders_in
 from fairbloom.tasks.tables.reasons import DataError
 from fairbloom.tasks.tables.targets import sort_classes
 
@@ -431,3 +433,17 @@ def test_categories_match_in_any_case_that_is_no_other_category(folder: Folder) 
     text = plain.replace("north", "Na").replace("south", "NA")
     sodium = schema_with(("north", "Na"), (TARGET, f'{TARGET}\nmissing = "fill"'))
     assert everything(load(folder(a=text), sodium).splits("a").train)[0][:, 3].sum() == 0
+
+
+def test_names_of_clients_are_nfc_however_a_system_writes_them(tmp_path: Path) -> None:
+    """macOS writes e and an accent, where a user types one letter."""
+    decomposed = normalize("NFD", "Genève")
+    (tmp_path / f"{decomposed}.csv").write_text("age,target\n50,1\n40,0\n")
+    assert list(files_in(str(tmp_path))) == ["Genève"]
+    (tmp_path / "Genève.csv").write_text("age,target\n50,1\n40,0\n")
+    with pytest.raises(FairbloomError, match="would both be client Genève: rename one"):
+        files_in(str(tmp_path))
+    for name in (decomposed, "Genève"):
+        (tmp_path / "folders" / name).mkdir(parents=True)
+    with pytest.raises(FairbloomError, match="two folders are called Genève"):
+        folders_in(str(tmp_path / "folders"))

@@ -172,6 +172,12 @@ def test_a_target_that_cannot_be_learned_is_refused(
                 inferred(there, **settings)
 
 
+def test_a_draft_names_ten_of_its_files_and_counts_the_others(folder: Folder) -> None:
+    there = folder(**{f"s{k:02}": csv_of(30) for k in range(47)})
+    assert inferred(there).startswith("# Inferred from s00.csv, ")
+    assert "s09.csv and 37 more. Read it" in inferred(there).splitlines()[0]
+
+
 def test_without_a_target_the_likeliest_column_is_suggested(folder: Folder) -> None:
     rows = [f"{k},{'yes' if k % 3 else 'no'},{k % 7}" for k in range(30)]
     there = folder(a="\n".join(["age,ré admis,ward", *rows]) + "\n")
@@ -283,7 +289,9 @@ def test_a_number_that_is_usual_elsewhere_is_no_code(folder: Folder) -> None:
 
 def test_many_sites_with_categories_of_their_own_are_one_remark(folder: Folder) -> None:
     there = folder(**{f"s{k}": with_column("town", [f"t{k}", f"u{k}"]) for k in range(9)})
-    assert "# s0, s1, s2 and 6 more: the categories of each are at no other" in drafted(there, "town")
+    assert "# s0, s1, s2 and 6 more: the categories of each are at no other" in drafted(
+        there, "town"
+    )
 
 
 def test_a_column_that_determines_the_target_is_remarked(folder: Folder) -> None:
