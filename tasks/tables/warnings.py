@@ -136,31 +136,38 @@ def _find_codes(present: SiteValues) -> Iterator[tuple[float, NDArray[np.bool_],
                 rows = found.setdefault(code, np.zeros(len(present.values), np.bool_))
                 rows[of_site] = values == code
     values = present.values
-    others = values[~np.isin(values, [*found])]
-    for code in [*found]:
-        if len(others) and others.min() < code < others.max():  # an honest number elsewhere
-            del found[code]
-    for code, rows in found.items():
-        yield code, rows, "far from the others"
-    known = np.isin(values, [*found])
-    below = values[(values < 0.0) & ~known]
-    positive = values[(values > 0.0) & ~known]
-    if not len(positive):
+    others = values[~np.isin(values, [*found])] if found else values
+    if not len(others):
         return
-    if len(below) and (below == np.round(below)).all():
-        rows_of = {float(code): values == code for code in np.unique(below)[:3]}
-        if len(rows_of) <= 2 and min(int(rows.sum()) for rows in rows_of.values()) > 1:
-            for code, rows in rows_of.items():
-                yield code, rows, "and no other number is negative"
-    zeros = values == 0.0
+    for code, rows in found.items():
+        if not others.min() < code < others.max():  # else it is an honest number elsewhere
+            yield code, rows, "far from the others"
+    yield from _find_negatives(values, others)
+    positive = others[others > 0.0] if (others == 0.0).sum() > 1 else others[:0]
     # A site that has only zeros is another remark.
     if (
-        zeros.sum() > 1
+        len(positive)
+        and others.min() >= 0.0
         and positive.min() > positive.std()
         and len(np.unique(positive)) >= FEWEST_KINDS
         and not _find_sites_of_zeros(present)
     ):
-        yield 0.0, zeros, f"and no other number is below {positive.min():g}"
+        yield 0.0, values == 0.0, f"and no other number is below {positive.min():g}"
+
+
+def _find_negatives(
+    values: NDArray[np.float64], others: NDArray[np.float64]
+) -> Iterator[tuple[float, NDArray[np.bool_], str]]:
+    """Yield one or two negative numbers that are repeated, if all `others` are positive or 0."""
+    if others.min() >= 0.0 or others.max() <= 0.0:
+        return
+    below = others[others < 0.0]
+    if below[0] != np.round(below[0]) or (below != np.round(below)).any():
+        return
+    rows_of = {float(code): values == code for code in np.unique(below)[:3]}
+    if len(rows_of) <= 2 and min(int(rows.sum()) for rows in rows_of.values()) > 1:
+        for code, rows in rows_of.items():
+            yield code, rows, "and no other number is negative"
 
 
 def _find_sites_of_zeros(present: SiteValues) -> list[int]:
