@@ -120,11 +120,13 @@ def input_columns(schema: Schema) -> tuple[InputColumn, ...]:
 def encode_columns(
     columns: Sequence[InputColumn],
     values: Mapping[str, NDArray[Any]],
-    moments: Mapping[str, Sequence[NDArray[np.float64]]] = {},
+    moments: Mapping[str, NDArray[np.float64]] = {},
+    counts: Sequence[int] = (),
 ) -> Tensor:
     """Return the inputs of rows, shape (rows, width), torch.float32, from their columns' values.
 
-    `moments` has center and scale of each row, for columns in which rows differ in them.
+    `moments` has center and scale of each client, shape (clients, 2), for columns in which clients
+    differ in them; the rows of a client follow one another, and `counts` has the number of each.
     """
     import torch
 
@@ -133,7 +135,10 @@ def encode_columns(
     start = 0
     for column in columns:
         name = column.name
-        column.encode(inputs[:, start : start + column.width], values[name], moments.get(name, ()))
+        of_rows: tuple[NDArray[np.float64], ...] = ()
+        if name in moments:
+            of_rows = tuple(np.repeat(moments[name].T, counts, axis=1))
+        column.encode(inputs[:, start : start + column.width], values[name], of_rows)
         start += column.width
     return torch.from_numpy(inputs)
 

@@ -1,6 +1,6 @@
 """The clients of a file: views of its rows, which are encoded once for all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -172,8 +172,14 @@ class FileClients:
     @cached_property
     def _examples(self) -> FileExamples:
         """The examples of all usable clients, encoded in whole columns."""
+        rows = [self._usable[client] for client in self._parts]
+        examples = self._encode(rows)
+        self._warn_of_clipped(np.concatenate(rows), examples.inputs)
+        return examples
+
+    def _encode(self, usable: Sequence[Rows]) -> FileExamples:
+        """Return the examples in these rows of each usable client."""
         schema = self._file.schema
-        usable = [self._usable[client] for client in self._parts]
         order = np.concatenate(usable)
         own = own_columns(schema)
         numbers = np.empty((len(own), len(order)))  # a row for each column
@@ -182,7 +188,6 @@ class FileClients:
         moments = np.stack(
             [measure_columns(numbers.take(parts.train, axis=1)) for parts in self._parts.values()]
         )
-        by_row = np.repeat(moments, [len(rows) for rows in usable], axis=0)
         values = dict(zip(own, numbers, strict=True))
         for name, column in self._file.columns.items():
             if name not in values:
@@ -190,9 +195,9 @@ class FileClients:
         inputs = encode_columns(
             preprocessing_of(self._setup.schema_).columns,
             values,
-            {name: tuple(by_row[:, place].T) for place, name in enumerate(own)},
+            {name: moments[:, place] for place, name in enumerate(own)},
+            [len(rows) for rows in usable],
         )
-        self._warn_of_clipped(order, inputs)
         targets = as_targets(values[schema.target], Target.of(schema))
         return FileExamples(inputs, targets, encode_groups(schema, values), moments)
 

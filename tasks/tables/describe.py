@@ -221,6 +221,8 @@ def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) 
     for place, rows in enumerate(clients.values()):
         of_row[rows] = place
     names = [*clients]
+    if not file.faults:
+        return
     table = read_file(file.path, file.schema.file(file.path.name))
     for error in file.faults:
         if not isinstance(error, CellError) or error.rows is None:

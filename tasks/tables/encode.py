@@ -16,7 +16,7 @@ from fairbloom.text import plural
 
 from ..schema import MAX_TEXT, Field, FileField, Schema, fold, normalise, parse_schema
 from .cells import canonical, different_cells, explain_number, parse_numbers
-from .read import CellError, Table, Values, read_file
+from .read import CellError, Table, Values, forget_file, read_file
 from .reasons import MAX_FAULTS, DataError, raise_faults
 from .targets import join_names
 
@@ -327,6 +327,8 @@ def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
             usable &= ~is_missing(columns[name])
     found = [name for name in columns if fold(table.file.column_name(name)) in table.by_name]
     units = _read_units(table, schema.unit)
+    del table
+    forget_file(path)  # the columns take less memory than their texts
     return EncodedFile(path, schema, columns, found, usable, faults, rows, units)
 
 

@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -165,17 +165,38 @@ class CellError(DataError):
         )
 
 
+# The tables that were read last, each with what it depends on.
+_TABLES: dict[Path, tuple[tuple[int, int, str], Table]] = {}
+
+# Most tables that are kept.
+MAX_TABLES = 128
+
+
 def read_file(path: Path, file: File) -> Table:
     """Return the table of a file, by its ending; read it again only if it has changed."""
     try:
         status = path.stat()
-        return _read(path, status.st_mtime_ns, status.st_size, file.model_dump_json())
+        version = (status.st_mtime_ns, status.st_size, file.model_dump_json())
+        if path not in _TABLES or _TABLES[path][0] != version:
+            table = _read(path, file)
+            forget_file(path)
+            if len(_TABLES) >= MAX_TABLES:
+                forget_file(next(iter(_TABLES)))
+            _TABLES[path] = (version, table)
+        return _TABLES[path][1]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
 
 
-@lru_cache(maxsize=128)
-def _read(path: Path, changed: int, size: int, how: str) -> Table:
+def forget_file(path: Path) -> None:
+    """Free the memory of a table that was read."""
+    if _TABLES.pop(path, None) is not None:
+        import pyarrow as pa  # imported late, as in reading files
+
+        pa.default_memory_pool().release_unused()
+
+
+def _read(path: Path, file: File) -> Table:
     readers = {".parquet": _read_parquet, ".xlsx": _read_workbook}
     ending = path.suffix.lower()
     with path.open("rb") as content:
@@ -185,7 +206,7 @@ def _read(path: Path, changed: int, size: int, how: str) -> Table:
     if found != expected:
         begins = f"begins like {found}" if found else "does not begin like one"
         raise DataError(f"{path} is no {ending} file: it {begins}: {REMEDY}", "other-format")
-    return readers.get(ending, _read_text)(path, File.model_validate_json(how))
+    return readers.get(ending, _read_text)(path, file)
 
 
 def _by_names(

@@ -157,7 +157,7 @@ def test_hostile_files_are_read_right_or_refused_by_name(
     table = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "MAX_ROW", block)
-        reading._read.cache_clear()
+        reading.forget_file(path)
         try:
             table = read(path, encoding="cp1252")
         except DataError as error:
