@@ -144,6 +144,8 @@ def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> Inferred:
     if client:
         rows = rows_of_clients(first.find(client))
         rows.pop("", None)
+        if not rows:
+            raise DataError(f"{first.path}: column {client!r} names no client in any row")
         sites = Sites.of_one_file(first, rows)
     names.pop(fold(client), None)
     names.pop(fold(unit), None)

@@ -76,9 +76,9 @@ class SiteValues(NamedTuple):
 
     def split(self) -> dict[str, ColumnValues]:
         """Return the values of each site that has some."""
-        counts = np.bincount(self.sites, minlength=len(self.names))
-        parts = np.split(self.values, np.cumsum(counts)[:-1])
-        return {name: each for name, each in zip(self.names, parts, strict=True) if len(each)}
+        ends = np.cumsum(np.bincount(self.sites, minlength=len(self.names))).tolist()
+        of_sites = zip(self.names, [0, *ends], ends, strict=False)
+        return {name: self.values[start:end] for name, start, end in of_sites if end > start}
 
 
 def find_remarks(
@@ -191,8 +191,9 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
     present = present.without(values == 0.0)
     if not len(present.values):
         return
-    names = [*present.split()]
-    medians = np.array([_median(values) for values in present.split().values()])
+    parts = present.split()
+    names = [*parts]
+    medians = np.array([_median(values) for values in parts.values()])
     if len(medians) < 2:
         return
     usual = np.median(medians)

@@ -165,6 +165,8 @@ def test_a_target_that_cannot_be_learned_is_refused(
         (with_column("who", names), {"target": "who"}, "30 different values"),
         ("1.5,2,0\n2.5,3,1\n", {}, "first line must name"),
         (csv_of(30), {"client": "site"}, "csv.client"),
+        (with_column("site", [""]), {"client": "site"}, "'site' names no client"),
+        (csv_of(0), {}, "no value"),
     ):
         with subtests.test(text=text, settings=settings):
             there = folder(a=text)
