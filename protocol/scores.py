@@ -48,18 +48,17 @@ class Score:
 
     @property
     def words(self) -> str:
-        """Its ordinary name: "balanced accuracy", or "AUC"."""
-        return {"auc": "AUC", "mae": "mean absolute error", "r2": "R²"}.get(
-            self.name, self.name.replace("-", " ")
-        )
+        """Its ordinary name: "balanced accuracy", "AUC", or "sensitivity (ill)"."""
+        usual = {"auc": "AUC", "mae": "mean absolute error", "r2": "R²"}
+        positive = text_if(self.of, f" ({self.of})")
+        return usual.get(self.name, self.name.replace("-", " ")) + positive
 
     @property
     def title(self) -> str:
         """Its name in tables and figures: "sensitivity (ill), %", or "loss, lower is better"."""
-        positive = text_if(self.of, f" ({self.of})")
         unit = text_if(self.percent, ", %")
         hint = text_if(not self.higher_is_better, ", lower is better")
-        return f"{self.words}{positive}{unit}{hint}"
+        return f"{self.words}{unit}{hint}"
 
     @property
     def unit(self) -> str:

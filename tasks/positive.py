@@ -1,6 +1,7 @@
 """The positive one of two classes, which sensitivity, F1 and the rates of groups are of."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from fairbloom.logs import log
@@ -56,7 +57,8 @@ def warn_of_unstated(task: Task, asking: Iterable[str] = ()) -> None:
     `asking` are other names of what depends on it, such as a method.
     """
     scores: Iterable[Score] = (*task.scores, *task.group_scores)
-    names = (*dict.fromkeys(score.words for score in scores if score.of), *asking)
+    named = [replace(score, of="").words for score in scores if score.of]
+    names = (*dict.fromkeys(named), *asking)
     if task.positive is None and names:
         place = "positive in the schema" if task.schema else "Task(…, positive=0), or 1,"
         _warn(", ".join(names), task.positive_name, place, len(names) > 1)

@@ -121,7 +121,7 @@ def _group_charts(
         said = "; ".join(
             f"{row['client']} under {row['method']} {score.written(row['value'])}" for row in rows
         )
-        title = f"{score.words.capitalize()} by {grouping}, over all clients"
+        title = f"{score.words[0].upper()}{score.words[1:]} by {grouping}, over all clients"
         drawn.append(Chart(f"{name}-{slug(score.name)}", title, f"{title}: {said}.", spec))
     return Charts(drawn, scene.series)
 

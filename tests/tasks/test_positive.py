@@ -109,6 +109,9 @@ def test_heads_of_tables_name_the_positive_class(
     other = grouped(inferred(there)).replace('positive = "ill"', 'positive = "well"')
     turned = run(there, "turned", rounds=5, schema=other, settings=settings)
     shares = [{score.name: each.final(score) for score in each.scores} for each in (found, turned)]
+    by_score = run(there, "by", rounds=1, settings={**settings, "score": "sensitivity"})
+    by_score.show()
+    assert "with a mean test sensitivity (ill) of" in " ".join(capsys.readouterr().out.split())
     assert shares[0]["sensitivity"] == shares[1]["specificity"] != shares[1]["sensitivity"]
     assert shares[0]["accuracy"] == shares[1]["accuracy"]
 

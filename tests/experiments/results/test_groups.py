@@ -331,7 +331,7 @@ def test_every_score_says_over_which_clients_it_is_a_mean(
     printed = capsys.readouterr().out
     for score, reason in (
         ("AUC", "one class in its test examples"),
-        ("sensitivity", "no positive test example"),
+        ("sensitivity (1)", "no positive test example"),
     ):
         with subtests.test(score=score, reason=reason):
             assert (

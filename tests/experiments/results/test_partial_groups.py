@@ -56,7 +56,7 @@ def test_a_rate_that_leaves_a_client_out_says_so(
     assert all(line.rstrip().endswith("†") for line in table)
     few = report.of("few", "sex")[0].count
     every = report.of("all clients", "sex")[0].count
-    words = f"sex, true positive rate of F: without few ({few} of {every} examples)"
+    words = f"sex, true positive rate (ill) of F: without few ({few} of {every} examples)"
     assert words in " ".join(shown.split())
     gaps = (
         run.gaps.query("client == 'all clients'").set_index("score")["without"].fillna("").to_dict()
