@@ -116,7 +116,7 @@ def test_a_damaged_model_is_passed_over_for_the_one_before_it(
 def test_a_model_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bytes, its name, and the folders above it, in this order."""
+    """The folders above it, its bytes, and its name, in this order."""
     done: list[str] = []
     sync = os.fsync
     rename = Path.replace
@@ -136,8 +136,8 @@ def test_a_model_is_on_the_disk_before_it_has_its_name(
     stored(tmp_path / "run" / "site-a", 1)
     draft = ".1.safetensors.draft"
     assert done == [
-        "sync run",
         f"sync {tmp_path.name}",
+        "sync run",
         f"sync {draft}",
         "rename to 1.safetensors",
         "sync site-a",
