@@ -1,11 +1,8 @@
-"""Shared by a federation's processes: load an app, split an address, format durations and names."""
+"""Shared by a federation's processes: load an app, split an address, format durations."""
 
 import importlib
 import re
-from collections.abc import Iterable
 from typing import Any, TypeVar
-
-from fairbloom.text import text_if
 
 App = TypeVar("App")
 
@@ -28,13 +25,6 @@ def duration(seconds: float) -> str:
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.0f} h"
-
-
-def first_names(names: Iterable[str]) -> str:
-    """Return the first ten names, joined by commas, and the number of the others."""
-    names = list(names)
-    first = ", ".join(names[:10])
-    return first + text_if(len(names) > 10, f" and {len(names) - 10} more")
 
 
 def load_app(app: str, kind: type[App], of: str) -> App:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.round import Round
 from fairbloom.text import text_if
@@ -45,7 +46,7 @@ def _mean_and_worst(
 
 
 def name_worst_served(finished: Round, score: Score, model: str = "global") -> str:
-    """Return the five clients with the worst scores and the one with the best, as text."""
+    """Return the MAX_LISTED clients with the worst scores and the one with the best, as text."""
     metric = score.name + ENDINGS[model]
     measured = {
         name: score.shown(m[metric]) for name, m in finished.evaluations.items() if metric in m
@@ -53,5 +54,6 @@ def name_worst_served(finished: Round, score: Score, model: str = "global") -> s
     if not measured:
         return f"no client reported its {score.name}"
     *others, best = sorted(measured, key=lambda name: (score.better(measured[name], 0.0), name))
-    shown = ", ".join(f"{name} {score.written(measured[name])}" for name in others[:5] or [best])
+    worst = others[:MAX_LISTED] or [best]
+    shown = ", ".join(f"{name} {score.written(measured[name])}" for name in worst)
     return f"{shown}; best: {best} {score.written(measured[best])}"

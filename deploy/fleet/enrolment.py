@@ -11,13 +11,13 @@ from pathlib import Path
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fairbloom.errors import join_names
 from fairbloom.system.files import make_folder, write_private, write_public, write_whole
 from fairbloom.system.lock import exclusive_lock
 from fairbloom.text import text_if
 
 from .. import pki
 from ..errors import DeployError
-from ..processes import first_names
 from .federation import Federation
 from .members import Member
 
@@ -77,9 +77,8 @@ def revoke(federation: Federation, name: str) -> None:
     with _registry_locked(federation):
         enrolled = {member.name: member for member in federation.enrolled()}
         if name not in enrolled:
-            raise DeployError(
-                f"client {name!r} is not enrolled; enrolled are: {first_names(enrolled) or 'none'}"
-            )
+            known = join_names(enrolled) if enrolled else "none"
+            raise DeployError(f"client {name!r} is not enrolled; enrolled are: {known}")
         _write(federation, replace(enrolled[name], revoked=now()))
         _remove_bundle(federation, name)
 
@@ -89,7 +88,7 @@ def describe_clients_beyond(members: Sequence[Member], clients: int) -> str:
     beyond = [member for member in members if member.partition >= clients]
     if not beyond:
         return ""
-    text = first_names(f"client {each.name} has partition {each.partition}" for each in beyond)
+    text = join_names(f"client {each.name} has partition {each.partition}" for each in beyond)
     highest = max(member.partition for member in beyond)
     text += f", but clients={clients} has only 0 to {clients - 1}: set clients={highest + 1}"
     if free := set(range(clients)) - {member.partition for member in members}:
