@@ -14,6 +14,7 @@ from fairbloom.logs import log
 from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import choose_run_folder, federate, keep_schema
+from fairbloom.server.run_folder.errors import check_place
 from fairbloom.server.run_folder.files import (
     CONFIG,
     ENGINE,
@@ -59,6 +60,7 @@ def simulate(
     """
     choose_device(settings.device)
     folder = choose_run_folder(settings)
+    check_place(folder)
     check_data(settings)
     # Only the clients get this folder: config.toml has the state-dir that the user gave.
     state_dir = settings.state_dir or str(PERSONAL.path_in(folder))
