@@ -39,7 +39,7 @@ def examples(classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def by_client(outputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(outputs.split(COUNTS), targets.split(COUNTS), strict=True))
+    return list(zip(torch.split(outputs, COUNTS), torch.split(targets, COUNTS), strict=True))
 
 
 # The formulas of one client, as they were before scores were computed together.
@@ -149,7 +149,7 @@ def test_scores_by_group_of_all_clients_are_those_of_each(smallest: int) -> None
     }
     together = measure_groups(task, values, groups, COUNTS, smallest)
     for found, (own_outputs, own_targets), own_groups in zip(
-        together, by_client(outputs, targets), groups.split(COUNTS), strict=True
+        together, by_client(outputs, targets), torch.split(groups, COUNTS), strict=True
     ):
         alone = {score: of(own_outputs, own_targets) for score, of in task.group_scores.items()}
         assert [found] == measure_groups(task, alone, own_groups, [len(own_targets)], smallest)
