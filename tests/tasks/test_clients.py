@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairbloom.client.guard.accepted_settings import work_settings
 from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
@@ -206,6 +207,12 @@ def test_a_run_names_the_clients_that_are_left_out(few: Path, tmp_path: Path) ->
     assert data["left-out"] == names_of(12)[::2]
     assert {*data} == {"all.csv", "left-out"}
     assert simulate(Settings.of({**settings, "num-rounds": 2})) == run  # the data are the same
+
+
+def test_devices_do_not_take_the_limit() -> None:
+    taken = work_settings({"task": "csv"})
+    assert "csv.target" in taken
+    assert "csv.smallest-client" not in taken
 
 
 def test_a_site_of_few_rows_with_its_own_file_is_refused(folder: Folder) -> None:
