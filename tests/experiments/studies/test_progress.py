@@ -88,7 +88,7 @@ def test_warnings_of_runs_are_written_above_the_bars(
         for line in screen.getvalue().splitlines()
         if "learning-rate = 0.1 is the default" in line
     ]
-    assert len(lines) == 2
+    assert len(lines) == 1  # a study prints equal lines once
     for line in lines:
         with subtests.test(line=line):
             written = line.rpartition("\x1b[2K")[-1]
