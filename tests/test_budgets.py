@@ -47,7 +47,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 30_000
+WHOLE = 32_000
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900

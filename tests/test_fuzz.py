@@ -380,6 +380,12 @@ CSV = {
 SCORES = [asdict(Score("accuracy", percent=True)), asdict(Score("mae", higher_is_better=False))]
 GROUPED = json.loads(Grouped({"sex": ("m", "f")}, (GroupScore("accuracy", percent=True),)).encode())
 
+
+def read_config(path: Path) -> dict[str, Any]:
+    recorded = files.CONFIG.read(path.parent)
+    return {"run-folder-format": recorded.format, **recorded.settings}
+
+
 KINDS: Mapping[str, Kind] = {
     "a checkpoint": Kind(
         "7.safetensors",
@@ -393,7 +399,7 @@ KINDS: Mapping[str, Kind] = {
         "config.toml",
         {"run-folder-format": 3, **SETTINGS},
         toml,
-        lambda path: tomllib.loads(files.CONFIG.read(path.parent).encode().decode()),
+        read_config,
     ),
     "the known clients": Kind(
         "known.json",
