@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -94,10 +94,11 @@ def train(message: Message, context: Context) -> Message:
         update = train_client(local, received, terms, vectors)
         save_states(context, local.states.in_memory)
         metrics = MetricRecord({**update.metrics})
-        arrays = _as_sent(update.arrays, message)
+        wanted = _wanted_arrays(local, message)
+        arrays = _record(update.arrays, wanted)
         content = RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics})
         if update.second:
-            content[update.record] = _as_sent(update.second, message)
+            content[update.record] = _record(update.second, wanted)
         if terms.work:
             content[wire.CLIENT] = ConfigRecord({wire.HONOURS: SUPPORTED.wire_keys})
         return content
@@ -252,10 +253,17 @@ def _own_config(context: Context) -> tuple[dict[str, Any], object, str | None]:
     return config, partition, None if name is None else str(name)
 
 
-def _as_sent(state: StateDict, message: Message) -> ArrayRecord:
-    """Return those arrays of a model that the message had."""
-    sent = message.content.array_records[wire.ARRAYS]
-    return _record({name: tensor for name, tensor in state.items() if name in sent})
+def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
+    """Return the names of the arrays that a reply needs: those that the message had.
+
+    A server that compares digests of frozen parameters has these already.
+    """
+    from fairbloom.tasks.models import frozen_parameters
+
+    sent = message.content.array_records[wire.ARRAYS].keys()
+    if wire.FROZEN not in message.content.config_records[wire.CONFIG]:
+        return sent
+    return sent - set(frozen_parameters(local.model))
 
 
 def _state(arrays: ArrayRecord) -> StateDict:
@@ -263,7 +271,9 @@ def _state(arrays: ArrayRecord) -> StateDict:
     return dict(arrays.to_torch_state_dict())
 
 
-def _record(state: StateDict) -> ArrayRecord:
+def _record(state: StateDict, names: Set[str] | None = None) -> ArrayRecord:
+    """Return the arrays with these names, None for all."""
     from fairbloom.tasks.models import on_processor, sendable
 
-    return ArrayRecord(OrderedDict(on_processor(sendable(state))))
+    chosen = {name: tensor for name, tensor in state.items() if names is None or name in names}
+    return ArrayRecord(OrderedDict(on_processor(sendable(chosen))))

@@ -8,6 +8,7 @@ import torch
 from flwr.app import ArrayRecord, MessageType
 from torch.nn.functional import cross_entropy
 
+from fairbloom.client.frozen import digest_frozen
 from fairbloom.client.training import train, with_channels_last
 from fairbloom.protocol.terms import WORK
 from fairbloom.tasks import Setup, Task, find_task
@@ -146,3 +147,16 @@ def test_only_another_run_loads_an_own_task_again() -> None:
         where.run_id = run_id
         ask(MessageType.QUERY, {}, where)
     assert len(loaded) == 2
+
+
+def test_a_reply_leaves_frozen_parameters_out_if_digests_are_compared() -> None:
+    config = run_config(model="tests.client.nets:Frozen")
+    _, model = fresh(config)
+    frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
+    assert frozen
+    whole = ask(MessageType.TRAIN, {}, context(1, config))["arrays"]
+    assert set(whole) == set(model.state_dict())
+    digest = digest_frozen(model)
+    named = ask(MessageType.TRAIN, {"frozen": digest}, context(1, config))
+    assert set(named["arrays"]) == set(model.state_dict()) - frozen
+    assert named["client"]["frozen"] == digest

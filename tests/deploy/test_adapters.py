@@ -125,10 +125,9 @@ def test_another_base_is_replaced_once_and_again_after_a_kill(
     there.wait_for_clients(ELSEWHERE)
     there.wait_for_end(submitted)
     found = rounds(out)
-    assert {row["refused"] for row in found} <= {
-        "",
-        *(row["refused"] for row in found if "offline" in row["refused"]),
-    }
+    refused = {row["refused"] for row in found} - {""}
+    # a client that was killed has lost the base, and misses a round
+    assert all("offline" in each or "frozen parameters" in each for each in refused)
     used = [int(row["replies_used"]) for row in found]
     assert (used[0], used[-1]) == (8, 8), found
     least = min(int(row["bytes_sent"]) / int(row["participants"]) for row in found)

@@ -47,8 +47,8 @@ def test_workers_and_messages_give_the_bits_of_the_loop(implementation: str, cas
         actual = about(finished)
         looped = about(due)
         if implementation == "flower" and "frozen" in case:  # its first messages have all
-            actual |= {"bytes_sent": 0, "bytes_received": 0}
-            looped |= {"bytes_sent": 0, "bytes_received": 0}
+            actual |= {"bytes_sent": 0}
+            looped |= {"bytes_sent": 0}
         assert actual == looped
 
 
