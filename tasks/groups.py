@@ -6,7 +6,7 @@ They are named by a schema, or by a setting such as adult.group.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +80,20 @@ class GroupBy:
 
 def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
     """Return the groupings that a setting names, such as "sex,age>=60"."""
+    return read_groups(key, split_names(text))
+
+
+def read_groups(
+    key: str, words: Sequence[str], columns: Collection[str] = ()
+) -> tuple[GroupBy, ...]:
+    """Return the groupings that a list names, such as ("sex", "race=White, other").
+
+    A word that is one of `columns` is that column's name, whatever signs it has.
+    """
+    text = ",".join(words)
     found = []
-    for word in split_names(text):
-        compared = COMPARED.fullmatch(word)
+    for word in words:
+        compared = None if word in columns else COMPARED.fullmatch(word)
         if compared is None:
             found.append(GroupBy(word))
             continue
@@ -106,9 +117,9 @@ def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
         raise ReportableError(
             f"{key} = {text!r} names {len(found)} groupings, and {MAX_GROUPINGS} are the most"
         )
-    columns = [each.column.lower() for each in found]
+    named = [each.column.lower() for each in found]
     for each in found:
-        if columns.count(each.column.lower()) > 1:
+        if named.count(each.column.lower()) > 1:
             raise ReportableError(
                 f"{key} = {text!r} names the column {each.column!r} twice: two groupings of one"
                 " column overlap, and the difference of their counts would show groups that are"

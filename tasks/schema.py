@@ -25,7 +25,7 @@ from pydantic import (
 
 from fairbloom.errors import ReportableError, did_you_mean
 
-from .groups import OTHER, GroupBy, parse_groups
+from .groups import OTHER, GroupBy, read_groups
 
 # The decimal mark of numbers.
 Decimal = Literal[".", ","]
@@ -241,7 +241,7 @@ class Schema(_Table):
     @property
     def groupings(self) -> tuple[GroupBy, ...]:
         """The groupings of rows."""
-        return parse_groups("groups", ",".join(self.groups))
+        return read_groups("groups", self.groups, self.fields)
 
     @property
     def group_names(self) -> dict[str, tuple[str, ...]]:

@@ -218,6 +218,38 @@ def test_people_of_adult_are_grouped_by_categories(
                 load_task({"task": "adult", "adult.group": wrong})
 
 
+WHITE = '"White, other",yes'
+
+COMMAS = """
+target = "target"
+groups = ["race=White, other", "age, years>=40", "dose>5"]
+[fields."age, years"]
+type = "number"
+[fields.race]
+type = "string"
+categories = ["Black", "White, other"]
+[fields."dose>5"]
+type = "string"
+categories = ["no", "yes"]
+[fields.target]
+type = "integer"
+categories = [0, 1]
+"""
+
+
+def test_groups_of_a_schema_are_not_split_at_commas(folder: Folder) -> None:
+    lines = ['"age, years",race,dose>5,target']
+    lines += [f"{30 + k},{('Black,no', WHITE)[k % 2]},{k % 2}" for k in range(20)]
+    task = load(folder(a="\n".join(lines)), COMMAS)
+    assert task.groupings == {
+        "race=White, other": ("not White, other", "White, other", "other"),
+        "age, years>=40": (">=40", "<40", "other"),
+        "dose>5": ("no", "yes", "other"),
+    }
+    test = task.splits("a").test
+    assert {*named(task, "race=White, other", test)} == {"White, other", "not White, other"}
+
+
 def test_hospitals_patients_are_grouped_by_sex_and_numbers(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
