@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fairbloom.errors import did_you_mean
 from fairbloom.protocol.settings import split_names
 from fairbloom.text import plural, text_if
 
@@ -202,8 +201,7 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
         if name not in schema.classes:
             raise DataError(
                 f"{folder / name} is a folder of none of the classes {join_names(schema.classes)}:"
-                f" {did_you_mean(name, schema.classes)}rename it, or add it to the schema's"
-                " classes",
+                " rename it, or add it to the schema's classes",
                 "strange-folder",
             )
     for file in files:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairbloom.errors import did_you_mean, find_nearest
+from fairbloom.errors import did_you_mean
 from fairbloom.text import plural
 
 from ..schema import MAX_TEXT, Field, FileField, Schema, fold, normalise, parse_schema
@@ -119,7 +119,7 @@ def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError])
         return _no_values(field, len(table))
     missing = {normalise(each).casefold() for each in (*schema.missingValues, *field.missingValues)}
     read = _read_categories if field.categories else _read_numbers
-    column = read(table, values, name, field, missing, wrong)
+    column = read(table, values, name, schema, missing, wrong)
     rows = np.flatnonzero(is_missing(column))
     if schema.missing_of(name) == "error" and len(rows):
         fault = CellError(
@@ -143,10 +143,11 @@ def _read_categories(
     table: Table,
     values: Values,
     name: str,
-    field: Field,
+    schema: Schema,
     missing: Collection[str],
     wrong: list[DataError],
 ) -> ColumnValues:
+    field = schema.fields[name]
     cells, codes = different_cells(values)
     places = []
     for cell in cells:
@@ -163,10 +164,11 @@ def _read_categories(
             remedy = "correct it, or put the column in ignore"
         else:
             problem = f"none of the categories {join_names(field.categories)}"
-            meant = find_nearest(text, field.categories) or field.categories[0]
+            # In the target even a near spelling may be the opposite, as "unwell" is of "well".
+            hint = "" if name == schema.target else did_you_mean(text, field.categories)
             remedy = (
-                "correct it, or add it to the spellings of the category that it means, as in"
-                f" fields.{name}.spellings = {{{meant!r} = [{text!r}]}}"
+                f"{hint}correct it, or say which of {join_names(field.categories)} it means:"
+                f" fields.{name}.spellings = {{CATEGORY = [{text!r}]}}"
             )
         wrong.append(_count_fault(table, name, problem, remedy, "no-category", codes == code))
     return found
@@ -191,10 +193,11 @@ def _read_numbers(
     table: Table,
     values: Values,
     name: str,
-    field: Field,
+    schema: Schema,
     missing: Collection[str],
     wrong: list[DataError],
 ) -> ColumnValues:
+    field = schema.fields[name]
     about = table.file.fields.get(name, FileField())
     numbers, is_wrong, gone = parse_numbers(
         values, table.file, {field.unit, about.unit} - {""}, missing

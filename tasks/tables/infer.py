@@ -581,7 +581,8 @@ def _draft_target(
     strange = _find_strange(sites)
     if strange:
         comments.append(
-            f"the classes at {join_names(strange, SHOWN)} are none of these: add them as spellings"
+            f"the classes at {join_names(strange, SHOWN)} are none of these: say by spellings which"
+            " of these each means"
         )
     usual = (each for site, each in sites.items() if site not in strange)
     classes = sum(usual, Counter[str]())

@@ -228,7 +228,7 @@ def _compare_categories(field: Field, present: SiteValues) -> Iterator[tuple[str
     alone = is_held.any(axis=1) & ~(is_held & is_shared).any(axis=1)
     if is_held.any(axis=1).sum() < 2:
         return
-    remedy = "at no other site: if they mean the same, make them spellings of one"
+    remedy = "at no other site: if others mean the same, say by spellings which one each means"
     places = np.flatnonzero(alone).tolist()
     if len(places) > SHOWN:
         names = join_names([present.names[place] for place in places], SHOWN)

@@ -92,3 +92,31 @@ def test_the_list_of_faults_is_bounded(folder: Folder) -> None:
     for row in range(1, 60):
         text = change(text, "age", **{f"row{row}": f"x{row}"})
     assert len(faults(folder(a=text, b=csv_of(30, 1)))) == MAX_FAULTS
+
+
+# What it advises ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("classes", "cell"),
+    [("No,Yes", "1"), ("no,yes", "ja"), ("no,yes", "Y"), ("ill,well", "unwell"), ("0,1", "Yes")],
+)
+def test_a_remedy_puts_no_spelling_into_a_class(folder: Folder, classes: str, cell: str) -> None:
+    names = classes.split(",")
+    schema = schema_with(
+        ('type = "integer"\ncategories = [0, 1]', f'type = "string"\ncategories = {names}')
+    )
+    rows = csv_of(30).splitlines()
+    text = "\n".join([rows[0], *(row[:-1] + names[k % 2] for k, row in enumerate(rows[1:]))])
+    (fault,) = faults(folder(a=change(text, "target", row5=cell)), schema)
+    remedy = str(fault["remedy"])
+    assert f"which of {', '.join(names)} it means" in remedy
+    assert f"fields.target.spellings = {{CATEGORY = [{cell!r}]}}" in remedy
+    assert not any(f"{name}' = [" in remedy for name in names)
+    assert "did you mean" not in remedy
+
+
+def test_a_remedy_of_an_input_has_no_guess_either(folder: Folder) -> None:
+    (fault,) = faults(folder(a=change(csv_of(30), "ward", row5="ja")), SCHEMA)
+    assert "which of north, south, west it means" in fault["remedy"]
+    assert "{CATEGORY = ['ja']}" in fault["remedy"]
