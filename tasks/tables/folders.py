@@ -1,10 +1,15 @@
 """Find the clients of a folder of data."""
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from unicodedata import normalize
+from zipfile import BadZipFile, ZipFile
 
+from fairbloom.errors import join_names
+from fairbloom.logs import log
 from fairbloom.text import text_if
 
 from ..catalogue import TASKS
@@ -13,11 +18,50 @@ from .reasons import DataError
 # The endings of all tables that are read.
 ENDINGS = TASKS["csv"].reads
 
+# Endings of files that hold others, or one that is compressed.
+PACKED = (
+    *(".7z", ".bz2", ".gz", ".lz4", ".rar", ".tar", ".tbz2", ".tgz", ".txz", ".xz", ".zip"),
+    *(".zst", ".zstd"),
+)
+
 # Endings of tables in other formats: a folder with such a file is refused, because its client would
 # be overlooked.
-UNREAD = (".feather", ".gz", ".ods", ".xls", ".xlsm", ".zip")
+UNREAD = (
+    *PACKED,
+    *(".accdb", ".arff", ".arrow", ".avro", ".dbf", ".dta", ".feather", ".fods", ".ftr", ".fwf"),
+    *(".ipc", ".jsonl", ".mdb", ".ndjson", ".numbers", ".ods", ".orc", ".parq", ".por", ".pq"),
+    *(".psv", ".rda", ".rdata", ".rds", ".sas7bdat", ".sav", ".ssv", ".tab", ".xls", ".xlsb"),
+    *(".xlsm", ".xlt", ".xltm", ".xltx", ".xpt", ".zsav"),
+)
+
+# The first bytes of tables under any name. Zip archives and the files of old Office programs may be
+# tables or not.
+TABLE_STARTS = (
+    *(b"PAR1", b"ARROW1", b"FEA1", b"ORC", b"Obj\x01", b"$FL2", b"$FL3", b"<stata_dta>"),
+    *(b"SQLite format 3", b"RDX2", b"RDX3", b"HEADER RECORD*******"),
+)
+ZIPPED = b"PK\x03\x04"
+OLD_OFFICE = b"\xd0\xcf\x11\xe0"
+
+# Bytes of a file that show whether it is a text of rows and columns, or an old workbook.
+SNIFFED = 2**16
+
+# Lines that show whether a text is a table: a letter may have one comma in each of two lines.
+FEWEST_LINES = 3
+MAX_LINES = 50
+
+# Files that programs write into folders of parts of one table.
+PARTS = re.compile(r"part[-.]\d.*|_success", re.IGNORECASE)
 
 REMEDY = "save it as .csv, .parquet or .xlsx"
+
+IN_PARTS = f"it is a table in a folder of parts, and a table is read from one file: {REMEDY}"
+
+# Endings of texts that are no tables, although each of their lines may have one comma.
+TEXTS = (
+    *(".bib", ".css", ".htm", ".html", ".ipynb", ".js", ".log", ".md", ".py", ".r", ".rmd", ".rst"),
+    *(".sh", ".sql", ".tex", ".toml", ".xml", ".yaml", ".yml"),
+)
 
 # The endings of images.
 PICTURES = TASKS["image-folder"].reads
@@ -30,17 +74,21 @@ def files_in(place: str) -> dict[str, Path]:
     """Return the tables of a folder by client, sorted by name; `place` may also be a single file.
 
     Empty if `place` is "". A client has its file's name without the ending, in form NFC: macOS
-    writes accents as characters of their own. Hidden files and Excel's lock files are skipped; a
-    table in a format that is not read raises DataError.
+    writes accents as characters of their own. Hidden files, locks, files of operating systems and
+    run folders are skipped. A table that is not read raises DataError; other entries are logged.
     """
     if not place:
         return {}
     path = _existing_path(place)
+    if path.suffix.lower() in ENDINGS and path.is_dir() and _has_parts(path):
+        raise DataError(f"data-dir = {place!r}: {IN_PARTS}", "other-format")
     found: dict[str, Path] = {}
-    for file in [path] if path.is_file() else filter(Path.is_file, _list_visible(path)):
-        if file.suffix.lower() in UNREAD:
-            raise DataError(f"{file}: {file.suffix} files are not read: {REMEDY}", "other-format")
+    others: list[Path] = []
+    for file in [path] if path.is_file() else _list_entries(path):
+        if (problem := _find_unread(file, is_named=file == path)) is not None:
+            raise DataError(f"{file}: {problem}", "other-format")
         if file.suffix.lower() not in ENDINGS and file != path:
+            others.append(file)
             continue
         client = normalize("NFC", file.stem)
         if (other := found.setdefault(client, file)) != file:
@@ -55,24 +103,33 @@ def files_in(place: str) -> dict[str, Path]:
             f" {_contents(path)}",
             "no-file",
         )
+    _name_others(place, others)
     return found
 
 
 def folders_in(place: str) -> dict[str, Path]:
-    """Return the subfolders of a folder by name, sorted; hidden ones are skipped."""
+    """Return the subfolders of a folder by name, sorted.
+
+    Hidden folders and run folders are skipped. A packed folder raises DataError.
+    """
     if not place:
         return {}
     path = _existing_path(place)
     found: dict[str, Path] = {}
-    if path.is_dir():
-        for folder in filter(Path.is_dir, _list_visible(path)):
-            name = normalize("NFC", folder.name)
-            if found.setdefault(name, folder) != folder:
-                raise DataError(
-                    f"data-dir = {place!r}: two folders are called {name}, with the same letters in"
-                    " two encodings: rename one of them",
-                    "same-name",
-                )
+    for entry in _list_entries(path) if path.is_dir() else ():
+        if entry.suffix.lower() in PACKED and not entry.is_dir():
+            raise DataError(
+                f"{entry}: {entry.suffix} files are not read: unpack it", "other-format"
+            )
+        if not entry.is_dir():
+            continue
+        name = normalize("NFC", entry.name)
+        if found.setdefault(name, entry) != entry:
+            raise DataError(
+                f"data-dir = {place!r}: two folders are called {name}, with the same letters in"
+                " two encodings: rename one of them",
+                "same-name",
+            )
     if not found:
         raise DataError(
             f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file"
@@ -102,6 +159,127 @@ def _existing_path(place: str) -> Path:
 
 def _list_visible(folder: Path) -> Iterable[Path]:
     return sorted(path for path in folder.iterdir() if is_visible(path.name))
+
+
+def _list_entries(folder: Path) -> list[Path]:
+    """Return what a folder may have clients' data in; raise DataError for a broken link."""
+    entries = [path for path in _list_visible(folder) if not _is_run_folder(path)]
+    for entry in entries:
+        if not entry.exists():
+            raise DataError(
+                f"{entry}: it is a link to {entry.readlink()}, which does not exist: correct it,"
+                " or take it out",
+                "unreadable",
+            )
+    return entries
+
+
+def _is_run_folder(path: Path) -> bool:
+    """Return whether a folder is one of a run or a study, or holds such."""
+    if not path.is_dir():
+        return False
+    return any(
+        True
+        for name in ("config.toml", "study.json")
+        for pattern in (name, f"*/{name}")
+        for _ in path.glob(pattern)
+    )
+
+
+@lru_cache(maxsize=64)
+def _say_not_read(place: str, names: str) -> None:
+    """Log once what is not read; a run lists its files several times."""
+    log.warning("data-dir = %r has entries that are no tables and are not read: %s", place, names)
+
+
+def _name_others(place: str, others: Sequence[Path]) -> None:
+    if others:
+        _say_not_read(place, join_names([each.name for each in others]))
+
+
+# Tables that are not read -------------------------------------------------------------------------
+
+
+def _find_unread(path: Path, is_named: bool) -> str | None:
+    """Return why an entry is a table that cannot be read, with the remedy; None if it is not one.
+
+    A file that data-dir names itself (`is_named`) is read as a text, whatever its ending.
+    """
+    ending = path.suffix.lower()
+    if path.is_dir():
+        return IN_PARTS if _is_of_parts(path) else None
+    if ending in UNREAD:
+        return f"{path.suffix} files are not read: {REMEDY}"
+    if ending in (*ENDINGS, *TEXTS) or is_named or not _is_table(path):
+        return None
+    return f"it holds a table, and {_kind(path)} are not read: {REMEDY}"
+
+
+def _kind(path: Path) -> str:
+    return f"{path.suffix} files" if path.suffix else "files without an ending"
+
+
+def _is_of_parts(folder: Path) -> bool:
+    """Return whether a folder is one table in parts, by its name or its files' names."""
+    return folder.suffix.lower() in (*ENDINGS, *UNREAD) or "=" in folder.name or _has_parts(folder)
+
+
+def _has_parts(folder: Path) -> bool:
+    try:
+        entries = [*folder.iterdir()]
+    except OSError:
+        return False  # it is named with other entries that are not read
+    return any(
+        PARTS.fullmatch(each.name) or (each.is_dir() and "=" in each.name) for each in entries
+    )
+
+
+def _is_table(path: Path) -> bool:
+    """Return whether the content of a file is a table, by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(SNIFFED)
+    except OSError:
+        return False  # it is named with other entries that are not read
+    if start.startswith(ZIPPED):
+        return _is_workbook(path)
+    if start.startswith(OLD_OFFICE):
+        return "Workbook".encode("utf-16-le") in path.read_bytes()
+    return start.startswith(TABLE_STARTS) or _has_columns(start)
+
+
+def _is_workbook(path: Path) -> bool:
+    try:
+        with ZipFile(path) as archive:
+            return any(name.startswith("xl/") for name in archive.namelist())
+    except (BadZipFile, OSError):
+        return False
+
+
+def _has_columns(start: bytes) -> bool:
+    """Return whether the beginning of a file is a text whose lines have the same columns."""
+    marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    text = start.decode("utf-16" if marked else "latin-1", errors="replace")
+    if "\0" in text:
+        return False
+    if re.match(r"\s*\[\s*\{", text):  # records in JSON
+        return True
+    lines = [line for line in text.splitlines() if line.strip()][:MAX_LINES]
+    if len(start) == SNIFFED:
+        lines = lines[:-1]  # it may be cut off
+    if len(lines) < FEWEST_LINES:
+        return False
+    for mark in ",;\t|":
+        counts = {re.sub(r'"[^"]*"', "", line).count(mark) for line in lines}
+        if len(counts) == 1 and counts != {0}:
+            return True
+    rows = [line.split() for line in lines[1:]]
+    widths = {len(row) for row in rows}
+    return len(widths) == 1 and widths != {1} and all(map(_has_number, rows))
+
+
+def _has_number(cells: Sequence[str]) -> bool:
+    return any(re.fullmatch(r"[+-]?[0-9]*[.,]?[0-9]+", cell) for cell in cells)
 
 
 def _contents(path: Path) -> str:

@@ -5,6 +5,7 @@ import csv
 import datetime
 import gzip
 import io
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fairbloom.tasks.schema import MISSING_VALUES, File, parse_schema
 from fairbloom.tasks.tables import read as reading
 from fairbloom.tasks.tables.cells import different_cells
 from fairbloom.tasks.tables.encode import read_column
-from fairbloom.tasks.tables.folders import files_in
+from fairbloom.tasks.tables.folders import files_in, folders_in
 from fairbloom.tasks.tables.read import Table, read_file
 from fairbloom.tasks.tables.reasons import REASONS, DataError
 
@@ -289,6 +290,99 @@ def test_formats_that_are_not_read_are_refused_in_a_folder(
                 with pytest.raises(DataError, match=name):
                     inferred(place)
             (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(
+            (f"b{ending}", b"")
+            for ending in (".pq", ".csv.bz2", ".xlsb", ".sav", ".DTA", ".csv.xz")
+        ),
+        *((name, csv_of(9).encode()) for name in ("b.txt", "b.dat", "b", "b.csv.bak", "b.csv~")),
+        ("b.txt", csv_of(9).replace(",", "\t").encode("utf-16")),
+        ("b.txt", b"age dose\n" + b"50.5  1\n" * 5),
+        ("b.json", b'[\n  {"age": 50, "target": 1}\n]'),
+        ("b.parquet.1", b"PAR1\x15\x04"),
+        ("b.bin", b"SQLite format 3\0"),
+        *((f"{name}/_SUCCESS", b"") for name in ("b", "b.csv", "b.parquet", "site=b")),
+        *((f"{name}/part-0.parquet", b"PAR1") for name in ("b", "b.pq")),
+        ("b/site=c/0.parquet", b"PAR1"),
+    ],
+)
+def test_no_table_is_overlooked(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / "a.csv").write_text(csv_of(20))
+    (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{tmp_path}/{name.split('/')[0]}: .*: save it as \.csv"):
+        inferred(tmp_path)
+
+
+def test_a_workbook_under_another_name_is_not_overlooked(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(csv_of(20))
+    write_workbook(tmp_path / "b.bak", {"Patients": [["age"], [1]]})
+    with pytest.raises(DataError, match=r"b\.bak: it holds a table, and \.bak files are not read"):
+        files_in(str(tmp_path))
+    with zipfile.ZipFile(tmp_path / "b.bak", "w") as archive:
+        archive.writestr("word/document.xml", "")
+    assert [*files_in(str(tmp_path))] == ["a"]
+
+
+def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(csv_of(20))
+    (tmp_path / "b.csv").symlink_to(tmp_path / "gone.csv")
+    for list_clients in (files_in, folders_in):
+        with pytest.raises(DataError, match=r"b\.csv: it is a link to .*gone\.csv"):
+            list_clients(str(tmp_path))
+
+
+def test_a_folder_of_parts_is_no_folder_of_clients(tmp_path: Path) -> None:
+    whole = tmp_path / "all.parquet"
+    whole.mkdir()
+    for part in ("part-0", "part-1"):
+        write(frame_of(), whole / f"{part}.parquet")
+    with pytest.raises(DataError, match=r"all\.parquet': it is a table in a folder of parts"):
+        files_in(str(whole))
+
+
+def test_other_entries_of_a_folder_are_named_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text(csv_of(20))
+    for name in (
+        "Thumbs.db",
+        "~$b.xlsx",
+        ".hidden.csv.gz",
+        "out/config.toml",
+        "runs/x/config.toml",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(b"a,b\n1,2\n3,4\n")
+    (tmp_path / "__MACOSX" / "a.csv").mkdir(parents=True)
+    assert [*files_in(str(tmp_path))] == ["a", "b"]
+    assert "not read" not in caplog.text
+    (tmp_path / "a letter.txt").write_text("Dear all,\nthe tables are here.\nYours, Bo\n")
+    (tmp_path / "run.log").write_text("12:00:00,1 begins\n12:00:01,2 works\n12:00:02,3 ends\n")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "plan.pdf").write_bytes(b"%PDF-1.7\n")
+    load(tmp_path)
+    files_in(str(tmp_path))
+    (line,) = [each for each in caplog.messages if "not read" in each]
+    assert line == (
+        f"data-dir = {str(tmp_path)!r} has entries that are no tables and are not read: a letter.txt,"
+        " notes, plan.pdf and 1 more"
+    )
+
+
+def test_packed_folders_of_pictures_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out" / "config.toml").write_text("")
+    assert [*folders_in(str(tmp_path))] == ["a"]
+    (tmp_path / "b.zip").write_bytes(b"")
+    with pytest.raises(DataError, match=r"b\.zip: \.zip files are not read: unpack it"):
+        folders_in(str(tmp_path))
 
 
 # The same table in any format ---------------------------------------------------------------------
