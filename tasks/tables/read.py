@@ -263,6 +263,9 @@ def _read_text(path: Path, file: File) -> Table:
             "one-column",
         )
     if b'"' in content:
+        content = _strip_around_quotes(content, delimiter)
+        end, lines = _find_rows(content)
+        first = content[:end].decode().lstrip("\n")
         _check_quotes(path, content, delimiter)
     names = [
         name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
@@ -343,6 +346,23 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
     filled = np.diff(ends, prepend=-1) > 1
     first_end = int(ends[filled][0]) if filled.any() else 0
     return first_end, lines[filled]
+
+
+def _strip_around_quotes(content: bytes, delimiter: str) -> bytes:
+    """Return a text without spaces between its quotation marks and separators: a, "b" is a,"b"."""
+    around = re.escape(delimiter.encode())
+    pattern = rb'(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
+    spans = np.array([each.span() for each in re.finditer(pattern, content)])
+    if not len(spans):
+        return content
+    marks = np.flatnonzero(np.frombuffer(content, np.uint8) == QUOTE)
+    outside = np.searchsorted(marks, spans[:, 0]) % 2 == 0
+    pieces = []
+    start = 0
+    for begin, end in spans[outside].tolist():
+        pieces.append(content[start:begin])
+        start = end
+    return b"".join([*pieces, content[start:]])
 
 
 def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:

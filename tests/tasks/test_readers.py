@@ -130,7 +130,7 @@ def hostile_files(draw: st.DrawFn) -> bytes:
 
 def read_by_python(content: bytes) -> list[list[tuple[int, list[str]]]]:
     """Return, for each separator, line and cells of each row that is not blank, as Python's own
-    reader has them."""
+    reader has them, strictly, or with spaces around quotation marks."""
     marked = next((name for mark, name in reading.MARKS.items() if content.startswith(mark)), "")
     try:
         decoded = content.decode(marked or "utf-8")
@@ -139,9 +139,15 @@ def read_by_python(content: bytes) -> list[list[tuple[int, list[str]]]]:
     found = []
     for delimiter in ",;\t|":
         unified = io.StringIO(decoded.replace("\r\n", "\n").replace("\r", "\n"))
-        lines = csv.reader(unified, delimiter=delimiter, strict=True)
-        with suppress(csv.Error):
-            found.append([(lines.line_num, [cell.strip() for cell in row]) for row in lines if row])
+        for strict in (True, False):
+            unified.seek(0)
+            lines = csv.reader(
+                unified, delimiter=delimiter, strict=strict, skipinitialspace=not strict
+            )
+            with suppress(csv.Error):
+                found.append(
+                    [(lines.line_num, [cell.strip() for cell in row]) for row in lines if row]
+                )
     return found
 
 
@@ -191,6 +197,32 @@ def test_whatever_separates_ends_and_encodes_a_text(
                     table = read(path, encoding="cp1252")
                     assert texts_of(table, "x") == cells, (delimiter, end, encoding)
                     assert table.lines.tolist() == [2, 3, 5, 6, 8, 9], (delimiter, end, encoding)
+
+
+@pytest.mark.parametrize("delimiter", [*",;\t|"])
+def test_spaces_around_quotation_marks_are_no_part_of_a_value(
+    tmp_path: Path, delimiter: str
+) -> None:
+    path = tmp_path / "site.csv"
+    rows = [
+        '"id",   "x, y" , "z"',
+        '1, "a",',
+        ' "2" ,"b, ""c"" , d"  , "e"',
+        '3, "two',
+        ' ""lines"" "  ,"" ',
+    ]
+    text = "\n".join(rows).replace(",", delimiter)
+    path.write_text(text)
+    table = read(path)
+    assert [*table.columns] == ["id", f"x{delimiter} y", "z"]
+    assert texts_of(table, "id") == ["1", "2", "3"]
+    quoted = f'b{delimiter} "c" {delimiter} d'
+    assert texts_of(table, f"x{delimiter} y") == ["a", quoted, 'two\n "lines"']
+    assert texts_of(table, "z") == ["", "e", ""]
+    assert table.lines.tolist() == [2, 3, 5]
+    for wrong in ("1, x 'b'", '1, "a" b', '1,"a" "b"'):
+        content = f"id,x\n{wrong}\n".replace("'", '"').replace(",", delimiter)
+        assert refusal(path, content.encode()).why == "quotes"
 
 
 def test_numbers_and_missing_values_in_all_spellings(
