@@ -37,7 +37,7 @@ ROOMS: Mapping[str, int] = {
     "strategies": 2_075,
     "tasks": 2_199,
     "tasks/datasets": 693,
-    "tasks/tables": 2_291,
+    "tasks/tables": 2_589,
 }
 """The statements of Python in each package and subpackage that is larger than SMALL_ROOM."""
 

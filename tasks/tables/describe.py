@@ -14,6 +14,7 @@ from ..sizes import Row, summarise_clients
 from ..task import Described
 from .cells import different_cells, explain_number
 from .clients import FileClients
+from .duplicates import find_duplicates
 from .encode import UNKNOWN, ColumnValues, EncodedFile, is_missing
 from .read import CellError, Table, read_file
 from .reasons import DataError
@@ -52,6 +53,7 @@ def describe_all(schema: Schema, files: Files) -> Described:
             columns.append({"column": name, "client": client, "values": values, "missing": missing})
         remarks += _find_remarks(name, field, columns_of)
     remarks += _find_determining(schema, files)
+    remarks += _find_duplicates(files)
     return {"clients": clients, "faults": wrong, "columns": columns, "remarks": remarks}
 
 
@@ -69,11 +71,9 @@ def summarise(schema: Schema, files: Files) -> Described:
     for name, columns_of in _columns(schema, files).items():
         found = [*_find_remarks(name, schema.fields[name], columns_of)]
         columns.append(_summarise_column(schema, name, columns_of, found))
-        remarks += found[:MAX_REMARKS]
-        if (rest := len(found) - MAX_REMARKS) > 0:
-            more = plural(rest, "1 more remark", f"{rest} more remarks")
-            remarks.append({"column": name, "client": "", "remark": f"and {more}"})
+        remarks += _shorten_remarks(found)
     remarks += _find_determining(schema, files)
+    remarks += _shorten_remarks([*_find_duplicates(files)])
     return {
         "clients": summarise_clients([*_describe_clients(files)]),
         "faults": wrong,
@@ -120,6 +120,21 @@ def _columns(schema: Schema, files: Files) -> Mapping[str, Mapping[str, ColumnVa
 def _find_remarks(name: str, field: Field, columns_of: Mapping[str, ColumnValues]) -> Iterator[Row]:
     for client, remark in find_remarks(name, field, columns_of):
         yield {"column": name, "client": client or "all", "remark": remark}
+
+
+def _shorten_remarks(found: Sequence[Row]) -> Iterator[Row]:
+    """Yield the first remarks on a column, and how many more there are."""
+    yield from found[:MAX_REMARKS]
+    if (rest := len(found) - MAX_REMARKS) > 0:
+        more = plural(rest, "1 more remark", f"{rest} more remarks")
+        yield {"column": found[0]["column"], "client": "", "remark": f"and {more}"}
+
+
+def _find_duplicates(files: Files) -> Iterator[Row]:
+    """Yield a remark for each client with equal rows, and for clients with rows in common."""
+    read = {name: file for name, file in files.items() if isinstance(file, FileClients)}
+    for clients, remark in find_duplicates(read):
+        yield {"column": "all", "client": clients, "remark": remark}
 
 
 def _find_determining(schema: Schema, files: Files) -> Iterator[Row]:

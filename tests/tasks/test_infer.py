@@ -232,10 +232,10 @@ def test_units_sentinels_and_constants_are_remarked(
     assert float(ranges["b"].split(" to ")[1]) < 30 < float(ranges["a"].split(" to ")[0])
     for cells, kind in ((["7"], "7"), (["all"], "'all'")):
         with subtests.test(cells=cells, kind=kind):
-            (remark,) = described(folder(**{name: with_column("same", cells) for name in "abcd"}))[
-                "remarks"
-            ]
+            there = folder(**{name: with_column("same", cells) for name in "abcd"})
+            remark, of_rows = described(there)["remarks"]
             assert kind in remark["remark"]
+            assert "rows are the same" in of_rows["remark"]
 
 
 def drafted(folder: Path, name: str, **settings: Any) -> str:
