@@ -59,6 +59,19 @@ MAX_UNPACKED = 2**30
 # The position of a cell in a sheet, as in r="B7".
 REFERENCE = re.compile(rb"""\br=["']([A-Z]{1,3})([0-9]{1,7})["']""", re.IGNORECASE)
 
+# A cell with a formula and no result, as programs write it that do not compute; its reference. An
+# empty text, t="str", is a result.
+UNCOMPUTED = re.compile(
+    rb"""<(?:\w+:)?c\s(?![^<>]*\bt=["']str)[^<>]*?\br=["']([A-Z0-9]+)["'][^<>]*>\s*"""
+    rb"""<(?:\w+:)?f\b(?:[^<>]*/>|[^<>]*>[^<]*</(?:\w+:)?f>)\s*"""
+    rb"""(?:<(?:\w+:)?v\s*(?:/>|>\s*</(?:\w+:)?v>)\s*)?</(?:\w+:)?c>""",
+    re.IGNORECASE,
+)
+
+# A sheet's relation in a workbook, and its file in a relation.
+SHEET = re.compile(rb"""<(?:\w+:)?sheet\s[^<>]*?\w:id=["']([^"']+)["']""")
+RELATION = re.compile(rb"<(?:\w+:)?Relationship\s[^<>]*>")
+
 # A number with a decimal point.
 POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
 
@@ -543,19 +556,17 @@ def _read_workbook(path: Path, file: File) -> Table:
 
     shown = (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
     try:
-        _check_extent(path)
+        uncomputed = _check_sheets(path)
         with load_workbook(path) as workbook:
-            names = [
-                sheet.name
-                for sheet in workbook.sheets_metadata
-                if (sheet.typ, sheet.visible) == shown
-            ]
+            metadata = workbook.sheets_metadata
+            names = [sheet.name for sheet in metadata if (sheet.typ, sheet.visible) == shown]
             sheets = {name: [*workbook.get_sheet_by_name(name).iter_rows()] for name in names}
     except (
         BadZipFile,
         CalamineError,
         OSError,
         EOFError,
+        KeyError,
         ValueError,
         RuntimeError,
         zlib.error,
@@ -565,6 +576,13 @@ def _read_workbook(path: Path, file: File) -> Table:
             " without a password",
             "no-table",
         ) from error
+    for sheet, cell in zip(metadata, uncomputed, strict=False):
+        if cell and sheet.name in names:
+            raise DataError(
+                f"{path}, sheet {sheet.name!r}, cell {cell}: it has formulas without results: open"
+                " and save it in a spreadsheet",
+                "no-results",
+            )
     sheets = {
         name: cells
         for name, cells in sheets.items()
@@ -601,28 +619,48 @@ def _read_workbook(path: Path, file: File) -> Table:
     )
 
 
-def _check_extent(path: Path) -> None:
-    """Raise DataError if a workbook needs too much memory.
+def _check_sheets(path: Path) -> list[str]:
+    """Return the first cell of each sheet that has a formula without a result, "" of others.
 
-    A stray last cell stands for billions of empty ones.
+    Raise DataError if a workbook needs too much memory.
     """
     remedy = "delete the rows and columns around the table, or save it as .csv"
+    found: dict[str, str] = {}
     with ZipFile(path) as archive:
         if sum(each.file_size for each in archive.infolist()) > MAX_UNPACKED:
             raise DataError(f"{path} unpacks to more than {MAX_UNPACKED:,} bytes: {remedy}")
         for name in archive.namelist():
             if name.startswith("xl/worksheets/") and name.endswith(".xml"):
-                letters = {b""}
-                numbers = {b"0"}
-                for cell in REFERENCE.finditer(archive.read(name)):
-                    letters.add(cell[1].upper())
-                    numbers.add(cell[2])
-                row = max(int(number) for number in numbers)
-                column = max(_column_number(name) for name in letters)
-                if row * column > MAX_SHEET_CELLS:
-                    raise DataError(
-                        f"{path} has values as far as row {row:,} and column {column:,}: {remedy}"
-                    )
+                content = archive.read(name)
+                _check_extent(path, content, remedy)
+                if cell := UNCOMPUTED.search(content):
+                    found[name] = cell[1].decode()
+        return [found.get(name, "") for name in _files_of_sheets(archive)] if found else []
+
+
+def _check_extent(path: Path, content: bytes, remedy: str) -> None:
+    """Raise DataError if a sheet is too large: a stray last cell stands for billions of others."""
+    letters = {b""}
+    numbers = {b"0"}
+    for cell in REFERENCE.finditer(content):
+        letters.add(cell[1].upper())
+        numbers.add(cell[2])
+    row = max(int(number) for number in numbers)
+    column = max(_column_number(name) for name in letters)
+    if row * column > MAX_SHEET_CELLS:
+        raise DataError(f"{path} has values as far as row {row:,} and column {column:,}: {remedy}")
+
+
+def _files_of_sheets(archive: ZipFile) -> list[str]:
+    """Return the file of each sheet, in the workbook's order."""
+    targets: dict[bytes, str] = {}
+    for each in RELATION.findall(archive.read("xl/_rels/workbook.xml.rels")):
+        about = dict(re.findall(rb"""\b(Id|Target)=["']([^"']*)["']""", each))
+        target = about.get(b"Target", b"").decode()
+        inside = target.startswith("/")
+        targets[about.get(b"Id", b"")] = target[1:] if inside else f"xl/{target}"
+    ids = SHEET.findall(archive.read("xl/workbook.xml"))
+    return [targets.get(each, "") for each in ids]
 
 
 def _column_number(letters: bytes) -> int:

@@ -41,6 +41,9 @@ REASONS = {
     "several-sheets": (
         "its workbook has {sheets} sheets that hold values: remove or hide all but one"
     ),
+    "no-results": (
+        "its workbook has formulas without stored results: open it in a spreadsheet and save it"
+    ),
     "strange-column": (
         "column {column} holds lists, bytes or other values that are neither numbers nor texts"
     ),

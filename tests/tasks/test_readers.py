@@ -27,7 +27,7 @@ from fairbloom.tasks.tables.read import Table, read_file
 from fairbloom.tasks.tables.reasons import REASONS, DataError
 
 from .tables import csv_of, inferred, load, schema_with
-from .workbooks import FormulaError, write_workbook
+from .workbooks import FormulaError, sheet_of, write_workbook
 
 
 def read(path: Path, **how: Any) -> Table:
@@ -631,6 +631,42 @@ def test_a_workbook_has_one_sheet_with_values(tmp_path: Path) -> None:
     assert len(read(path)) == 20
     write_workbook(path, {"Empty": []})
     assert refusal(path).why == "empty"
+
+
+def rows_of_formulas(formula: str, result: str, about: str = "") -> str:
+    """Return a sheet in XML, in which a column has formulas."""
+    lines = [
+        f'<row r="{k}"><c r="A{k}"{about}>{formula}{result}</c><c r="B{k}"><v>{k % 2}</v></c></row>'
+        for k in range(2, 12)
+    ]
+    return sheet_of([["age", "target"]]) + "".join(lines)
+
+
+@pytest.mark.parametrize("formula", ["<f>B2*2</f>", '<f t="shared" si="0"/>'])
+@pytest.mark.parametrize("result", ["", "<v></v>", "<v />"])
+def test_formulas_without_results_are_refused(tmp_path: Path, formula: str, result: str) -> None:
+    pytest.importorskip("python_calamine")
+    path = tmp_path / "a.xlsx"
+    write_workbook(path, {"Notes": [], "Data": rows_of_formulas(formula, result)})
+    error = refusal(path)
+    assert str(error) == (
+        f"{path}, sheet 'Data', cell A2: it has formulas without results: open and save it in a"
+        " spreadsheet"
+    )
+    assert error.reportable == REASONS["no-results"]
+
+
+def test_results_of_formulas_are_read(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    path = tmp_path / "a.xlsx"
+    formula = "<f>B2*2</f>"
+    write_workbook(path, {"Data": rows_of_formulas(formula, "<v>7</v>")})
+    assert numbers_of(read(path), "age")[0] == [7.0] * 10
+    # An empty text is a result, and a hidden sheet is not read.
+    empty = rows_of_formulas(formula, "<v></v>", ' t="str"')
+    hidden = rows_of_formulas(formula, "")
+    write_workbook(path, {"Old": hidden, "Data": empty}, hidden=["Old"])
+    assert texts_of(read(path), "age") == [""] * 10
 
 
 def test_a_hostile_workbook_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
