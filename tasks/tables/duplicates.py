@@ -25,14 +25,14 @@ SAMPLE = 5_000
 # Equal rows are remarked if they are so many times as frequent as by chance, with its standard
 # deviation. Columns that depend on each other make rows equal more often than the estimate, which
 # takes them for independent.
-FREQUENT = 3.0
+FREQUENT = 5.0
 
 # Fewer equal rows are no remark: one pair may be of two persons.
 FEWEST = 2
 
 # Sets of clients with rows in common that are looked at, those with most rows first: the rows of a
 # few categories are common to very many sets.
-MAX_SETS = 50
+MAX_SETS = 500
 
 
 class _Rows(NamedTuple):
