@@ -123,12 +123,14 @@ def _check_free(federation: Federation, members: Sequence[Member], name: str, di
             f"client {name!r} is called like a host of the server's certificate: choose another"
             " name"
         )
+    from fairbloom.tasks.tables.cells import fold_value  # imported late: it needs NumPy
+
     for member in members:
-        if member.name != name and member.name.lower() == name.lower():
+        if member.name != name and fold_value(member.name) == fold_value(name):
             state = "revoked" if member.revoked else "enrolled"
             raise DeployError(
                 f"client {name!r} differs from client {member.name!r}, which is {state}, only in"
-                " case: choose another name"
+                " spelling: choose another name"
             )
         if member.key == digest and (member.name != name or member.revoked):
             owner = f"client {member.name!r}" + text_if(member.revoked, ", which is revoked,")

@@ -56,6 +56,11 @@ def canonical(cell: str, decimal: Decimal = ".") -> str:
     return cell.partition(".")[0] if WHOLE.fullmatch(cell) else cell
 
 
+def fold_value(cell: str, decimal: Decimal = ".") -> str:
+    """Return a category's, or a client's, name for comparisons: North is north, and 1.0 is 1."""
+    return canonical(normalise(cell), decimal).casefold()
+
+
 def shorten(text: str) -> str:
     """Return a text as an error shows it: its beginning, with invisible characters escaped."""
     shown = text if len(text) <= 40 else f"{text[:40]}…"

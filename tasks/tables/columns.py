@@ -34,7 +34,10 @@ def infer(
 ) -> str:
     """Return the schema that the files of a folder suggest."""
     wanted = Wanted(target.strip(), client.strip(), unit.strip(), missing, kind)
-    text, left_out = infer_schema(files_in(setup.data_dir), wanted)
+    files = files_in(setup.data_dir)
+    if wanted.client:
+        _check_single(setup.data_dir, wanted.client, len(files))
+    text, left_out = infer_schema(files, wanted)
     parse_schema(text, f"the schema that {setup.data_dir} suggests")
     if left_out:
         reasons = [f"{name} ({why.removeprefix('it ')})" for name, why in left_out.items()]
@@ -83,6 +86,17 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
     )
 
 
+def _check_single(place: str, client: str, count: int) -> None:
+    """Raise DataError if there is a column of clients, and not a single file."""
+    if count > 1:
+        raise DataError(
+            f"client = {client!r} is for a single file, and {place} has {count} files: leave it"
+            " out, so that each file is a client",
+            "several-files",
+            files=count,
+        )
+
+
 class CsvFiles:
     """The files of a folder, each of which is read when a client's data are first needed."""
 
@@ -128,15 +142,7 @@ class CsvFiles:
     @cached_property
     def _of_single_file(self) -> FileClients:
         """The clients of a single file, by its column of clients."""
-        count = len(self._paths)
-        if count > 1:
-            raise DataError(
-                f"client = {self._schema.client!r} is for a single file, and"
-                f" {self._setup.data_dir} has {count} files: leave it out, so that each file is a"
-                " client",
-                "several-files",
-                files=count,
-            )
+        _check_single(self._setup.data_dir, self._schema.client, len(self._paths))
         return self._read_file(*self._paths)
 
     def _read_file(self, name: str) -> FileClients:

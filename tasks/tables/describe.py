@@ -52,6 +52,7 @@ def describe_all(schema: Schema, files: Files) -> Described:
             values = _describe_values(field, present_values(column))
             columns.append({"column": name, "client": client, "values": values, "missing": missing})
         remarks += _find_remarks(name, field, columns_of)
+    remarks += _find_spellings(schema, files)
     remarks += _find_determining(schema, files)
     remarks += _find_duplicates(files)
     return {"clients": clients, "faults": wrong, "columns": columns, "remarks": remarks}
@@ -72,6 +73,7 @@ def summarise(schema: Schema, files: Files) -> Described:
         found = [*_find_remarks(name, schema.fields[name], columns_of)]
         columns.append(_summarise_column(schema, name, columns_of, found))
         remarks += _shorten_remarks(found)
+    remarks += _shorten_remarks([*_find_spellings(schema, files)])
     remarks += _find_determining(schema, files)
     remarks += _shorten_remarks([*_find_duplicates(files)])
     return {
@@ -128,6 +130,15 @@ def _shorten_remarks(found: Sequence[Row]) -> Iterator[Row]:
     if (rest := len(found) - MAX_REMARKS) > 0:
         more = plural(rest, "1 more remark", f"{rest} more remarks")
         yield {"column": found[0]["column"], "client": "", "remark": f"and {more}"}
+
+
+def _find_spellings(schema: Schema, files: Files) -> Iterator[Row]:
+    """Yield a remark for each client whose name has several spellings."""
+    for name, file in files.items():
+        if isinstance(file, FileClients) and (counts := file.encoded.spellings.get(name)):
+            spellings = [f"{each} in {counts[each]:,} rows" for each in sorted(counts)]
+            remark = f"it is written {join_classes(spellings)}: they are one client"
+            yield {"column": schema.client, "client": name, "remark": remark}
 
 
 def _find_duplicates(files: Files) -> Iterator[Row]:

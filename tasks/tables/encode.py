@@ -1,10 +1,11 @@
 """Encode a file by the schema, in whole columns, and find its faults."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor
 from fairbloom.errors import did_you_mean
 from fairbloom.text import plural
 
-from ..schema import MAX_TEXT, Field, FileField, Schema, fold, normalise, parse_schema
-from .cells import canonical, different_cells, explain_number, parse_numbers
+from ..schema import MAX_TEXT, Decimal, Field, FileField, Schema, fold, normalise, parse_schema
+from .cells import canonical, different_cells, explain_number, fold_value, parse_numbers
 from .read import CellError, Table, Values, forget_file, read_file
 from .reasons import MAX_FAULTS, DataError, raise_faults
 from .targets import join_names
@@ -237,15 +238,34 @@ def _read_numbers(
 # Clients ------------------------------------------------------------------------------------------
 
 
-def rows_of_clients(values: Values) -> dict[str, NDArray[np.intp]]:
-    """Return the rows of each client that a column names, sorted by name; "" has the others."""
+class ClientRows(NamedTuple):
+    """The rows of the clients that a column names.
+
+    `rows` is sorted by name; "" has the rows without one. A client's name is its most frequent
+    spelling. `spellings` has the number of rows of each spelling, of the clients with several.
+    """
+
+    rows: Mapping[str, NDArray[np.intp]]
+    spellings: Mapping[str, Counter[str]]
+
+
+def rows_of_clients(values: Values, decimal: Decimal) -> ClientRows:
+    """Return the rows of each client that a column names, whose numbers have a decimal mark."""
     cells, codes = different_cells(values)
-    names = [normalise(cell) for cell in cells]
-    order = {name: place for place, name in enumerate(sorted({*names}))}
-    places = np.array([order[name] for name in names])[codes]
+    folded = [fold_value(cell, decimal) for cell in cells]
+    spelled: dict[str, Counter[str]] = {}
+    counts = np.bincount(codes, minlength=len(cells)).tolist()
+    for key, cell, count in zip(folded, cells, counts, strict=True):
+        spelled.setdefault(key, Counter())[normalise(cell)] += count
+    names = {key: min(each, key=lambda name: (-each[name], name)) for key, each in spelled.items()}
+    order = {key: place for place, key in enumerate(sorted(names, key=lambda key: names[key]))}
+    places = np.array([order[key] for key in folded])[codes]
     ends = np.cumsum(np.bincount(places, minlength=len(order)))
     rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
-    return {name: each for name, each in zip(order, rows, strict=True) if len(each)}
+    return ClientRows(
+        {names[key]: each for key, each in zip(order, rows, strict=True) if len(each)},
+        {names[key]: spelled[key] for key in order if len(spelled[key]) > 1},
+    )
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -272,6 +292,8 @@ class EncodedFile:
     rows
         The rows of each client that the schema's column names, sorted by name; None if the schema
         has no such column.
+    spellings
+        The number of rows of each spelling of a client's name, of the clients with several.
     units
         The unit of each row, as an index; None if the schema names no column of units.
     """
@@ -283,6 +305,7 @@ class EncodedFile:
     usable: NDArray[np.bool_]
     faults: Sequence[DataError]
     rows: Mapping[str, NDArray[np.intp]] | None
+    spellings: Mapping[str, Counter[str]]
     units: NDArray[np.int64] | None
 
     def __len__(self) -> int:
@@ -321,7 +344,7 @@ def encode_file(path: Path, text: str) -> EncodedFile:
 def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
     schema = parse_schema(text)
     table = _read(path, schema)
-    rows = _rows_of_clients(table, schema.client) if schema.client else None
+    clients = _rows_of_clients(table, schema.client) if schema.client else ClientRows({}, {})
     columns, faults = read_columns(table, schema)
     usable = np.ones(len(table), np.bool_)
     # Not for columns that only make groups: a row without a group is used.
@@ -332,7 +355,8 @@ def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
     units = _read_units(table, schema.unit)
     del table
     forget_file(path)  # the columns take less memory than their texts
-    return EncodedFile(path, schema, columns, found, usable, faults, rows, units)
+    rows = clients.rows if schema.client else None
+    return EncodedFile(path, schema, columns, found, usable, faults, rows, clients.spellings, units)
 
 
 def _read(path: Path, schema: Schema) -> Table:
@@ -345,7 +369,7 @@ def _read_units(table: Table, name: str) -> NDArray[np.int64] | None:
     if values is None:  # which is a fault, if the schema names one
         return None
     cells, codes = different_cells(values)
-    texts = [normalise(cell) for cell in cells]
+    texts = [fold_value(cell, table.decimal) for cell in cells]
     first: dict[str, int] = {}
     places = np.array([first.setdefault(text, place) for place, text in enumerate(texts)])
     units = places[codes].astype(np.int64)
@@ -354,12 +378,12 @@ def _read_units(table: Table, name: str) -> NDArray[np.int64] | None:
     return units
 
 
-def _rows_of_clients(table: Table, name: str) -> Mapping[str, NDArray[np.intp]]:
+def _rows_of_clients(table: Table, name: str) -> ClientRows:
     """Return the rows of each client that a column names; raise DataError for rows without one."""
     if (values := table.find(name)) is None:
         raise CellError(table, name, f"has no column {name!r} of clients", "add it", "no-column")
-    rows = rows_of_clients(values)
-    if (nameless := rows.get("")) is not None:
+    clients = rows_of_clients(values, table.decimal)
+    if (nameless := clients.rows.get("")) is not None:
         raise CellError(
             table,
             name,
@@ -369,7 +393,7 @@ def _rows_of_clients(table: Table, name: str) -> Mapping[str, NDArray[np.intp]]:
             nameless,
             rows=len(nameless),
         )
-    return rows
+    return clients
 
 
 # Means and deviations -----------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from fairbloom.logs import log
 from fairbloom.text import text_if
 
 from ..catalogue import TASKS
+from .cells import fold_value
 from .reasons import DataError
 
 # The endings of all tables that are read.
@@ -83,6 +84,7 @@ def files_in(place: str) -> dict[str, Path]:
     if path.suffix.lower() in ENDINGS and path.is_dir() and _has_parts(path):
         raise DataError(f"data-dir = {place!r}: {IN_PARTS}", "other-format")
     found: dict[str, Path] = {}
+    folded: dict[str, Path] = {}
     others: list[Path] = []
     for file in [path] if path.is_file() else _list_entries(path):
         if (problem := _find_unread(file, is_named=file == path)) is not None:
@@ -91,12 +93,13 @@ def files_in(place: str) -> dict[str, Path]:
             others.append(file)
             continue
         client = normalize("NFC", file.stem)
-        if (other := found.setdefault(client, file)) != file:
+        if (other := folded.setdefault(fold_value(client), file)) != file:
             raise DataError(
                 f"data-dir = {place!r}: {other.name} and {file.name} would both be client"
                 f" {client}: rename one of them",
                 "same-name",
             )
+        found[client] = file
     if not found:
         raise DataError(
             f"data-dir = {place!r}: there is no {', '.join(ENDINGS)} file in it, but"
@@ -116,6 +119,7 @@ def folders_in(place: str) -> dict[str, Path]:
         return {}
     path = _existing_path(place)
     found: dict[str, Path] = {}
+    folded: dict[str, Path] = {}
     for entry in _list_entries(path) if path.is_dir() else ():
         if entry.suffix.lower() in PACKED and not entry.is_dir():
             raise DataError(
@@ -124,12 +128,13 @@ def folders_in(place: str) -> dict[str, Path]:
         if not entry.is_dir():
             continue
         name = normalize("NFC", entry.name)
-        if found.setdefault(name, entry) != entry:
+        if (other := folded.setdefault(fold_value(name), entry)) != entry:
             raise DataError(
-                f"data-dir = {place!r}: two folders are called {name}, with the same letters in"
-                " two encodings: rename one of them",
+                f"data-dir = {place!r}: the folders {other.name} and {entry.name} would both be"
+                f" client {name}: rename one of them",
                 "same-name",
             )
+        found[name] = entry
     if not found:
         raise DataError(
             f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file"

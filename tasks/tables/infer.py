@@ -142,7 +142,8 @@ def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> Inferred:
     names = _match_names(tables, target)
     sites = Sites.of_files(tables)
     if client:
-        rows = rows_of_clients(first.find(client))
+        decimal = next(iter(tables.values())).decimal
+        rows = {**rows_of_clients(first.find(client), decimal).rows}
         rows.pop("", None)
         if not rows:
             raise DataError(f"{first.path}: column {client!r} names no client in any row")

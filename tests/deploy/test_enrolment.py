@@ -56,14 +56,15 @@ def test_the_partition_of_a_revoked_client_is_free_again(made: Path) -> None:
 def test_an_invalid_option_is_named(
     made: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
-    assert fairbloom("deploy", "enroll", "there") == 0
+    assert fairbloom("deploy", "enroll", "there", "7") == 0
     before = (made / "clients" / "there.toml").read_bytes()
     for words, message in (
         (("enroll", "a/b"), "client 'a/b': use up to 63 letters"),
         (
             ("enroll", "There"),
-            "client 'There' differs from client 'there', which is enrolled, only in case",
+            "client 'There' differs from client 'there', which is enrolled, only in spelling",
         ),
+        (("enroll", "7.0"), "client '7.0' differs from client '7', which is enrolled"),
         (("enroll", "FL.example.org"), "is called like a host of the server's certificate"),
         (
             ("enroll", "x", "y", "--partition-id", "3"),
@@ -73,12 +74,12 @@ def test_an_invalid_option_is_named(
         (("enroll", "x", "--request", "f"), "--request f cannot be read: "),
         (("enroll", "x", "--partition-id", "-1"), "--partition-id -1: it is counted from 0"),
         (("enroll", "x", "--examples", "-1"), "--examples -1: it is counted from 0"),
-        (("revoke", "x"), "client 'x' is not enrolled; enrolled are: there"),
+        (("revoke", "x"), "client 'x' is not enrolled; enrolled are: 7, there"),
     ):
         with subtests.test(words=words, message=message):
             assert fairbloom("deploy", *words) == 2, words
             assert message in capsys.readouterr().err
-    assert [path.name for path in (made / "clients").iterdir()] == ["there.toml"]
+    assert {path.name for path in (made / "clients").iterdir()} == {"7.toml", "there.toml"}
     assert (made / "clients" / "there.toml").read_bytes() == before
 
 
@@ -154,7 +155,9 @@ def test_a_name_is_taken_whatever_its_case_even_if_revoked(
     assert fairbloom("deploy", "enroll", "Gate") == 0
     assert fairbloom("deploy", "revoke", "Gate") == 0
     assert fairbloom("deploy", "enroll", "gate") == 2
-    assert "differs from client 'Gate', which is revoked, only in case" in capsys.readouterr().err
+    assert (
+        "differs from client 'Gate', which is revoked, only in spelling" in capsys.readouterr().err
+    )
     assert fairbloom("deploy", "enroll", "Gate") == 0
 
 

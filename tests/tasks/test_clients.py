@@ -20,6 +20,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, check_data, describe_data, forget_tasks, load_task
 from fairbloom.tasks.score import decide_score
 from fairbloom.tasks.tables import encode
+from fairbloom.tasks.tables.folders import files_in, folders_in
 
 from .made import everything
 from .tables import SCHEMA, Folder, config, csv_of, load, schema_with
@@ -146,6 +147,83 @@ def test_a_start_takes_five_hundred_calls_a_client(tmp_path: Path) -> None:
     # The first one imports modules and fills caches.
     _, few, many = [count_calls(file, tmp_path / "kept") for file in files]
     assert (many - few) / (sizes[2] - sizes[1]) < 500
+
+
+# Names of clients ---------------------------------------------------------------------------------
+
+
+def spelled(path: Path, names: list[str]) -> Path:
+    """Write one file of 30 rows, in which the clients' names take turns."""
+    head, *rows = csv_of(30).splitlines()
+    lines = [f"{names[place % len(names)]},{line}" for place, line in enumerate(rows)]
+    path.write_text("\n".join([f"site,{head}", *lines]))
+    return path
+
+
+def remarks_on_site(file: Path, every: bool = True) -> list[tuple[str, str]]:
+    shown = describe_data(RunSettings.of(config(file, client="site")), every)
+    return [
+        (str(row["client"]), str(row["remark"]))
+        for row in shown["remarks"]
+        if row["column"] == "site"
+    ]
+
+
+def test_spellings_of_a_name_are_one_client_with_a_remark(tmp_path: Path) -> None:
+    file = spelled(tmp_path / "all.csv", ["North", "north", "South", "NORTH", "North  "])
+    wide = spelled(tmp_path / "wide.csv", ["North", "Ｎorth", "South", "\u200bNorth", "nOrth"])
+    plain = spelled(tmp_path / "plain.csv", ["North", "North", "South", "North", "North"])
+    for schema in ("", BY_SITE):
+        found = [
+            load(each, schema, **({} if schema else {"client": "site"})) for each in (file, plain)
+        ]
+        assert found[0].clients == found[1].clients == ("North", "South")
+        for name in found[0].clients:
+            for ours, theirs in zip(*(each.splits(name) for each in found), strict=True):
+                assert all(map(torch.equal, everything(ours), everything(theirs)))
+    said = "it is written NORTH in 6 rows, North in 12 rows, north in 6 rows: they are one client"
+    assert remarks_on_site(file) == remarks_on_site(file, every=False) == [("North", said)]
+    assert [name for name, _ in remarks_on_site(wide)] == ["North"]
+    assert remarks_on_site(plain) == []
+
+
+def test_numbers_name_the_same_client_with_and_without_a_point(tmp_path: Path) -> None:
+    file = spelled(tmp_path / "all.csv", ["1", "2", "1.0", "2", "1"])
+    assert load(file, client="site").clients == ("1", "2")
+    assert [name for name, _ in remarks_on_site(file)] == ["1"]
+    text = spelled(tmp_path / "comma.csv", ["1", "2", "1.0"]).read_text()
+    (tmp_path / "comma.csv").write_text(text.replace(",", ";").replace(".", ","))
+    assert load(tmp_path / "comma.csv", client="site").clients == ("1", "2")
+
+
+def test_a_persons_number_is_the_same_in_all_spellings(tmp_path: Path) -> None:
+    """The rows of a person, such as P1 and p1, are never split between training and test."""
+    names = [spelling for k in range(6) for spelling in (f"P{k}", f"p{k}", f"P{k} ")]
+    file = spelled(tmp_path / "all.csv", names)
+    schema = schema_with(('target = "target"', 'target = "target"\nunit = "site"'))
+    units = encode.encode_file(file, schema).units
+    assert units is not None
+    assert len({*units.tolist()}) == 6
+
+
+@pytest.mark.parametrize("names", [("North", "north"), ("1", "1.0"), ("Straße", "STRASSE")])
+def test_two_files_of_one_name_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+    for name, ending in zip(names, (".csv", ".tsv"), strict=True):
+        (tmp_path / f"{name}{ending}").write_text("age,target\n50,1\n40,0\n")
+        (tmp_path / "folders" / name).mkdir(parents=True)
+    for list_clients, place in ((files_in, tmp_path), (folders_in, tmp_path / "folders")):
+        with pytest.raises(FairbloomError, match=r"would both be client .*: rename one"):
+            list_clients(str(place))
+
+
+def test_a_column_of_clients_is_found_in_any_case(tmp_path: Path) -> None:
+    file = spelled(tmp_path / "all.csv", ["north", "south"])
+    assert load(tmp_path, client="SITE").clients == ("north", "south")
+    assert load(tmp_path, BY_SITE.replace('"site"', '"Site"')).clients == ("north", "south")
+    (tmp_path / "more.csv").write_text(file.read_text().replace("site", "Site", 1))
+    for schema, client in ((BY_SITE, "site"), ("", "Site")):
+        with pytest.raises(FairbloomError, match=rf"client = '{client}' is for a single file, and"):
+            load(tmp_path, schema, **({} if schema else {"client": client}))
 
 
 # Clients of few rows ------------------------------------------------------------------------------

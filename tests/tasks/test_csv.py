@@ -445,5 +445,5 @@ def test_names_of_clients_are_nfc_however_a_system_writes_them(tmp_path: Path) -
         files_in(str(tmp_path))
     for name in (decomposed, "Genève"):
         (tmp_path / "folders" / name).mkdir(parents=True)
-    with pytest.raises(FairbloomError, match="two folders are called Genève"):
+    with pytest.raises(FairbloomError, match="would both be client Genève: rename one"):
         folders_in(str(tmp_path / "folders"))
