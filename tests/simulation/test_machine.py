@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +161,13 @@ ALWAYS_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
 )
 """What makes a training reply one that no method can use."""
 
+
+def scaled(array: Any, factor: float) -> Any:
+    """Return an array times a factor; an earlier fault may have made it infinite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return (array * np.float64(factor)).astype(array.dtype)
+
+
 MAYBE_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
     st.sampled_from([1, 1000, 2**53]).map(lambda count: metrics({"num-examples": count})),
     st.builds(
@@ -170,9 +178,7 @@ MAYBE_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
         BROKEN | st.sampled_from([None, 1e300, -1e300, 1e9, -1.0, 0.0, 5e-324, [1.0], [0.5] * 9]),
     ),
     st.sampled_from([-1.0, -100.0, 1e6, 1e30, 0.0, 1e-40]).map(
-        lambda factor: with_first_array(
-            lambda array: (array * np.float64(factor)).astype(array.dtype)
-        )
+        lambda factor: with_first_array(partial(scaled, factor=factor))
     ),
     st.builds(flip, st.integers(0, 200), st.integers(1, 255)),
 )
