@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import join_names
 
 from .clients import FileClients
-from .encode import ColumnValues, EncodedFile
+from .encode import UNKNOWN, ColumnValues, EncodedFile
 
 Hashes = NDArray[np.uint64]
 
@@ -47,17 +47,17 @@ class _Rows(NamedTuple):
 def find_duplicates(files: Mapping[str, FileClients]) -> Iterator[tuple[str, str]]:
     """Yield (sites, remark) pairs on rows that are equal in every column, most rows first.
 
-    Nothing is said of rows that are equal by chance, as those of a few categories are. Rows that
-    are not used, or have a fault, do not count.
+    Nothing is said of rows that are equal by chance, as those of a few categories are. Rows with a
+    cell that cannot be read do not count.
     """
     encoded = {id(file.encoded): file.encoded for file in files.values()}
     hashes_of = {key: hash_rows([*file.columns.values()]) for key, file in encoded.items()}
-    usable_of = {key: file.usable & ~file.faulty for key, file in encoded.items()}
+    readable_of = {key: _find_readable(file) for key, file in encoded.items()}
     clients: list[_Rows] = []
     for name, file in files.items():
         key = id(file.encoded)
         rows = file.rows_of(name)
-        rows = rows[usable_of[key][rows]]
+        rows = rows[readable_of[key][rows]]
         clients.append(_Rows(name, file.encoded, rows, hashes_of[key][rows]))
     if not any(len(each.rows) for each in clients):
         return
@@ -91,6 +91,14 @@ def hash_rows(columns: Sequence[ColumnValues]) -> Hashes:
             hashes = (hashes ^ (hashes >> np.uint64(shift))) * factor
         hashes ^= hashes >> np.uint64(31)
     return hashes
+
+
+def _find_readable(file: EncodedFile) -> NDArray[np.bool_]:
+    """Return which rows have no cell that is in no category, or no number."""
+    readable = np.ones(len(file), np.bool_)
+    for column in file.columns.values():
+        readable &= ~np.isinf(column) if column.dtype.kind == "f" else column != UNKNOWN
+    return readable
 
 
 def _describe(count: int, sites: int) -> str:

@@ -1,6 +1,7 @@
 """Rows that a client has twice, or that clients have in common, are counted in a remark."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +10,12 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.tasks import check_data, describe_data
 from fairbloom.tasks.tables.duplicates import hash_rows
 
-from .tables import Folder, config, csv_of
+from .tables import SCHEMA, Folder, config, csv_of
 
 
-def remarks(folder: object, every: bool = False, **settings: object) -> list[tuple[str, str]]:
+def remarks(folder: Path, every: bool = False, **settings: str) -> list[tuple[str, str]]:
     """Return the clients and the first words of each remark on whole rows."""
-    found = describe_data(RunSettings.of(config(str(folder), **settings)), every=every)
+    found = describe_data(RunSettings.of(config(folder, **settings)), every=every)
     return [
         (str(row["client"]), str(row["remark"]).partition(" in every column")[0])
         for row in found["remarks"]
@@ -85,11 +86,16 @@ def test_one_equal_pair_of_rows_is_no_remark(folder: Folder) -> None:
     ]
 
 
-def test_missing_and_faulty_cells_count_as_they_are_read(folder: Folder) -> None:
+@pytest.mark.parametrize("missing", ["error", "drop", "fill"])
+def test_rows_with_missing_cells_are_compared(folder: Folder, missing: str) -> None:
     gaps = [f"{30 + k}.5,NA,north,{k % 2}" for k in range(30)]
-    faulty = [f"old{k},0.1,north,1" for k in range(10)]
-    there = folder(a=table(gaps), b=table(gaps, lines(20, 1)), c=table(faulty), d=table(faulty))
-    assert remarks(there, missing="fill") == [("a, b", "30 rows are the same at each")]
+    there = folder(a=table(gaps, lines(20, 0)), b=table(gaps, lines(20, 1)))
+    assert remarks(there, missing=missing) == [("a, b", "30 rows are the same at each")]
+
+
+def test_cells_that_cannot_be_read_make_no_rows_equal(folder: Folder) -> None:
+    first, second = ([f"0.5,0.25,{site}{k},1" for k in range(10)] for site in ("old", "new"))
+    assert remarks(folder(a=table(first), b=table(second)), schema=SCHEMA) == []
 
 
 def test_a_run_counts_the_remark_on_rows(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
