@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from multiprocessing import parent_process
 from pathlib import Path
 from unicodedata import normalize
 from zipfile import BadZipFile, ZipFile
@@ -68,7 +69,10 @@ TEXTS = (
 PICTURES = TASKS["image-folder"].reads
 
 # Files and folders that operating systems write, in lower case.
-OF_SYSTEMS = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin")
+OF_SYSTEMS = (
+    *("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin"),
+    *("#recycle", "icon\r", "lost+found", "system volume information"),
+)
 
 
 def files_in(place: str) -> dict[str, Path]:
@@ -113,19 +117,21 @@ def files_in(place: str) -> dict[str, Path]:
 def folders_in(place: str) -> dict[str, Path]:
     """Return the subfolders of a folder by name, sorted.
 
-    Hidden folders and run folders are skipped. A packed folder raises DataError.
+    Hidden folders and run folders are skipped. A packed folder raises DataError; files are logged.
     """
     if not place:
         return {}
     path = _existing_path(place)
     found: dict[str, Path] = {}
     folded: dict[str, Path] = {}
+    others: list[Path] = []
     for entry in _list_entries(path) if path.is_dir() else ():
         if entry.suffix.lower() in PACKED and not entry.is_dir():
             raise DataError(
                 f"{entry}: {entry.suffix} files are not read: unpack it", "other-format"
             )
         if not entry.is_dir():
+            others.append(entry)
             continue
         name = normalize("NFC", entry.name)
         if (other := folded.setdefault(fold_value(name), entry)) != entry:
@@ -139,6 +145,7 @@ def folders_in(place: str) -> dict[str, Path]:
         raise DataError(
             f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file"
         )
+    _name_others(place, others)
     return found
 
 
@@ -194,11 +201,11 @@ def _is_run_folder(path: Path) -> bool:
 @lru_cache(maxsize=64)
 def _say_not_read(place: str, names: str) -> None:
     """Log once what is not read; a run lists its files several times."""
-    log.warning("data-dir = %r has entries that are no tables and are not read: %s", place, names)
+    log.warning("data-dir = %r has entries that are not read: %s", place, names)
 
 
 def _name_others(place: str, others: Sequence[Path]) -> None:
-    if others:
+    if others and parent_process() is None:  # a study's processes have one that reads for all
         _say_not_read(place, join_names([each.name for each in others]))
 
 

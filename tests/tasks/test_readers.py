@@ -402,16 +402,22 @@ def test_other_entries_of_a_folder_are_named_in_one_line(
     files_in(str(tmp_path))
     (line,) = [each for each in caplog.messages if "not read" in each]
     assert line == (
-        f"data-dir = {str(tmp_path)!r} has entries that are no tables and are not read: a letter.txt,"
-        " notes, plan.pdf and 1 more"
+        f"data-dir = {str(tmp_path)!r} has entries that are not read: a letter.txt, notes, plan.pdf"
+        " and 1 more"
     )
 
 
-def test_packed_folders_of_pictures_are_refused(tmp_path: Path) -> None:
+def test_packed_folders_of_pictures_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("a", "out"):
         (tmp_path / name).mkdir()
     (tmp_path / "out" / "config.toml").write_text("")
+    (tmp_path / "notes.txt").write_text("read me")
     assert [*folders_in(str(tmp_path))] == ["a"]
+    assert caplog.messages == [
+        f"data-dir = {str(tmp_path)!r} has entries that are not read: notes.txt"
+    ]
     (tmp_path / "b.zip").write_bytes(b"")
     with pytest.raises(DataError, match=r"b\.zip: \.zip files are not read: unpack it"):
         folders_in(str(tmp_path))
