@@ -60,11 +60,11 @@ MAX_UNPACKED = 2**30
 REFERENCE = re.compile(rb"""\br=["']([A-Z]{1,3})([0-9]{1,7})["']""", re.IGNORECASE)
 
 # A cell with a formula and no result, as programs write it that do not compute; its reference. An
-# empty text, t="str", is a result.
+# empty text, t="str", is a result. Repetitions are bounded: a hostile file would take hours.
 UNCOMPUTED = re.compile(
-    rb"""<(?:\w+:)?c\s(?![^<>]*\bt=["']str)[^<>]*?\br=["']([A-Z0-9]+)["'][^<>]*>\s*"""
-    rb"""<(?:\w+:)?f\b(?:[^<>]*/>|[^<>]*>[^<]*</(?:\w+:)?f>)\s*"""
-    rb"""(?:<(?:\w+:)?v\s*(?:/>|>\s*</(?:\w+:)?v>)\s*)?</(?:\w+:)?c>""",
+    rb"""<(?:\w{1,9}:)?c\s(?![^<>]{0,200}\bt=["']str)[^<>]{0,100}?\br=["']([A-Z0-9]{1,10})["']"""
+    rb"""[^<>]{0,200}>\s*<(?:\w{1,9}:)?f\b(?:[^<>]{0,200}/>|[^<>]{0,200}>[^<]*</(?:\w{1,9}:)?f>)\s*"""
+    rb"""(?:<(?:\w{1,9}:)?v\s*(?:/>|>\s*</(?:\w{1,9}:)?v>)\s*)?</(?:\w{1,9}:)?c>""",
     re.IGNORECASE,
 )
 
