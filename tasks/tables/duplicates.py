@@ -27,8 +27,8 @@ SAMPLE = 5_000
 # takes them for independent.
 FREQUENT = 5.0
 
-# Fewer equal rows are no remark: one pair may be of two persons.
-FEWEST = 2
+# Fewer equal rows are no remark: some sites of public tables without copies have up to four.
+FEWEST = 5
 
 # Sets of clients with rows in common that are looked at, those with most rows first: the rows of a
 # few categories are common to very many sets.
@@ -47,8 +47,8 @@ class _Rows(NamedTuple):
 def find_duplicates(files: Mapping[str, FileClients]) -> Iterator[tuple[str, str]]:
     """Yield (sites, remark) pairs on rows that are equal in every column, most rows first.
 
-    Nothing is said of rows that are equal by chance, as those of a few categories are. Rows with a
-    cell that cannot be read do not count.
+    Nothing is said of rows that are equal by chance, as those of a few categories are. Rows that
+    are left out, or have a cell that cannot be read, do not count.
     """
     encoded = {id(file.encoded): file.encoded for file in files.values()}
     hashes_of = {key: hash_rows([*file.columns.values()]) for key, file in encoded.items()}
@@ -94,8 +94,8 @@ def hash_rows(columns: Sequence[ColumnValues]) -> Hashes:
 
 
 def _find_readable(file: EncodedFile) -> NDArray[np.bool_]:
-    """Return which rows have no cell that is in no category, or no number."""
-    readable = np.ones(len(file), np.bool_)
+    """Return which rows are used, and have no cell that is in no category, or no number."""
+    readable = file.usable.copy()
     for column in file.columns.values():
         readable &= ~np.isinf(column) if column.dtype.kind == "f" else column != UNKNOWN
     return readable
