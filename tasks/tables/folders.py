@@ -188,14 +188,13 @@ def _list_entries(folder: Path) -> list[Path]:
 
 def _is_run_folder(path: Path) -> bool:
     """Return whether a folder is one of a run or a study, or holds such."""
-    if not path.is_dir():
-        return False
-    return any(
-        True
-        for name in ("config.toml", "study.json")
-        for pattern in (name, f"*/{name}")
-        for _ in path.glob(pattern)
-    )
+    return path.is_dir() and any(map(_has_run, (path, *path.glob("*/"))))
+
+
+def _has_run(folder: Path) -> bool:
+    # Two entries each: a folder of pictures may have a study.json of its own.
+    kinds = (("config.toml", "env.json"), ("study.json", "runs"))
+    return any((folder / one).exists() and (folder / other).exists() for one, other in kinds)
 
 
 @lru_cache(maxsize=64)

@@ -387,7 +387,11 @@ def test_other_entries_of_a_folder_are_named_in_one_line(
         "~$b.xlsx",
         ".hidden.csv.gz",
         "out/config.toml",
+        "out/env.json",
         "runs/x/config.toml",
+        "runs/x/env.json",
+        "study/study.json",
+        "study/runs/x/config.toml",
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(b"a,b\n1,2\n3,4\n")
@@ -410,10 +414,9 @@ def test_other_entries_of_a_folder_are_named_in_one_line(
 def test_packed_folders_of_pictures_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("a", "out"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "out" / "config.toml").write_text("")
-    (tmp_path / "notes.txt").write_text("read me")
+    for name in ("a/study.json", "out/config.toml", "out/env.json", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("read me")
     assert [*folders_in(str(tmp_path))] == ["a"]
     assert caplog.messages == [
         f"data-dir = {str(tmp_path)!r} has entries that are not read: notes.txt"
