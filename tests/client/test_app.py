@@ -149,7 +149,7 @@ def test_only_another_run_loads_an_own_task_again() -> None:
     assert len(loaded) == 2
 
 
-def test_a_reply_leaves_frozen_parameters_out_if_digests_are_compared() -> None:
+def test_replies_leave_frozen_parameters_out_where_asked() -> None:
     config = run_config(model="tests.client.nets:Frozen")
     _, model = fresh(config)
     frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
