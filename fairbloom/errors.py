@@ -14,7 +14,7 @@ from pathlib import PurePath
 from types import CodeType
 from typing import ParamSpec, TypeVar
 
-from fairbloom.text import plural, text_if
+from fairbloom.text import join_first, plural, text_if
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -169,11 +169,7 @@ MAX_LISTED = 3
 
 def join_names(names: Iterable[str]) -> str:
     """Return the first MAX_LISTED names and the number of others; "others" for no name."""
-    names = list(names)
-    if not names:
-        return "others"
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more
+    return join_first(list(names), MAX_LISTED) or "others"
 
 
 def describe_online(online: int, of: int) -> str:

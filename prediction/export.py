@@ -25,8 +25,7 @@ from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
 from fairbloom.tasks.schema import MAX_TEXT, Constraints, Field
 from fairbloom.tasks.tables.cells import MAX_NUMBER
-from fairbloom.tasks.tables.targets import join_names
-from fairbloom.text import text_if
+from fairbloom.text import join_first, text_if
 
 from .output_rows import codes_of, find_refused, table_of_frame
 from .predictor import Predictor
@@ -111,7 +110,7 @@ def describe_refused(predictor: Predictor) -> str:
         "in no category": [name for name, field in fields.items() if field.categories],
         "missing": [column.name for column in how.columns if not column.fill],
     }
-    listed = [f"{join_names(names, 3)} {reason}" for reason, names in reasons.items() if names]
+    listed = [f"{join_first(names, 3)} {reason}" for reason, names in reasons.items() if names]
     return f"no class and NaN for a row with {', or '.join(listed)}" if listed else ""
 
 

@@ -17,7 +17,7 @@ from fairbloom.tasks.schema import Decimal
 from fairbloom.tasks.tables.folders import PICTURES, count_endings, is_visible
 from fairbloom.tasks.tables.read import Table, read_file
 from fairbloom.tasks.tables.reasons import DataError
-from fairbloom.tasks.tables.targets import join_names
+from fairbloom.text import join_first
 
 from .output_rows import list_problems, texts_of, values_of
 
@@ -67,7 +67,7 @@ def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if name == "x"}
-            names = join_names(sorted(file.files)) or "nothing"
+            names = join_first(sorted(file.files)) or "nothing"
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise FairbloomError(
             f"{path} cannot be read ({error}): write it again, by numpy.savez"

@@ -52,8 +52,7 @@ from fairbloom.tasks.preprocessing import (
     find_clipped,
 )
 from fairbloom.tasks.schema import Schema, parse_schema
-from fairbloom.tasks.tables.targets import join_names
-from fairbloom.text import plural, text_if
+from fairbloom.text import join_first, plural, text_if
 
 from .new_data import NewData, data_of_table, read_new_data
 from .output_rows import table_of_frame
@@ -126,7 +125,7 @@ class Predictor:
             differing = sorted(name for name in names if given.get(name) != known.get(name))
             verb = plural(len(differing), "is", "are")
             raise FairbloomError(
-                f"schema: {join_names(differing)} {verb} not as in the run: inputs and their"
+                f"schema: {join_first(differing)} {verb} not as in the run: inputs and their"
                 " categories must be those of the run's schema"
             )
         return replace(self, preprocessing=replace(preprocessing, schema=schema))
@@ -370,7 +369,7 @@ def settings_in(folder: Path) -> Mapping[str, Any]:
     if not is_run_folder(folder):
         if runs := runs_of_study(folder):
             raise RunFolderError(
-                f"{folder} holds several runs: name one in {folder / 'runs'}: {join_names(runs)}"
+                f"{folder} holds several runs: name one in {folder / 'runs'}: {join_first(runs)}"
             )
         raise RunFolderError(
             f"{folder} holds no run: name a run folder, with a {CONFIG.name}, or a device's"
@@ -409,12 +408,12 @@ def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: st
     if not client and need:
         raise FairbloomError(
             f"{folder}: {need}: name a client by --client with one of"
-            f" {join_names(names, MAX_LISTED)}"
+            f" {join_first(names, MAX_LISTED)}"
         )
     if client and client not in names:
         raise FairbloomError(
             f"client = {client!r}: no client of {folder} has this name:"
-            f" {did_you_mean(client, names)}there are {join_names(names, MAX_LISTED)}"
+            f" {did_you_mean(client, names)}there are {join_first(names, MAX_LISTED)}"
         )
     if not client:
         return None

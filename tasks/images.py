@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fairbloom.protocol.settings import split_names
-from fairbloom.text import plural, text_if
+from fairbloom.text import join_first, plural, text_if
 
 from . import models
 from .partition import MIN_EXAMPLES, split, splits_of
@@ -24,7 +24,7 @@ from .schema import ImageSchema, parse_image_schema
 from .tables.folders import PICTURES, count_endings, folders_in, is_visible
 from .tables.infer import quote
 from .tables.reasons import DataError
-from .tables.targets import Target, as_targets, join_names, sort_classes
+from .tables.targets import Target, as_targets, sort_classes
 from .task import Setup, Splits, Task
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
     for name in found:
         if name not in schema.classes:
             raise DataError(
-                f"{folder / name} is a folder of none of the classes {join_names(schema.classes)}:"
+                f"{folder / name} is a folder of none of the classes {join_first(schema.classes)}:"
                 " rename it, or add it to the schema's classes",
                 "strange-folder",
             )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairbloom.errors import reportable
 from fairbloom.protocol.names import CONFIG, FROZEN
 
+from .accepted_schemas import SHOWN, digest_of
 from .accepted_settings import FINGERPRINT, SCHEMA
 from .log_entries import shorten
 from .log_files import open_log
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
 
     from fairbloom.flower import ClientAppCallable
-
-# Characters of the digests of schemas and settings.
-DIGITS = 12
 
 # Further notes on the reply that is being made; None if replies are not logged.
 NOTED: ContextVar[dict[str, Any] | None] = ContextVar("NOTED", default=None)
@@ -49,11 +46,11 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
         "run": message.metadata.run_id,
         "asked": message.metadata.message_type,
         "task": shorten(settings.get("task", "unknown")),
-        "settings-digest": str(settings.get(FINGERPRINT, ""))[:DIGITS],
+        "settings-digest": str(settings.get(FINGERPRINT, ""))[:SHOWN],
         "terms": shorten({key: value for key, value in config.items() if key != FROZEN}),
     }
     if schema := str(settings.get(SCHEMA, "")):
-        entry["schema"] = sha256(schema.encode()).hexdigest()[:DIGITS]
+        entry["schema"] = digest_of(schema)[:SHOWN]
     noted: dict[str, Any] = {}
     token = NOTED.set(noted)
     try:

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from .connections import close_connections
-from .faults import Faults
+from .faults import SAY_SECONDS, Faults
 from .members import Members, NotAdmittedError, identity_in
 
 # Calls of a certificate that may be open at once. A device has two: for a message or a reply, and a
@@ -47,9 +47,6 @@ CONNECTION_SECONDS = 30.0
 # Seconds that the last words of a call may take: an answer, and the reason why the call ended.
 ANSWER_SECONDS = 120.0
 REASON_SECONDS = 1.0
-
-# Seconds after which the log says again that a client calls too often.
-SAY_SECONDS = 60.0
 
 
 class CallRefusedError(Exception):

@@ -6,6 +6,9 @@ from time import monotonic
 
 from fairbloom.logs import log
 
+# Seconds after which the log says again that clients meet a limit of the port.
+SAY_SECONDS = 60.0
+
 
 class Faults:
     """The faults that were logged, by their subject."""

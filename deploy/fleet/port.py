@@ -22,7 +22,7 @@ from fairbloom.protocol.version import PROTOCOL
 
 from .admission import IDLE_SECONDS, Admission, CallRefusedError
 from .connections import FULL, count_sockets
-from .faults import Faults
+from .faults import SAY_SECONDS, Faults
 from .mailbox import Content, Mailbox, QueuedMessage, Reply, describe_fault
 from .members import Members
 from .messages import CHUNK_BYTES, HELD_SECONDS, LARGEST_CHUNK, SERVICE, in_chunks, node_id_of
@@ -48,9 +48,6 @@ CHUNK_SECONDS = 120.0
 
 # Chunks that a reply may have beyond those that its size needs.
 MORE_CHUNKS = 2
-
-# Seconds after which the log says again that all connections are in use.
-SAY_SECONDS = 60.0
 
 OPTIONS = (
     ("grpc.max_concurrent_streams", 8),

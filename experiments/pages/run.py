@@ -5,8 +5,7 @@ from functools import partial
 
 from fairbloom.errors import MAX_LISTED
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
-from fairbloom.tasks.tables.targets import join_names
-from fairbloom.text import text_if
+from fairbloom.text import join_first, text_if
 
 from ..render.page import Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run
@@ -69,7 +68,7 @@ def page_of_run(run: Run) -> Page:
     defence = (
         f"Left out by the defence {run.settings.get('defence')}, in rounds of {run.rounds_done}"
     )
-    left_out = [f"{defence}: {join_names(counts, MAX_LISTED)}."] if counts else []
+    left_out = [f"{defence}: {join_first(counts, MAX_LISTED)}."] if counts else []
     groups = {
         line.label: [each] for line in lines if (each := run.by_group(line.model)) is not None
     }

@@ -11,9 +11,8 @@ from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.files import EXAMPLES, MODEL, SCHEMA
 from fairbloom.tasks import TaskInfo
-from fairbloom.tasks.tables.targets import join_names
 from fairbloom.tasks.task import DRAW, SPLIT
-from fairbloom.text import plural
+from fairbloom.text import join_first, plural
 
 from .run import Run
 
@@ -170,7 +169,7 @@ def _attacked(runs: Sequence[Run]) -> list[str]:
             name for run in runs if run.settings.get("attack") == attack for name in run.attackers
         }
         verb = plural(len(attackers), "attacks", "attack")
-        named = join_names(sorted(attackers), MAX_LISTED)
+        named = join_first(sorted(attackers), MAX_LISTED)
         found.append(
             f"{named} {verb} by {attack}, as set: all measures are over the honest clients."
         )
@@ -204,7 +203,7 @@ def _small_tests(run: Run) -> list[str]:
     small = sorted((count, client) for client, count in examples.items() if count < FEWEST_EXAMPLES)
     if not small:
         return []
-    shown = join_names([f"{client} {count}" for count, client in small], MAX_LISTED)
+    shown = join_first([f"{client} {count}" for count, client in small], MAX_LISTED)
     effect = describe_effect_of_an_example(small[-1][0], run.score)
     verb = plural(len(small), "is", "are")
     return [
@@ -248,7 +247,7 @@ def _worse_than_the_mean(run: Run) -> list[str]:
     for score, model in pairs:
         values = run.final(score, model)
         if worse := sorted((value, client) for client, value in values.items() if value < 0.0):
-            shown = join_names([f"{client} {value:.3g}" for value, client in worse], MAX_LISTED)
+            shown = join_first([f"{client} {value:.3g}" for value, client in worse], MAX_LISTED)
             found.append(
                 f"For {len(worse)} of {len(values)} clients the {model} model is worse than to"
                 f" predict the mean of their test targets for everyone (r2 below 0: {shown})."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError, explained_in_python, join_names as list_clients
+from fairbloom.errors import FairbloomError, explained_in_python, join_names
 from fairbloom.protocol.scores import WHY_UNDEFINED, Score
 from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
 from fairbloom.rounds.options import Options
@@ -50,8 +50,7 @@ from fairbloom.strategies import METHODS, FairStrategy, canonical, served_model
 from fairbloom.strategies.named import COMMON, title
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo
-from fairbloom.tasks.tables.targets import join_names
-from fairbloom.text import text_if
+from fairbloom.text import join_first, text_if
 
 from ..arms import Arm, label_of
 from ..study import Study, find_study
@@ -96,7 +95,7 @@ def load(folder: str | os.PathLike[str]) -> "Run":
     path = Path(folder).absolute()
     if study := find_study(path):
         runs = runs_of_study(path)
-        names = f": {join_names(runs)}" if runs else ", once there is one"
+        names = f": {join_first(runs)}" if runs else ", once there is one"
         raise RunFolderError(
             f"{path} holds a {study.noun}, of several runs: name one in {path / 'runs'}{names}"
         )
@@ -724,7 +723,7 @@ def sentences_of(found: Sequence[Scored]) -> list[str]:
         of = words if each.model == "global" else f"{words} of personal models"
         over = f"{of} is the mean of {len(each.values)} of {each.clients} clients"
         for reason in dict.fromkeys(each.lacking.values()):
-            names = list_clients(name for name, why in each.lacking.items() if why == reason)
+            names = join_names(name for name, why in each.lacking.items() if why == reason)
             shown.append(f"{over}; without a test {words} ({reason}): {names}")
         if each.unasked and not each.lacking:
             shown.append(f"{over}, those that were asked to evaluate")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
-from fairbloom.text import plural, text_if
+from fairbloom.text import join_first, plural, text_if
 
 from ..partition import MIN_EXAMPLES, Parts, split, split_units, splits_of
 from ..preprocessing import (
@@ -26,7 +26,7 @@ from ..schema import Schema, parse_schema
 from ..task import Setup, Splits
 from .encode import ColumnValues, EncodedFile, encode_groups, measure_columns
 from .reasons import DataError
-from .targets import Target, as_targets, join_names
+from .targets import Target, as_targets
 
 Rows = NDArray[np.intp]
 
@@ -105,7 +105,7 @@ class FileClients:
         classes = schema.predicted.categories
         if classes:
             counts = np.bincount(target, minlength=len(classes))
-            held = join_names(
+            held = join_first(
                 [f"{name}: {count}" for name, count in zip(classes, counts, strict=True)]
             )
         else:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairbloom.errors import FairbloomError, join_names as list_clients
+from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import log
 
 from .. import models
@@ -43,7 +43,7 @@ def infer(
         reasons = [f"{name} ({why.removeprefix('it ')})" for name, why in left_out.items()]
         log.warning(
             "left out: %s; the schema that fairbloom data --write-schema writes has all reasons",
-            list_clients(reasons),
+            join_names(reasons),
         )
     return text
 
@@ -133,7 +133,7 @@ class CsvFiles:
             raise DataError(
                 f"data-dir = {self._setup.data_dir!r}: {fault}: name the right column of clients"
             )
-        log.warning("%s and are left out: %s", fault, list_clients(self.left_out))
+        log.warning("%s and are left out: %s", fault, join_names(self.left_out))
 
     def clients_with(self, client: str) -> FileClients:
         """Return the clients of the file that has a client."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError, join_names
-from fairbloom.text import plural, text_if
+from fairbloom.text import join_first, plural, text_if
 
 from ..schema import Field, Schema
 from ..sizes import Row, summarise_clients
@@ -18,7 +18,6 @@ from .duplicates import find_duplicates
 from .encode import UNKNOWN, ColumnValues, EncodedFile, is_missing
 from .read import CellError, Table, read_file
 from .reasons import DataError
-from .targets import join_names as join_classes
 from .warnings import determines, find_remarks, present_values
 
 # Faults, and remarks on a column, that a summary lists.
@@ -137,7 +136,7 @@ def _find_spellings(schema: Schema, files: Files) -> Iterator[Row]:
     for name, file in files.items():
         if isinstance(file, FileClients) and (counts := file.encoded.spellings.get(name)):
             spellings = [f"{each} in {counts[each]:,} rows" for each in sorted(counts)]
-            remark = f"it is written {join_classes(spellings)}: they are one client"
+            remark = f"it is written {join_first(spellings)}: they are one client"
             yield {"column": schema.client, "client": name, "remark": remark}
 
 
@@ -167,7 +166,7 @@ def _describe_values(field: Field, values: ColumnValues) -> str:
     if not len(values):
         return "nothing"
     if field.categories:
-        return join_classes([field.categories[place] for place in np.unique(values)])
+        return join_first([field.categories[place] for place in np.unique(values)])
     return f"{values.min():g} to {values.max():g}"
 
 
@@ -184,9 +183,7 @@ def _summarise_column(
         kind = "category"
         counts = np.bincount(values, minlength=len(field.categories))
         places = np.argsort(-counts, kind="stable").tolist()
-        held = join_classes(
-            [f"{field.categories[place]}: {counts[place]:,}" for place in places], 6
-        )
+        held = join_first([f"{field.categories[place]}: {counts[place]:,}" for place in places], 6)
     elif len(values):
         held += f", median {np.median(values):g}"
     if name == schema.target:

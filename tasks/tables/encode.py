@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairbloom.errors import did_you_mean
-from fairbloom.text import plural
+from fairbloom.text import join_first, plural
 
 from ..schema import MAX_TEXT, Decimal, Field, FileField, Schema, fold, normalise, parse_schema
 from .cells import canonical, different_cells, explain_number, fold_value, parse_numbers
 from .read import CellError, Table, Values, forget_file, read_file
 from .reasons import MAX_FAULTS, DataError, raise_faults
-from .targets import join_names
 
 # The index of a cell that is in no category; a missing value has -1. In a column of numbers, a cell
 # that is not a number is inf.
@@ -164,11 +163,11 @@ def _read_categories(
             problem = f"a text of {len(text):,} characters"
             remedy = "correct it, or put the column in ignore"
         else:
-            problem = f"none of the categories {join_names(field.categories)}"
+            problem = f"none of the categories {join_first(field.categories)}"
             # In the target even a near spelling may be the opposite, as "unwell" is of "well".
             hint = "" if name == schema.target else did_you_mean(text, field.categories)
             remedy = (
-                f"{hint}correct it, or say which of {join_names(field.categories)} it means:"
+                f"{hint}correct it, or say which of {join_first(field.categories)} it means:"
                 f" fields.{name}.spellings = {{CATEGORY = [{text!r}]}}"
             )
         wrong.append(_count_fault(table, name, problem, remedy, "no-category", codes == code))
@@ -220,7 +219,7 @@ def _read_numbers(
         (numbers > limits.maximum, f"above the maximum, {limits.maximum:g}"),
     ]
     if limits.enum:
-        allowed = join_names([f"{each:g}" for each in limits.enum])
+        allowed = join_first([f"{each:g}" for each in limits.enum])
         checks.append((~np.isin(numbers, limits.enum), f"and allowed are {allowed}"))
     if field.type == "integer":
         checks.append((numbers != np.round(numbers), "which is no whole number"))

@@ -97,12 +97,9 @@ def files_in(place: str) -> dict[str, Path]:
             others.append(file)
             continue
         client = normalize("NFC", file.stem)
-        if (other := folded.setdefault(fold_value(client), file)) != file:
-            raise DataError(
-                f"data-dir = {place!r}: {other.name} and {file.name} would both be client"
-                f" {client}: rename one of them",
-                "same-name",
-            )
+        other = folded.setdefault(fold_value(client), file)
+        if other != file:
+            raise _same_client(place, f"{other.name} and {file.name}", client)
         found[client] = file
     if not found:
         raise DataError(
@@ -134,12 +131,9 @@ def folders_in(place: str) -> dict[str, Path]:
             others.append(entry)
             continue
         name = normalize("NFC", entry.name)
-        if (other := folded.setdefault(fold_value(name), entry)) != entry:
-            raise DataError(
-                f"data-dir = {place!r}: the folders {other.name} and {entry.name} would both be"
-                f" client {name}: rename one of them",
-                "same-name",
-            )
+        other = folded.setdefault(fold_value(name), entry)
+        if other != entry:
+            raise _same_client(place, f"the folders {other.name} and {entry.name}", name)
         found[name] = entry
     if not found:
         raise DataError(
@@ -147,6 +141,13 @@ def folders_in(place: str) -> dict[str, Path]:
         )
     _name_others(place, others)
     return found
+
+
+def _same_client(place: str, both: str, client: str) -> DataError:
+    return DataError(
+        f"data-dir = {place!r}: {both} would both be client {client}: rename one of them",
+        "same-name",
+    )
 
 
 def is_visible(name: str) -> bool:

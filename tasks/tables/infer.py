@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fairbloom.errors import did_you_mean
-from fairbloom.text import plural, text_if
+from fairbloom.text import join_first, plural, text_if
 
 from ..positive import ask_about_positive, choose_positive
 from ..schema import EVERY_FILE, MAX_CATEGORIES, Field, File, FileField, Missing, fold, normalise
@@ -36,7 +36,7 @@ from .marks import SAMPLE, Marks, infer_marks
 from .read import Table, Values, read_file
 from .reasons import DataError
 from .survey import Column, FileColumn, Sites
-from .targets import join_names, sort_classes
+from .targets import sort_classes
 from .warnings import SHOWN, determines, find_remarks, present_values
 
 # The names, in any case of letters, by which a target is found if no setting names it.
@@ -174,7 +174,7 @@ def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> Inferred:
             each.comments.append(f"{name} determines {target}: is it known before?")
     shown = [path.name for path in paths.values()]
     head = [
-        f"# Inferred from {join_names(shown, 10)}. Read it and correct it.",
+        f"# Inferred from {join_first(shown, 10)}. Read it and correct it.",
         *(f"# {_printable(each)}" for each in notes),
         f"target = {quote(target)}",
         *_positive_lines(draft.fields[target]),
@@ -239,10 +239,10 @@ def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) ->
         hint = ""
     if len(found) == 1:
         return normalise(found[0])
-    problem = f"has no column {name or join_names([*usual])}"
+    problem = f"has no column {name or join_first([*usual])}"
     if found:
-        problem = f"has the columns {join_names(found)}"
-    known = join_names([*table.columns], most=100)  # any of them may be the one that is needed
+        problem = f"has the columns {join_first(found)}"
+    known = join_first([*table.columns], most=100)  # any of them may be the one that is needed
     if not name and (likeliest := _likeliest_target(table, found or usable)):
         option = shlex.quote(f"{setting}={likeliest}")
         raise DataError(
@@ -363,12 +363,12 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
     if not is_target and 2 * len(having) <= len(sites) and len(having) < len(sites):
         draft.ignored[name] = "lists, bytes or other values"
         if having:
-            draft.ignored[name] = f"only at {join_names(having, SHOWN)}"
+            draft.ignored[name] = f"only at {join_first(having, SHOWN)}"
         return
     is_number = _is_number(column)
     comments = []
     if without := [sites[place] for place in np.flatnonzero(~is_there).tolist()]:
-        comments.append(f"not at {join_names(without, SHOWN)}")
+        comments.append(f"not at {join_first(without, SHOWN)}")
     finding = Finding()
     if is_target:
         lines = _draft_target(name, column, kind, is_number, comments)
@@ -522,7 +522,7 @@ def _announce(name: str, column: Column, about: Field, values: ColumnValues) -> 
         shown = shorten(column.texts[entries[0]])
         cells = plural(count, "1 cell", f"{count} cells")
         others = text_if(len(entries) > 1, " and the like")
-        yield f"{join_names(having, SHOWN)}: {shown!r}{others} in {cells}, {problem}: {remedy}"
+        yield f"{join_first(having, SHOWN)}: {shown!r}{others} in {cells}, {problem}: {remedy}"
 
 
 def _explain(
@@ -582,7 +582,7 @@ def _draft_target(
     strange = _find_strange(sites)
     if strange:
         comments.append(
-            f"the classes at {join_names(strange, SHOWN)} are none of these: say by spellings which"
+            f"the classes at {join_first(strange, SHOWN)} are none of these: say by spellings which"
             " of these each means"
         )
     usual = (each for site, each in sites.items() if site not in strange)

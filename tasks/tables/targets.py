@@ -1,7 +1,7 @@
 """The target of a user's own files: classes, or a quantity."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -92,13 +92,6 @@ def sort_classes(classes: Collection[str]) -> list[str]:
     if all(value is not None and math.isfinite(value) for value in values.values()):
         return sorted(classes, key=lambda name: (values[name], name))
     return sorted(classes)
-
-
-def join_names(classes: Sequence[str], most: int = 12) -> str:
-    """Return classes, or other names, joined for a sentence; at most the first `most`."""
-    joined = ", ".join(classes[:most])
-    rest = len(classes) - most
-    return f"{joined} and {rest} more" if rest > 0 else joined
 
 
 def as_targets(values: Any, target: Target) -> Tensor:

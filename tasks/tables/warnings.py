@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.text import join_first
+
 from ..schema import Field
 from .encode import ColumnValues, measure_moments
-from .targets import join_names
 
 # Numbers that often stand for a missing value: 9, 99, -9, -1, 88 and so on.
 SENTINELS = np.array(
@@ -72,7 +73,7 @@ class SiteValues(NamedTuple):
 
     def join(self, rows: NDArray[np.bool_]) -> str:
         """Return the names of the sites with these rows, as a sentence lists them."""
-        return join_names([self.names[place] for place in np.unique(self.sites[rows])], SHOWN)
+        return join_first([self.names[place] for place in np.unique(self.sites[rows])], SHOWN)
 
     def split(self) -> dict[str, ColumnValues]:
         """Return the values of each site that has some."""
@@ -231,11 +232,11 @@ def _compare_categories(field: Field, present: SiteValues) -> Iterator[tuple[str
     remedy = "at no other site: if others mean the same, say by spellings which one each means"
     places = np.flatnonzero(alone).tolist()
     if len(places) > SHOWN:
-        names = join_names([present.names[place] for place in places], SHOWN)
+        names = join_first([present.names[place] for place in places], SHOWN)
         yield names, f"the categories of each are {remedy}"
         return
     for place in places:
-        own = join_names([field.categories[each] for each in np.flatnonzero(is_held[place])], SHOWN)
+        own = join_first([field.categories[each] for each in np.flatnonzero(is_held[place])], SHOWN)
         yield present.names[place], f"its categories, {own}, are {remedy}"
 
 
