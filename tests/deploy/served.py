@@ -97,14 +97,6 @@ def next_later(calls: Calls) -> "Future[Any]":
     return ThreadPoolExecutor(1).submit(calls.next, "")
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if condition():
-            return
-        threading.Event().wait(0.05)
-    raise TimeoutError
-
-
 class Caller:
     """A caller with one connection and a client's certificate, that sends what a test wants."""
 

@@ -1,6 +1,7 @@
 """Limits of the fleet port: what a certificate may hold, and what ends with it."""
 
 import asyncio
+import contextlib
 import re
 import resource
 import socket
@@ -30,6 +31,7 @@ from fairbloom.deploy.fleet.port import REFUSED_REPLY, Port
 from fairbloom.deploy.fleet.runs import STOPPED, Order, submit
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Working
 from tests.checkout import ROOT
+from tests.deploy.flower import wait_until
 from tests.deploy.processes import free_port
 from tests.deploy.served import (
     RUN,
@@ -38,7 +40,6 @@ from tests.deploy.served import (
     code_of,
     make_place,
     next_later,
-    wait_until,
 )
 
 METHODS = ("Next", "Reply", "Beat")
@@ -453,26 +454,32 @@ def test_a_server_with_few_files_survives_strangers(tmp_path: Path) -> None:
     port = free_port()
     federation = Federation.init(tmp_path / "fed", ["localhost"], port)
     files = OWN_FILES + 64
-    with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen(
+    log = tmp_path / "log"
+    with (
+        log.open("w") as writing,
+        subprocess.Popen(
             [sys.executable, "-m", "fairbloom.deploy.fleet.daemon", str(federation.path)],
-            stderr=log,
+            stderr=writing,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, files)),
-        )
-    said = (tmp_path / "log").read_text
-    wait_until(lambda: "ready" in said())
-    strangers = [socket.create_connection(("localhost", port)) for _ in range(200)]
-    wait_until(lambda: "all 64 connections of the port are in use" in said())
-    run = submit(federation.runs, Order("app:app", "app", "1", {}))
-    run.stop()
-    wait_until(lambda: run.status == STOPPED)
-    assert f"at most 64 connections are taken; this process may have {files} open files" in said()
-    assert len(said().splitlines()) == 4  # the last one: the run is stopped
-    assert read_now(federation).connections["limit"] == 64
-    for each in strangers:
-        each.close()
-    server.terminate()
-    assert server.wait(20) == 0
+        ) as server,
+        contextlib.ExitStack() as afterwards,
+    ):
+        afterwards.callback(server.kill)  # without effect on a server that has ended
+        said = log.read_text
+        wait_until(lambda: "ready" in said(), said)
+        strangers = [socket.create_connection(("localhost", port)) for _ in range(200)]
+        wait_until(lambda: "all 64 connections of the port are in use" in said(), said)
+        run = submit(federation.runs, Order("app:app", "app", "1", {}))
+        run.stop()
+        wait_until(lambda: run.status == STOPPED, said)
+        limit = f"at most 64 connections are taken; this process may have {files} open files"
+        assert limit in said()
+        assert len(said().splitlines()) == 4  # the last one: the run is stopped
+        assert read_now(federation).connections["limit"] == 64
+        for each in strangers:
+            each.close()
+        server.terminate()
+        assert server.wait(60) == 0
 
 
 def test_security_names_the_limits() -> None:

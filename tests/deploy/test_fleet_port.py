@@ -24,7 +24,8 @@ from fairbloom.deploy.fleet.messages import (
 from fairbloom.deploy.fleet.port import REFUSED_REPLY, REPLY_BYTES
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Taken, Working
 from fairbloom.protocol.version import PROTOCOL
-from tests.deploy.served import RUN, Served, make_place, next_later, wait_until
+from tests.deploy.flower import wait_until
+from tests.deploy.served import RUN, Served, make_place, next_later
 
 # Messages and replies -----------------------------------------------------------------------------
 
