@@ -21,8 +21,8 @@ from fairbloom.errors import FairbloomError, describe_online
 
 __all__ = [
     "ClientAppCallable", "HTTPStatusError", "MissingNameError", "Mod", "ObjectPushError",
-    "SimulationError", "TransportError", "address", "deserialize", "empty_run", "identify",
-    "is_simulated", "most_nodes", "node_info", "serialize", "set_message_id",
+    "SimulationError", "TransportError", "address", "empty_run", "from_proto", "identify",
+    "is_simulated", "most_nodes", "node_info", "set_message_id", "to_proto",
 ]  # fmt: skip
 
 # The types of an app and of its mods.
@@ -98,13 +98,13 @@ class NoPushError(Exception):
 ObjectPushError: type[Exception] = FOUND[PUSH_ERROR] or NoPushError
 
 
-def serialize(content: RecordDict) -> bytes:
+def to_proto(content: RecordDict) -> bytes:
     """Return a message's content in Flower's wire format."""
     return bytes(require(TO_PROTO)(content).SerializeToString())
 
 
-def deserialize(data: bytes) -> RecordDict:
-    """Return the content that `serialize` was given; errors are those of Protocol Buffers."""
+def from_proto(data: bytes) -> RecordDict:
+    """Return the content that `to_proto` was given; errors are those of Protocol Buffers."""
     message = type(require(TO_PROTO)(RecordDict())).FromString(data)
     content: RecordDict = require(FROM_PROTO)(message)
     return content

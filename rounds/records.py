@@ -1,13 +1,9 @@
 """Arrays and numbers as Flower's records, and the checks that make a reply usable."""
 
 from collections.abc import Collection, Mapping
-from io import BytesIO
 from typing import Any
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
-from numpy.typing import NDArray
 
 from fairbloom.logs import log
 from fairbloom.protocol.advice import advice_on
@@ -25,6 +21,7 @@ from fairbloom.protocol.names import (
     ZERO_RATE,
     is_usable_name,
 )
+from fairbloom.recorddict import read_values, view_of
 
 from .arrays import Model
 from .layout import Layout
@@ -49,7 +46,9 @@ def read_frozen_digest(content: RecordDict) -> str:
 def size_of(content: RecordDict) -> int:
     """Return the bytes of all arrays in a message."""
     return sum(
-        len(array.data) for record in content.array_records.values() for array in record.values()
+        len(view_of(array))
+        for record in content.array_records.values()
+        for array in record.values()
     )
 
 
@@ -126,7 +125,7 @@ def record_of(model: Model) -> ArrayRecord:
 
 def model_of(arrays: ArrayRecord) -> Model:
     """Return the arrays of a model from Flower, without a copy and read-only."""
-    return {name: view(array) for name, array in arrays.items()}
+    return {name: read_values(array) for name, array in arrays.items()}
 
 
 def read_metrics(content: RecordDict) -> MetricRecord:
@@ -173,32 +172,12 @@ def _read_model(record: Mapping[str, Array], layout: Layout) -> Model:
     arrays = {}
     for name, array in record.items():
         try:
-            arrays[name] = view(array)
+            arrays[name] = read_values(array)
         except Exception as error:  # a client's bytes can make NumPy raise anything
             raise ValueError(f"array {name!r} can't be read: {error}") from error
     if (mismatch := layout.mismatch(arrays)) is not None:
         raise ValueError(mismatch)
     return arrays
-
-
-def view(array: Array) -> NDArray[Any]:
-    """Return the values of a Flower Array, read-only: its bytes are a file of numpy.save.
-
-    They are copied only if their byte order is not this machine's.
-    """
-    if array.stype != "numpy.ndarray":
-        raise ValueError(f"serialised as {array.stype!r}, not as 'numpy.ndarray'")
-    file = BytesIO(array.data)
-    if read_magic(file) == (1, 0):
-        shape, fortran, dtype = read_array_header_1_0(file)
-    else:
-        shape, fortran, dtype = read_array_header_2_0(file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects")
-    values = np.frombuffer(array.data, dtype, offset=file.tell())
-    return values.astype(dtype.newbyteorder("="), copy=False).reshape(
-        shape, order="F" if fortran else "C"
-    )
 
 
 def _find_record(records: Mapping[str, Any], key: str, kind: str, second: str = "") -> Any:

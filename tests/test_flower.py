@@ -119,7 +119,7 @@ assert not any(flower.FOUND.values()), flower.FOUND
 import fairbloom.client.fair, fairbloom.deploy.fleet.app_process, fairbloom.deploy.fleet.grid
 import fairbloom.deploy.fleet.run_process, fairbloom.serverapp, fairbloom.clientapp
 import fairbloom.server.run_folder.flower, fairbloom.simulation.grid, fairbloom.simulation.run
-for call in (lambda: flower.serialize(flwr.app.RecordDict()),
+for call in (lambda: flower.to_proto(flwr.app.RecordDict()),
              lambda: flower.identify(run_id=1, node_id=1, task_id=1)):
     try:
         call()
@@ -139,10 +139,10 @@ print(flower.empty_run(7).run_id, flower.main())
 
 CALLS: dict[str, list[Callable[[], object]]] = {
     flower.TO_PROTO: [
-        lambda: flower.serialize(RecordDict()),
-        lambda: flower.deserialize(b""),
+        lambda: flower.to_proto(RecordDict()),
+        lambda: flower.from_proto(b""),
     ],
-    flower.FROM_PROTO: [lambda: flower.deserialize(b"")],
+    flower.FROM_PROTO: [lambda: flower.from_proto(b"")],
     flower.IDENTITY: [lambda: InProcessGrid(app, {}, 2)],
 }
 
@@ -218,4 +218,4 @@ def test_content_is_unchanged_by_serialization() -> None:
             "config": ConfigRecord({"rate": 0.1, "names": ["a", "b"]}),
         }
     )
-    assert flower.deserialize(flower.serialize(content)) == content
+    assert flower.from_proto(flower.to_proto(content)) == content

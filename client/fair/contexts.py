@@ -8,8 +8,9 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fairbloom.flower import ClientAppCallable, deserialize, serialize
+from fairbloom.flower import ClientAppCallable
 from fairbloom.protocol import names as wire
+from fairbloom.recorddict import deserialize, serialize
 from fairbloom.system.versions import Step, Versions
 
 

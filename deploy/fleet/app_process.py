@@ -93,7 +93,8 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
 
     from fairbloom.client.guard.audit_log import log_exchange
     from fairbloom.errors import ReportableError, reportable
-    from fairbloom.flower import address, deserialize, identify, serialize, set_message_id
+    from fairbloom.flower import address, identify, set_message_id
+    from fairbloom.recorddict import deserialize, serialize
 
     from ..device.accepted import RunDescription
 

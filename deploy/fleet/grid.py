@@ -13,10 +13,11 @@ from typing import Any
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fairbloom.flower import deserialize, node_info, serialize, set_message_id
+from fairbloom.flower import node_info, set_message_id
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import RUN_FOLDER
+from fairbloom.recorddict import deserialize, serialize
 
 from .mailbox import Collected, Envelope
 from .messages import id_of

@@ -8,7 +8,7 @@ from typing import Self
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 
-from fairbloom.flower import deserialize, serialize
+from fairbloom.recorddict import deserialize, serialize
 from fairbloom.system.versions import read_sealed, write_sealed
 
 from ..checkpoint import list_checkpoints

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fairbloom.deploy.device.accepted import RunDescription
 from fairbloom.deploy.fleet.app_process import Answer, Task
 from fairbloom.deploy.fleet.wire_pb2 import Head
-from fairbloom.flower import deserialize, serialize
+from fairbloom.recorddict import deserialize, serialize
 
 NODE = {"state-dir": "/own"}
 RUN = RunDescription(1, "tried", "1.0.0", {"state-dir": "/of/the/run"})

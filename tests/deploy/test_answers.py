@@ -17,7 +17,7 @@ from fairbloom.deploy.fleet import app_process
 from fairbloom.deploy.fleet.app_process import Answer, Task
 from fairbloom.deploy.fleet.worker import CrashedError, Worker
 from fairbloom.errors import FairbloomError
-from fairbloom.flower import deserialize
+from fairbloom.recorddict import deserialize
 
 from .apps import APP, NODE, RUN, content_of, task_of, write_app, write_version
 

@@ -27,8 +27,8 @@ from fairbloom.deploy.fleet.session import (
 )
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
 from fairbloom.deploy.fleet.worker import DroppedError
-from fairbloom.flower import serialize
 from fairbloom.protocol.version import PROTOCOL
+from fairbloom.recorddict import serialize
 
 NODE = node_id_of("a")
 
