@@ -130,6 +130,7 @@ def _answer(
     """
     from fairbloom.tasks.models import frozen_parameters
 
+    from .device import choose_device, computing_in
     from .frozen import complete, digest_frozen
     from .local import LocalClient
 
@@ -148,7 +149,8 @@ def _answer(
         digest = config.get(wire.FROZEN)
         if digest is not None and not received.keys() >= set(frozen_parameters(local.model)):
             received = complete(received, local.model, str(digest))
-        content = work(local, received, terms)
+        with computing_in(local.settings.precision, choose_device(local.settings.device)):
+            content = work(local, received, terms)
         if digest is not None:
             client = content.config_records.get(wire.CLIENT, ConfigRecord())
             content[wire.CLIENT] = ConfigRecord({**client, wire.FROZEN: digest_frozen(local.model)})

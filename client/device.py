@@ -1,6 +1,8 @@
 """The choice of the device that a client computes on, and the differences between devices."""
 
 import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 
 import torch
@@ -9,16 +11,16 @@ from torch import Tensor
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.logs import log
 
+FLOAT32 = "float32"
+TF32 = "tf32"
+
 # Words of CUDA errors after which a process cannot use its GPU any more.
 LOST = ("device-side assert", "illegal memory access", "unspecified launch failure")
 
 
 @cache  # all clients of a process use the same device, even if a busy GPU becomes free
 def choose_device(name: str) -> torch.device:
-    """Return the device `name`; for "auto" the first usable one of CUDA, MPS and the CPU.
-
-    On CUDA, this switches PyTorch to full precision and deterministic operations.
-    """
+    """Return the device `name`; for "auto" the first usable one of CUDA, MPS and the CPU."""
     if name != "auto":
         try:
             return _begin(name)
@@ -43,12 +45,47 @@ def choose_device(name: str) -> torch.device:
 def _begin(name: str) -> torch.device:
     if name.startswith("cuda"):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS begins
-    device = torch.zeros(1, device=name).device
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    return device
+    return torch.zeros(1, device=name).device
+
+
+@contextmanager
+def computing_in(precision: str, device: torch.device) -> Iterator[None]:
+    """Set PyTorch's flags of CUDA for a run's `precision`; restore them at the end.
+
+    Float32 has full precision and deterministic operations.
+    """
+    if device.type != "cuda":
+        if precision == TF32:
+            _warn_of_float32(device.type)
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        matmul.allow_tf32 = precision == TF32
+        cudnn.allow_tf32 = precision == TF32
+        cudnn.benchmark = precision != FLOAT32
+        torch.use_deterministic_algorithms(precision == FLOAT32, warn_only=True)
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+@cache  # once in a process: a deployed client begins again with each message
+def _warn_of_float32(device: str) -> None:
+    log.warning("precision = tf32 is float32 on %s: only CUDA devices have TF32", device)
+
+
+def autocast(device: torch.device, *, bfloat16: bool) -> AbstractContextManager[None]:
+    """Return the context of a forward pass and loss in bfloat16, or one that does nothing."""
+    if not bfloat16:
+        return nullcontext()  # even a disabled autocast takes as long as a small layer
+    context: AbstractContextManager[None] = torch.autocast(device.type, dtype=torch.bfloat16)
+    return context
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.streams import generator, seed_of
+from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 
 from .rules.registry import Rules, rules_of, transform_of
-from .work import LocalWork, batch_order, run_work
+from .work import LocalWork, batch_order, draws_seed, run_work
 
 
 def global_work(settings: RunSettings, terms: Terms, rules: Rules | None = None) -> LocalWork:
@@ -33,12 +33,11 @@ def work_of_client(
 ) -> LocalWork:
     """Return the work of one client, in its own order, with fewer epochs for a straggler."""
     number = terms.server_round
-    purpose = "personal dropout" if personal else "dropout"
     return replace(
         work,
         epochs=work.epochs if work.in_full else epochs_in_time(settings, number, client),
         random=batch_order(settings, number, client, personal=personal),
-        draws=seed_of(settings.seed, purpose, number, client),
+        draws=draws_seed(settings, number, client, personal=personal),
     )
 
 

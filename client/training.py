@@ -28,7 +28,8 @@ from fairbloom.tasks.inputs import (
 from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, is_of_model
 
-from .device import in_double
+from .augmentation import Augment, make_augmentation
+from .device import autocast, in_double
 from .group_metrics import measure_groups
 from .linear import Step, linear_step
 from .work import Copy, LocalWork, StepsTaken, descend
@@ -105,7 +106,8 @@ def train(
     taken = 0
 
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
-        loss = work.transform(losses_of(model, task, inputs, targets).mean())
+        with autocast(parameters[0].device, bfloat16=work.bfloat16):
+            loss = work.transform(losses_of(model, task, inputs, targets).mean())
         if not loss.requires_grad:
             raise ReportableError(
                 f"the loss of the model, {type(model).__name__}, depends on none of its parameters,"
@@ -132,7 +134,7 @@ def train(
         take_step = closed_form or by_autograd
     order = batches(len(examples), work, min_batch)
     with seeded(work.draws, parameters[0].device):
-        for inputs, targets in fetch_batches(examples, order):
+        for inputs, targets in fetch_batches(examples, order, make_augmentation(work)):
             take_step(inputs, targets)
             taken += 1
             is_late = time.monotonic() > ends
@@ -145,11 +147,16 @@ def train(
 
 
 def fetch_batches(
-    examples: AnyExamples, order: Iterator[Tensor]
+    examples: AnyExamples, order: Iterator[Tensor], augment: Augment | None = None
 ) -> Iterator[tuple[Inputs, Tensor]]:
-    """Yield inputs and targets of each batch of indices; small batches are gathered together."""
+    """Yield inputs and targets of each batch of indices; small batches are gathered together.
+
+    `augment` changes the inputs.
+    """
     if isinstance(examples, CollatedExamples):
-        yield from (examples[batch] for batch in order)
+        for batch in order:
+            inputs, targets = examples[batch]
+            yield inputs if augment is None else augment(inputs), targets
         return
     size = (
         count_bytes(map_inputs(examples.inputs, lambda tensor: tensor[:1]))
@@ -159,6 +166,8 @@ def fetch_batches(
         many = 2**19 // (size * len(first))  # about 0.5 MB are gathered at once
         several = [first, *itertools.islice(order, max(0, many - 1))]
         inputs, targets = examples[torch.cat(several).to(examples.targets.device)]
+        if augment is not None:
+            inputs = augment(inputs)
         lengths = [len(batch) for batch in several]
         yield from zip(split_inputs(inputs, lengths), torch.split(targets, lengths), strict=True)
 

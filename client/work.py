@@ -14,8 +14,11 @@ from torch.optim import Optimizer
 
 from fairbloom.client.schedules import Schedule
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.streams import generator
+from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.tasks.optimizers import SGD, make_optimizer, optimizer_in
+
+# The value of `augment` that leaves the examples as they are.
+NO_AUGMENTATION = "none"
 
 # Maps the mean loss of a minibatch to the loss that is minimised, elementwise for several.
 Transform = Callable[[Tensor], Tensor]
@@ -59,7 +62,12 @@ class LocalWork:
     random
         Draws the order of the examples in each epoch. Steps on all examples need no order.
     draws
-        Seed for the model's own random numbers, for example those of dropout.
+        Seed for the model's own random numbers, for example those of dropout, and for those of
+        augmentation.
+    augment
+        How the images of each batch are changed: see `fairbloom.client.augmentation`.
+    bfloat16
+        Whether forward pass and loss are computed in bfloat16, by torch.autocast.
     """
 
     epochs: int
@@ -78,6 +86,8 @@ class LocalWork:
     transform: Transform = unchanged
     random: np.random.Generator | None = None
     draws: int = 0
+    augment: str = NO_AUGMENTATION
+    bfloat16: bool = False
 
     def make_optimizer(self, parameters: Sequence[Tensor]) -> Optimizer | None:
         """Return the optimizer of these parameters, or None for SGD, which `descend` computes."""
@@ -93,9 +103,20 @@ class LocalWork:
         )
 
 
-# The fields that choose which steps are taken, and when. All others change the step itself.
+# The fields that choose which steps are taken, when, and on which inputs. All others change the
+# step itself.
 NON_STEP_FIELDS = frozenset(
-    {"epochs", "batch_size", "in_full", "idle", "steps", "time_budget", "random", "draws"}
+    {
+        "epochs",
+        "batch_size",
+        "in_full",
+        "idle",
+        "steps",
+        "time_budget",
+        "random",
+        "draws",
+        "augment",
+    }
 )
 
 
@@ -158,6 +179,8 @@ def run_work(settings: RunSettings, number: int) -> LocalWork:
         optimizer=optimizer_in(settings),
         gradient_clip=settings.gradient_clip,
         time_budget=settings.time_budget or math.inf,
+        augment=settings.augment,
+        bfloat16=settings.precision == "bfloat16",
     )
 
 
@@ -167,6 +190,12 @@ def batch_order(
     """Return the random stream for the order of a client's examples in round `number`."""
     purpose = "personal batches" if personal else "batches"
     return generator(settings.seed, purpose, number, client)
+
+
+def draws_seed(settings: RunSettings, number: int, client: str, *, personal: bool = False) -> int:
+    """Return the seed of the random numbers of a client's model in round `number`."""
+    purpose = "personal dropout" if personal else "dropout"
+    return seed_of(settings.seed, purpose, number, client)
 
 
 # Maps the gradients of a step to the corrected gradients, both in the model's order.

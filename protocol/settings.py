@@ -292,6 +292,12 @@ class RunSettings(Setup):
             "Largest norm of a minibatch's gradient; longer ones are shortened; 0 disables it"
         ),
     )
+    augment: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
+        "none",
+        description=(
+            "Random changes of the training images: none, flip, crop-flip, or my_module:transform"
+        ),
+    )
     client_rule: options.ClientRule = _of_methods(
         options.ClientRule,
         "Your own rule that corrects the clients' local steps, as my_module:MyRule",
@@ -449,6 +455,12 @@ class RunSettings(Setup):
     )
     device: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.PLACE, Mark.ROUNDING] = Field(
         "auto", description="Device that clients compute on: auto, cpu, cuda, cuda:1 or mps"
+    )
+    precision: Annotated[
+        str, Choices("float32", "tf32", "bfloat16"), Mark.SENT_TO_CLIENTS, Mark.VARIANT
+    ] = Field(
+        "float32",
+        description="Numbers that clients compute with; tf32 and bfloat16 are faster on a GPU",
     )
     memory: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
         0.0,

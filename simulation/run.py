@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fairbloom.client.device import choose_device
+from fairbloom.client.device import choose_device, computing_in
 from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.states import state_folder
 from fairbloom.logs import log
@@ -58,7 +58,7 @@ def simulate(
         Whether clients are computed one by one in this process, regardless of the engine, and a
         client's first error ends the run with its traceback.
     """
-    choose_device(settings.device)
+    device = choose_device(settings.device)
     folder = choose_run_folder(settings)
     check_place(folder)
     check_data(settings)
@@ -67,7 +67,7 @@ def simulate(
     with_states = keep_schema(settings, folder).model_copy(update={"state_dir": state_dir})
     if is_finished(folder):
         _mend_preprocessing(with_states, folder)
-    with one_thread(), ExitStack() as ending:
+    with one_thread(), computing_in(settings.precision, device), ExitStack() as ending:
 
         def engine(method: Method) -> tuple[ClientPool, Mapping[str, object]]:
             of_method = with_states.model_copy(update={"fraction": method.fraction_train})
