@@ -1,7 +1,7 @@
 """The blocks of stacked clients, and the examples of each of their steps."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import attrgetter
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fairbloom.client.augmentation import DRAWS, augmentation_stream, change_together
 from fairbloom.client.local import LocalClient
 from fairbloom.client.training import batch_of, batches
 from fairbloom.client.work import LocalWork
@@ -48,12 +49,13 @@ class StackedClient(NamedTuple):
 class Step:
     """The examples of one step of k clients, b of each, as tensors of shape (k, b, …).
 
-    A short batch is padded with an example of its own; `counts`, shape (k,), has the batch sizes
-    without padding, None if all are b.
+    A short batch is padded with an example of its own; `sizes` has the batch sizes without padding,
+    and so has `counts`, shape (k,), None if all are b.
     """
 
     inputs: Inputs
     targets: Tensor
+    sizes: Sequence[int]
     counts: Tensor | None
 
     @property
@@ -79,7 +81,7 @@ class Step:
             return self
         counts = None if self.counts is None else self.counts[:count]
         inputs = map_inputs(self.inputs, lambda tensor: tensor[:count])
-        return Step(inputs, self.targets[:count], counts)
+        return Step(inputs, self.targets[:count], self.sizes[:count], counts)
 
 
 def divide_into_blocks(
@@ -141,6 +143,17 @@ def repeat_step(step: Step, block: Sequence[StackedClient]) -> Iterator[Step]:
         yield step.first(training)
 
 
+def augment_steps(steps: Iterable[Step], name: str, seeds: Sequence[int]) -> Iterator[Step]:
+    """Yield the steps with augmented images; each client draws by its seed, as by itself."""
+    streams = [augmentation_stream(name, seed) for seed in seeds]
+    for step in steps:
+        draws = [
+            torch.from_numpy(stream.random((size, DRAWS)))
+            for stream, size in zip(streams, step.sizes, strict=False)
+        ]
+        yield replace(step, inputs=change_together(name, step.inputs, draws))
+
+
 def count_training(block: Sequence[StackedClient]) -> Iterator[int]:
     """Yield the number of clients that take each step of a block; they are the first ones."""
     training = len(block)
@@ -166,12 +179,12 @@ def pad_step(joined: Examples, starts: Tensor, chosen: Sequence[Tensor]) -> Step
     """Return the step of k clients from their examples at `starts` + `chosen`, padded if needed."""
     sizes = [len(each) for each in chosen]
     if min(sizes) == max(sizes):
-        return Step(*take_rows(joined, torch.stack([*chosen]) + starts), counts=None)
+        return Step(*take_rows(joined, torch.stack([*chosen]) + starts), sizes, counts=None)
     counts = torch.tensor(sizes)
     places = pad_sequence([*chosen], batch_first=True)
     real = torch.arange(places.shape[1]) < counts.unsqueeze(1)
     inputs, targets = take_rows(joined, torch.where(real, places, places[:, :1]) + starts)
-    return Step(inputs, targets, counts.to(targets.device))
+    return Step(inputs, targets, sizes, counts.to(targets.device))
 
 
 def take_rows(examples: Examples, places: Tensor) -> tuple[Inputs, Tensor]:

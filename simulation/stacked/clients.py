@@ -34,8 +34,16 @@ from fairbloom.client.rules.rule_round import RuleRound
 from fairbloom.client.states import StateDict
 from fairbloom.client.support import Support
 from fairbloom.client.training import measure
-from fairbloom.client.work import Copy, LocalWork, StepsTaken, batch_order
+from fairbloom.client.work import (
+    NO_AUGMENTATION,
+    Copy,
+    LocalWork,
+    StepsTaken,
+    batch_order,
+    draws_seed,
+)
 from fairbloom.errors import failure_reason
+from fairbloom.imports import is_import_string
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
@@ -53,6 +61,7 @@ from .batched_metrics import Measures, losses_of, measure_clients, score_clients
 from .blocks import (
     StackedClient,
     Step,
+    augment_steps,
     divide_into_blocks,
     examples_of,
     full_batch,
@@ -60,13 +69,15 @@ from .blocks import (
     repeat_step,
     takes_all,
 )
+from .dropout import draw_masks
 from .optimizers import RowOptimizer
 from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
 
 # The rules, work and metrics that stacked clients support. A rule may correct gradients only by
 # `shift`, which is added to those of all clients at once. Left out are the time budget, which is
-# each client's own, and random draws of models. `find_unsupported` checks the optimizer: a user's
-# own may use a whole array, which here belongs to several clients.
+# each client's own, and random draws of models other than dropout. `find_unsupported` checks the
+# optimizer: a user's own may use a whole array, which here belongs to several clients. A user's own
+# augmentation draws from PyTorch's global generators, which belong to one client at a time.
 SUPPORTED = Support(
     hooks=frozenset(
         {
@@ -98,6 +109,9 @@ SUPPORTED = Support(
             "random",
             "optimizer",
             "nesterov",
+            "draws",
+            "augment",
+            "bfloat16",
         }
     ),
     metrics=ALL_METRICS,
@@ -108,7 +122,8 @@ def find_unsupported(terms: Terms, rules: Rules, *works: LocalWork, by_group: bo
     """Return the first request that stacked clients do not support, as name = value, or ""."""
     unsupported = SUPPORTED.find_unsupported(terms, rules, *works, by_group=by_group)
     optimizers = (f"optimizer = {w.optimizer}" for w in works if w.optimizer not in OF_PYTORCH)
-    return unsupported or next(optimizers, "")
+    own = (f"augment = {w.augment}" for w in works if is_import_string(w.augment))
+    return unsupported or next(optimizers, "") or next(own, "")
 
 
 class StackedModels:
@@ -260,14 +275,27 @@ class StackedClients(LocalClients):
         self, block: Sequence[StackedClient], work: LocalWork, terms: Terms, *, personal: bool
     ) -> Iterable[Step]:
         """Return the steps of a block."""
-        if takes_all(block):
-            return repeat_step(self._full_batch(block), block)
         number = terms.server_round
-        return minibatches(
-            block,
-            work,
-            lambda m: batch_order(self.settings, number, m.local.key, personal=personal),
-        )
+        steps: Iterable[Step]
+        if takes_all(block):
+            steps = repeat_step(self._full_batch(block), block)
+        else:
+            steps = minibatches(
+                block,
+                work,
+                lambda m: batch_order(self.settings, number, m.local.key, personal=personal),
+            )
+        if work.augment == NO_AUGMENTATION:
+            return steps
+        return augment_steps(steps, work.augment, self.seeds(block, terms, personal=personal))
+
+    def seeds(self, block: Sequence[StackedClient], terms: Terms, *, personal: bool) -> list[int]:
+        """Return the seed of each client's dropout and augmentation."""
+        number = terms.server_round
+        return [
+            draws_seed(self.settings, number, member.local.key, personal=personal)
+            for member in block
+        ]
 
     def _full_batch(self, block: Sequence[StackedClient]) -> Step:
         """Return the step that takes all examples; small ones are cached for the next rounds."""
@@ -424,13 +452,19 @@ class _Block(ClientRound):
             return
         if measurement.model == TRAINED:
             measured = measure_trained(self._program, self._task, self._rows, self._parts)
-        elif not self._work.idle and takes_all(self._block) and [*requested] == [wire.LOSS_BEFORE]:
+        elif self._is_first_loss_before() and [*requested] == [wire.LOSS_BEFORE]:
             self._loss_before_in_first_step = True  # it is the mean loss of the first batch
             return
         else:
             self._model.load_state_dict(self._training.received)
             measured = measure_clients(self._model, self._task, self._parts)
         self._add_scores(measurement, measured)
+
+    def _is_first_loss_before(self) -> bool:
+        """Return whether the first step computes the mean loss of each client's examples."""
+        work = self._work
+        exact = work.augment == NO_AUGMENTATION and not (work.bfloat16 or self._program.drops)
+        return exact and not work.idle and takes_all(self._block)
 
     def report(self) -> None:
         self._call("report")
@@ -471,6 +505,7 @@ class _Block(ClientRound):
             self._work,
             shift,
             call_rules if watching else None,
+            training.engine.seeds(self._block, self._terms, personal=False),
         )
         if self._loss_before_in_first_step and first_losses is not None:
             self._add_scores(BEFORE, [{wire.LOSS: loss} for loss in first_losses.tolist()])
@@ -515,7 +550,8 @@ class _Block(ClientRound):
                     if last := member.local.personal(before=terms.server_round):
                         rows.load(row, last)
                 steps = training.engine.steps(block, work, terms, personal=True)
-                train_together(self._program, self._task, rows, steps, work)
+                seeds = training.engine.seeds(block, terms, personal=True)
+                train_together(self._program, self._task, rows, steps, work, seeds=seeds)
                 for row, member in enumerate(block):
                     member.local.keep_personal(terms.server_round, rows.model(row))
 
@@ -535,8 +571,11 @@ def train_together(
     work: LocalWork,
     shift: Sequence[Tensor] = (),
     after_step: Callable[[int, Copy], None] | None = None,
+    seeds: Sequence[int] = (),
 ) -> Tensor | None:
     """Take the local steps of many clients in place, as `train` does for one.
+
+    Each client's dropout draws by its seed.
 
     Return the mean loss of each client's first batch, shape (k,), or None without steps. A rule
     adds `shift` to the gradients, arrays of shape (k, *shape). After each step, `after_step` is
@@ -547,15 +586,21 @@ def train_together(
     has_velocity = optimizer is None and work.momentum > 0.0
     velocity = [torch.zeros_like(array) for array in rows.arrays] if has_velocity else []
     first_losses = None
+    device = rows.arrays[0].device
+    generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
     take_step = program.make_step(work, shifted=bool(shift))
     for number, step in enumerate(steps, start=1):
         count = step.shape[0]  # clients that still train; they are the first ones
+        masks: list[Tensor] = []
+        if program.drops:
+            masks = draw_masks(program.drops, generators[:count], step.sizes)
         arrays = StepArrays(
             [array[:count] for array in rows.arrays],
             [array[:count] for array in velocity],
             anchor,
             optimizer,
             [array[:count] for array in shift],
+            masks,
         )
         losses = take_step(arrays, step.inputs, partial(minimised_loss, task, step, work))
         if first_losses is None:

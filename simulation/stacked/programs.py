@@ -7,6 +7,7 @@ the reason, and clients are computed one by one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fairbloom.client.device import autocast
 from fairbloom.client.training import gradients_of, outputs_of, seeded
 from fairbloom.client.work import LocalWork, descend, step_fields
 from fairbloom.errors import place_of
@@ -31,6 +33,7 @@ from fairbloom.tasks.inputs import (
 from fairbloom.tasks.models import HeldTensors, choose_output
 from fairbloom.tasks.task import AnyExamples, Examples, is_of_model
 
+from .dropout import Drop, draw_masks, ignore_dropout, record_drops, with_masks
 from .optimizers import RowOptimizer
 
 # Activations that map each number by itself, without parameters and without random draws.
@@ -73,7 +76,7 @@ class StepArrays(NamedTuple):
     """The arrays that a step of k clients changes, in the model's order, each of shape (k, *shape).
 
     The anchor of a pull has shape (1, *shape). Velocity, anchor and the shift of gradients are
-    empty if they are not used.
+    empty if they are not used, and so are the masks of dropout, each of shape (k, b, …).
     """
 
     weights: Sequence[Tensor]
@@ -81,6 +84,7 @@ class StepArrays(NamedTuple):
     anchor: Sequence[Tensor]
     optimizer: RowOptimizer | None = None
     shift: Sequence[Tensor] = ()
+    masks: Sequence[Tensor] = ()
 
 
 # (arrays of the step, inputs of shape (k, b, …), objective) → the losses, shape (k, b).
@@ -90,11 +94,20 @@ TakeStep = Callable[[StepArrays, Inputs, Summed], Tensor]
 class Program(Protocol):
     """One model with the parameters of many clients.
 
-    `weights` are its arrays in their order, shape (k, *shape).
+    `weights` are its arrays in their order, shape (k, *shape). `drops` are the calls of dropout in
+    training. `draws_alike`: whether clients that train by themselves draw the same masks.
     """
 
-    def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
-        """Return the outputs, shape (k, b, …), for b examples of each of k clients."""
+    drops: Sequence[Drop]
+    draws_alike: bool
+
+    def __call__(
+        self, weights: Sequence[Tensor], inputs: Inputs, masks: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Return the outputs, shape (k, b, …), for b examples of each of k clients.
+
+        With masks they are those of training.
+        """
 
     def make_step(self, work: LocalWork, *, shifted: bool) -> TakeStep:
         """Return a function that takes a step in place, as `fairbloom.client.work.descend` does.
@@ -109,19 +122,29 @@ class Mapped:
     Parameters and buffers that are not in `names` are the model's own.
     """
 
-    def __init__(self, model: nn.Module, names: Sequence[str], output: str) -> None:
-        def one(weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
+    def __init__(
+        self, model: nn.Module, names: Sequence[str], output: str, drops: Sequence[Drop] = ()
+    ) -> None:
+        def one(weights: Sequence[Tensor], inputs: Inputs, masks: Sequence[Tensor]) -> Tensor:
             positional, named = arguments_of(inputs)
-            outputs = functional_call(
-                model, dict(zip(names, weights, strict=True)), positional, named
-            )
+            of_client = dict(zip(names, weights, strict=True))
+            with with_masks(iter(masks)) if masks else nullcontext():
+                outputs = functional_call(model, of_client, positional, named)
             return choose_output(model, outputs, output)
 
+        self.drops = drops
+        self.draws_alike = True
+        self._model = model
         self._all = vmap(one, randomness="error")
 
-    def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
+    def __call__(
+        self, weights: Sequence[Tensor], inputs: Inputs, masks: Sequence[Tensor] = ()
+    ) -> Tensor:
         """Return the outputs; see Program."""
-        outputs: Tensor = self._all(tuple(weights), inputs)
+        # Measuring clients switches the model, which they share.
+        if self.drops and self._model.training != bool(masks):
+            self._model.train(bool(masks))
+        outputs: Tensor = self._all(tuple(weights), inputs, tuple(masks))
         return outputs
 
     def make_step(self, work: LocalWork, *, shifted: bool) -> TakeStep:
@@ -138,7 +161,8 @@ def step_by_autograd(
         optimizer = None
     else:
         leaves, optimizer = arrays.optimizer.of_first(len(arrays.weights[0]))
-    losses, total = summed(program(leaves, inputs))
+    with autocast(leaves[0].device, bfloat16=work.bfloat16):
+        losses, total = summed(program(leaves, inputs, arrays.masks))
     gradients = gradients_of(total, leaves)
     with torch.no_grad():
         correct = partial(torch._foreach_add, arrays.shift) if arrays.shift else None
@@ -164,8 +188,12 @@ class Chain:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = tuple(layers)
+        self.drops: Sequence[Drop] = ()
+        self.draws_alike = True
 
-    def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
+    def __call__(
+        self, weights: Sequence[Tensor], inputs: Inputs, masks: Sequence[Tensor] = ()
+    ) -> Tensor:
         """Return the outputs, shape (k, b, outputs); see Program."""
         left = iter(weights)
         (x,) = tensors_of(inputs)
@@ -300,7 +328,8 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         raise UnstackableError("the loss is its own")
     _check_parameters(model)
     trainable = _trainable(model)
-    program: Program = Mapped(model, [*trainable], task.output)
+    drops = _find_drops(model, task, examples)
+    program: Program = Mapped(model, [*trainable], task.output, drops)
     if isinstance(examples.inputs, Tensor) and len(trainable) == len(list(model.parameters())):
         layers = _chain_layers(model)
         if layers is not None:
@@ -310,6 +339,8 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         _check_same(program, model, task, examples)
         if held.has_other_attributes():
             _check_kept(program, model, task, examples)
+        if drops:
+            program.draws_alike = _draws_alike(program, model, task, examples)
     except UnstackableError:
         raise
     except Exception as error:  # PyTorch, or a user's model, may raise anything on many clients
@@ -324,6 +355,56 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
     if changes_buffers:
         raise UnstackableError("it changes buffers as it trains")
     return program
+
+
+def _find_drops(model: nn.Module, task: Task, examples: Examples) -> list[Drop]:
+    """Return the calls of dropout in training; none if the model does not run here.
+
+    Raise UnstackableError if one does not drop example by example.
+    """
+    count = min(3, len(examples))
+    inputs, _ = examples[slice(0, count)]
+    found: list[list[Drop]] = []
+    held = HeldTensors(model)
+    for size in (count, max(1, count - 1)):
+        found.append([])
+        some = map_inputs(inputs, partial(torch.narrow, dim=0, start=0, length=size))
+        try:
+            with torch.no_grad(), seeded(0, device_of(inputs)), record_drops(found[-1]):
+                outputs_of(model.train(), some, task.output)
+        except Exception:  # the checks below report it
+            return []
+        finally:
+            held.restore()
+    if found[0] != found[1]:
+        raise UnstackableError("its dropout is not of one example after the other")
+    return found[0]
+
+
+@torch.no_grad()
+def _draws_alike(program: Program, model: nn.Module, task: Task, examples: Examples) -> bool:
+    """Return whether two clients draw the masks that each draws by itself, from equal seeds.
+
+    Raise UnstackableError if masks have another effect on several clients than on each.
+    """
+    inputs, _ = examples[slice(0, min(3, len(examples)))]
+    size = len(tensors_of(inputs)[0])
+    device = device_of(inputs)
+    generators = [torch.Generator(device).manual_seed(seed) for seed in (1, 2)]
+    masks = draw_masks(program.drops, generators, [size, size])
+    weights = [torch.stack([each, each]) for each in _trainable(model).values()]
+    together = program(weights, combine_inputs([inputs, inputs], torch.stack), masks)
+    model.train()
+    alike = True
+    for row, seed in enumerate((1, 2)):
+        with with_masks(iter([mask[row] for mask in masks])):
+            masked = outputs_of(model, inputs, task.output)
+        if not torch.allclose(masked, together[row], rtol=1e-3, atol=1e-5):
+            raise UnstackableError("its dropout differs for several clients at once")
+        with seeded(seed, device):
+            alone = outputs_of(model, inputs, task.output)
+        alike &= torch.allclose(alone, together[row], rtol=1e-3, atol=1e-5)
+    return alike
 
 
 def _check_kept(program: Program, model: nn.Module, task: Task, examples: Examples) -> None:
@@ -439,13 +520,17 @@ def _check_each_by_itself(model: nn.Module, task: Task, inputs: Inputs, targets:
 
 @torch.no_grad()
 def _check_same_in_evaluation(model: nn.Module, task: Task, inputs: Inputs) -> None:
-    """Raise UnstackableError if a model draws or differs between training and evaluation."""
+    """Raise UnstackableError if a model draws or differs between training and evaluation.
+
+    Only dropout may do so in training. The model is left in evaluation.
+    """
     outputs = []
     for training, seed in ((False, 0), (False, 1), (True, 0)):
         model.train(training)
-        with seeded(seed, device_of(inputs)):
+        with seeded(seed, device_of(inputs)), ignore_dropout() if training else nullcontext():
             outputs.append(outputs_of(model, inputs, task.output))
+    model.eval()
     if not all(torch.equal(outputs[0], other) for other in outputs[1:]):
         raise UnstackableError(
-            "it draws, as dropout does, or computes otherwise in training than in evaluation"
+            "it draws, other than by dropout, or computes otherwise in training than in evaluation"
         )

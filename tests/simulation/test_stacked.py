@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.choice import choose
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.run import simulate
+from fairbloom.simulation.stacked import programs
 from fairbloom.simulation.stacked.blocks import MAX_PADDING, StackedClient, divide_into_blocks
 from fairbloom.simulation.stacked.clients import StackedClients
+from fairbloom.simulation.stacked.dropout import Drop, draw_masks
 from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, make_program
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks import load_task
@@ -70,7 +73,7 @@ def test_a_model_that_cannot_be_stacked_is_named_with_the_reason(subtests: pytes
     for model, reason in (
         ("tests.nets:Contrasted", "depends on the others of its batch"),
         ("tests.nets:Branching", "PyTorch cannot map it over clients"),
-        ("tests.client.nets:Dropping", "draws, as dropout does"),
+        ("tests.client.nets:Dropping", "draws, other than by dropout"),
         ("tests.client.nets:Normed", "BatchNorm keeps statistics"),
         (
             "tests.client.nets:Untouched",
@@ -83,6 +86,97 @@ def test_a_model_that_cannot_be_stacked_is_named_with_the_reason(subtests: pytes
         with subtests.test(model=model, reason=reason):
             with pytest.raises(UnstackableError, match=reason):
                 program(model, task="digits")
+
+
+class Dropped(nn.Module):
+    """Dropout of inputs, of channels as a module, and of a hidden layer as a function."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3)
+        self.channels = nn.Dropout2d(0.25)
+        self.hidden = nn.Linear(4 * 36, 16)
+        self.last = nn.Linear(16, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = nn.functional.dropout(images.view(-1, 1, 8, 8), 0.1, self.training)
+        maps = self.channels(self.convolution(images).relu())
+        hidden = self.hidden(maps.flatten(1)).relu()
+        return self.last(nn.functional.dropout(hidden, p=0.5, training=self.training))  # type: ignore[no-any-return]
+
+
+DROPPED = "tests.simulation.test_stacked:Dropped"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": DROPPED},
+        {"model": DROPPED, "batch-size": 0, "local-epochs": 2},
+        {"model": DROPPED, "augment": "crop-flip", "stragglers": 0.5},
+        {"augment": "flip"},
+        {"augment": "crop-flip", "batch-size": 0, "local-epochs": 2},
+    ],
+)
+def test_clients_draw_together_as_each_does_by_itself(changes: dict[str, Any]) -> None:
+    loop, together, model = both(config_of(**changes))
+    names = loop.online(1)
+    expected = loop.train(names, model, PLAIN_TERMS)
+    assert_same_replies(together.train(names, model, PLAIN_TERMS), expected, 1e-12)
+
+
+def test_masks_do_not_depend_on_the_size_of_a_block() -> None:
+    config = config_of(model=DROPPED)
+    _, together, model = both(config)
+    few = StackedClients(together.method, RunSettings.of(config), block=2)
+    names = together.online(1)
+    ours = few.train(names, model, PLAIN_TERMS)
+    assert_same_replies(ours, together.train(names, model, PLAIN_TERMS), 1e-12)
+
+
+def test_clients_of_other_seeds_draw_other_masks() -> None:
+    generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
+    (mask,) = draw_masks([Drop((50,), torch.float32, 0.5)], generators, [3, 3, 2])
+    assert torch.equal(mask[0], mask[1])
+    assert not torch.equal(mask[0, :2], mask[2, :2])
+    assert set(mask.unique().tolist()) == {0.0, 2.0}
+    assert not mask[2, 2].any()
+
+
+def test_auto_stacks_dropout_only_if_it_draws_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(model="tests.nets:Dropping", fraction=1.0)
+    assert choose(RunSettings.of(config), 2).engine == "stacked"
+
+    def draw_others(drops: Any, generators: Any, sizes: Any) -> list[Tensor]:
+        return [1.0 + mask for mask in draw_masks(drops, generators, sizes)]
+
+    monkeypatch.setattr(programs, "draw_masks", draw_others)
+    taken = choose(RunSettings.of(config), 2)
+    assert taken.engine != "stacked"
+    assert "draw other numbers for dropout" in taken.reason
+    assert choose(RunSettings.of({**config, "engine": "stacked"}), 2).engine == "stacked"
+
+
+def test_a_users_own_augmentation_is_not_stacked() -> None:
+    config = config_of(augment="torch:relu", engine="stacked", fraction=1.0)
+    taken = choose(RunSettings.of(config), 2)
+    assert taken.engine == "loop"
+    assert "do not honour augment = torch:relu" in taken.reason
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp", DROPPED])
+def test_stacked_clients_compute_in_bfloat16(model: str) -> None:
+    changes: dict[str, Any] = {"task": "digits", "model": model, "precision": "bfloat16"}
+    loop, together, weights = both(config_of(**changes))
+    exact, _, _ = both(config_of(**changes | {"precision": "float32"}))
+    weights = {name: array.astype("float32") for name, array in weights.items()}
+    names = loop.online(1)
+    rough, ours, expected = (
+        np.asarray(clients.train(names, weights, PLAIN_TERMS).updates.matrix)
+        for clients in (loop, together, exact)
+    )
+    assert np.abs(ours - rough).max() < 0.03
+    assert 0.0 < np.abs(ours - expected).max() < 0.05
 
 
 def test_weights_of_several_dtypes_are_not_stacked() -> None:
