@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "server": 969,
     "server/run_folder": 1_429,
     "simulation": 1_013,
-    "simulation/stacked": 885,
+    "simulation/stacked": 1_002,
     "strategies": 2_075,
     "tasks": 2_199,
     "tasks/datasets": 693,

@@ -23,7 +23,7 @@ DROPOUTS: dict[Callable[..., Any], bool] = {
 
 
 class Drop(NamedTuple):
-    """A call of dropout: the shape of its mask for one example, its dtype, and what it keeps."""
+    """A call of dropout: its mask's shape and dtype for a few examples, and the share it keeps."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -67,18 +67,13 @@ def _arguments(
     return input, p, training if train is None else train
 
 
-def ignore_dropout() -> DropoutMode:
-    """Return a context in which dropout changes nothing."""
-    return DropoutMode(lambda inputs, probability, channels: inputs)
-
-
 def record_drops(into: list[Drop]) -> DropoutMode:
     """Return a context that adds the calls of dropout to a list, and drops nothing."""
 
     def record(inputs: Tensor, probability: float, channels: bool) -> Tensor:
-        shape = tuple(inputs.shape[1:])
+        shape = tuple(inputs.shape)
         if channels:
-            shape = (*shape[:1], *[1] * (len(shape) - 1))
+            shape = (*shape[:2], *[1] * (len(shape) - 2))
         into.append(Drop(shape, inputs.dtype, 1.0 - probability))
         return inputs
 
@@ -94,16 +89,15 @@ def with_masks(masks: Iterator[Tensor]) -> DropoutMode:
 def draw_masks(
     drops: Sequence[Drop], generators: Sequence[torch.Generator], sizes: Sequence[int]
 ) -> list[Tensor]:
-    """Return the mask of each call of dropout, shape (k, b, *shape), for a step of k clients.
+    """Return the mask of each call of dropout, shape (k, b, …), for a step of k clients.
 
     Client i draws the masks of its `sizes[i]` examples from `generators[i]`, in the order of the
     calls, as it does on the CPU when it trains by itself.
     """
     masks = []
     for drop in drops:
-        mask = torch.zeros(
-            len(sizes), max(sizes), *drop.shape, dtype=drop.dtype, device=generators[0].device
-        )
+        shape = (len(sizes), max(sizes), *drop.shape[1:])
+        mask = torch.zeros(shape, dtype=drop.dtype, device=generators[0].device)
         for row, (generator, size) in enumerate(zip(generators, sizes, strict=True)):
             mask[row, :size].bernoulli_(drop.kept, generator=generator)
         masks.append(mask.div_(drop.kept) if drop.kept else mask)

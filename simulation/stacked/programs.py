@@ -33,7 +33,7 @@ from fairbloom.tasks.inputs import (
 from fairbloom.tasks.models import HeldTensors, choose_output
 from fairbloom.tasks.task import AnyExamples, Examples, is_of_model
 
-from .dropout import Drop, draw_masks, ignore_dropout, record_drops, with_masks
+from .dropout import Drop, draw_masks, record_drops, with_masks
 from .optimizers import RowOptimizer
 
 # Activations that map each number by itself, without parameters and without random draws.
@@ -328,14 +328,15 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         raise UnstackableError("the loss is its own")
     _check_parameters(model)
     trainable = _trainable(model)
-    drops = _find_drops(model, task, examples)
-    program: Program = Mapped(model, [*trainable], task.output, drops)
-    if isinstance(examples.inputs, Tensor) and len(trainable) == len(list(model.parameters())):
-        layers = _chain_layers(model)
-        if layers is not None:
-            program = Chain(layers)
     held = HeldTensors(model)
     try:
+        drops = _find_drops(model, task, examples[slice(0, min(3, len(examples)))][0])
+        held.restore()
+        program: Program = Mapped(model, [*trainable], task.output, drops)
+        if isinstance(examples.inputs, Tensor) and len(trainable) == len(list(model.parameters())):
+            layers = _chain_layers(model)
+            if layers is not None:
+                program = Chain(layers)
         _check_same(program, model, task, examples)
         if held.has_other_attributes():
             _check_kept(program, model, task, examples)
@@ -357,28 +358,19 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
     return program
 
 
-def _find_drops(model: nn.Module, task: Task, examples: Examples) -> list[Drop]:
-    """Return the calls of dropout in training; none if the model does not run here.
+@torch.no_grad()
+def _find_drops(model: nn.Module, task: Task, inputs: Inputs) -> list[Drop]:
+    """Return the calls of dropout in training.
 
     Raise UnstackableError if one does not drop example by example.
     """
-    count = min(3, len(examples))
-    inputs, _ = examples[slice(0, count)]
-    found: list[list[Drop]] = []
-    held = HeldTensors(model)
-    for size in (count, max(1, count - 1)):
-        found.append([])
-        some = map_inputs(inputs, partial(torch.narrow, dim=0, start=0, length=size))
-        try:
-            with torch.no_grad(), seeded(0, device_of(inputs)), record_drops(found[-1]):
-                outputs_of(model.train(), some, task.output)
-        except Exception:  # the checks below report it
-            return []
-        finally:
-            held.restore()
-    if found[0] != found[1]:
+    drops: list[Drop] = []
+    with seeded(0, device_of(inputs)), record_drops(drops):
+        outputs_of(model.train(), inputs, task.output)
+    count = len(tensors_of(inputs)[0])
+    if any(drop.shape[0] != count for drop in drops):
         raise UnstackableError("its dropout is not of one example after the other")
-    return found[0]
+    return drops
 
 
 @torch.no_grad()
@@ -527,7 +519,7 @@ def _check_same_in_evaluation(model: nn.Module, task: Task, inputs: Inputs) -> N
     outputs = []
     for training, seed in ((False, 0), (False, 1), (True, 0)):
         model.train(training)
-        with seeded(seed, device_of(inputs)), ignore_dropout() if training else nullcontext():
+        with seeded(seed, device_of(inputs)), record_drops([]) if training else nullcontext():
             outputs.append(outputs_of(model, inputs, task.output))
     model.eval()
     if not all(torch.equal(outputs[0], other) for other in outputs[1:]):

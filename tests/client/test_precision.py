@@ -11,6 +11,8 @@ from fairbloom.client.guard.accepted_settings import fingerprint
 from fairbloom.logs import log
 from tests.simulation.helpers import config_of, run, table
 
+IID = {"method": "fedavg", "model": "mlp", "fraction": 1.0, "partition": "iid"}
+
 CUDA = torch.device("cuda")  # its flags can be set without a card
 CPU = torch.device("cpu")
 
@@ -75,11 +77,11 @@ def test_bfloat16_gives_equal_bits_on_loop_and_workers(tmp_path: Path) -> None:
 def test_bfloat16_learns_as_float32_does(tmp_path: Path) -> None:
     scores = {}
     for precision in ("float32", "bfloat16"):
-        folder = run(tmp_path / precision, precision=precision, method="fedavg", model="mlp")
+        folder = run(tmp_path / precision, precision=precision, **IID)
         scores[precision] = float(
             table(folder / "rounds.csv")[-1]["test_accuracy_of_global_model_mean"]
         )
-    assert scores["bfloat16"] == pytest.approx(scores["float32"], abs=0.05)
+    assert scores["bfloat16"] == pytest.approx(scores["float32"], abs=5.0)  # percent
 
 
 def test_weights_and_gradients_stay_float32_under_autocast() -> None:
