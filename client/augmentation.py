@@ -79,15 +79,14 @@ def change_images(name: str, images: Tensor, draws: Tensor) -> Tensor:
     `draws` are numbers in [0, 1), shape (n, DRAWS). A shifted image is filled up with zeros.
     """
     height, width = images.shape[2:]
-    draws = draws.to(images.device, non_blocking=True)
-    rows = torch.arange(height, device=images.device).expand(len(images), -1)
+    down, right = (height // SHIFT, width // SHIFT) if name == CROP_FLIP else (0, 0)
+    # Rounded on the CPU, because MPS has no float64, and float32 may round up to 1.
+    choices = torch.tensor([2, 2 * down + 1, 2 * right + 1], dtype=torch.float64)
+    chosen = (draws * choices).long().to(images.device, non_blocking=True)
+    rows = torch.arange(height, device=images.device) + chosen[:, 1:2]
     columns = torch.arange(width, device=images.device).expand(len(images), -1)
-    columns = torch.where(draws[:, :1] < 0.5, columns.flip(1), columns)
-    if name == CROP_FLIP:
-        down, right = height // SHIFT, width // SHIFT
-        images = pad(images, (right, right, down, down))
-        rows = rows + (draws[:, 1:2] * (2 * down + 1)).long()
-        columns = columns + (draws[:, 2:] * (2 * right + 1)).long()
+    columns = torch.where(chosen[:, :1] == 0, columns.flip(1), columns) + chosen[:, 2:]
+    images = pad(images, (right, right, down, down))
     count, channels = images.shape[:2]
     return images[
         torch.arange(count, device=images.device).view(-1, 1, 1, 1),

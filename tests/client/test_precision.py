@@ -1,14 +1,17 @@
 """The precision that clients compute in."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import MessageType
 from torch import nn
 
 from fairbloom.client.device import _warn_of_float32, autocast, computing_in
 from fairbloom.client.guard.accepted_settings import fingerprint
 from fairbloom.logs import log
+from tests.client.helpers import ask, context, run_config
 from tests.simulation.helpers import config_of, run, table
 
 IID = {"method": "fedavg", "model": "mlp", "fraction": 1.0, "partition": "iid"}
@@ -82,6 +85,26 @@ def test_bfloat16_learns_as_float32_does(tmp_path: Path) -> None:
             table(folder / "rounds.csv")[-1]["test_accuracy_of_global_model_mean"]
         )
     assert scores["bfloat16"] == pytest.approx(scores["float32"], abs=5.0)  # percent
+
+
+def test_a_client_of_messages_computes_in_the_runs_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, torch.device]] = []
+
+    def watch(precision: str, device: torch.device) -> AbstractContextManager[None]:
+        seen.append((precision, device))
+        return computing_in(precision, device)
+
+    monkeypatch.setattr("fairbloom.client.device.computing_in", watch)
+    replies = {
+        precision: ask(
+            MessageType.TRAIN, {}, context(1, run_config(precision=precision, model="mlp"))
+        )
+        for precision in ("float32", "bfloat16")
+    }
+    assert seen == [("float32", CPU), ("bfloat16", CPU)]
+    assert replies["float32"]["arrays"] != replies["bfloat16"]["arrays"]
 
 
 def test_weights_and_gradients_stay_float32_under_autocast() -> None:
