@@ -1,6 +1,6 @@
 """Frozen parameters of a client's model: messages leave them out if the client has them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -33,6 +33,20 @@ def check_frozen_unchanged(model: nn.Module) -> Iterator[None]:
             " parameters must not change: make it a buffer (register_buffer): buffers are averaged"
             " over the clients"
         )
+
+
+@contextmanager
+def fix_parameters(model: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Leave these trained parameters of a model as they are in this block."""
+    fixed = [each for name, each in model.named_parameters() if name in names]
+    fixed = [each for each in fixed if each.requires_grad]
+    for parameter in fixed:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in fixed:
+            parameter.requires_grad_(True)
 
 
 def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:

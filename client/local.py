@@ -3,7 +3,7 @@
 It knows neither Flower nor messages, and no rules of methods: see `fairbloom.client.local_round`.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,9 +22,10 @@ from fairbloom.tasks.score import count_classes, has_two_classes
 from .device import choose_device
 from .guard.disclosure import Gate
 from .guard.evaluated_model import keep_preprocessing
-from .metrics import OF_EVALUATION, ON_TESTS, PERSONAL, TRAIN, Measurement
+from .metrics import OF_EVALUATION, ON_TESTS, OWN, PERSONAL, RECEIVED, TRAIN, Measurement
 from .states import ClientStates, StateDict, folder_of
-from .training import measure, with_channels_last
+from .training import measure, train, with_channels_last
+from .work import fine_tuning
 
 Metrics = dict[str, int | float]
 
@@ -90,11 +91,19 @@ class LocalClient:
         """Measure the received model on the test set, and more if the terms ask for it."""
         self.model.load_state_dict(received)
         metrics = self.describe_tests()
-        # The personal model comes last, because loading it overwrites the received one.
-        for each in OF_EVALUATION:
-            if each.applies(terms, self.splits):
-                if each.model == PERSONAL:
-                    self.load_personal(before=terms.server_round + 1)
+        # In this order, because each model overwrites the one before.
+        for model in (RECEIVED, OWN, PERSONAL):
+            measurements = [
+                each
+                for each in OF_EVALUATION
+                if each.model_of(terms) == model and each.applies(terms, self.splits)
+            ]
+            if measurements and model != RECEIVED:
+                self.load_personal(before=terms.server_round + 1)
+            if measurements and model == PERSONAL and terms.fine_tune_epochs:
+                work = fine_tuning(self.settings, terms, self.key)
+                train(self.model, self.task, self.splits.train, work)
+            for each in measurements:
                 metrics |= self.measured(each, terms)
         return metrics
 
@@ -139,11 +148,11 @@ class LocalClient:
         version = self.states.find(PERSONAL, before)
         return {} if version is None else version.state
 
-    def keep_personal(self, number: int, model: StateDict) -> None:
-        """Store the personal model of a round without its frozen parameters, which never differ."""
-        frozen = frozen_parameters(self.model)
-        trainable = {name: each for name, each in model.items() if name not in frozen}
-        self.states.keep(PERSONAL, number, trainable)
+    def keep_personal(self, number: int, model: StateDict, names: Collection[str] = ()) -> None:
+        """Store these arrays of a round's model, by default all that are not frozen."""
+        names = names or model.keys() - set(frozen_parameters(self.model))
+        own = {name: each for name, each in model.items() if name in names}
+        self.states.keep(PERSONAL, number, own)
 
 
 def report_all(

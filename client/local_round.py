@@ -14,7 +14,7 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks.models import sendable
 
-from .frozen import check_frozen_unchanged
+from .frozen import check_frozen_unchanged, fix_parameters
 from .local import LocalClient, Metrics
 from .metrics import ALL_METRICS, Measurement, WorkDone, requested_metrics
 from .plan import global_work, personal_works, work_of_client
@@ -115,7 +115,12 @@ class _ClientTraining(ClientRound):
         self._scores: dict[str, float] = {}
         self._started: RuleRound | None = None
         self._steps = StepsTaken()
+        self._own = tuple(
+            name for rule in self._rules for name in rule.personal_arrays(client.model)
+        )
         client.model.load_state_dict(received)
+        if self._own:
+            client.load_personal(before=terms.server_round)
 
     def before(self) -> None:
         for rule in self._rules:
@@ -152,7 +157,10 @@ class _ClientTraining(ClientRound):
 
         if client.gate is not None:
             client.gate.check_work(self._work, self._terms)
-        with check_frozen_unchanged(client.model):
+        if self._terms.head_epochs is not None:
+            self._train_own()
+        fixed = self._own if self._terms.head_epochs is not None else ()
+        with check_frozen_unchanged(client.model), fix_parameters(client.model, fixed):
             self._steps = train(
                 client.model,
                 client.task,
@@ -163,6 +171,16 @@ class _ClientTraining(ClientRound):
             )
         if client.gate is not None:
             client.gate.check_steps(self._work, self._terms, self._steps.count, client.model)
+
+    def _train_own(self) -> None:
+        """Train the arrays that the client keeps, with all others fixed."""
+        client = self._client
+        settings = client.settings
+        work = work_of_client(self._work, settings, self._terms, client.key, personal=True)
+        work = replace(work, epochs=self._terms.head_epochs or 1, steps=None)
+        others = {name for name, _ in client.trainable()}.difference(self._own)
+        with fix_parameters(client.model, others):
+            train(client.model, client.task, client.splits.train, work)
 
     def finish(self) -> None:
         client = self._client
@@ -191,7 +209,11 @@ class _ClientTraining(ClientRound):
             if rule.replies:  # one rule at most, see rules_of
                 record = rule.replies
                 second = rule.second_model() or {}
-        self.update = Update(client.model.state_dict(), metrics, second, record)
+        trained = client.model.state_dict()
+        if self._own:
+            client.keep_personal(terms.server_round, trained, self._own)
+        arrays = {name: tensor for name, tensor in trained.items() if name not in self._own}
+        self.update = Update(arrays, metrics, second, record)
 
     def after(self) -> None:
         client = self._client

@@ -15,9 +15,10 @@ from fairbloom.tasks.task import AnyExamples
 
 from .device import in_double
 
-# The models of a client: the received one, the trained one, its personal one, and its baseline, the
-# best that it reaches without the others.
+# The models of a client: the received one, the same with the arrays that the client keeps, the
+# trained one, its personal one, and its baseline, the best that it reaches without the others.
 RECEIVED = "received"
+OWN = "own"
 TRAINED = "trained"
 PERSONAL = "personal"
 ALONE = "alone"
@@ -58,6 +59,15 @@ class Measurement(NamedTuple):
     def applies(self, terms: Terms, splits: Splits) -> bool:
         """Return whether a client with these examples measures it on these terms."""
         return self.is_asked(terms) and (self.requested or bool(self.of(splits)))
+
+    def model_of(self, terms: Terms) -> str:
+        """Return the model that it measures on these terms.
+
+        Methods weigh by what is requested, so it is measured as the client trains.
+        """
+        if self.requested and self.model == RECEIVED and terms.personal_parameters:
+            return OWN
+        return self.model
 
     def of(self, splits: Splits) -> AnyExamples:
         """Return the examples that it is measured on."""

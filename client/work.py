@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from math import fsum
 from typing import Any
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from fairbloom.client.schedules import Schedule
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
+from fairbloom.protocol.terms import Terms
 from fairbloom.tasks.optimizers import SGD, make_optimizer, optimizer_in
 
 # The value of `augment` that leaves the examples as they are.
@@ -196,6 +197,22 @@ def draws_seed(settings: RunSettings, number: int, client: str, *, personal: boo
     """Return the seed of the random numbers of a client's model in round `number`."""
     purpose = "personal dropout" if personal else "dropout"
     return seed_of(settings.seed, purpose, number, client)
+
+
+def fine_tuning(settings: RunSettings, terms: Terms, client: str) -> LocalWork:
+    """Return the work of a client on the model that it evaluates, before it scores it.
+
+    The learning rate is the round's, or the run's if a schedule has ended at 0.
+    """
+    number = terms.server_round
+    work = run_work(settings, number)
+    return replace(
+        work,
+        epochs=terms.fine_tune_epochs,
+        learning_rate=work.learning_rate or settings.learning_rate,
+        random=generator(settings.seed, "fine-tune batches", number, client),
+        draws=seed_of(settings.seed, "fine-tune dropout", number, client),
+    )
 
 
 # Maps the gradients of a step to the corrected gradients, both in the model's order.

@@ -40,6 +40,8 @@ OPTIONS = (
     WEIGHT_DECAY,
     Option("proximal_mu"),
     Option("personal_lambda"),
+    PERSONAL_PARAMETERS,
+    FINE_TUNING,
 )
 """The options in the order of the table's columns."""
 

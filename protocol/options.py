@@ -10,6 +10,10 @@ from .parameters import Choices, Default, Mark, Range
 EvaluateEvery = Annotated[int, Range("[0, inf)"), Default(1)]
 ProximalMu = Annotated[float, Range("[0, inf)"), Default(0.0), Mark.VARIANT]
 PersonalLambda = Annotated[float, Range("[0, inf)"), Default(0.0), Mark.VARIANT]
+PersonalParameters = Annotated[str, Default(""), Mark.VARIANT]
+PersonalSteps = Annotated[str, Choices("together", "head-first"), Default("together"), Mark.VARIANT]
+HeadEpochs = Annotated[int, Range("[1, inf)"), Default(1), Mark.VARIANT]
+FineTuneEpochs = Annotated[int, Range("[0, inf)"), Default(0), Mark.VARIANT]
 ServerOptimizerName = Annotated[
     str, Choices("none", "avgm", "adagrad", "adam", "yogi"), Default("none"), Mark.VARIANT
 ]

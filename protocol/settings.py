@@ -202,6 +202,24 @@ class RunSettings(Setup):
         options.PersonalLambda,
         "Strength that pulls personal models to the global one; 0 trains no personal models",
     )
+    personal_parameters: options.PersonalParameters = _of_methods(
+        options.PersonalParameters,
+        "Parameters that each client trains and keeps for itself: head, body, norm, or patterns of"
+        " their names",
+    )
+    personal_steps: options.PersonalSteps = _of_methods(
+        options.PersonalSteps,
+        "Whether personal parameters are trained together with the others, or first, with the"
+        " others fixed",
+    )
+    head_epochs: options.HeadEpochs = _of_methods(
+        options.HeadEpochs,
+        "Passes over the local data for personal parameters with personal-steps = head-first",
+    )
+    fine_tune_epochs: options.FineTuneEpochs = _of_methods(
+        options.FineTuneEpochs,
+        "Passes over the local data with which each client adapts the model that it evaluates",
+    )
     server_optimizer: options.ServerOptimizerName = _of_methods(
         options.ServerOptimizerName,
         "Optimizer that uses the method's step as its gradient on the server; none: no server"

@@ -49,6 +49,8 @@ class Request:
 
 PROXIMAL = Request(("proximal_mu",))
 PERSONAL_MODEL = Request(("personal_lambda", "personal_epochs"))
+PERSONAL_PARAMETERS = Request(("personal_parameters", "head_epochs"))
+FINE_TUNING = Request(("fine_tune_epochs",))
 LOCAL_ONLY = Request(("local_only",), must_be_honoured=False)
 CLIENT_MOMENTUM = Request(("client_momentum",))
 FULL_BATCH = Request(("full_batch_step",))
@@ -65,6 +67,8 @@ OWN_RULE = Request(("client_rule",))
 RULES: tuple[Request, ...] = (
     PROXIMAL,
     PERSONAL_MODEL,
+    PERSONAL_PARAMETERS,
+    FINE_TUNING,
     LOCAL_ONLY,
     CLIENT_MOMENTUM,
     FULL_BATCH,
@@ -110,6 +114,12 @@ class Terms:
     personal_lambda, personal_epochs
         A personal model, which the client also trains and stores: its pull to w, and passes over
         the local data. None: no personal model.
+    personal_parameters, head_epochs
+        The parameters that the client trains and keeps for itself, see
+        `tasks.models.personal_arrays`; "": none. With `head_epochs`, it first trains these in as
+        many passes over the local data with all others fixed, then the others; None: together.
+    fine_tune_epochs
+        The model that a client evaluates is also scored after this many passes over its local data.
     local_only
         Whether no step is taken on the global model: the client's reply has no weight.
     client_momentum
@@ -152,6 +162,9 @@ class Terms:
     proximal_mu: float = 0.0
     personal_lambda: float | None = None
     personal_epochs: int | None = None
+    personal_parameters: str = ""
+    head_epochs: int | None = None
+    fine_tune_epochs: int = 0
     local_only: bool = False
     client_momentum: float | None = None
     full_batch_step: bool = False
@@ -172,7 +185,11 @@ class Terms:
     @property
     def has_personal_models(self) -> bool:
         """Whether clients have personal models."""
-        return self.personal_lambda is not None
+        return (
+            self.personal_lambda is not None
+            or self.personal_parameters != ""
+            or self.fine_tune_epochs > 0
+        )
 
     @property
     def rules(self) -> tuple[Request, ...]:

@@ -33,6 +33,7 @@ CORRECTED_SGD = "corrected sgd"
 PLAIN_LOSS = "plain loss"
 CLIENT_MOMENTUM = "client momentum"
 OWN_WEIGHTS = "own weights"
+PERSONAL_MODELS = "personal models"
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,12 @@ NEEDS: Mapping[str, Requirement] = {
         " to 0",
         lambda method: bool(method.terms(1).client_momentum),
     ),
+    PERSONAL_MODELS: Requirement(
+        "has personal models already",
+        "{option} = {value!r}: with {method} and personal_lambda, clients have personal models"
+        " already: leave {option} out, or choose another method",
+        lambda method: "personal_lambda" in method.own_terms or method.personal_lambda > 0.0,
+    ),
     OWN_WEIGHTS: Requirement(
         "has weights that such a defence would replace",
         "{option} = {value!r} replaces weights that are the prior, and {method} has its own: choose"
@@ -124,6 +131,10 @@ WEIGHTING = Option("weighting", frozenset({PRIOR_FREE}))
 CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
 MIXED_UPDATES = Option('defence="nnm"', frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
+PERSONAL_PARAMETERS = Option(
+    "personal_parameters", frozenset({WHOLE_UPDATES, PERSONAL_MODELS})
+)
+FINE_TUNING = Option("fine_tune_epochs", frozenset({PERSONAL_MODELS}))
 OTHER_STEPS = Option(
     "other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM})
 )

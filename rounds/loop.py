@@ -259,6 +259,8 @@ class Rounds:
             server_round=number,
             measure=tuple(measure),
             personal_lambda=method_terms.personal_lambda,
+            personal_parameters=method_terms.personal_parameters,
+            fine_tune_epochs=method_terms.fine_tune_epochs,
             local_only=method_terms.local_only,
             others=others or {},
         )

@@ -34,6 +34,9 @@ from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
 from .vectors import Vectors
 
+# The value of personal_steps with which personal parameters are trained first.
+HEAD_FIRST = "head-first"
+
 # The usual names of the parameters by which methods set common options themselves.
 OWN_NAMES = {"proximal_mu": "mu", "personal_lambda": "lam"}
 
@@ -75,6 +78,19 @@ class Method:
         Clients add (mu/2)‖x − w‖² to their loss.
     personal_lambda
         Above 0, clients also train a personal model, which is pulled towards w with this strength.
+    personal_parameters
+        Parameters that each client trains with the others and keeps for itself: `head` (the last
+        layer that is trained), `body` (all others), `norm` (parameters and statistics of
+        normalization layers), or patterns of names such as `fc2.*`, separated by spaces. Updates do
+        not have them.
+    personal_steps
+        "together", or "head-first": first the personal parameters with the others fixed, then the
+        others with the personal ones fixed (FedRep).
+    head_epochs
+        Passes over the local data for the personal parameters with "head-first".
+    fine_tune_epochs
+        Above 0, each client trains the model that it evaluates by this many passes over its local
+        data, is scored as with a personal model, and forgets it.
     server_optimizer
         "avgm", "adagrad", "adam" or "yogi": the server uses the method's step as the gradient of a
         momentum or adaptive step (see `rounds.server_optimizer`). A skipped round, or a round
@@ -205,6 +221,17 @@ class Method:
         self.control_variates: bool = plain["control_variates"]
         if self.control_variates:
             self.check_fit(compatibility.CONTROL_VARIATES, "control_variates", True)
+        self.personal_parameters: str = plain["personal_parameters"]
+        if self.personal_parameters:
+            self.check_fit(
+                compatibility.PERSONAL_PARAMETERS, "personal_parameters", self.personal_parameters
+            )
+        self.head_epochs = self._checked_head_epochs(plain)
+        self.fine_tune_epochs: int = plain["fine_tune_epochs"]
+        if self.fine_tune_epochs:
+            self.check_fit(
+                compatibility.FINE_TUNING, "fine_tune_epochs", self.fine_tune_epochs
+            )
         self.client_rule: str = plain["client_rule"]
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
@@ -277,6 +304,23 @@ class Method:
         else:
             self.check_fit(compatibility.MIXED_UPDATES, "defence", name)
         return Defence(name, tolerance)
+
+    def _checked_head_epochs(self, plain: Mapping[str, Any]) -> int | None:
+        """Return the passes for personal parameters that are trained first, None if none are."""
+        steps = plain["personal_steps"]
+        epochs: int = plain["head_epochs"]
+        if steps == HEAD_FIRST and self.personal_parameters:
+            return epochs
+        if steps == HEAD_FIRST:
+            raise ValueError(
+                f"personal_steps = {steps!r} has no effect: name parameters by"
+                " personal_parameters, as in head"
+            )
+        if epochs != OPTIONS["head_epochs"].default:
+            raise ValueError(
+                f"head_epochs = {epochs} has no effect: set personal_steps to {HEAD_FIRST!r}"
+            )
+        return None
 
     def check_fit(self, option: compatibility.Option, name: str, value: object) -> None:
         """Raise ValueError if an option changes something that the method needs.
@@ -400,6 +444,9 @@ class Method:
             proximal_mu=self.proximal_mu,
             personal_lambda=self.personal_lambda if personal else None,
             personal_epochs=1 if personal else None,
+            personal_parameters=self.personal_parameters,
+            head_epochs=self.head_epochs,
+            fine_tune_epochs=self.fine_tune_epochs,
             control_variates=self.control_variates,
             client_rule=self.client_rule,
         )

@@ -29,6 +29,10 @@ class OptionsWithoutPrior(TypedDict, total=False):
     seed: Annotated[int, Range("[0, inf)"), Default(0)]
     proximal_mu: of_runs.ProximalMu
     personal_lambda: of_runs.PersonalLambda
+    personal_parameters: of_runs.PersonalParameters
+    personal_steps: of_runs.PersonalSteps
+    head_epochs: of_runs.HeadEpochs
+    fine_tune_epochs: of_runs.FineTuneEpochs
     server_optimizer: of_runs.ServerOptimizerName
     server_optimizer_lr: float | None
     server_optimizer_beta1: of_runs.Beta1

@@ -41,6 +41,7 @@ from fairbloom.tasks.models import (
     check_arrays,
     float_buffers,
     frozen_parameters,
+    personal_arrays,
     shared_parameters,
 )
 from fairbloom.tasks.optimizers import usual_learning_rate
@@ -144,11 +145,19 @@ def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
                 "sending the final model to those that have not evaluated it: %s",
                 join_names(missing),
             )
-            method.frozen = frozen_parameters(load_task(settings).model())
+            declare_arrays(method, load_task(settings).model())
             terms = Terms(server_round=last, local_only=method.terms(last).local_only)
             clients.evaluate(missing, MODEL.read(folder), terms, ())
     except FairbloomError as error:
         log.warning("not all clients were sent the final model: %s", error)
+
+
+def declare_arrays(method: FairStrategy, module: Module) -> None:
+    """Tell a method which arrays of a model are buffers, shared, or never sent in updates."""
+    own = personal_arrays(module, method.personal_parameters)
+    method.buffers = tuple(name for name in float_buffers(module) if name not in own)
+    method.shared = shared_parameters(module)
+    method.frozen = (*frozen_parameters(module), *own)
 
 
 def federate(
@@ -228,9 +237,7 @@ def federate(
         is_own = find_task(settings.task).is_user_defined
         write_initial_files(path, RunStart(task, data, choice, deployed, is_own))
         check_arrays(module)
-        method.buffers = float_buffers(module)
-        method.shared = shared_parameters(module)
-        method.frozen = frozen_parameters(module)
+        declare_arrays(method, module)
         known: tuple[str, ...] = ()
         if deployed:
             known = record_known(path, clients.online(1)).known

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Request, Terms
@@ -90,6 +90,10 @@ class Rule:
         """Return the transformed mean loss of a minibatch, elementwise for several minibatches."""
         return loss
 
+    def personal_arrays(self, model: nn.Module) -> tuple[str, ...]:
+        """Return the names of the model's arrays that the client keeps for itself."""
+        return ()
+
     # The parts of a round, in their order ---------------------------------------------------------
 
     def before(self, client: LocalClient) -> Scores:
@@ -150,6 +154,7 @@ HOOKS = (
     "replace_steps",
     "pull",
     "loss",
+    "personal_arrays",
     "before",
     "report",
     "make_second_model",

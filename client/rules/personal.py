@@ -1,9 +1,12 @@
-"""Ditto's client half: a personal model, trained after the global one and pulled to it."""
+"""What a client keeps for itself: a personal model, or some parameters of the common one."""
 
 import math
 from dataclasses import replace
 
-from fairbloom.protocol.terms import PERSONAL_MODEL, Terms
+from torch import nn
+
+from fairbloom.protocol.terms import FINE_TUNING, PERSONAL_MODEL, PERSONAL_PARAMETERS, Terms
+from fairbloom.tasks.models import personal_arrays
 from fairbloom.tasks.optimizers import SGD
 
 from ..states import PERSONAL, ClientStates, Version
@@ -42,3 +45,32 @@ class PersonalModel(Rule):
             in_full=True,
             time_budget=math.inf,
         )
+
+
+class PersonalParameters(Rule):
+    """Trains some of the model's parameters with the others, and keeps them.
+
+    Sources: Arivazhagan et al. 2019 (FedPer); Liang et al. 2020 (LG-FedAvg); Li et al., ICLR 2021
+    (FedBN); with `head_epochs` Collins et al., ICML 2021 (FedRep), Algorithm 1.
+    """
+
+    reads = PERSONAL_PARAMETERS
+    keeps = PERSONAL
+
+    @classmethod
+    def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
+        """Return the last personal parameters; an evaluation has those of its own round."""
+        return states.find(PERSONAL, before=terms.server_round + (not training))
+
+    def personal_arrays(self, model: nn.Module) -> tuple[str, ...]:
+        """Return the arrays that the terms name."""
+        return personal_arrays(model, self.terms.personal_parameters)
+
+
+class FineTuning(Rule):
+    """Trains the evaluated model on the client's own data, and forgets it.
+
+    Source: Yu, Bagdasaryan and Shmatikov 2020 (Salvaging federated learning by local adaptation).
+    """
+
+    reads = FINE_TUNING

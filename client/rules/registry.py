@@ -17,7 +17,7 @@ from .control_variates import ControlVariates
 from .disparity import DisparityStep, GroupCounts
 from .dynamic import DynamicRegularizer
 from .own import OwnRule
-from .personal import PersonalModel
+from .personal import FineTuning, PersonalModel, PersonalParameters
 from .propfair import PropFairLoss
 from .proximal import ProximalTerm
 from .snapshot import SnapshotRule
@@ -27,6 +27,8 @@ from .steps import ClientMomentum, FullBatchStep, LocalOnly, StepCount
 RULES: tuple[type[Rule], ...] = (
     ProximalTerm,
     PersonalModel,
+    PersonalParameters,
+    FineTuning,
     ClientMomentum,
     FullBatchStep,
     StepCount,

@@ -84,6 +84,7 @@ SUPPORTED = Support(
             "replace_steps",
             "pull",
             "loss",
+            "personal_arrays",
             "before",
             "report",
             "start",
@@ -129,12 +130,17 @@ def find_unsupported(terms: Terms, rules: Rules, *works: LocalWork, by_group: bo
 class StackedModels:
     """The models of k clients, at first all equal to `received`.
 
-    Each trainable array is one tensor of shape (k, *shape).
+    Each array that clients train is one tensor of shape (k, *shape): those of the layout, and `own`
+    ones, which clients keep.
     """
 
-    def __init__(self, layout: Layout, received: StateDict, count: int) -> None:
+    def __init__(
+        self, layout: Layout, received: StateDict, count: int, own: Collection[str] = ()
+    ) -> None:
+        trained = {*layout.trainable, *own}
+        self._names = [name for name in received if name in trained]
         self.arrays = [
-            received[name].expand(count, *received[name].shape).clone() for name in layout.trainable
+            received[name].expand(count, *received[name].shape).clone() for name in self._names
         ]
         self._layout = layout
         self._received = received
@@ -142,19 +148,17 @@ class StackedModels:
     @property
     def anchor(self) -> list[Tensor]:
         """The received arrays, each of shape (1, *shape)."""
-        return [self._received[name].unsqueeze(0) for name in self._layout.trainable]
+        return [self._received[name].unsqueeze(0) for name in self._names]
 
     def load(self, row: int, model: StateDict) -> None:
-        """Set a row to a model."""
-        for name, array in zip(self._layout.trainable, self.arrays, strict=True):
-            array[row] = model[name]
+        """Set a row to a model, or to some of its arrays."""
+        for name, array in zip(self._names, self.arrays, strict=True):
+            if name in model:
+                array[row] = model[name]
 
     def trained(self, row: int) -> StateDict:
-        """Return the trainable arrays of a row."""
-        return {
-            name: array[row]
-            for name, array in zip(self._layout.trainable, self.arrays, strict=True)
-        }
+        """Return the trained arrays of a row."""
+        return {name: array[row] for name, array in zip(self._names, self.arrays, strict=True)}
 
     def model(self, row: int) -> StateDict:
         """Return the model of a row; arrays that are not trained stay as received."""
@@ -175,7 +179,9 @@ class StackedModels:
 
     def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
         """Write the models into rows of a matrix, their arrays one after the other."""
-        for (_, place), array in zip(self._layout.slices, self.arrays, strict=True):
+        arrays = dict(zip(self._names, self.arrays, strict=True))
+        for name, place in self._layout.slices:
+            array = arrays[name]
             matrix[places, place] = array.reshape(len(array), -1).cpu().numpy()
 
     def copy(self) -> "StackedModels":
@@ -231,7 +237,10 @@ class StackedClients(LocalClients):
         Only `participants` report the metrics in `terms.measure`.
         """
         self.evict_idle(names)
-        if self._falls_back(SUPPORTED.find_unsupported(terms, (), by_group=self._by_group)):
+        reason = SUPPORTED.find_unsupported(terms, (), by_group=self._by_group)
+        if terms.fine_tune_epochs or (terms.personal_parameters and terms.measure):
+            return super().evaluate(names, model, terms, participants)
+        if self._falls_back(reason):
             return super().evaluate(names, model, terms, participants)
         try:
             reports = self._measures(names, self.on_device(model), terms, set(participants))
@@ -430,6 +439,9 @@ class _Block(ClientRound):
         self._model = block[0].local.model
         self._parts = examples_of(block)
         self._rules = rules_of(training.engine.settings, self._terms)
+        self._own = {
+            name for rule in self._rules for name in rule.personal_arrays(self._model)
+        }.intersection(name for name, _ in block[0].local.trainable())
         self._scores: list[Metrics] = [{} for _ in block]
         self._started: list[RuleRound] = []
         self._loss_before_in_first_step = False
@@ -439,18 +451,26 @@ class _Block(ClientRound):
             if hook in rule.hooks():
                 self._model.load_state_dict(self._training.received)
                 for scores, member in zip(self._scores, self._block, strict=True):
+                    if self._own:
+                        member.local.load_personal(before=self._terms.server_round)
                     scores.update(getattr(rule, hook)(member.local))
 
     def before(self) -> None:
         self._call("before")
         self._program = self._training.engine.program(self._task, self._model, self._parts[0])
-        self._rows = StackedModels(self._training.layout, self._training.received, len(self._block))
+        training = self._training
+        self._rows = StackedModels(
+            training.layout, training.received, len(self._block), self._own
+        )
+        if self._own:
+            for row, member in enumerate(self._block):
+                self._rows.load(row, member.local.personal(before=self._terms.server_round))
 
     def measure(self, measurement: Measurement) -> None:
         requested = measurement.requests(self._terms.measure)
         if not requested:
             return
-        if measurement.model == TRAINED:
+        if measurement.model == TRAINED or self._own:
             measured = measure_trained(self._program, self._task, self._rows, self._parts)
         elif self._is_first_loss_before() and [*requested] == [wire.LOSS_BEFORE]:
             self._loss_before_in_first_step = True  # it is the mean loss of the first batch
@@ -535,6 +555,9 @@ class _Block(ClientRound):
                 metrics |= requested_metrics(terms.measure, self._scores[row], done)
             if keeps_states and terms.of_client(member.local.name).state_round is not None:
                 metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
+            if self._own:
+                trained = self._rows.trained(row)
+                member.local.keep_personal(terms.server_round, trained, self._own)
             training.replies[member.local.name] = Reply(member.place, metrics, others, others)
 
     def after(self) -> None:

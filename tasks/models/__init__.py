@@ -1,6 +1,7 @@
 """Models by name: built-in networks, and users' own."""
 
 from .held import HeldTensors as HeldTensors
+from .personal import personal_arrays as personal_arrays
 from .registry import (
     MODELS as MODELS,
     arrays_of as arrays_of,
