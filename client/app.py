@@ -94,7 +94,7 @@ def train(message: Message, context: Context) -> Message:
         update = train_client(local, received, terms, vectors)
         save_states(context, local.states.in_memory)
         metrics = MetricRecord({**update.metrics})
-        wanted = _wanted_arrays(local, message)
+        wanted = _wanted_arrays(local, message, terms)
         arrays = _record(update.arrays, wanted)
         content = RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics})
         if update.second:
@@ -124,15 +124,17 @@ def evaluate(message: Message, context: Context) -> Message:
 def _answer(
     message: Message, context: Context, work: Callable[[LocalClient, StateDict, Terms], RecordDict]
 ) -> Message:
-    """Reply with the client's result and, if asked, its frozen-parameter digest.
+    """Reply with the client's result and, if asked, the digest of the arrays that are sent once.
 
-    Frozen parameters that the message leaves out are taken from the client's own model.
+    Of these, the message may leave out those that the client has.
     """
-    from fairbloom.tasks.models import frozen_parameters
+    from fairbloom.protocol.frozen import digest_arrays
+    from fairbloom.tasks.models import arrays_of, frozen_parameters, personal_arrays
 
     from .device import choose_device, computing_in
-    from .frozen import complete, digest_frozen
+    from .frozen import arrays_sent_once, complete
     from .local import LocalClient
+    from .states import INITIAL
 
     with redact_data_errors(context):
         config = message.content.config_records[wire.CONFIG]
@@ -146,14 +148,19 @@ def _answer(
             )
         local = LocalClient.of(settings, partition, name, load_states(context), _min_rows(context))
         received = _state(message.content.array_records[wire.ARRAYS])
+        own = personal_arrays(local.model, terms.personal_parameters)
         digest = config.get(wire.FROZEN)
-        if digest is not None and not received.keys() >= set(frozen_parameters(local.model)):
-            received = complete(received, local.model, str(digest))
+        if digest is not None and not received.keys() >= {*frozen_parameters(local.model), *own}:
+            received = complete(received, arrays_sent_once(local, own), str(digest))
+        elif own:
+            local.states.keep(INITIAL, 0, {name: received[name] for name in own})
+            save_states(context, local.states.in_memory)
         with computing_in(local.settings.precision, choose_device(local.settings.device)):
             content = work(local, received, terms)
         if digest is not None:
             client = content.config_records.get(wire.CLIENT, ConfigRecord())
-            content[wire.CLIENT] = ConfigRecord({**client, wire.FROZEN: digest_frozen(local.model)})
+            held = digest_arrays(arrays_of(arrays_sent_once(local, own)))
+            content[wire.CLIENT] = ConfigRecord({**client, wire.FROZEN: held})
         return Message(content, reply_to=message)
 
 
@@ -255,14 +262,16 @@ def _own_config(context: Context) -> tuple[dict[str, Any], object, str | None]:
     return config, partition, None if name is None else str(name)
 
 
-def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
+def _wanted_arrays(local: LocalClient, message: Message, terms: Terms) -> Set[str]:
     """Return the names of the arrays that a reply needs: those that the message had.
 
-    A server that compares digests of frozen parameters has these already.
+    A server that compares digests of frozen parameters has these already. What the client keeps for
+    itself is in no reply.
     """
-    from fairbloom.tasks.models import frozen_parameters
+    from fairbloom.tasks.models import frozen_parameters, personal_arrays
 
-    sent = message.content.array_records[wire.ARRAYS].keys()
+    own = personal_arrays(local.model, terms.personal_parameters)
+    sent = message.content.array_records[wire.ARRAYS].keys() - set(own)
     if wire.FROZEN not in message.content.config_records[wire.CONFIG]:
         return sent
     return sent - set(frozen_parameters(local.model))

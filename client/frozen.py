@@ -1,6 +1,6 @@
 """Frozen parameters of a client's model: messages leave them out if the client has them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -9,7 +9,8 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.tasks.models import arrays_of, frozen_parameters
 
-from .states import StateDict
+from .local import LocalClient
+from .states import INITIAL, StateDict
 
 
 def frozen_of(model: nn.Module) -> StateDict:
@@ -55,18 +56,25 @@ def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     return {name: (each.data_ptr(), each._version) for name, each in frozen}
 
 
-def digest_frozen(model: nn.Module) -> str:
-    """Return the digest of a model's current frozen parameters."""
-    return digest_arrays(arrays_of(frozen_of(model)))
+def arrays_sent_once(client: LocalClient, own: Sequence[str]) -> StateDict:
+    """Return the arrays that a server need not send to this client again, {} if it lacks some.
 
-
-def complete(arrays: StateDict, model: nn.Module, digest: str) -> StateDict:
-    """Return the whole state of a model: the received arrays, and its own frozen parameters.
-
-    Raise ReportableError if their digest is not `digest`, the server's.
+    They are the frozen parameters, and the initial values of `own`, the arrays that the client
+    keeps for itself.
     """
-    if digest_frozen(model) != digest:
+    initial = client.states.at(INITIAL, 0) or {}
+    if initial.keys() != set(own):
+        return {}
+    return {**frozen_of(client.model), **initial}
+
+
+def complete(arrays: StateDict, sent_once: StateDict, digest: str) -> StateDict:
+    """Return the whole state of a model: the received arrays, and those that are sent once.
+
+    Raise ReportableError if the digest of the latter is not `digest`, the server's.
+    """
+    if digest_arrays(arrays_of(sent_once)) != digest:
         raise ReportableError(
             "the frozen parameters here are not the server's, which its next message will bring"
         )
-    return {**frozen_of(model), **arrays}
+    return {**sent_once, **arrays}

@@ -208,7 +208,8 @@ class _ClientTraining(ClientRound):
         for rule in self._rules:
             if rule.replies:  # one rule at most, see rules_of
                 record = rule.replies
-                second = rule.second_model() or {}
+                made = rule.second_model() or {}
+                second = {name: each for name, each in made.items() if name not in self._own}
         trained = client.model.state_dict()
         if self._own:
             client.keep_personal(terms.server_round, trained, self._own)

@@ -34,6 +34,10 @@ StateDict = dict[str, Tensor]
 PERSONAL = "personal"
 RULE = "rule"
 
+# The name of the values that the run's initial model has for the arrays that a client keeps for
+# itself; their only version is of round 0.
+INITIAL = "initial"
+
 # The name of the loss and scores of the best model that a client reached without the others.
 BASELINE = "baseline"
 

@@ -200,16 +200,11 @@ def draws_seed(settings: RunSettings, number: int, client: str, *, personal: boo
 
 
 def fine_tuning(settings: RunSettings, terms: Terms, client: str) -> LocalWork:
-    """Return the work of a client on the model that it evaluates, before it scores it.
-
-    The learning rate is the round's, or the run's if a schedule has ended at 0.
-    """
+    """Return the work of a client on the model that it evaluates, before it scores it."""
     number = terms.server_round
-    work = run_work(settings, number)
     return replace(
-        work,
+        run_work(settings, number),
         epochs=terms.fine_tune_epochs,
-        learning_rate=work.learning_rate or settings.learning_rate,
         random=generator(settings.seed, "fine-tune batches", number, client),
         draws=seed_of(settings.seed, "fine-tune dropout", number, client),
     )

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from fairbloom.rounds.compatibility import (
     CONTROL_VARIATES,
+    FINE_TUNING,
     MIXED_UPDATES,
     OTHER_STEPS,
     OTHER_WEIGHTS,
+    PERSONAL_PARAMETERS,
     SERVER_MOMENTUM,
     WEIGHT_DECAY,
     WEIGHTING,

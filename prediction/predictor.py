@@ -1,7 +1,7 @@
 """Predict for new data with a finished run's model and its preprocessing."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from itertools import chain
@@ -43,7 +43,6 @@ from fairbloom.system.files import whole_file
 from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.datasets.store import digest_of
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
-from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.preprocessing import (
     MAX_INPUT,
     TABLE,
@@ -289,14 +288,21 @@ def load_predictor(
             f"client = {client!r}: {folder} is that of client {preprocessing.client}: leave the"
             " client out"
         )
-    if own is not None and model == PERSONAL_MODEL:
-        arrays = _personal_arrays(folder, own, frozen_parameters(module))
+    kept = str(settings.get("personal-parameters", ""))
+    if own is not None and (model == PERSONAL_MODEL or (kept and model == LAST)):
+        arrays = _personal_arrays(folder, own, module.state_dict().keys())
     else:
         arrays = global_arrays(folder, model, settings)
         if model == BEST_MODEL and not settings.get("validation-share"):
             log.warning(
                 "model best was chosen by the test examples, as the run had no validation examples:"
                 " its scores on them flatter it"
+            )
+        if kept:
+            log.warning(
+                "this model has the initial values of what each client keeps for itself,"
+                " personal-parameters = %r: take a client's by --client",
+                kept,
             )
     try:
         module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
@@ -434,16 +440,19 @@ def _own_preprocessing(folder: Path, own: Path, client: str) -> Preprocessing:
     )
 
 
-def _personal_arrays(folder: Path, own: Path, frozen: Sequence[str]) -> Mapping[str, Any]:
-    """Return a client's last personal model, with the frozen parameters of the global one."""
+def _personal_arrays(folder: Path, own: Path, names: Collection[str]) -> Mapping[str, Any]:
+    """Return the arrays of a client's last personal model, by the names of a whole one.
+
+    It has what the client does not keep, such as frozen parameters, from the global model.
+    """
     found = load_last(own)
     if found is None:
         raise FairbloomError(
             f"{own} has no personal model: a run has them with a method for personal models"
-            " (ditto), or with the setting personal-lambda, and a deployed client keeps its own on"
-            " its device"
+            " (ditto), or with the setting personal-lambda or personal-parameters, and a deployed"
+            " client keeps its own on its device"
         )
-    lacking = {name for name in frozen if name not in found.state}
+    lacking = {name for name in names if name not in found.state}
     shared = _last_arrays(folder) if lacking else {}
     return {name: array for name, array in shared.items() if name in lacking} | found.state
 

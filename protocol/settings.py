@@ -204,8 +204,7 @@ class RunSettings(Setup):
     )
     personal_parameters: options.PersonalParameters = _of_methods(
         options.PersonalParameters,
-        "Parameters that each client trains and keeps for itself: head, body, norm, or patterns of"
-        " their names",
+        "Parameters that stay with each client: head, body, norm, or patterns of names",
     )
     personal_steps: options.PersonalSteps = _of_methods(
         options.PersonalSteps,

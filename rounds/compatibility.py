@@ -131,9 +131,7 @@ WEIGHTING = Option("weighting", frozenset({PRIOR_FREE}))
 CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
 MIXED_UPDATES = Option('defence="nnm"', frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
-PERSONAL_PARAMETERS = Option(
-    "personal_parameters", frozenset({WHOLE_UPDATES, PERSONAL_MODELS})
-)
+PERSONAL_PARAMETERS = Option("personal_parameters", frozenset({WHOLE_UPDATES, PERSONAL_MODELS}))
 FINE_TUNING = Option("fine_tune_epochs", frozenset({PERSONAL_MODELS}))
 OTHER_STEPS = Option(
     "other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM})

@@ -229,9 +229,7 @@ class Method:
         self.head_epochs = self._checked_head_epochs(plain)
         self.fine_tune_epochs: int = plain["fine_tune_epochs"]
         if self.fine_tune_epochs:
-            self.check_fit(
-                compatibility.FINE_TUNING, "fine_tune_epochs", self.fine_tune_epochs
-            )
+            self.check_fit(compatibility.FINE_TUNING, "fine_tune_epochs", self.fine_tune_epochs)
         self.client_rule: str = plain["client_rule"]
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]

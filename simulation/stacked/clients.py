@@ -459,9 +459,7 @@ class _Block(ClientRound):
         self._call("before")
         self._program = self._training.engine.program(self._task, self._model, self._parts[0])
         training = self._training
-        self._rows = StackedModels(
-            training.layout, training.received, len(self._block), self._own
-        )
+        self._rows = StackedModels(training.layout, training.received, len(self._block), self._own)
         if self._own:
             for row, member in enumerate(self._block):
                 self._rows.load(row, member.local.personal(before=self._terms.server_round))

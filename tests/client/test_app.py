@@ -8,10 +8,12 @@ import torch
 from flwr.app import ArrayRecord, MessageType
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.frozen import digest_frozen
+from fairbloom.client.frozen import frozen_of
 from fairbloom.client.training import train, with_channels_last
+from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.terms import WORK
 from fairbloom.tasks import Setup, Task, find_task
+from fairbloom.tasks.models import arrays_of
 
 from .helpers import CLIENTS, ask, context, fresh, run_config, work_of
 
@@ -156,7 +158,7 @@ def test_replies_leave_frozen_parameters_out_where_asked() -> None:
     assert frozen
     whole = ask(MessageType.TRAIN, {}, context(1, config))["arrays"]
     assert set(whole) == set(model.state_dict())
-    digest = digest_frozen(model)
+    digest = digest_arrays(arrays_of(frozen_of(model)))
     named = ask(MessageType.TRAIN, {"frozen": digest}, context(1, config))
     assert set(named["arrays"]) == set(model.state_dict()) - frozen
     assert named["client"]["frozen"] == digest

@@ -27,6 +27,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     'defence="krum"': {"defence": "krum"},
     "proximal_mu": {"proximal_mu": 0.1},
     "personal_lambda": {"personal_lambda": 0.1},
+    "personal_parameters": {"personal_parameters": "head"},
+    "fine_tune_epochs": {"fine_tune_epochs": 1},
 }
 SET: dict[str, dict[str, Any]] = {
     "other client optimizer": {"optimizer": "adam", "learning-rate": 0.01},

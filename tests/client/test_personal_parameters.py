@@ -1,0 +1,255 @@
+"""Parameters that clients keep for themselves, and the adaptation of evaluated models."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from torch import nn
+
+from fairbloom import load
+from fairbloom.client.app import app
+from fairbloom.client.work import fine_tuning
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.results.run import Run
+from fairbloom.protocol.frozen import digest_arrays
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.method import Method
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.strategies import SCAFFOLD, Ditto, FedAvg, FedDyn, Local
+from fairbloom.tasks.models import arrays_of, personal_arrays
+
+from .helpers import ask, context, fresh, run_config
+
+SMALL: Mapping[str, Any] = {
+    "task": "digits",
+    "model": "mlp",
+    "clients": 4,
+    "partition": "shards",
+    "num-rounds": 2,
+    "engine": "loop",
+}
+
+
+def run(place: Path, **changes: Any) -> Run:
+    named = {name.replace("_", "-"): value for name, value in changes.items()}
+    return load(simulate(Settings.of({**SMALL, "out": str(place), **named})))
+
+
+def kept_by(finished: Run, client: str) -> dict[str, Any]:
+    state = finished.model(client=client, model="personal").state_dict()
+    return {name: tensor.numpy() for name, tensor in state.items()}
+
+
+class Net(nn.Module):
+    """A layer of each kind that has a word of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(x.flatten(1))))
+
+
+# Which arrays ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", set()),
+        ("head", {"last.weight", "last.bias"}),
+        ("norm, last.b*", {"norm", "last.bias"}),
+        ("body", {"first.weight", "first.bias", "norm"}),
+        ("*.weight", {"first.weight", "norm.weight", "last.weight"}),
+    ],
+)
+def test_words_and_patterns_name_arrays(words: str, expected: set[str]) -> None:
+    net = Net()
+    whole = {name for name in net.state_dict() if name.startswith("norm.")}
+    wanted = expected - {"norm"} | (whole if "norm" in expected else set())
+    assert set(personal_arrays(net, words)) == wanted
+
+
+def test_a_frozen_layer_is_no_head() -> None:
+    net = Net()
+    net.last.requires_grad_(False)
+    assert set(personal_arrays(net, "head")) == {n for n in net.state_dict() if "norm" in n}
+
+
+@pytest.mark.parametrize("words", ["head nose", "norm"])
+def test_a_word_without_arrays_is_an_error(words: str) -> None:
+    with pytest.raises(FairbloomError, match=f"'{words.split()[-1]}' names no array .* 0.weight"):
+        personal_arrays(nn.Sequential(nn.Linear(2, 2)), words)
+
+
+def test_a_head_that_shares_its_weights_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net[1].weight = net[0].weight
+    with pytest.raises(FairbloomError, match="are the same parameter"):
+        personal_arrays(net, "head")
+
+
+# Reductions -----------------------------------------------------------------------------------------
+
+
+def test_all_parameters_are_local_training(tmp_path: Path) -> None:
+    plain = {"batch_size": 0, "local_epochs": 1}
+    own = run(tmp_path / "own", personal_parameters="*", **plain)
+    local = run(tmp_path / "local", method="local", **plain)
+    for client in own.tested:
+        for name, array in kept_by(own, client).items():
+            np.testing.assert_allclose(array, kept_by(local, client)[name], atol=1e-6)
+
+
+def test_the_head_of_one_layer_is_local_training(tmp_path: Path) -> None:
+    plain = {"model": "logistic", "batch_size": 0}
+    own = run(tmp_path / "own", personal_parameters="head", **plain)
+    local = run(tmp_path / "local", method="local", **plain)
+    column = "test_accuracy_of_personal_model"
+    assert own.clients[column].equals(local.clients[column])
+
+
+def test_fine_tuning_of_no_epoch_is_the_global_model(tmp_path: Path) -> None:
+    finished = run(tmp_path, fine_tune_epochs=0)
+    assert finished.clients["test_accuracy_of_personal_model"].isna().all()
+
+
+def test_fine_tuning_leaves_the_global_model_alone(tmp_path: Path) -> None:
+    tuned = run(tmp_path / "tuned", fine_tune_epochs=2)
+    plain = run(tmp_path / "plain")
+    for name, array in plain.arrays().items():
+        assert np.array_equal(array, tuned.arrays()[name])
+    column = "test_accuracy_of_global_model"
+    assert tuned.clients[column].equals(plain.clients[column])
+    assert tuned.clients["test_accuracy_of_personal_model"].mean() > tuned.clients[column].mean()
+
+
+def test_fine_tuning_takes_the_rate_of_the_round() -> None:
+    settings = Settings.of({"num-rounds": 4, "schedule": "linear", "learning-rate": 0.5})
+    work = fine_tuning(settings, Terms(server_round=3, fine_tune_epochs=2), "a")
+    assert (work.learning_rate, work.epochs) == (0.25, 2)
+
+
+# Engines, and runs that continue ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfv", "fedmgda", "qfedavg"])
+def test_stacked_clients_have_the_same_heads(tmp_path: Path, method: str) -> None:
+    loop, stacked = (
+        run(tmp_path / engine, engine=engine, method=method, personal_parameters="head")
+        for engine in ("loop", "stacked")
+    )
+    assert stacked.engine is not None
+    assert not stacked.engine.get("fell-back")
+    for client in loop.tested:
+        for name, array in kept_by(loop, client).items():
+            np.testing.assert_allclose(array, kept_by(stacked, client)[name], atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"personal_parameters": "head"}, {"fine_tune_epochs": 1}])
+def test_workers_have_equal_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
+    loop = run(tmp_path / "loop", **changes)
+    workers = run(tmp_path / "workers", engine="workers", **changes)
+    assert loop.clients.equals(workers.clients)
+
+
+@pytest.mark.parametrize("changes", [{}, {"personal_steps": "head-first", "head_epochs": 2}])
+def test_a_run_continues_with_its_heads(tmp_path: Path, changes: dict[str, Any]) -> None:
+    chosen = {"personal_parameters": "head", **changes}
+    run(tmp_path / "parts", num_rounds=1, **chosen)
+    parts = run(tmp_path / "parts", num_rounds=3, **chosen)
+    whole = run(tmp_path / "whole", num_rounds=3, **chosen)
+    for client in whole.tested:
+        for name, array in kept_by(whole, client).items():
+            assert np.array_equal(array, kept_by(parts, client)[name])
+
+
+def test_the_head_is_trained_first_and_then_fixed(tmp_path: Path) -> None:
+    chosen = {"personal_parameters": "head", "num_rounds": 1}
+    together = run(tmp_path / "together", **chosen)
+    first = run(tmp_path / "first", personal_steps="head-first", **chosen)
+    client = min(first.tested)
+    assert not np.array_equal(
+        kept_by(together, client)["5.weight"], kept_by(first, client)["5.weight"]
+    )
+    assert not np.array_equal(together.arrays()["1.weight"], first.arrays()["1.weight"])
+
+
+@pytest.mark.parametrize("method", ["afl", "drfa", "fedprox", "term", "semivred", "propfair"])
+def test_other_methods_train_with_heads(tmp_path: Path, method: str) -> None:
+    finished = run(tmp_path, method=method, personal_parameters="head")
+    assert (finished.clients["test_accuracy_of_personal_model"] > 50).mean() > 0.4
+
+
+# Refusals -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [Ditto, Local, FedDyn, SCAFFOLD])
+def test_methods_with_states_of_whole_models_refuse(method: type[Method]) -> None:
+    with pytest.raises(ValueError, match="personal_parameters = 'head': with"):
+        method(personal_parameters="head")
+
+
+def test_fine_tuning_and_personal_models_are_refused() -> None:
+    with pytest.raises(ValueError, match="fine_tune_epochs = 1: with FedAvg and personal_lambda"):
+        FedAvg(fine_tune_epochs=1, personal_lambda=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"personal_steps": "head-first"}, "name parameters by personal_parameters"),
+        ({"head_epochs": 2}, "set personal_steps to 'head-first'"),
+        ({"head_epochs": 2, "personal_parameters": "head"}, "set personal_steps"),
+    ],
+)
+def test_steps_without_personal_parameters_are_errors(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        FedAvg(**options)
+
+
+# Messages -------------------------------------------------------------------------------------------
+
+ASKED = {"personal-parameters": "head"}
+HEAD = {"5.weight", "5.bias"}
+
+
+def test_no_reply_has_what_a_client_keeps() -> None:
+    config = run_config(model="mlp", personal_parameters="head")
+    whole = ask(MessageType.TRAIN, ASKED, context(1, config))
+    assert HEAD.isdisjoint(whole["arrays"])
+    assert {"1.weight", "1.bias", "3.weight", "3.bias"} == set(whole["arrays"])
+
+
+def test_initial_values_travel_once() -> None:
+    config = run_config(model="mlp", personal_parameters="head")
+    _, model = fresh(config)
+    initial = {name: each.clone() for name, each in model.state_dict().items() if name in HEAD}
+    digest = digest_arrays(arrays_of(initial))
+    where = context(1, config)
+    asked = {**ASKED, "frozen": digest}
+    first = ask(MessageType.EVALUATE, asked, where)
+    assert first["client"]["frozen"] == digest
+    shared = {name: each for name, each in model.state_dict().items() if name not in HEAD}
+
+    def send(to: Context) -> Message:
+        arrays = ArrayRecord(OrderedDict(shared))
+        config = ConfigRecord({"server-round": 2, **asked})
+        content = RecordDict({"arrays": arrays, "config": config})
+        return app(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), to)
+
+    second = send(where)
+    assert second.content["client"]["frozen"] == digest
+    assert any(name.startswith("kept:personal:2") for name in where.state)
+    with pytest.raises(FairbloomError, match="which its next message will bring"):
+        send(context(1, config))
