@@ -157,10 +157,14 @@ class _ClientTraining(ClientRound):
 
         if client.gate is not None:
             client.gate.check_work(self._work, self._terms)
-        if self._terms.head_epochs is not None:
-            self._train_own()
-        fixed = self._own if self._terms.head_epochs is not None else ()
-        with check_frozen_unchanged(client.model), fix_parameters(client.model, fixed):
+        works = (rule.work_on_own(self._work) for rule in self._rules)
+        first = [work for work in works if work is not None]
+        for work in first:
+            self._train_own(work)
+        with (
+            check_frozen_unchanged(client.model),
+            fix_parameters(client.model, self._own if first else ()),
+        ):
             self._steps = train(
                 client.model,
                 client.task,
@@ -172,12 +176,10 @@ class _ClientTraining(ClientRound):
         if client.gate is not None:
             client.gate.check_steps(self._work, self._terms, self._steps.count, client.model)
 
-    def _train_own(self) -> None:
+    def _train_own(self, work: LocalWork) -> None:
         """Train the arrays that the client keeps, with all others fixed."""
         client = self._client
-        settings = client.settings
-        work = work_of_client(self._work, settings, self._terms, client.key, personal=True)
-        work = replace(work, epochs=self._terms.head_epochs or 1, steps=None)
+        work = work_of_client(work, client.settings, self._terms, client.key, personal=True)
         others = {name for name, _ in client.trainable()}.difference(self._own)
         with fix_parameters(client.model, others):
             train(client.model, client.task, client.splits.train, work)

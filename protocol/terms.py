@@ -49,7 +49,8 @@ class Request:
 
 PROXIMAL = Request(("proximal_mu",))
 PERSONAL_MODEL = Request(("personal_lambda", "personal_epochs"))
-PERSONAL_PARAMETERS = Request(("personal_parameters", "head_epochs"))
+PERSONAL_PARAMETERS = Request(("personal_parameters",))
+HEAD_FIRST = Request(("head_epochs",))
 FINE_TUNING = Request(("fine_tune_epochs",))
 LOCAL_ONLY = Request(("local_only",), must_be_honoured=False)
 CLIENT_MOMENTUM = Request(("client_momentum",))
@@ -68,6 +69,7 @@ RULES: tuple[Request, ...] = (
     PROXIMAL,
     PERSONAL_MODEL,
     PERSONAL_PARAMETERS,
+    HEAD_FIRST,
     FINE_TUNING,
     LOCAL_ONLY,
     CLIENT_MOMENTUM,

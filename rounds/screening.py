@@ -564,6 +564,12 @@ def check_model(method: Method, model: Model) -> None:
             raise BrokenModelError(
                 f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported"
             )
+    if method.personal_parameters and not method.frozen:
+        raise BrokenModelError(
+            f"personal_parameters = {method.personal_parameters!r}: the strategy has no model to"
+            " find these arrays in: name them by frozen=(…,) as well; the model has"
+            f" {', '.join(model)}"
+        )
     statistics = [name for name in model if name.endswith(STATISTICS)]
     untrained = {*method.frozen, *(statistics if method.buffers is None else method.buffers)}
     for name, array in model.items():

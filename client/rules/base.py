@@ -94,6 +94,13 @@ class Rule:
         """Return the names of the model's arrays that the client keeps for itself."""
         return ()
 
+    def work_on_own(self, work: LocalWork) -> LocalWork | None:
+        """Return the work on these arrays before the others are trained, with these fixed then.
+
+        None: all are trained together. `work` is that of the round.
+        """
+        return None
+
     # The parts of a round, in their order ---------------------------------------------------------
 
     def before(self, client: LocalClient) -> Scores:
@@ -155,6 +162,7 @@ HOOKS = (
     "pull",
     "loss",
     "personal_arrays",
+    "work_on_own",
     "before",
     "report",
     "make_second_model",

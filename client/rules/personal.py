@@ -5,7 +5,13 @@ from dataclasses import replace
 
 from torch import nn
 
-from fairbloom.protocol.terms import FINE_TUNING, PERSONAL_MODEL, PERSONAL_PARAMETERS, Terms
+from fairbloom.protocol.terms import (
+    FINE_TUNING,
+    HEAD_FIRST,
+    PERSONAL_MODEL,
+    PERSONAL_PARAMETERS,
+    Terms,
+)
 from fairbloom.tasks.models import personal_arrays
 from fairbloom.tasks.optimizers import SGD
 
@@ -51,7 +57,7 @@ class PersonalParameters(Rule):
     """Trains some of the model's parameters with the others, and keeps them.
 
     Sources: Arivazhagan et al. 2019 (FedPer); Liang et al. 2020 (LG-FedAvg); Li et al., ICLR 2021
-    (FedBN); with `head_epochs` Collins et al., ICML 2021 (FedRep), Algorithm 1.
+    (FedBN).
     """
 
     reads = PERSONAL_PARAMETERS
@@ -65,6 +71,19 @@ class PersonalParameters(Rule):
     def personal_arrays(self, model: nn.Module) -> tuple[str, ...]:
         """Return the arrays that the terms name."""
         return personal_arrays(model, self.terms.personal_parameters)
+
+
+class HeadFirst(Rule):
+    """Trains what the client keeps with the others fixed, then the others.
+
+    Source: Collins et al., ICML 2021 (FedRep), Algorithm 1.
+    """
+
+    reads = HEAD_FIRST
+
+    def work_on_own(self, work: LocalWork) -> LocalWork | None:
+        """Return the work with as many epochs as the terms say."""
+        return replace(work, epochs=self.terms.head_epochs or 1, steps=None, in_full=True)
 
 
 class FineTuning(Rule):

@@ -17,7 +17,7 @@ from .control_variates import ControlVariates
 from .disparity import DisparityStep, GroupCounts
 from .dynamic import DynamicRegularizer
 from .own import OwnRule
-from .personal import FineTuning, PersonalModel, PersonalParameters
+from .personal import FineTuning, HeadFirst, PersonalModel, PersonalParameters
 from .propfair import PropFairLoss
 from .proximal import ProximalTerm
 from .snapshot import SnapshotRule
@@ -28,6 +28,7 @@ RULES: tuple[type[Rule], ...] = (
     ProximalTerm,
     PersonalModel,
     PersonalParameters,
+    HeadFirst,
     FineTuning,
     ClientMomentum,
     FullBatchStep,

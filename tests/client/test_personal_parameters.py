@@ -19,6 +19,7 @@ from fairbloom.experiments.results.run import Run
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
+from fairbloom.rounds.screening import BrokenModelError, check_model
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import SCAFFOLD, Ditto, FedAvg, FedDyn, Local
@@ -216,6 +217,13 @@ def test_fine_tuning_and_personal_models_are_refused() -> None:
 def test_steps_without_personal_parameters_are_errors(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         FedAvg(**options)
+
+
+def test_a_strategy_without_a_model_needs_their_names() -> None:
+    model = {"a": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
+    with pytest.raises(BrokenModelError, match=r"by frozen=\(…,\) as well; the model has a, b"):
+        check_model(FedAvg(personal_parameters="b"), model)
+    check_model(FedAvg(personal_parameters="b", frozen=("b",)), model)
 
 
 # Messages -------------------------------------------------------------------------------------------

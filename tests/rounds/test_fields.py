@@ -42,6 +42,7 @@ PROPFAIR = Terms(
     server_round=1, loss_transform="propfair", propfair_baseline=3.0, propfair_epsilon=0.3
 )
 PERSONAL = Terms(server_round=1, personal_lambda=0.5, personal_epochs=1)
+HEAD = Terms(server_round=1, personal_parameters="head")
 BASELINE: Mapping[str, Any] = {
     "baseline_patience": 3,
     "baseline_tolerance": 0.9,
@@ -113,6 +114,9 @@ OF_THE_TERMS: Mapping[str, Case] = {
     "proximal_mu": asked(proximal_mu=0.3),
     "personal_lambda": Case(terms=PERSONAL),
     "personal_epochs": Case(terms=replace(PERSONAL, personal_epochs=2)),
+    "personal_parameters": Case(SINGLE, HEAD),
+    "head_epochs": Case(SINGLE, replace(HEAD, head_epochs=2)),
+    "fine_tune_epochs": asked(fine_tune_epochs=1),
     "local_only": Case(terms=replace(PERSONAL, local_only=True)),
     "client_momentum": asked(client_momentum=0.5),
     "full_batch_step": asked(full_batch_step=True),
@@ -419,6 +423,7 @@ def test_what_stacked_clients_do_not_honour_is_known() -> None:
         "disparity",
         "disparity-sharpness",
         "client-rule",
+        "head-epochs",
     }
     assert stacked.SUPPORTED.metrics == BY_A_CLIENT.metrics
 
