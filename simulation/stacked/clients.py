@@ -147,8 +147,11 @@ class StackedModels:
 
     @property
     def anchor(self) -> list[Tensor]:
-        """The received arrays, each of shape (1, *shape)."""
-        return [self._received[name].unsqueeze(0) for name in self._names]
+        """What the steps are pulled to: received arrays as one row, own ones as they are now."""
+        return [
+            self._received[name].unsqueeze(0) if name in self._layout.trainable else array.clone()
+            for name, array in zip(self._names, self.arrays, strict=True)
+        ]
 
     def load(self, row: int, model: StateDict) -> None:
         """Set a row to a model, or to some of its arrays."""
@@ -618,7 +621,7 @@ def train_together(
         arrays = StepArrays(
             [array[:count] for array in rows.arrays],
             [array[:count] for array in velocity],
-            anchor,
+            [array[:count] for array in anchor],
             optimizer,
             [array[:count] for array in shift],
             masks,

@@ -95,6 +95,14 @@ def test_flwr_run_on_ray_gives_the_run_in_process(
     assert_same_run(out, in_process)
 
 
+def test_what_clients_keep_on_ray_is_what_they_keep_in_process(
+    local: Flower, tmp_path: Path
+) -> None:
+    own = {**SETTINGS, "model": "mlp", "personal-parameters": "head", "fine-tune-epochs": 1}
+    run_on_ray(local, {**own, "out": str(tmp_path / "ray")}, ROOT)
+    assert_same_run(tmp_path / "ray", simulate(Settings.of({**own, "out": str(tmp_path / "own")})))
+
+
 def test_an_own_method_and_task_run_on_ray_with_own_settings(
     local: Flower, installed: Path, tmp_path: Path
 ) -> None:
