@@ -25,7 +25,7 @@ from .guard.evaluated_model import keep_preprocessing
 from .metrics import OF_EVALUATION, ON_TESTS, OWN, PERSONAL, RECEIVED, TRAIN, Measurement
 from .states import ClientStates, StateDict, folder_of
 from .training import measure, train, with_channels_last
-from .work import fine_tuning
+from .work import adaptation
 
 Metrics = dict[str, int | float]
 
@@ -100,8 +100,8 @@ class LocalClient:
             ]
             if measurements and model != RECEIVED:
                 self.load_personal(before=terms.server_round + 1)
-            if measurements and model == PERSONAL and terms.fine_tune_epochs:
-                work = fine_tuning(self.settings, terms, self.key)
+            if measurements and model == PERSONAL and terms.evaluation_epochs:
+                work = adaptation(self.settings, terms, self.key)
                 train(self.model, self.task, self.splits.train, work)
             for each in measurements:
                 metrics |= self.measured(each, terms)

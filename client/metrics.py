@@ -65,7 +65,7 @@ class Measurement(NamedTuple):
 
         Methods weigh by what is requested, so it is measured as the client trains.
         """
-        if self.requested and self.model == RECEIVED and terms.personal_parameters:
+        if self.requested and self.model == RECEIVED and terms.keeps_arrays:
             return OWN
         return self.model
 

@@ -199,12 +199,12 @@ def draws_seed(settings: RunSettings, number: int, client: str, *, personal: boo
     return seed_of(settings.seed, purpose, number, client)
 
 
-def fine_tuning(settings: RunSettings, terms: Terms, client: str) -> LocalWork:
+def adaptation(settings: RunSettings, terms: Terms, client: str) -> LocalWork:
     """Return the work of a client on the model that it evaluates, before it scores it."""
     number = terms.server_round
     return replace(
         run_work(settings, number),
-        epochs=terms.fine_tune_epochs,
+        epochs=terms.evaluation_epochs,
         random=generator(settings.seed, "fine-tune batches", number, client),
         draws=seed_of(settings.seed, "fine-tune dropout", number, client),
     )

@@ -185,13 +185,20 @@ class Terms:
     client_rule: str = ""
 
     @property
+    def keeps_arrays(self) -> bool:
+        """Whether clients keep some arrays of the model for themselves."""
+        return self.personal_parameters != ""
+
+    @property
+    def evaluation_epochs(self) -> int:
+        """Passes over its data with which a client adapts the model that it evaluates."""
+        return self.fine_tune_epochs
+
+    @property
     def has_personal_models(self) -> bool:
         """Whether clients have personal models."""
-        return (
-            self.personal_lambda is not None
-            or self.personal_parameters != ""
-            or self.fine_tune_epochs > 0
-        )
+        has_whole_ones = self.personal_lambda is not None
+        return has_whole_ones or self.keeps_arrays or self.evaluation_epochs > 0
 
     @property
     def rules(self) -> tuple[Request, ...]:

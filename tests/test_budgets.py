@@ -19,16 +19,17 @@ from tests.checkout import ROOT
 ROOMS: Mapping[str, int] = {
     "checks": 730,
     "cli": 700,
-    "client": 1_503,
+    "client": 1_560,
     "client/guard": 717,
-    "client/rules": 651,
+    "client/rules": 678,
     "deploy/fleet": 2_513,
     "experiments": 852,
     "experiments/pages": 1_248,
     "experiments/results": 1_930,
     "experiments/studies": 959,
     "prediction": 878,
-    "protocol": 792,
+    "fairbloom": 701,
+    "protocol": 818,
     "rounds": 3_044,
     "server": 969,
     "server/run_folder": 1_429,
@@ -47,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 32_000
+WHOLE = 33_000
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900

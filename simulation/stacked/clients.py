@@ -241,7 +241,7 @@ class StackedClients(LocalClients):
         """
         self.evict_idle(names)
         reason = SUPPORTED.find_unsupported(terms, (), by_group=self._by_group)
-        if terms.fine_tune_epochs or (terms.personal_parameters and terms.measure):
+        if terms.evaluation_epochs or (terms.keeps_arrays and terms.measure):
             return super().evaluate(names, model, terms, participants)
         if self._falls_back(reason):
             return super().evaluate(names, model, terms, participants)

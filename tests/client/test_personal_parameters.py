@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom import load
 from fairbloom.client.app import app
-from fairbloom.client.work import fine_tuning
+from fairbloom.client.work import adaptation
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run
 from fairbloom.protocol.frozen import digest_arrays
@@ -141,7 +141,7 @@ def test_fine_tuning_leaves_the_global_model_alone(tmp_path: Path) -> None:
 
 def test_fine_tuning_takes_the_rate_of_the_round() -> None:
     settings = Settings.of({"num-rounds": 4, "schedule": "linear", "learning-rate": 0.5})
-    work = fine_tuning(settings, Terms(server_round=3, fine_tune_epochs=2), "a")
+    work = adaptation(settings, Terms(server_round=3, fine_tune_epochs=2), "a")
     assert (work.learning_rate, work.epochs) == (0.25, 2)
 
 
