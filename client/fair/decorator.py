@@ -22,6 +22,7 @@ from fairbloom.protocol.version import check_protocol
 from ..generators import all_seeded
 from ..rules.registry import kinds_of
 from .contexts import keep_context
+from .personal import give_own, keep_own
 from .training import SUPPORTED, Function, Session
 
 P = ParamSpec("P")
@@ -179,10 +180,12 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
 
         The handler may split its data at random, and must get the same split each time.
         """
-        if terms_of(message) is None:
+        if (terms := terms_of(message)) is None:
             return handler(message, context)
         with all_seeded(_seed(context, "handler") if self._seeded else None):
-            return handler(message, context)
+            reply = handler(give_own(message, context, terms), context)
+        keep_own(reply, context, terms)
+        return reply
 
 
 def _train_on_terms(train: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

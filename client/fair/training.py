@@ -32,6 +32,7 @@ from ..metrics import (
     requested_metrics,
 )
 from ..rules.base import Rule
+from ..rules.personal import PersonalParameters
 from ..rules.proximal import ProximalTerm
 from ..rules.registry import kinds_of
 from ..rules.steps import ClientMomentum
@@ -41,7 +42,7 @@ Function = Callable[..., Any]
 
 # The rules and metrics that a user's functions support; their local work is the user's own.
 SUPPORTED = Support(
-    hooks=frozenset({"pull", "replace_steps"}),
+    hooks=frozenset({"pull", "replace_steps", "personal_arrays"}),
     work=frozenset({"pull", "momentum"}),
     metrics=frozenset(
         {
@@ -49,7 +50,7 @@ SUPPORTED = Support(
             *(m.pattern for m in (BEFORE, AFTER, *OF_EVALUATION) if m is not ON_TRAINING),
         }
     ),
-    rules=frozenset({ProximalTerm, ClientMomentum}),
+    rules=frozenset({ProximalTerm, ClientMomentum, PersonalParameters}),
 )
 
 

@@ -24,11 +24,13 @@ from torch.utils.data import DataLoader
 from fairbloom.client import work
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import fair
+from fairbloom.client.fair.personal import RECORD
 from fairbloom.client.fair.training import SUPPORTED
 from fairbloom.client.rules.registry import kinds_of
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import WORK
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import METHODS, FairStrategy, FedMGDA, FedProx, QFedAvg, Round
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedMGDA, FedProx, QFedAvg, Round
 from fairbloom.tasks import load_task
 from tests.docs.pages import ROOT, blocks
 from tests.simulation.helpers import table
@@ -255,3 +257,26 @@ def test_the_noise_of_a_mod_is_not_seeded() -> None:
     private = LocalDpMod(clipping_norm=1.0, sensitivity=0.1, epsilon=15.0, delta=1e-5)
     replies = {trained(ask(app_of(mods=[private]))) for _ in range(2)}
     assert len(replies) == 2
+
+
+def test_an_app_keeps_a_head_at_each_client(quickstart: Modules) -> None:
+    head = ("second.weight", "second.bias")
+    grid = InProcessGrid(quickstart[0].app, SMALL, CLIENTS)
+    torch.manual_seed(0)
+    initial = ArrayRecord(quickstart[1].Net().state_dict())
+    strategy = FedAvg(personal_parameters="second.*", frozen=head)
+    result = strategy.start(
+        grid, initial_arrays=initial, num_rounds=3, train_config=ConfigRecord({"lr": RATE})
+    )
+    for name, array in result.arrays.items():
+        assert np.array_equal(array.numpy(), initial[name].numpy()) == (name in head)
+    heads = [context.state.array_records[RECORD] for context in grid.contexts.values()]
+    assert all(set(each) == set(head) for each in heads)
+    first, second, *_ = (each["second.weight"].numpy() for each in heads)
+    assert not np.allclose(first, second)
+
+
+def test_an_app_names_what_it_keeps_by_patterns(quickstart: Modules) -> None:
+    strategy = FedAvg(personal_parameters="head", frozen=("second.weight", "second.bias"))
+    with pytest.raises(FairbloomError, match="name them by patterns, as in 'fc2"):
+        start(strategy, quickstart[0].app, SMALL, quickstart)

@@ -1,0 +1,47 @@
+"""The arrays that a client of a user's own app keeps for itself, in Flower's context."""
+
+import copy
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+
+from fairbloom.errors import ReportableError
+from fairbloom.protocol.names import PERSONAL
+from fairbloom.protocol.terms import Terms
+from fairbloom.tasks.models.personal import PARTS
+
+# The record of the context that holds them.
+RECORD = f"kept:{PERSONAL}"
+
+
+def give_own(message: Message, context: Context, terms: Terms) -> Message:
+    """Return a message whose first arrays have the client's own values, once it has trained."""
+    own = context.state.array_records.get(RECORD)
+    if not terms.personal_parameters or own is None:
+        return message
+    (key, received), *_ = message.content.array_records.items()
+    given = copy.copy(message)
+    given.content = RecordDict({**message.content, key: ArrayRecord({**received, **own})})
+    return given
+
+
+def keep_own(reply: Message, context: Context, terms: Terms) -> None:
+    """Move the arrays that the client keeps from a reply into its context."""
+    if not terms.personal_parameters or reply.has_error():
+        return
+    for key, trained in [*reply.content.array_records.items()]:
+        names = _find_own(trained, terms.personal_parameters)
+        context.state[RECORD] = ArrayRecord({name: trained[name] for name in names})
+        others = {name: each for name, each in trained.items() if name not in names}
+        reply.content[key] = ArrayRecord(others)
+
+
+def _find_own(names: Iterable[str], patterns: str) -> list[str]:
+    words = patterns.replace(",", " ").split()
+    if several := PARTS.keys() & set(words):
+        raise ReportableError(
+            f"personal-parameters = {patterns!r}: an app of your own sends arrays without their"
+            f" model: name them by patterns, as in 'fc2.*', in place of {min(several)}"
+        )
+    return [name for name in names if any(fnmatchcase(name, word) for word in words)]
