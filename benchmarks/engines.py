@@ -2,7 +2,7 @@
 
 The seconds of a round are those of a whole run from its first row to its end, with records,
 checkpoints and the evaluation of all clients after the last round. All sides are measured in turn,
-repeatedly, in this process; the plain loop has PyTorch's default number of threads. Ratios are
+repeatedly, in this process; the plain loop has PyTorch's default number of threads and precision. Ratios are
 computed within a repeat, so that both sides meet the same load. `flwr run` has one node per client,
 each on one processor core; the 10 to 17 s in which Ray starts are left out.
 """
@@ -31,17 +31,19 @@ EVALUATED = {"training only": 0, "with the evaluation of all clients every round
 
 def main() -> None:
     """Measure the chosen workloads and engines; print a table without evaluation, and one with."""
-    parser = parser_of(__doc__, [*WORKLOADS])
+    parser = parser_of(__doc__, [*WORKLOADS], on_devices=True)
+    parser.set_defaults(repeats=5)
     parser.add_argument("--engines", nargs="+", default=ENGINES, metavar="NAME")
     parser.add_argument(
         "--ray",
         action="store_true",
         help="measure Flower's Ray simulation with the same ClientApp too",
     )
-    parser.add_argument("--seconds", type=float, default=3.0, help="about how long one run lasts")
-    parser.add_argument("--repeats", type=int, default=5, help="how often each side is measured")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="about how long one run lasts, without --rounds"
+    )
     chosen = parser.parse_args()
-    print_machine()
+    print_machine(chosen.device)
     for what, every in EVALUATED.items():
         rows: list[Row] = []
         for name in chosen.workloads:
@@ -50,9 +52,13 @@ def main() -> None:
             if chosen.ray:
                 sides[RAY] = under_ray
             sides |= engines
-            settings = WORKLOADS[name].settings(evaluate_every=every)
+            settings = WORKLOADS[name].settings(evaluate_every=every, device=chosen.device)
             found, refused = in_turn(
-                sides, settings, seconds=chosen.seconds, repeats=chosen.repeats
+                sides,
+                settings,
+                repeats=chosen.repeats,
+                seconds=chosen.seconds,
+                rounds=chosen.rounds,
             )
             for row in compared(engines, found, refused):
                 rows.append({"workload": name, **row})
@@ -75,7 +81,6 @@ def compared(
         elif side not in engines or best is None:
             yield {"by": side, "a round": found[side]}
         else:
-            choice = engines[side].choice
             of_ray = {"as Ray": times(found[RAY], found[side])} if RAY in found else {}
             yield {
                 "by": side,
@@ -83,7 +88,7 @@ def compared(
                 "times as fast as the plain loop": times(found[PLAIN], found[side]),
                 **of_ray,
                 "as the best engine": times(best, found[side]),
-                "computed by": f"{choice.get('engine')}, processes: {choice.get('workers', 1)}",
+                "computed by": engines[side].computed_by,
             }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log_from
+from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.files import ENGINE
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
@@ -57,6 +58,8 @@ class InProcess:
     ----------
     engine
         The engine, which replaces the one of the settings.
+    others
+        Further settings that replace those of the run.
 
     Attributes
     ----------
@@ -64,9 +67,14 @@ class InProcess:
         The last run's record of its engine, and why it was chosen.
     """
 
-    def __init__(self, engine: str) -> None:
-        self.engine = engine
+    def __init__(self, engine: str, **others: Value) -> None:
+        self.config = {"engine": engine, **others}
         self.choice: Mapping[str, Any] = {}
+
+    @property
+    def computed_by(self) -> str:
+        """The engine that computed the last run, and its number of processes."""
+        return f"{self.choice.get('engine')}, processes: {self.choice.get('workers', 1)}"
 
     def __call__(self, settings: Settings) -> float:
         """Return the seconds per round; raise FairbloomError if the engine cannot do this run."""
@@ -77,7 +85,7 @@ class InProcess:
 
         with tempfile.TemporaryDirectory() as scratch, log_from(logging.WARNING):
             chosen = Settings.of(
-                {**settings.run_config(), "engine": self.engine, "out": f"{scratch}/run"}
+                {**settings.run_config(), **self.config, "out": f"{scratch}/run"}
             )
             folder = simulate(chosen, on_round)
             ended = time.perf_counter()
@@ -86,27 +94,36 @@ class InProcess:
 
 
 def in_turn(
-    sides: Mapping[str, Side], settings: Settings, *, seconds: float, repeats: int
+    sides: Mapping[str, Side],
+    settings: Settings,
+    *,
+    repeats: int,
+    seconds: float = 0.0,
+    rounds: int | None = None,
 ) -> tuple[dict[str, Measured], dict[str, str]]:
     """Measure the seconds per round of each side on the same settings, one side after the other.
 
-    A run of a side takes about `seconds`. Return the measurements by side, and the reasons of sides
-    that cannot compute the run.
+    A run of a side has this many `rounds` after its first one; None: it takes about `seconds`.
+    Return the measurements by side, and the reasons of sides that cannot compute the run.
     """
     lengths: dict[str, Settings] = {}
+    values: dict[str, list[float]] = {name: [] for name in sides}
     refused: dict[str, str] = {}
-    for name, side in sides.items():
-        try:
-            lengths[name] = settings.model_copy(
-                update={"num_rounds": rounds_in(seconds, side, settings)}
-            )
-        except FairbloomError as reason:
-            refused[name] = str(reason)
-    values: dict[str, list[float]] = {name: [] for name in lengths}
-    for _ in range(repeats):
-        for name, length in lengths.items():
-            values[name].append(sides[name](length))
-    return {name: Measured(tuple(found), "s") for name, found in values.items()}, refused
+    for repeat in range(repeats):
+        for name, side in sides.items():
+            if name in refused:
+                continue
+            try:
+                if repeat == 0:
+                    total = rounds_in(seconds, side, settings) if rounds is None else rounds + 1
+                    lengths[name] = settings.model_copy(update={"num_rounds": total})
+                values[name].append(side(lengths[name]))
+            except FairbloomError as reason:
+                refused[name] = str(reason)
+    found = {
+        name: Measured(tuple(each), "s") for name, each in values.items() if name not in refused
+    }
+    return found, refused
 
 
 def rounds_in(seconds: float, side: Side, settings: Settings) -> int:

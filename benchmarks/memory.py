@@ -1,22 +1,28 @@
 """The memory of a simulated round: the peak of `fairbloom run` and all its processes.
 
-Each run is a separate command. Pages that processes share are counted once (PSS, every 50 ms). The
-table also has the promised bound: the data, three models for each client of a round, and 500 MB for
-Python, PyTorch and Flower.
+Each run is a separate command. Pages that processes share are counted once (PSS, every 50 ms). On
+the CPU, the table also has the promised bound: the data, three models for each client of a round,
+and 500 MB for Python, PyTorch and Flower. On a card, it has the peak of the card's memory, which no
+other program may use meanwhile.
 """
 
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
+
+from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
 from tests.deploy.flower import SCRIPTS
 from tests.deploy.processes import family, pss
 
 from .engines import ENGINES
+from .measuring import Measured
 from .tables import Row, parser_of, print_machine, print_row, print_table
 from .workloads import WORKLOADS, Workload
 
@@ -29,27 +35,35 @@ FIXED = 500.0
 
 def main() -> None:
     """Run the chosen workloads by the chosen engines, and print a table."""
-    parser = parser_of(__doc__, [*WORKLOADS])
+    parser = parser_of(__doc__, [*WORKLOADS], on_devices=True)
+    parser.set_defaults(rounds=4, repeats=1)
     parser.add_argument("--engines", nargs="+", default=ENGINES, metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
-    print_machine()
+    device = torch.device(chosen.device)
+    print_machine(chosen.device)
     rows: list[Row] = []
     for name in chosen.workloads:
-        bound = promised(WORKLOADS[name])
-        config = WORKLOADS[name].config(num_rounds=chosen.rounds, evaluate_every=1)
+        config = WORKLOADS[name].config(
+            num_rounds=chosen.rounds + 1, evaluate_every=1, device=chosen.device
+        )
         for engine in chosen.engines:
-            with tempfile.TemporaryDirectory() as scratch:
-                command = [str(SCRIPTS / "fairbloom"), "run", "--out", f"{scratch}/run"]
-                for key, value in {**config, "engine": engine}.items():
-                    command += ("--set", f"{key}={value}")
-                peak = peak_of(command, Path(scratch, "log"))
-            shown = "–" if peak is None else f"{peak:.0f} MB"
-            rows.append(
-                {"workload": name, "engine": engine, "bound": f"{bound:.0f} MB", "peak": shown}
-            )
+            peaks = [peak_of_run({**config, "engine": engine}, device) for _ in range(chosen.repeats)]
+            rows.append({"workload": name, "engine": engine, **cells_of(peaks, device)})
+            if device.type == "cpu":
+                rows[-1] |= {"bound": f"{promised(WORKLOADS[name]):.0f} MB"}
             print_row(rows[-1])
     print_table("Peak memory of a run", rows, as_csv=chosen.csv)
+
+
+def cells_of(peaks: Sequence["Peak | None"], device: torch.device) -> dict[str, object]:
+    """Return the cells of repeated runs; – if one failed."""
+    found = [peak for peak in peaks if peak is not None]
+    if len(found) < len(peaks):
+        return {"peak": "–"}
+    cells: dict[str, object] = {"peak": Measured(tuple(peak.processes for peak in found), "MB")}
+    if device.type == "cuda":
+        cells["on the card"] = Measured(tuple(peak.card for peak in found), "MB")
+    return cells
 
 
 def promised(workload: Workload) -> float:
@@ -70,18 +84,41 @@ def data_bytes(task: Task) -> int:
     return sum(sizes.values())
 
 
-def peak_of(command: Sequence[str], log: Path) -> float | None:
-    """Return the peak memory of a command and its children in megabytes; None if it fails."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)  # noqa: S603 (our own command)
-        peak = 0.0
+class Peak(NamedTuple):
+    """Peak memory in megabytes: of a command and its children, and on the card."""
+
+    processes: float
+    card: float
+
+
+def peak_of_run(config: Mapping[str, Value], device: torch.device) -> Peak | None:
+    """Return the peak memory of `fairbloom run` with this run config; None if it fails."""
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [str(SCRIPTS / "fairbloom"), "run", "--out", f"{scratch}/run"]
+        for key, value in config.items():
+            command += ("--set", f"{key}={value}")
+        log = Path(scratch, "log")
+        before = card_megabytes(device)
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)  # noqa: S603 (our own command)
+        processes = 0.0
+        card = 0.0
         while process.poll() is None:
-            peak = max(peak, sum(map(pss, family(process.pid))))
+            processes = max(processes, sum(map(pss, family(process.pid))))
+            card = max(card, card_megabytes(device) - before)
             time.sleep(SECONDS)
-    if process.returncode != 0:
-        sys.stderr.write(log.read_text()[-500:])
-        return None
-    return peak
+        if process.returncode != 0:
+            sys.stderr.write(log.read_text()[-500:])
+            return None
+        return Peak(processes, card)
+
+
+def card_megabytes(device: torch.device) -> float:
+    """Return the used memory of a card; 0 for another device."""
+    if device.type != "cuda":
+        return 0.0
+    free, total = torch.cuda.mem_get_info(device)
+    return (total - free) / 1e6
 
 
 if __name__ == "__main__":

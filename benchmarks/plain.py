@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fairbloom.rounds.sampling import share
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.optimizers import make_optimizer, optimizer_in
@@ -23,15 +24,17 @@ TEST_BATCH = 64
 def plain_loop(settings: Settings) -> float:
     """Return the seconds per round, without the first one, of the settings' run.
 
-    Data, model, numbers of clients and steps are the same, and averages are by examples. All
-    clients' test sets are evaluated after the last round, and after every `evaluate-every` rounds.
-    Nothing is written to disk.
+    Data, model, numbers of clients and steps are the same, and averages are by examples. A share
+    `fraction-evaluate` of the clients' test sets is evaluated after the last round, and after every
+    `evaluate-every` rounds. Nothing is written to disk.
     """
     task = load_task(settings)
-    model = task.model()
+    device = torch.device(settings.device)
+    model = task.model().to(device)
     train = {name: TensorDataset(*task.splits(name).train[:]) for name in task.clients}
     test = {name: TensorDataset(*task.splits(name).test[:]) for name in task.clients}
     wanted = max(1, round(settings.fraction * len(train)))
+    evaluated = [*test.values()][: share(settings.fraction_evaluate, len(test), 1)]
     draws = random.Random(settings.seed)  # noqa: S311 (nothing is secret)
     started = time.perf_counter()
     with default_threads():
@@ -41,8 +44,10 @@ def plain_loop(settings: Settings) -> float:
             if number == settings.num_rounds or (
                 settings.evaluate_every and number % settings.evaluate_every == 0
             ):
-                for part in test.values():
+                for part in evaluated:
                     evaluate(model, task, part)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             if number == 1:
                 started = time.perf_counter()
     return (time.perf_counter() - started) / (settings.num_rounds - 1)
@@ -66,6 +71,7 @@ def train_round(
     received = copy.deepcopy(model.state_dict())
     total = {name: torch.zeros_like(array) for name, array in received.items()}
     examples = sum(map(len, parts))
+    device = next(model.parameters()).device
     model.train()
     for part in parts:
         model.load_state_dict(received)
@@ -77,7 +83,8 @@ def train_round(
                 part, batch_size=settings.batch_size or len(part), shuffle=True
             ):
                 optimizer.zero_grad()
-                task.loss(model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
+                outputs = model(inputs.to(device))
+                task.loss(outputs, targets.to(device)).mean().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         for name, array in model.state_dict().items():
             total[name] += array * (len(part) / examples)
@@ -87,11 +94,13 @@ def train_round(
 @torch.no_grad()
 def evaluate(model: nn.Module, task: Task, part: TensorDataset) -> tuple[float, float]:
     """Return the mean loss and the accuracy on one client's test set."""
+    device = next(model.parameters()).device
     model.eval()
     loss = 0.0
     correct = 0
     for inputs, targets in DataLoader(part, batch_size=TEST_BATCH):
-        outputs: Tensor = model(inputs)
+        outputs: Tensor = model(inputs.to(device))
+        targets = targets.to(device)
         loss += task.loss(outputs, targets).sum().item()
         correct += int((outputs.argmax(dim=1) == targets).sum().item())
     return loss / len(part), correct / len(part)

@@ -16,8 +16,13 @@ Row = Mapping[str, object]
 """A row of a table: its cells by column."""
 
 
-def parser_of(about: str | None, workloads: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return a parser of a benchmark's options; with `workloads`, --workloads chooses some."""
+def parser_of(
+    about: str | None, workloads: Sequence[str] = (), *, on_devices: bool = False
+) -> argparse.ArgumentParser:
+    """Return a parser of a benchmark's options; with `workloads`, --workloads chooses some.
+
+    With `on_devices`, there are --device, --rounds and --repeats.
+    """
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -26,11 +31,15 @@ def parser_of(about: str | None, workloads: Sequence[str] = ()) -> argparse.Argu
         parser.add_argument(
             "--workloads", nargs="+", choices=workloads, default=workloads, metavar="NAME"
         )
+    if on_devices:
+        parser.add_argument("--device", default="cpu", help="cpu, cuda or mps; cpu by default")
+        parser.add_argument("--rounds", type=int, help="rounds after the first one of each run")
+        parser.add_argument("--repeats", type=int, help="how often each side is measured")
     return parser
 
 
-def print_machine() -> None:
-    """Print processor, memory and load of the machine, and the versions of the packages."""
+def print_machine(device: str = "cpu") -> None:
+    """Print processor, memory and load of the machine, its card, and the packages' versions."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text().splitlines() if about.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -41,6 +50,11 @@ def print_machine() -> None:
     model = names[0] if names else platform.machine()
     processors = f"{os.cpu_count()} processors ({model})"
     print(f"{processors}, {memory:.0f} GiB, load {os.getloadavg()[0]:.1f}, {platform.system()}")
+    if device.startswith("cuda"):
+        # Not imported above: a child of benchmarks.scale first has this process's memory.
+        import torch
+
+        print(torch.cuda.get_device_name(device))
     print(f"Python {platform.python_version()}, {packages}\n")
 
 

@@ -117,7 +117,6 @@ class Workload:
             "batch-size": self.batch,
             "fraction": self.drawn / self.clients,
             "learning-rate": 0.01,
-            "device": "cpu",
             **self.own,
             **{name.replace("_", "-"): value for name, value in others.items()},
         }

@@ -33,7 +33,7 @@ def test_the_plain_loop_and_a_run_end_with_the_same_model(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     workload = Workload("benchmarks.workloads:vectors", "logistic", clients=5, drawn=5, batch=0)
-    config = workload.settings(num_rounds=3, learning_rate=0.5).run_config()
+    config = workload.settings(num_rounds=3, learning_rate=0.5, device="cpu").run_config()
     settings = Settings.of({**config, "engine": "loop", "out": str(tmp_path / "run")})
     ours, _ = load_model(simulate(settings) / "model.safetensors")
     task = load_task(settings.run_config())
@@ -90,7 +90,7 @@ def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
 
 COMMANDS: Mapping[str, str] = {
     "engines": "--ray --workloads logistic --engines loop --seconds 0.1 --repeats 1",
-    "memory": "--workloads logistic --engines loop --rounds 4",
+    "memory": "--workloads logistic --engines loop --rounds 3",
     "scale": "--rounds 4",
     "aggregation": "--gigabytes 0.05 --repeats 1",
     "deployed": "--clients 1 --rounds 3",

@@ -109,7 +109,7 @@ def profile_round(settings: Settings, folder: Path) -> tuple[Counter[str], Recor
 
 def profile_message(folder: Path) -> Counter[str]:
     """Return the calls of a client app that handles the TRAIN message of its second round."""
-    settings = WORKLOADS["logistic"].settings(clients=2, fraction=1.0)
+    settings = WORKLOADS["logistic"].settings(clients=2, fraction=1.0, device="cpu")
     grid = InProcessGrid(app, dict(settings.run_config()), 2)
     strategy = settings.strategy()
     model = record({**arrays_of(load_task(settings.run_config()).model().state_dict())})
@@ -126,7 +126,9 @@ def profile_message(folder: Path) -> Counter[str]:
 
 
 def profile_engine(workload: str, every: int) -> Callable[[Path], Counter[str]]:
-    settings = WORKLOADS[workload].settings(evaluate_every=every, engine="stacked")
+    settings = WORKLOADS[workload].settings(
+        evaluate_every=every, engine="stacked", device="cpu"
+    )
     return lambda folder: profile_round(settings, folder / "run")[0]
 
 
@@ -149,7 +151,9 @@ def test_a_round_keeps_to_its_budget_of_calls(case: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("workload", BYTES)
 def test_a_round_sends_its_models_and_no_more(workload: str, tmp_path: Path) -> None:
-    settings = WORKLOADS[workload].settings(evaluate_every=0, engine="stacked")
+    settings = WORKLOADS[workload].settings(
+        evaluate_every=0, engine="stacked", device="cpu"
+    )
     row = profile_round(settings, tmp_path / "run")[1].row
     assert row["bytes_sent"] == row["bytes_received"] == BYTES[workload]
 
