@@ -43,7 +43,7 @@ def _count_all_waits(side: Side, settings: Settings) -> int:
 def sample_busy() -> Iterator[list[float]]:
     """Yield a list which, at the end, has the card's load in percent, every 0.2 s."""
     loads = list[float]()
-    process = subprocess.Popen(SAMPLE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(SAMPLE, stdout=subprocess.PIPE, text=True)  # noqa: S603 (no input)
     try:
         yield loads
     finally:

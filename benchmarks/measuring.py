@@ -84,9 +84,7 @@ class InProcess:
             first.append(time.perf_counter())
 
         with tempfile.TemporaryDirectory() as scratch, log_from(logging.WARNING):
-            chosen = Settings.of(
-                {**settings.run_config(), **self.config, "out": f"{scratch}/run"}
-            )
+            chosen = Settings.of({**settings.run_config(), **self.config, "out": f"{scratch}/run"})
             folder = simulate(chosen, on_round)
             ended = time.perf_counter()
             self.choice = ENGINE.read(folder) or {}

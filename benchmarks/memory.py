@@ -47,7 +47,9 @@ def main() -> None:
             num_rounds=chosen.rounds + 1, evaluate_every=1, device=chosen.device
         )
         for engine in chosen.engines:
-            peaks = [peak_of_run({**config, "engine": engine}, device) for _ in range(chosen.repeats)]
+            peaks = [
+                peak_of_run({**config, "engine": engine}, device) for _ in range(chosen.repeats)
+            ]
             rows.append({"workload": name, "engine": engine, **cells_of(peaks, device)})
             if device.type == "cpu":
                 rows[-1] |= {"bound": f"{promised(WORKLOADS[name]):.0f} MB"}

@@ -135,7 +135,9 @@ def run_rounds(config: Mapping[str, Value]) -> float:
             return False, Metrics()
 
     FederatedAveraging().run(
-        backend=SimulatedBackend(training_data=users, val_data=users, postprocessors=[WeightByUser()]),
+        backend=SimulatedBackend(
+            training_data=users, val_data=users, postprocessors=[WeightByUser()]
+        ),
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=settings.num_rounds,
             evaluation_frequency=NEVER,

@@ -37,6 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="MINUTES",
         help="skip what is slow and has not begun after so many minutes",
     )
+    parser.addoption(
+        "--device",
+        default="cuda",
+        help="compute the tests with the marker gpu on this device",
+    )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,6 +2,7 @@
 before all else."""
 
 import os
+import sys
 
 # before NumPy and PyTorch are imported: bits need it, and tests run side by side
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -9,6 +10,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 for size in ("COLUMNS", "LINES"):
     os.environ.pop(size, None)
 # Everyday tests mean the CPU: with a card, `device = auto` would take it, and forked workers cannot
-# train. FAIRBLOOM_TEST_CUDA=1 lets the tests of the card run.
+# train. FAIRBLOOM_TEST_CUDA=1, or `pytest -m gpu`, lets the tests of the card run.
+if "gpu" in sys.argv:
+    os.environ.setdefault("FAIRBLOOM_TEST_CUDA", "1")  # for the processes of pytest-xdist, too
 if not os.environ.get("FAIRBLOOM_TEST_CUDA"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

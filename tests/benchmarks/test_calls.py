@@ -126,9 +126,7 @@ def profile_message(folder: Path) -> Counter[str]:
 
 
 def profile_engine(workload: str, every: int) -> Callable[[Path], Counter[str]]:
-    settings = WORKLOADS[workload].settings(
-        evaluate_every=every, engine="stacked", device="cpu"
-    )
+    settings = WORKLOADS[workload].settings(evaluate_every=every, engine="stacked", device="cpu")
     return lambda folder: profile_round(settings, folder / "run")[0]
 
 
@@ -151,9 +149,7 @@ def test_a_round_keeps_to_its_budget_of_calls(case: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("workload", BYTES)
 def test_a_round_sends_its_models_and_no_more(workload: str, tmp_path: Path) -> None:
-    settings = WORKLOADS[workload].settings(
-        evaluate_every=0, engine="stacked", device="cpu"
-    )
+    settings = WORKLOADS[workload].settings(evaluate_every=0, engine="stacked", device="cpu")
     row = profile_round(settings, tmp_path / "run")[1].row
     assert row["bytes_sent"] == row["bytes_received"] == BYTES[workload]
 

@@ -23,7 +23,6 @@ from fairbloom.simulation.clients import call_client
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks import load_task
-from fairbloom.tasks.models import arrays_of
 
 from .helpers import run_config
 
@@ -84,18 +83,6 @@ def test_auto_goes_on_without_a_gpu_that_is_busy(
         FairbloomError, match=r"device = 'cuda' is not available .*\(CUDA out of memory"
     ):
         choose_device("cuda")
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA device, and FAIRBLOOM_TEST_CUDA=1"
-)
-@pytest.mark.usefixtures("fresh")
-def test_models_come_back_from_cuda() -> None:
-    device = choose_device("cuda")
-    assert device.type == "cuda"
-    model = {"a": torch.rand(2, 3), "b": torch.rand(4), "c": torch.arange(3), "d": torch.rand(())}
-    found = arrays_of({name: each.to(device) for name, each in model.items()})
-    assert all((found[name] == each.numpy()).all() for name, each in model.items())
 
 
 class OnDevice(Tensor):

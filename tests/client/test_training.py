@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
-from fairbloom.client.training import EVALUATION_BATCH, batches, measure, seeded, train
+from fairbloom.client.training import EVALUATION_BATCH, batches, measure, train
 from fairbloom.client.work import LocalWork, clip_norms
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import Terms
@@ -319,23 +319,6 @@ def test_a_model_that_draws_in_evaluation_is_measured_alike() -> None:
     before = torch.get_rng_state()
     assert measure(model, task_of(model), noise(40)) == measure(model, task_of(model), noise(40))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA device, and FAIRBLOOM_TEST_CUDA=1"
-)
-def test_dropout_on_cuda_is_seeded_and_leaves_its_generator(subtests: pytest.Subtests) -> None:
-    device = torch.device("cuda:0")
-    dropout = nn.Dropout(0.5).train()
-    ones = torch.ones(100, device=device)
-    before = torch.cuda.get_rng_state(device)
-    drawn = []
-    for _ in range(2):
-        with subtests.test():
-            with seeded(7, device):
-                drawn.append(dropout(ones))
-    assert torch.equal(*drawn)
-    assert torch.equal(torch.cuda.get_rng_state(device), before)
 
 
 # Measures -----------------------------------------------------------------------------------------

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Checks and measures Fairbloom on a card within six minutes: `benchmarks/gpu.sh`, in a checkout.
+# Its tests, the engines against a plain loop, and networks against pfl-research, which is imported if it is installed:
+# see benchmarks/pfl.py. --device cpu --rounds 1 --repeats 1 tries the script without a card; that takes longer.
+# Tables and logs lie below $OUT, by default runs/gpu. The exit status is that of the first part that failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+device=cuda
+rounds=()
+repeats=3
+while [ $# -gt 0 ]; do
+  case $1 in
+    --device) device=$2 ;;
+    --rounds) rounds=(--rounds "$2") ;;
+    --repeats) repeats=$2 ;;
+    *) echo "unknown option $1: there are --device, --rounds and --repeats" >&2; exit 2 ;;
+  esac
+  shift 2 || exit 2
+done
+
+out=${OUT:-runs/gpu}
+mkdir -p "$out"
+python=${PYTHON:-python3}
+precisions=(float32)
+most=3600
+if [ "$device" != cpu ]; then
+  precisions=(float32 tf32 bfloat16)
+  most=100
+fi
+export FAIRBLOOM_TEST_CUDA=1
+status=0
+
+part() { # NAME SECONDS COMMAND…: at most so many seconds; the first failure becomes the exit status
+  local name=$1 seconds=$2
+  shift 2
+  local started=$SECONDS
+  timeout "$seconds" "$@" >"$out/$name.txt" 2>"$out/$name.log"
+  local code=$?
+  cat "$out/$name.txt"
+  [ $code -eq 0 ] || tail -n 20 "$out/$name.log"
+  echo "$name: exit status $code, $((SECONDS - started)) s"
+  [ $status -ne 0 ] || status=$code
+}
+
+part tests $((most + 20)) "$python" -m pytest -q -p no:cacheprovider -n 4 -m gpu --device "$device" tests/gpu
+part engines $((most / 2)) "$python" -m benchmarks.engines --device "$device" --repeats "$repeats" "${rounds[@]}" \
+  --seconds 1 --workloads logistic mlp --engines loop stacked --csv
+part networks $((most * 18 / 10)) "$python" -m benchmarks.pfl --device "$device" --repeats "$repeats" "${rounds[@]}" \
+  --seconds 2 --processes 1 4 --precisions "${precisions[@]}" --csv
+exit $status
