@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # Checks and measures Fairbloom on a card within six minutes: `benchmarks/gpu.sh`, in a checkout.
-# Its tests, the engines against a plain loop, and networks against pfl-research, which is imported if it is installed:
-# see benchmarks/pfl.py. --device cpu --rounds 1 --repeats 1 tries the script without a card; that takes longer.
+# Its tests, the engines against a plain loop, and networks against pfl-research. The packages of benchmarks/pfl.txt are
+# imported from runs/pfl, or from where Python finds them: a machine without a package index needs their wheels.
+# --device cpu --rounds 1 --repeats 1 tries the script without a card; that takes longer.
 # Tables and logs lie below $OUT, by default runs/gpu. The exit status is that of the first part that failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 device=cuda
-rounds=()
-repeats=3
+rounds=4
+repeats=2
 while [ $# -gt 0 ]; do
   case $1 in
     --device) device=$2 ;;
-    --rounds) rounds=(--rounds "$2") ;;
+    --rounds) rounds=$2 ;;
     --repeats) repeats=$2 ;;
     *) echo "unknown option $1: there are --device, --rounds and --repeats" >&2; exit 2 ;;
   esac
@@ -22,11 +23,14 @@ done
 out=${OUT:-runs/gpu}
 mkdir -p "$out"
 python=${PYTHON:-python3}
-precisions=(float32)
-most=3600
+# On the processor a step of the large networks takes seconds: fewer sides, and no limit that matters.
+sides=(--engines loop)
+processes=(1)
+seconds=(3600 3600 3600)
 if [ "$device" != cpu ]; then
-  precisions=(float32 tf32 bfloat16)
-  most=100
+  sides=(--engines loop stacked --precisions float32 bfloat16)
+  processes=(1 4)
+  seconds=(110 40 205)
 fi
 export FAIRBLOOM_TEST_CUDA=1
 status=0
@@ -43,9 +47,9 @@ part() { # NAME SECONDS COMMAND…: at most so many seconds; the first failure b
   [ $status -ne 0 ] || status=$code
 }
 
-part tests $((most + 20)) "$python" -m pytest -q -p no:cacheprovider -n 4 -m gpu --device "$device" tests/gpu
-part engines $((most / 2)) "$python" -m benchmarks.engines --device "$device" --repeats "$repeats" "${rounds[@]}" \
-  --seconds 1 --workloads logistic mlp --engines loop stacked --csv
-part networks $((most * 18 / 10)) "$python" -m benchmarks.pfl --device "$device" --repeats "$repeats" "${rounds[@]}" \
-  --seconds 2 --processes 1 4 --precisions "${precisions[@]}" --csv
+part tests "${seconds[0]}" "$python" -m pytest -q -p no:cacheprovider -n 4 -m gpu --device "$device" tests/gpu
+part engines "${seconds[1]}" "$python" -m benchmarks.engines --device "$device" --repeats "$repeats" --rounds "$rounds" \
+  --workloads logistic mlp --engines loop stacked --csv
+part networks "${seconds[2]}" "$python" -m benchmarks.pfl --device "$device" --repeats "$repeats" --rounds "$rounds" \
+  --processes "${processes[@]}" "${sides[@]}" --csv
 exit $status

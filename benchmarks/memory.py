@@ -50,10 +50,11 @@ def main() -> None:
             peaks = [
                 peak_of_run({**config, "engine": engine}, device) for _ in range(chosen.repeats)
             ]
-            rows.append({"workload": name, "engine": engine, **cells_of(peaks, device)})
+            row = {"workload": name, "engine": engine, **cells_of(peaks, device)}
             if device.type == "cpu":
-                rows[-1] |= {"bound": f"{promised(WORKLOADS[name]):.0f} MB"}
-            print_row(rows[-1])
+                row["bound"] = f"{promised(WORKLOADS[name]):.0f} MB"
+            rows.append(row)
+            print_row(row)
     print_table("Peak memory of a run", rows, as_csv=chosen.csv)
 
 

@@ -32,7 +32,7 @@ def pfl_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """A transformer that predicts the character after a line: 10.7 million parameters.
+    """A transformer that predicts the character after a line: 10,739,792 parameters.
 
     It has six layers of width 384, as small models of characters often have, and no dropout.
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ def vectors(setup: Setup, *, features: int = 64, examples: int = 64) -> Task:
     )
 
 
+@lru_cache(maxsize=1)  # runs in turn share up to 0.7 GB, which takes seconds to draw
 def images(setup: Setup, *, side: int = 28, channels: int = 1, examples: int = 500) -> Task:
     """Images of normal numbers in ten classes, `examples` training examples per client."""
     shape = (channels, side, side)

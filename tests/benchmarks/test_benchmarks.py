@@ -6,18 +6,23 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import fairbloom
+from benchmarks.measuring import Side, in_turn
 from benchmarks.methods import BASELINE, TRIED, WORKLOADS, arms_of, rows_of
+from benchmarks.networks import Transformer, pfl_cnn
 from benchmarks.plain import train_round
+from benchmarks.research import Research
 from benchmarks.workloads import Workload
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.arms import parse_arms
 from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.settings import Value
@@ -88,12 +93,62 @@ def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
     assert "to" in str(rows[found.tested(chosen)]["gain, mean"])
 
 
+@pytest.mark.parametrize(
+    ("make", "shape", "outputs", "parameters"),
+    [(pfl_cnn, (3, 32, 32), 10, 1_626_442), (Transformer, (80,), 80, 10_739_792)],
+)
+def test_the_networks_have_the_size_that_is_compared(
+    make: Callable[[tuple[int, ...], int], nn.Module],
+    shape: tuple[int, ...],
+    outputs: int,
+    parameters: int,
+) -> None:
+    model = make(shape, outputs)
+    assert sum(each.numel() for each in model.parameters()) == parameters
+
+
+def test_sides_are_measured_in_turn_with_the_rounds_asked_for() -> None:
+    measured = list[tuple[str, int]]()
+
+    def side(name: str) -> Side:
+        def run(settings: Settings) -> float:
+            measured.append((name, settings.num_rounds))
+            if name == "unable":
+                raise FairbloomError("not this one")
+            return 0.5
+
+        return run
+
+    sides = {name: side(name) for name in ("one", "unable", "other")}
+    found, refused = in_turn(sides, Settings.of({}), repeats=2, rounds=3)
+    # the first round is not measured
+    assert measured == [("one", 4), ("unable", 4), ("other", 4), ("one", 4), ("other", 4)]
+    assert {name: each.values for name, each in found.items()} == {
+        "one": (0.5, 0.5),
+        "other": (0.5, 0.5),
+    }
+    assert refused == {"unable": "not this one"}
+
+
+def test_a_missing_pfl_research_is_named_with_its_command(tmp_path: Path) -> None:
+    workload = Workload("benchmarks.workloads:vectors", "logistic", clients=2, drawn=2, batch=0)
+    with pytest.raises(FairbloomError, match=r"No module named 'pfl'.*-r benchmarks/pfl.txt"):
+        Research(1, tmp_path)(workload.settings(device="cpu", num_rounds=2))
+
+
+def test_the_script_of_a_card_names_its_options() -> None:
+    done = subprocess.run(["benchmarks/gpu.sh", "--card"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "unknown option --card: there are --device, --rounds and --repeats\n"
+
+
 COMMANDS: Mapping[str, str] = {
     "engines": "--ray --workloads logistic --engines loop --seconds 0.1 --repeats 1",
     "memory": "--workloads logistic --engines loop --rounds 3",
     "scale": "--rounds 4",
     "aggregation": "--gigabytes 0.05 --repeats 1",
     "deployed": "--clients 1 --rounds 3",
+    "pfl": "--workloads cnn --engines loop --rounds 1 --repeats 1 --processes 1",
 }
 """Options of each command with which it does little."""
 
