@@ -19,6 +19,9 @@ from fairbloom.strategies.named import find_key, method_parameters, owner_of, sh
 from .arms import label_of
 from .results.measures import find_measure
 
+# A claim of a recipe: a comparison of two rows by a measure.
+CLAIM = re.compile(r"(.+) has a (higher|lower) (\S+) than (.+)")
+
 # The folder of the recipes of published tables.
 FOLDER = Path(__file__).parent / "recipes"
 
@@ -115,6 +118,10 @@ class Recipe(Section):
         default_factory=dict
     )
     notes: list[str] = Field(default_factory=list)
+    # what the charts show the measures over: the rows, or the rounds
+    x: Literal["row", "round"] = "row"
+    # what the source claims: "ROW has a higher MEASURE than ROW", or a lower one
+    claims: list[str] = Field(default_factory=list)
     settings: Config = Field(default_factory=dict)
     grid: Axes = Field(default_factory=dict)
     criterion: str = "mean"
@@ -156,6 +163,17 @@ class Recipe(Section):
             self._check_grid(row.grid, [row])
         self._check_grid(self.grid, self.rows)
         labels = [*map(self.name_of, self.rows)]
+        for claim in self.claims:
+            parts = CLAIM.fullmatch(claim)
+            if parts is None or parts[3] not in self.measures:
+                raise ValueError(
+                    f"claims: {claim!r} is no claim: write ROW has a higher MEASURE than ROW, or a"
+                    f" lower one, with a measure of {', '.join(self.measures)}"
+                )
+            if unknown := [name for name in (parts[1], parts[4]) if name not in labels]:
+                raise ValueError(
+                    f"claims: there is no row {unknown[0]!r}: there are {', '.join(labels)}"
+                )
         if twice := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(f"rows: {twice[0]!r} is there twice: give the two different labels")
         return self

@@ -88,6 +88,45 @@ def percent_improved(before: Mapping[str, float], after: Mapping[str, float]) ->
     return 100.0 * sum(after[name] <= before[name] for name in before) / len(before)
 
 
+def against_baseline(
+    values: Mapping[str, float], baseline: Mapping[str, float], *, lower_is_better: bool = False
+) -> dict[str, float]:
+    """Return how the clients that a baseline serves badly and well fare under another model.
+
+    Source: Malekmohammadi and Yu (Semi-VRed), section 5.3 and Table 2. Suffering clients are worse
+    than the mean over clients under the baseline, well-performing clients are all others.
+
+    Returns
+    -------
+    dict
+        `suffering_share`: the percentage of suffering clients that improve; `suffering_change`:
+        their mean change, positive if they improve. `well_performing_share`: the percentage of
+        well-performing clients that degrade; `well_performing_change`: their mean change.
+        `mean_change`: the change of the mean over all clients. NaN without such clients.
+    """
+    names = sorted(values.keys() & baseline.keys())
+    sign = -1.0 if lower_is_better else 1.0
+    base = sign * np.array([baseline[name] for name in names], np.float64)
+    gains = sign * np.array([values[name] for name in names], np.float64) - base
+    # Rounding must not put equally served clients below their mean.
+    suffers = base < (base.mean() - 1e-12 * np.abs(base).max() if names else 0.0)
+    return {
+        "suffering_share": _percent(gains[suffers] > 0.0),
+        "suffering_change": _mean_or_nan(gains[suffers]),
+        "well_performing_share": _percent(gains[~suffers] < 0.0),
+        "well_performing_change": _mean_or_nan(gains[~suffers]),
+        "mean_change": _mean_or_nan(gains),
+    }
+
+
+def _percent(holds: NDArray[np.bool_]) -> float:
+    return 100.0 * _mean_or_nan(holds.astype(np.float64))
+
+
+def _mean_or_nan(x: NDArray[np.float64]) -> float:
+    return _mean_of(x) if x.size else math.nan
+
+
 def count_of_share(percent: int, clients: int) -> int:
     """Return ⌈percent · clients / 100⌉ in integers: 20 % of 35 clients are 7."""
     return -(-percent * clients // 100)

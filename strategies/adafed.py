@@ -8,6 +8,7 @@ from fairbloom.rounds.method import LARGEST_COEFFICIENT, Cohort, FloatArray, Opt
 from fairbloom.rounds.ranges import NonNegative, Positive
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
+from .simplex import GRAM_REPORTS
 from .strategy import FairStrategy
 
 # An update that is a combination of earlier ones, up to this share of its norm, is skipped.
@@ -51,6 +52,7 @@ class AdaFed(FairStrategy):
     needs = frozenset({"loss-before"})
     default_weighting = None
     requires = frozenset({"exact gram"})
+    reports = GRAM_REPORTS
     lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(

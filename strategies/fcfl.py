@@ -12,7 +12,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, NonNegative, Pairs, Positive, Range, amounts_in
 
-from .simplex import steepest_common_weights
+from .simplex import GRAM_REPORTS, steepest_common_weights
 from .strategy import FairStrategy
 
 # The names of δ_l and δ_g in the memory.
@@ -95,7 +95,7 @@ class FCFL(FairStrategy):
         "to first order, its second stage raises no participant's loss, nor the disparity"
     )
     second = ARRAYS_DISPARITY
-    reports = ("over-budget",)
+    reports = ("over-budget", *GRAM_REPORTS)
 
     def __init__(
         self,
@@ -182,8 +182,9 @@ class FCFL(FairStrategy):
         return {}
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return the number of clients that exceed their budgets."""
-        return {"over-budget": float((self._excess(cohort) > 0.0).sum())}
+        """Return the number of clients that exceed their budgets, and the updates' conflicts."""
+        over = float((self._excess(cohort) > 0.0).sum())
+        return {"over-budget": over, **super().own_metrics(cohort, coefficients)}
 
     @property
     def _deltas(self) -> FloatArray:

@@ -10,6 +10,7 @@ from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Range
 
+from .simplex import GRAM_REPORTS
 from .strategy import FairStrategy
 
 # If the squared norm of the projected average is below this share of the mean squared norm, it is
@@ -70,6 +71,7 @@ class FedFV(FairStrategy):
     tries = ({"alpha": 0.1}, {"alpha": 0.5})
     needs = frozenset({"loss-before"})
     requires = frozenset({"gram"})
+    reports = GRAM_REPORTS
     lost_to_server_optimizers = (
         "its step is as long as the mean update, in the direction that the projections leave"
     )

@@ -11,6 +11,7 @@ from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .guidance import guidance
 from .layers import layers_of, solve_layers
+from .simplex import GRAM_REPORTS
 from .strategy import FairStrategy
 
 
@@ -74,6 +75,7 @@ class FedLF(FairStrategy):
 
     needs = frozenset({"loss-before"})
     requires = frozenset({"gram", "gram by array"})
+    reports = GRAM_REPORTS
     lost_to_server_optimizers = COMMON_DESCENT
     default_weighting = None
 

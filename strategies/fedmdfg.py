@@ -11,7 +11,7 @@ from fairbloom.rounds.ranges import Choices, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .guidance import NOTHING_COMMON, guidance
-from .simplex import shortest_combination
+from .simplex import GRAM_REPORTS, shortest_combination
 from .strategy import FairStrategy
 
 
@@ -69,6 +69,7 @@ class FedMDFG(FairStrategy):
 
     needs = frozenset({"loss-before"})
     requires = frozenset({"gram"})
+    reports = GRAM_REPORTS
     lost_to_server_optimizers = COMMON_DESCENT
     default_weighting = None
 

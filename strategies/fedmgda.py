@@ -9,7 +9,7 @@ from fairbloom.rounds.ranges import NonNegative, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .fedavgn import Stepped, moving
-from .simplex import min_norm_weights
+from .simplex import GRAM_REPORTS, min_norm_weights
 from .strategy import Tries
 
 
@@ -49,6 +49,7 @@ class FedMGDA(Stepped):
 
     tries: ClassVar[Tries] = ({"epsilon": 0.1},)
     requires = frozenset({"gram"})
+    reports = GRAM_REPORTS
     lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(

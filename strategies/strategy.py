@@ -22,7 +22,7 @@ from fairbloom.protocol.terms import RULES
 from fairbloom.rounds.clients import Metrics, Replies, average_metrics
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import Method
+from fairbloom.rounds.method import Cohort, FloatArray, Method
 from fairbloom.rounds.options import Aggregate, Options
 from fairbloom.rounds.ranges import whole, within
 from fairbloom.rounds.records import model_of, record_of
@@ -31,6 +31,7 @@ from fairbloom.rounds.screening import check_model
 from fairbloom.strategies.message_configs import ChangingConfig
 
 from .flowers import advise_on_argument
+from .simplex import CONFLICTS, measure_conflicts
 
 # Values of parameters to try, by their names in Python.
 Tries = Sequence[Mapping[str, Value]]
@@ -75,6 +76,13 @@ class FairStrategy(Method, Strategy):
         # What our own hooks have returned of the round, in case that another one raises StopRun.
         self._trained: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
         self._evaluated: MetricRecord | None = None
+
+    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
+        """Return the method's own metrics of the round, and the conflicts if it declares these."""
+        found = super().own_metrics(cohort, coefficients)
+        if CONFLICTS in self.reports:
+            found |= measure_conflicts(cohort.gram[: cohort.size, : cohort.size])
+        return found
 
     @property
     def recorded_name(self) -> str:

@@ -12,6 +12,7 @@ from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, FloatArray
 from fairbloom.rounds.options import OptionsWithoutPrior
 
+from .simplex import GRAM_REPORTS
 from .strategy import FairStrategy
 
 # The prefix of a method's name for a weighting of TorchJD: torchjd:upgrad.
@@ -53,6 +54,7 @@ class FromTorchJD(FairStrategy):
 
     default_weighting = None
     requires = frozenset({"gram"})
+    reports = GRAM_REPORTS
     lost_to_server_optimizers = (
         "its step conflicts with no update, under weightings such as UPGrad that see to that"
     )

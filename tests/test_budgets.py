@@ -25,7 +25,7 @@ ROOMS: Mapping[str, int] = {
     "deploy/fleet": 2_513,
     "experiments": 852,
     "experiments/pages": 1_248,
-    "experiments/results": 1_930,
+    "experiments/results": 1_988,
     "experiments/studies": 959,
     "prediction": 878,
     "fairbloom": 701,

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
+from fairbloom.server.run_folder.csv_rows import IMPROVED
 from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS
 from fairbloom.text import text_if
 
@@ -177,6 +178,8 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
     rows = []
     for line in lines:
         column = f"{line.runs[0].score.column(line.model)}_{measure}"
+        if measure == "improved":
+            column = IMPROVED
         tables = [run.rounds.set_index("round") for run in line.runs]
         by_run = [
             {number: value for number, value in table.get(column, {}).items() if is_shown(value)}

@@ -233,6 +233,12 @@ def method_table(comparison: Comparison) -> Table:
         [Cell(name), *map(digits.cell, each), *gains.get(name, blank)]
         for name, each in means.items()
     ]
+    if comparison.improved:
+        headings.append("participants improved, %")
+        blank.append(NONE)
+        for row in rows:
+            found_by_seed = comparison.improved.get(row[0].text)
+            row.append(Digits(1).cell(statistics.fmean(found_by_seed)) if found_by_seed else NONE)
     lacking = {
         method: words
         for method, words in comparison.failed.items()

@@ -11,7 +11,11 @@ from ..results.presentation import page_of
 from ..results.reproduction import Reproduction
 from . import charts
 from .cells import NONE, Digits
+from .chart_rows import Line, curves
 from .sections import files_of, in_seconds
+
+# What is printed of a claim by whether it holds; None: runs are missing.
+CLAIMED = {True: "holds", False: "does not hold here", None: "runs are missing"}
 
 # The tone of a measured number by whether it agrees with the printed one; None: not judged.
 TONES: Mapping[bool | None, Tone] = {None: "", True: "better", False: "worse"}
@@ -43,6 +47,8 @@ def page_of_reproduction(done: Reproduction) -> Page:
         intro += "where no ± is printed."
     shown = "Printed and measured" if done.printed else "What was measured"
     sections = [Section("rows", shown, intro, [_rows_table(done), _rows_charts(done)])]
+    if claims := [f"{claim}: {CLAIMED[holds]}." for claim, holds in done.claims.items()]:
+        sections.append(Section("claims", "What the source claims", "", [Note(claims)]))
     faults = [f"{outcome.name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
     notes = [
         f"{recipe.name_of(outcome.row)}: {outcome.row.note}"
@@ -96,6 +102,8 @@ def _agreement(done: Reproduction) -> str:
 
 def _rows_charts(done: Reproduction) -> Charts:
     """Return what was printed and what was measured, a chart a measure."""
+    if done.recipe.x == "round":
+        return _rounds_charts(done)
     names = [outcome.name for outcome in done.outcomes]
     panels = []
     for measure in done.recipe.measures:
@@ -121,6 +129,25 @@ def _rows_charts(done: Reproduction) -> Charts:
             panels.append(Chart(f"rows-{slug(measure)}", title.capitalize(), said, spec))
     series = charts.PRINTED_AND_MEASURED
     return Charts(panels, series if done.printed else series[1:])
+
+
+def _rounds_charts(done: Reproduction) -> Charts:
+    """Return the measures over the rounds, with a line for each row that has runs."""
+    lines = [
+        Line(outcome.name, [*outcome.runs.values()], outcome.row.evaluated)
+        for outcome in done.outcomes
+        if outcome.runs
+    ]
+    names = [line.label for line in lines]
+    series = charts.series_of(names, next(iter(names), ""), [])
+    panels = []
+    for measure in done.recipe.measures:
+        if rows := curves(lines, measure):
+            title = measure_title(measure)
+            said = f"{title} of {len(names)} rows over the rounds; the table has the last."
+            spec = charts.over_rounds(rows, series, title)
+            panels.append(Chart(f"rounds-{slug(measure)}", title.capitalize(), said, spec))
+    return Charts(panels, series)
 
 
 def _rows_table(done: Reproduction) -> Table:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
+from fairbloom.server.fairness import against_baseline
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.strategies import name_of
 
@@ -202,6 +203,19 @@ class ComparedScores:
     def _has(self, measure: str) -> bool:
         """Return whether every method has a measure with a seed with which the baseline has it."""
         return all(self._pairs(method, measure) for method in self.methods)
+
+    @cached_property
+    def improved(self) -> dict[str, list[float]]:
+        """`Run.improved` of each method and seed; only methods with a number for each seed."""
+        by_seed = {label: [run.improved for run in runs] for label, runs in self.runs.items()}
+        return {label: found for label, found in by_seed.items() if all(map(math.isfinite, found))}
+
+    def against_baseline(self, method: str, measure: str) -> list[float]:
+        """Return a measure of `against_baseline` for each seed in which it is defined."""
+        pairs = zip(self.values[method], self.values[self.baseline], strict=True)
+        lower = not self.score.higher_is_better
+        found = [against_baseline(*pair, lower_is_better=lower)[measure] for pair in pairs]
+        return [value for value in found if math.isfinite(value)]
 
     # Differences
 

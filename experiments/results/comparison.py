@@ -1,5 +1,6 @@
 """A comparison: the scores of several methods, with the verdict, the tables and the JSON."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,8 +17,9 @@ from fairbloom.text import plural
 from ..study import Study
 from .caveats import SharedData, caveats_of_comparison
 from .compared_scores import ComparedScores, personal_label, tabulate
+from .differences import difference_of
 from .group_scores import GroupReport
-from .measures import CLIENT
+from .measures import AGAINST_BASELINE, CLIENT
 from .presentation import Shown
 from .run import Run, final_of, frame, load
 from .verdict import Verdict, find_contradictions, verdict_of
@@ -219,17 +221,26 @@ class Comparison(ComparedScores, Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of comparison.csv: one a method and seed."""
-        return [
-            {"method": method, "seed": seed, "score": self.score.title, **measured}
-            for method in self.methods
-            for seed, measured in zip(self.seeds, self.measures(method), strict=True)
-        ]
+        unknown = [None] * len(self.seeds)
+        rows = list[dict[str, Any]]()
+        for method in self.methods:
+            by_seed = zip(
+                self.seeds,
+                self.measures(method),
+                self.improved.get(method, unknown),
+                strict=True,
+            )
+            for seed, measured, improved in by_seed:
+                row = {"method": method, "seed": seed, "score": self.score.title, **measured}
+                rows.append(row | ({"improved": improved} if self.improved else {}))
+        return rows
 
     def difference_rows(self) -> list[dict[str, Any]]:
         """Return the rows of differences.csv: one a method and measure; None for missing numbers.
 
         The measures are those of fairness, the gaps between groups over all clients, and the score
-        and gaps of each client in `clients_compared`.
+        and gaps of each client in `clients_compared`. The last are those of
+        `fairbloom.server.fairness.against_baseline`, which are no differences themselves.
         """
         measured = [m for m in MEASURES if any(map(math.isfinite, self._by_seed(m, self.baseline)))]
         of_clients = [f"{CLIENT}{client}" for client in self.clients_compared]
@@ -238,6 +249,13 @@ class Comparison(ComparedScores, Shown):
         for measure in (*measured, *of_clients, *self.gaps_compared, *filter(self._has, gaps)):
             for method, difference in self.differences(measure).items():
                 numbers = {k: None if v != v else v for k, v in asdict(difference).items()}
+                rows.append({"method": method, "measure": measure, **numbers})
+        for measure, method in itertools.product(AGAINST_BASELINE, self._others):
+            if measure != "mean_change" and (found := self.against_baseline(method, measure)):
+                difference = difference_of(found, test_share=self.shared.test_share).untested
+                numbers = {k: None if v != v else v for k, v in asdict(difference).items()}
+                if measure.endswith("_share"):  # a share is no gain or loss
+                    numbers |= {"better": None, "worse": None}
                 rows.append({"method": method, "measure": measure, **numbers})
         return rows
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.scores import Score
-from fairbloom.server.fairness import count_of_share, summarize
+from fairbloom.server.fairness import against_baseline, count_of_share, summarize
 from fairbloom.server.run_folder.csv_rows import MEASURES
 
 from .group_scores import GroupReport
@@ -37,6 +37,8 @@ class ClientScores:
     score: Score
     examples: Mapping[str, int] = field(default_factory=dict)
     groups: GroupReport | None = None
+    baseline: Mapping[str, float] = field(default_factory=dict)
+    improved: float = math.nan  # see `Run.improved`
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,22 @@ def _uniform(served: ClientScores) -> float:
     return total / sum(examples[name] for name in served.values)
 
 
+def _against(name: str) -> Callable[[ClientScores], float]:
+    """Return the function of a measure that `against_baseline` computes."""
+    return lambda served: against_baseline(
+        served.values, served.baseline, lower_is_better=not served.score.higher_is_better
+    )[name]
+
+
+# The measures of `against_baseline`, and which numbers are good.
+AGAINST_BASELINE: Mapping[str, Literal["high", "low"]] = {
+    "suffering_share": "high",
+    "suffering_change": "high",
+    "well_performing_share": "low",
+    "well_performing_change": "high",
+    "mean_change": "high",
+}
+
 GOOD: Mapping[str, Literal["high", "low"]] = {
     **dict.fromkeys(("std", "var", "gap", "gini"), "low"),  # of inequality
     **dict.fromkeys(("jain", "entropy", "cosine"), "high"),
@@ -156,6 +174,8 @@ REGISTRY: Mapping[str, Measure] = {
     "uniform": Measure("uniform", _uniform),
     "percentile_5": Measure("percentile_5", _percentile(5)),
     "percentile_95": Measure("percentile_95", _percentile(95)),
+    "improved": Measure("improved", lambda served: served.improved, "high"),
+    **{name: Measure(name, _against(name), good) for name, good in AGAINST_BASELINE.items()},
     "3*mean+worst": Measure(
         "3*mean+worst", lambda s: 0.75 * _spread("mean")(s) + 0.25 * _spread("worst")(s)
     ),

@@ -13,7 +13,7 @@ from fairbloom.server.settings import may_differ
 from fairbloom.strategies.named import format_value
 
 from ..arms import Arm
-from ..recipe import Printed, Recipe, Row
+from ..recipe import CLAIM, Printed, Recipe, Row
 from ..study import Study
 from .differences import mean_and_deviation
 from .measures import CLIENT, GAP, ClientScores, find_measure
@@ -134,6 +134,19 @@ class Reproduction(Shown):
         return all(judged) if judged else None
 
     @property
+    def claims(self) -> dict[str, bool | None]:
+        """Whether each claim of the recipe holds for the means over seeds; None if runs miss."""
+        measured = {self.recipe.name_of(o.row): o.measured for o in self.outcomes}
+        found = dict[str, bool | None]()
+        for claim in self.recipe.claims:
+            one, direction, measure, other = CLAIM.findall(claim)[0]
+            values = [measured.get(name, {}).get(measure) for name in (one, other)]
+            means = [value[0] for value in values if value is not None]
+            sign = 1.0 if direction == "higher" else -1.0
+            found[claim] = sign * (means[0] - means[1]) > 0.0 if len(means) == 2 else None
+        return found
+
+    @property
     def as_json(self) -> dict[str, Any]:
         """The output of --json."""
         return {
@@ -145,6 +158,7 @@ class Reproduction(Shown):
             "set": dict(self.study.overrides),
             "seeds": list(self.study.seeds),
             "rows": [self._row_as_json(outcome) for outcome in self.outcomes],
+            "claims": self.claims,
             "notes": self.recipe.notes,
             "folder": str(self.folder),
         }
@@ -236,9 +250,13 @@ def read_reproduction(
             " or reproduce it in another folder (--out)"
         )
     runs = OpenedRuns(study, folder) if opened is None else opened
-    outcomes = [
-        _read_row(recipe, rows[name], arms, study, runs) for name, arms in study.groups.items()
-    ]
+    outcomes = list[Outcome]()
+    bases: Mapping[int, Run] = {}
+    for name, arms in study.groups.items():
+        row = rows[name]
+        outcomes.append(_read_row(recipe, row, arms, study, runs, bases))
+        if row is recipe.rows[0]:
+            bases = outcomes[0].runs
     return Reproduction(recipe, study, outcomes, folder)
 
 
@@ -265,9 +283,17 @@ def choose_arm(recipe: Recipe, arms: Sequence[Arm], runs: OpenedRuns) -> tuple[A
 
 
 def _read_row(
-    recipe: Recipe, row: Row, arms: Sequence[Arm], study: Study, opened: OpenedRuns
+    recipe: Recipe,
+    row: Row,
+    arms: Sequence[Arm],
+    study: Study,
+    opened: OpenedRuns,
+    bases: Mapping[int, Run],
 ) -> Outcome:
-    """Return the results of a row; an error in measuring is a fault of this row only."""
+    """Return the results of a row; an error in measuring is a fault of this row only.
+
+    `bases` are the runs of the recipe's first row, by their seeds.
+    """
     best, fault = choose_arm(recipe, arms, opened)
     searched = [(arm, seed) for arm in arms for seed in seeds_of(recipe, arms, study)]
     chosen = [] if best is None else [(best, seed) for seed in study.seeds]
@@ -278,7 +304,10 @@ def _read_row(
     measured: Mapping[str, Spread] = {}
     try:
         if runs and not fault:
-            by_seed = [measures_of(run, recipe.measures, row.evaluated) for run in runs.values()]
+            by_seed = [
+                measures_of(run, recipe.measures, row.evaluated, bases.get(seed))
+                for seed, run in runs.items()
+            ]
             measured = {m: mean_and_deviation([each[m] for each in by_seed]) for m in by_seed[0]}
     except FairbloomError as error:
         fault = str(error)
@@ -293,10 +322,13 @@ def _read_row(
     return Outcome(row, name, parameters, recipe.published(row), runs, measured, unfinished, fault)
 
 
-def measures_of(run: Run, measures: Sequence[str], evaluated: str) -> dict[str, float]:
+def measures_of(
+    run: Run, measures: Sequence[str], evaluated: str, base: Run | None = None
+) -> dict[str, float]:
     """Return measures of a run under the models that are evaluated, attackers included.
 
-    Papers print numbers over all clients. Raise FairbloomError if a measure is missing.
+    Papers print numbers over all clients. `base` is the run of the recipe's first row, by default
+    this one. Raise FairbloomError if a measure is missing.
     """
     values = run.final(model=evaluated, hostile=True)
     if not values:
@@ -307,7 +339,12 @@ def measures_of(run: Run, measures: Sequence[str], evaluated: str) -> dict[str, 
             " some"
         )
     served = ClientScores(
-        values, run.score, run.test_examples(hostile=True), run.by_group(evaluated)
+        values,
+        run.score,
+        run.test_examples(hostile=True),
+        run.by_group(evaluated),
+        (base or run).final(hostile=True),
+        run.improved,
     )
     found = {measure: find_measure(measure).of(served) for measure in measures}
     for measure, value in found.items():

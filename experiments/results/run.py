@@ -1,6 +1,7 @@
 """A run, read from its folder: settings, progress, tables, and the scores of each client."""
 
 import contextlib
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from fairbloom.server.run_folder.csv_rows import (
     ABSENT,
     ENDINGS,
     HOSTILE,
+    IMPROVED,
     parse_absent,
     parse_names,
 )
@@ -56,7 +58,7 @@ from ..arms import Arm, label_of
 from ..study import Study, find_study
 from .group_scores import GroupReport, read_groups
 from .presentation import Shown
-from .tables import is_shown, read_frame
+from .tables import is_shown, mean_of, read_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -423,6 +425,16 @@ class Run(Shown):
             return {}
         pairs = zip(rows["client"].tolist(), rows[name].tolist(), strict=True)
         return {client: value for client, value in pairs if is_shown(value)}
+
+    @property
+    def improved(self) -> float:
+        """The percentage of participants with a training loss that did not rise, NaN if unknown.
+
+        It is the mean over the rounds, of those in which clients evaluated.
+        """
+        cells = self.rounds.get(IMPROVED, ())
+        shown = [cell for cell in cells if is_shown(cell)]
+        return mean_of(shown) if shown else math.nan
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
         """Return refused, missing and offline clients, most frequent first, with their rounds."""

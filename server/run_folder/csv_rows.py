@@ -48,6 +48,9 @@ SHARE_OF_LARGER_CLASS = "test_share_of_larger_class"
 # Column of clients.csv for experiments with an attack: 1 for the clients that attack, else 0.
 HOSTILE = "hostile"
 
+# Column of rounds.csv: the percentage of the participants that `percent_improved` counts.
+IMPROVED = "percent_of_participants_improved"
+
 LARGER_CLASS = Score(names.LARGER_CLASS, percent=True)
 
 # The measures of fairness that rounds.csv has of the score.
@@ -191,7 +194,7 @@ def round_columns(
         columns.append("left_out")
     if method.keeps_states:
         columns.append("lost_states")
-    columns += ["clients", "clients_scored", "percent_of_participants_improved"]
+    columns += ["clients", "clients_scored", IMPROVED]
     columns += [f"{score.column(model)}_{measure}" for model in models for measure in MEASURES]
     if validation:
         columns.append(validation.column)
@@ -246,7 +249,7 @@ def format_round(
     }
     if after:
         same_clients = {name: before[name] for name in after}
-        row["percent_of_participants_improved"] = percent_improved(same_clients, after)
+        row[IMPROVED] = percent_improved(same_clients, after)
     row |= _measure_scores(finished, score)
     if validation is not None:
         row[validation.column] = validation.mean(finished)
