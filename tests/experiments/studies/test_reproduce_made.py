@@ -66,11 +66,15 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
 
 FEW: dict[str, Value] = {"clients": 2, "learning-rate": 0.01}
 
+FIGURES = ("fedmgda-figure1", "fedmgda-figure3", "fedmgda-figure4", "fedmgda-figures5-9")
+
 RECIPES: dict[str, dict[str, Value]] = {
+    **dict.fromkeys(("fedfv-figure2", *FIGURES), UNVERIFIED | {"clients": 10}),
     "fedfv-table2": UNVERIFIED,
     "fedmgda-table8": UNVERIFIED,
     "fedmgda-table12": UNVERIFIED | {"fraction": 0.1},
     "fedmgda-table14": UNVERIFIED | {"fraction": 0.1, "test-share": 0.5},
+    "semivred-table2": UNVERIFIED | FEW,
     "semivred-table6-cifar100": UNVERIFIED | FEW,
     "semivred-table6-cinic10": UNVERIFIED | FEW,
     "qffl-synthetic": {"clients": 10},
