@@ -12,7 +12,7 @@ from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.files import CLIENTS, SCORES
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
-from fairbloom.server.settings import Settings, check_used
+from fairbloom.server.settings import Settings, check_pace, check_used
 from fairbloom.strategies import name_of
 from fairbloom.strategies.named import title
 from fairbloom.tasks import describe_data, forget_tasks
@@ -155,6 +155,7 @@ def run(
     config = merge_settings(settings_of_method(method, config), choose_task(config))
     chosen = Settings.of(config)
     check_used(config, [chosen.method], chosen.task)
+    check_pace(chosen)
     folder = choose_run_folder(chosen)
     forget_tasks()  # a notebook may have loaded them from files that have changed since
     with progress_bar(shown=progress and not debug) as bar:

@@ -385,6 +385,10 @@ class Method:
         """Return which of a model's arrays are updates, which are buffers, and which are frozen."""
         return Layout(arrays, self.buffers, self.shared, self.frozen)
 
+    def find_idle(self, num_rounds: int) -> str:
+        """Return which parameter changes nothing in so many rounds, with the remedy, or ""."""
+        return ""
+
     # The hooks of a method ------------------------------------------------------------------------
 
     def weigh(self, cohort: Cohort) -> FloatArray:

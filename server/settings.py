@@ -409,6 +409,12 @@ def check_used(
                 raise SettingsError(f"{key} has no effect with partition = {partition!r}: {remedy}")
 
 
+def check_pace(settings: Settings) -> None:
+    """Raise SettingsError if a parameter of the method changes nothing in the run's rounds."""
+    if idle := settings.strategy().find_idle(settings.num_rounds):
+        raise SettingsError(f"{settings.method}.{idle}")
+
+
 def may_differ(*, finished: bool) -> Collection[str]:
     """Return the keys of settings that may differ from the run's: fewer if it is finished."""
     if finished:

@@ -5,13 +5,18 @@ from typing import Annotated, Unpack
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import Positive, Range
+from fairbloom.rounds.ranges import Choices, Positive, Range
+from fairbloom.text import text_if
 
 from .strategy import FairStrategy
 
+STAIRCASE, EXPONENTIAL, INVERSE = SCHEDULES = ("staircase", "exponential", "inverse")
+
+Schedule = Annotated[str, Choices(*SCHEDULES)]
+
 
 class Stepped(FairStrategy):
-    """A method with a server step size that decays over the run."""
+    """A method with a server step size that may fall over the run."""
 
     default_weighting = "uniform"
 
@@ -20,24 +25,54 @@ class Stepped(FairStrategy):
         *,
         server_lr: Positive = 1.0,
         decay: Annotated[float, Range("[0, 1]")] = 0.0,
+        decay_every: Annotated[int, Range("[1, inf)")] = 100,
+        server_schedule: Schedule = STAIRCASE,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
         self.server_lr = server_lr
         self.decay = decay
+        self.decay_every = decay_every
+        self.server_schedule = server_schedule
 
     @property
     def paced(self) -> bool:
-        """Whether the step size decays over the run."""
-        return self.decay > 0.0
+        """Whether the step size depends on the number of rounds."""
+        return self.decay > 0.0 and self.server_schedule != INVERSE
+
+    def find_idle(self, num_rounds: int) -> str:
+        """Return the decay or schedule that leaves the step size as it would be without it."""
+        schedule = f"server-schedule = {self.server_schedule!r}"
+        if self.decay == 0.0:
+            return text_if(
+                self.server_schedule == EXPONENTIAL,
+                f"{schedule} changes nothing without decay: set it, as in 0.1",
+            )
+        if self.server_schedule == INVERSE:
+            return f"decay = {self.decay} changes nothing with {schedule}: leave it out"
+        return text_if(
+            self.server_schedule == STAIRCASE and num_rounds < self.decay_every,
+            f"decay = {self.decay} changes nothing in {num_rounds} rounds, as the step size falls"
+            f" every {self.decay_every}: lower decay-every, as in {max(1, num_rounds // 10)}, or"
+            " leave decay out",
+        )
 
     def step_size(self, server_round: int, num_rounds: int | None) -> float:
-        """Return η_t = server_lr · β^⌊t/100⌋ with β = decay^(100/T); decay = 0 means no decay."""
+        """Return η_t, with η = server_lr, T rounds, β = decay and E = decay_every.
+
+        staircase: η β^(E/T · ⌊t/E⌋), exponential: η β^(t/T); β = 0 means no decay. inverse:
+        2η / (t + 2), which is 2 / (c (t + 2)) of Theorem 2 for η = 1/c, c-strongly convex losses.
+        """
+        if self.server_schedule == INVERSE:
+            return 2.0 * self.server_lr / (server_round + 2)
         if self.decay == 0.0:
             return self.server_lr
         if num_rounds is None:
             raise ValueError("decay needs the number of rounds: run the strategy by its start()")
-        return float(self.server_lr * self.decay ** (100 / num_rounds * (server_round // 100)))
+        done = server_round / num_rounds
+        if self.server_schedule == STAIRCASE:
+            done = self.decay_every / num_rounds * (server_round // self.decay_every)
+        return float(self.server_lr * self.decay**done)
 
 
 def moving(cohort: Cohort) -> tuple[FloatArray, FloatArray]:
@@ -61,8 +96,12 @@ class FedAvgN(Stepped):
     server_lr
         Step size; the norm of the step is at most this.
     decay
-        Share of the step size that is left at the end of the run, reached in a step every 100
-        rounds; 0: no decay.
+        Share of the step size that is left at the end of the run; 0: no decay.
+    decay_every
+        Number of rounds after which a decaying step size falls, with the schedule staircase.
+    server_schedule
+        How the step size falls: staircase, exponential (in every round), or inverse, which is
+        2 server_lr / (t + 2) in round t and needs no decay.
 
     Objective: none; each client has the same influence on the direction
     Good for: updates of very different norms; a client with a long one does not dominate the

@@ -8,7 +8,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
-from .fedavgn import Stepped, moving
+from .fedavgn import STAIRCASE, Schedule, Stepped, moving
 from .simplex import GRAM_REPORTS, min_norm_weights
 from .strategy import Tries
 
@@ -34,8 +34,12 @@ class FedMGDA(Stepped):
     server_lr
         Step size.
     decay
-        Share of the step size that is left at the end of the run, reached in a step every 100
-        rounds; 0: no decay.
+        Share of the step size that is left at the end of the run; 0: no decay.
+    decay_every
+        Number of rounds after which a decaying step size falls, with the schedule staircase.
+    server_schedule
+        How the step size falls: staircase, exponential (in every round), or inverse, which is
+        2 server_lr / (t + 2) in round t and needs no decay.
 
     Reductions: `epsilon=0` is FedAvg (uniform by default); `epsilon=1` is MGDA.
 
@@ -58,9 +62,17 @@ class FedMGDA(Stepped):
         epsilon: NonNegative = 1.0,
         server_lr: Positive = 1.0,
         decay: Annotated[float, Range("[0, 1]")] = 0.0,
+        decay_every: Annotated[int, Range("[1, inf)")] = 100,
+        server_schedule: Schedule = STAIRCASE,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(server_lr=server_lr, decay=decay, **options)
+        super().__init__(
+            server_lr=server_lr,
+            decay=decay,
+            decay_every=decay_every,
+            server_schedule=server_schedule,
+            **options,
+        )
         self.epsilon = epsilon
 
     def weigh(self, cohort: Cohort) -> FloatArray:
@@ -89,8 +101,12 @@ class FedMGDAPlus(FedMGDA):
     server_lr
         Step size; the norm of the step is at most this.
     decay
-        Share of the step size that is left at the end of the run, reached in a step every 100
-        rounds; 0: no decay.
+        Share of the step size that is left at the end of the run; 0: no decay.
+    decay_every
+        Number of rounds after which a decaying step size falls, with the schedule staircase.
+    server_schedule
+        How the step size falls: staircase, exponential (in every round), or inverse, which is
+        2 server_lr / (t + 2) in round t and needs no decay.
 
     Reductions: `epsilon=0` is FedAvgN.
 
@@ -138,8 +154,12 @@ class MGDAProx(FedMGDAPlus):
     server_lr
         Step size; the norm of the step is at most this.
     decay
-        Share of the step size that is left at the end of the run, reached in a step every 100
-        rounds; 0: no decay.
+        Share of the step size that is left at the end of the run; 0: no decay.
+    decay_every
+        Number of rounds after which a decaying step size falls, with the schedule staircase.
+    server_schedule
+        How the step size falls: staircase, exponential (in every round), or inverse, which is
+        2 server_lr / (t + 2) in round t and needs no decay.
 
     Reductions: `mu=0` is FedMGDAPlus.
 
@@ -162,7 +182,16 @@ class MGDAProx(FedMGDAPlus):
         epsilon: NonNegative = 1.0,
         server_lr: Positive = 1.0,
         decay: Annotated[float, Range("[0, 1]")] = 0.0,
+        decay_every: Annotated[int, Range("[1, inf)")] = 100,
+        server_schedule: Schedule = STAIRCASE,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(epsilon=epsilon, server_lr=server_lr, decay=decay, **options)
+        super().__init__(
+            epsilon=epsilon,
+            server_lr=server_lr,
+            decay=decay,
+            decay_every=decay_every,
+            server_schedule=server_schedule,
+            **options,
+        )
         self.proximal_mu = mu

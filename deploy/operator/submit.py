@@ -29,7 +29,7 @@ from fairbloom.protocol.settings import (
     marked,
     parsed,
 )
-from fairbloom.server.settings import Settings, check_used, default_config
+from fairbloom.server.settings import Settings, check_pace, check_used, default_config
 from fairbloom.tasks import find_task
 from fairbloom.text import text_if
 
@@ -187,6 +187,7 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     settings = Settings.of(config)
     settings.check_deployed()
     check_used(named, [settings.method], settings.task, deployed=True)
+    check_pace(settings)
     settings.check_schema()
     for warning in find_device_warnings(members, settings, named):
         say(warning)

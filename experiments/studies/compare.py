@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fairbloom.errors import join_names
+from fairbloom.logs import log
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPS
-from fairbloom.server.settings import check_used
+from fairbloom.server.settings import Settings, check_used
 
 from ..results.comparison import Comparison, read_comparison
 from ..results.presentation import write_figure, write_report
@@ -61,7 +63,19 @@ def prepare(study: Study, out: Path) -> Study:
         return study
     first = study.run(study.arms[0], study.seeds[0], out)
     check_used(study.settings, [arm.method for arm in study.arms], first.task)
+    warn_of_idle(study)
     return replace(study, settings={**study.settings, **fix_score(first)})
+
+
+def warn_of_idle(study: Study) -> None:
+    """Warn once of the arms in which a parameter changes nothing in the study's rounds."""
+    found = {}
+    for arm in study.arms:
+        settings = Settings.of(study.config(arm))
+        found[arm.label] = settings.strategy().find_idle(settings.num_rounds)
+    idle = {label: reason for label, reason in found.items() if reason}
+    if idle:
+        log.warning("%s: %s", join_names([*idle]), next(iter(idle.values())))
 
 
 def seeds_before(study: Study, out: Path) -> int:

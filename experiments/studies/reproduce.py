@@ -22,6 +22,7 @@ from ..results.presentation import write_figure, write_report
 from ..results.reproduction import Reproduction, choose_arm, read_reproduction, seeds_of
 from ..results.run import REPORT, OpenedRuns
 from ..study import STUDY, Study
+from .compare import warn_of_idle
 from .on_ray import OnRay, Pool, place_of
 from .progress import StudyBar, study_progress
 from .running import QUIET, carry_out, check_measures, fix_score, write_tables
@@ -153,6 +154,7 @@ def study_of(
                 )
         except FairbloomError as error:
             raise FairbloomError(f"recipe {recipe.name}: row {arm.row!r}: {error}") from error
+    warn_of_idle(study)
     if not shared.get("score"):  # if the recipe names it, no data are needed
         first = _first_of_tasks(study)
         scores = {

@@ -133,6 +133,10 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
         ["run", "--set", "seed=1", "--set", "seed=2"],
         ("seed is given two values, 1 and 2: give it one",),
     ),
+    (
+        ["run", "--method", "fedmgda", "--set", "fedmgda.decay=0.1", "--rounds", "50"],
+        ("fedmgda.decay = 0.1 changes nothing in 50 rounds", "lower decay-every, as in 5"),
+    ),
     (["run", "--set", "qfedavg.q=2"], ("qfedavg.q has no effect with method = 'fedavg'",)),
     (["walk"], ("walk",)),
     (

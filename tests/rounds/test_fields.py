@@ -408,7 +408,7 @@ def test_a_client_honours_all_that_any_engine_honours(subtests: pytest.Subtests)
             assert others.work <= BY_A_CLIENT.work
             assert others.metrics <= BY_A_CLIENT.metrics
     assert BY_A_CLIENT.wire_keys == list(WORK)
-    assert BY_FAIR.wire_keys == ["proximal-mu", "client-momentum"]
+    assert BY_FAIR.wire_keys == ["proximal-mu", "personal-parameters", "client-momentum"]
 
 
 def test_every_key_of_the_work_is_read_by_one_rule() -> None:

@@ -26,8 +26,10 @@ from fairbloom.strategies import (
     FedMGDA,
     FedMGDAPlus,
     GiFair,
+    MGDAProx,
     QFedAvg,
 )
+from fairbloom.strategies.fedavgn import Stepped
 
 from .helpers import client_names, cohort_of, step_of as step
 
@@ -359,3 +361,46 @@ def test_in_fairfed_without_positive_weights_examples_count() -> None:
     method.memory = {"weights": {"a": -0.5, "b": 0.2}}
     there = cohort(ROWS[:2], [100.0, 300.0], names=["a", "b"])
     assert method.weigh(there).tolist() == pytest.approx([0.25, 0.75])
+
+
+@pytest.mark.parametrize("method", [FedAvgN, FedMGDA, FedMGDAPlus, MGDAProx])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"decay": 0.25, "decay_every": 10}, [3.0, 3.0 * 0.25**0.25, 3.0 * 0.25]),
+        (
+            {"decay": 0.25, "server_schedule": "exponential"},
+            [3.0 * 0.25 ** (1 / 40), 3.0 * 0.25 ** (10 / 40), 3.0 * 0.25],
+        ),
+        ({"server_schedule": "inverse"}, [2.0, 0.5, 6 / 42]),
+    ],
+)
+def test_schedules_of_the_server_step(
+    method: type[Stepped], options: dict[str, Any], expected: list[float]
+) -> None:
+    made = method(server_lr=3.0, **options)
+    assert [made.step_size(t, 40) for t in (1, 10, 40)] == pytest.approx(expected)
+    assert made.paced == ("decay" in options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"decay": 0.1, "server_schedule": "inverse"}, "decay = 0.1 changes nothing with"),
+        ({"server_schedule": "exponential"}, "changes nothing without decay: set it"),
+        ({"server_schedule": "inverse"}, ""),
+    ],
+)
+def test_schedules_without_effect_are_known(options: dict[str, Any], words: str) -> None:
+    assert words in FedMGDA(**options).find_idle(1000)
+    assert bool(words) == bool(FedMGDA(**options).find_idle(1000))
+
+
+def test_a_decay_that_changes_nothing_is_known() -> None:
+    method = FedMGDAPlus(decay=0.1)
+    assert "decay = 0.1 changes nothing in 50 rounds" in method.find_idle(50)
+    assert "decay-every, as in 5," in method.find_idle(50)
+    assert not method.find_idle(100)
+    assert not FedMGDAPlus(decay=0.1, decay_every=5).find_idle(50)
+    assert not FedMGDAPlus(decay=0.1, server_schedule="exponential").find_idle(50)
+    assert not FedMGDAPlus().find_idle(50)

@@ -231,7 +231,9 @@ def test_lists_are_printed_whole_at_any_width(
             if command == "settings":
                 for key, value in default_config().items():
                     assert re.search(
-                        rf"^ *{re.escape(key)}(?: =)? +{re.escape(repr(value))}", text, re.MULTILINE
+                        rf"^ *{re.escape(key)}(?: =)?\s+{re.escape(repr(value))}",
+                        text,
+                        re.MULTILINE,
                     ), key
             if command == "methods":
                 for each in (
