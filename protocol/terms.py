@@ -204,7 +204,7 @@ class Terms:
     def rules(self) -> tuple[Request, ...]:
         """The rules that are asked for."""
         values = vars(self)
-        return tuple(rule for rule in RULES if values[rule.asked_by] != _DEFAULTS[rule.asked_by])
+        return tuple(rule for rule, field in _ASKED_BY if values[field] != _DEFAULTS[field])
 
     def to_config(self) -> dict[str, Any]:
         """Return the config to send: the names with hyphens, without fields at their defaults."""
@@ -247,6 +247,7 @@ class Terms:
         return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 
+_ASKED_BY = tuple((rule, rule.asked_by) for rule in RULES)
 _NAMES = (*(name for rule in RULES for name in rule.names), "state_round", "seed")
 _FIELDS: Mapping[str, str] = {name.replace("_", "-"): name for name in _NAMES}
 _DEFAULTS: Mapping[str, Any] = {

@@ -526,7 +526,7 @@ class _Block(ClientRound):
             self._work,
             shift,
             call_rules if watching else None,
-            training.engine.seeds(self._block, self._terms, personal=False),
+            self._seeds(self._block, personal=False),
         )
         if self._loss_before_in_first_step and first_losses is not None:
             self._add_scores(BEFORE, [{wire.LOSS: loss} for loss in first_losses.tolist()])
@@ -574,10 +574,16 @@ class _Block(ClientRound):
                     if last := member.local.personal(before=terms.server_round):
                         rows.load(row, last)
                 steps = training.engine.steps(block, work, terms, personal=True)
-                seeds = training.engine.seeds(block, terms, personal=True)
+                seeds = self._seeds(block, personal=True)
                 train_together(self._program, self._task, rows, steps, work, seeds=seeds)
                 for row, member in enumerate(block):
                     member.local.keep_personal(terms.server_round, rows.model(row))
+
+    def _seeds(self, block: Sequence[StackedClient], *, personal: bool) -> Sequence[int]:
+        """Return the seeds by which clients draw dropout, none for a model without it."""
+        if not self._program.drops:
+            return ()
+        return self._training.engine.seeds(block, self._terms, personal=personal)
 
     def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:
         """Add the training metrics that clients report to their scores."""
