@@ -164,13 +164,13 @@ class Recipe(Section):
         self._check_grid(self.grid, self.rows)
         labels = [*map(self.name_of, self.rows)]
         for claim in self.claims:
-            parts = CLAIM.fullmatch(claim)
-            if parts is None or parts[3] not in self.measures:
+            matched = CLAIM.fullmatch(claim)
+            if matched is None or matched[3] not in self.measures:
                 raise ValueError(
                     f"claims: {claim!r} is no claim: write ROW has a higher MEASURE than ROW, or a"
                     f" lower one, with a measure of {', '.join(self.measures)}"
                 )
-            if unknown := [name for name in (parts[1], parts[4]) if name not in labels]:
+            if unknown := [name for name in (matched[1], matched[4]) if name not in labels]:
                 raise ValueError(
                     f"claims: there is no row {unknown[0]!r}: there are {', '.join(labels)}"
                 )

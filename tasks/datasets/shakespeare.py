@@ -44,14 +44,15 @@ class Lines(NamedTuple):
     rows: Mapping[str, Indices]
 
 
-def load(setup: Setup) -> Task:
-    """Return the task, with one client per speaker."""
+def load(setup: Setup, *, smallest: int) -> Task:
+    """Return the task, with one client per speaker of at least `smallest` examples."""
     (path,) = locate(TASKS["shakespeare"], setup)
     lines = make_lines(read_speeches(path))
 
     def enough(count: int) -> bool:
         train, test, validation = map(len, split_in_time(np.arange(count), setup))
-        return min(train, test, validation if setup.validation_share else 1) > 0
+        parts = min(train, test, validation if setup.validation_share else 1)
+        return parts > 0 and count >= smallest
 
     rows = draw_clients(lines.rows, setup, "speakers", enough)
 

@@ -33,6 +33,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cifar-cnn": networks.cifar_cnn,
     "resnet18-gn": networks.resnet18_gn,
     "lstm": networks.LSTM,
+    "rnn": networks.RNN,
 }
 
 

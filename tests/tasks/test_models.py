@@ -47,7 +47,9 @@ class Lazy(nn.Module):
 def test_the_seed_alone_decides_the_weights(subtests: pytest.Subtests) -> None:
     for name in (*MODELS, f"{HERE}:Lazy"):
         with subtests.test(name=name):
-            shape, dtype = ((16,), torch.int64) if name == "lstm" else ((1, 16, 16), torch.float32)
+            shape, dtype = (
+                ((16,), torch.int64) if name in ("lstm", "rnn") else ((1, 16, 16), torch.float32)
+            )
             once, other = (build(name, shape, 10, seed, dtype) for seed in (5, 6))
             torch.rand(17)
             before = torch.get_rng_state()

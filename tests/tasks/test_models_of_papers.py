@@ -30,6 +30,7 @@ PARAMETERS: dict[tuple[str, Shape, int], int] = {
     ("cifar-cnn", COLOURS, 10): 797_962,
     ("resnet18-gn", COLOURS, 10): 11_173_962,
     ("lstm", LINE, 80): 819_920,
+    ("rnn", LINE, 10_004): 4_053_428,
 }
 
 SMALLEST = {
@@ -45,7 +46,9 @@ SMALLEST = {
 
 
 def made(name: str, shape: Shape, outputs: int, seed: int = 0) -> nn.Module:
-    return build(name, shape, outputs, seed, torch.int64 if name == "lstm" else torch.float32)
+    return build(
+        name, shape, outputs, seed, torch.int64 if name in ("lstm", "rnn") else torch.float32
+    )
 
 
 # Sizes --------------------------------------------------------------------------------------------

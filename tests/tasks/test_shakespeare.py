@@ -160,3 +160,14 @@ def test_the_real_text_has_183_speakers_with_enough_of_it() -> None:
     longest = max(task.clients, key=lambda name: len(task.splits(name).train))
     assert longest == "GLOUCESTER"
     assert sum(len(task.splits(name).train) for name in task.clients) == 793_917
+
+
+def test_speakers_with_fewer_examples_are_left_out(folder: Path) -> None:
+    task = load("shakespeare", folder, **{"shakespeare.smallest": 700})
+    assert task.clients == ("First Citizen",)  # ROMEO has 700 characters, and 620 examples
+
+
+@ORIGINAL
+def test_34_speakers_have_ten_thousand_examples() -> None:
+    task = load("shakespeare", **{"shakespeare.smallest": 10_000, "test-share": 0.5})
+    assert len(task.clients) == 34

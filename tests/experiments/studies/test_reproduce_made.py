@@ -66,6 +66,9 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
 
 FEW: dict[str, Value] = {"clients": 2, "learning-rate": 0.01}
 
+# their networks are LSTMs
+SLOW = ("fedmgda-table14", "semivred-table6-stackoverflow")
+
 FIGURES = ("fedmgda-figure1", "fedmgda-figure3", "fedmgda-figure4", "fedmgda-figures5-9")
 
 RECIPES: dict[str, dict[str, Value]] = {
@@ -77,6 +80,7 @@ RECIPES: dict[str, dict[str, Value]] = {
     "semivred-table2": UNVERIFIED | FEW,
     "semivred-table6-cifar100": UNVERIFIED | FEW,
     "semivred-table6-cinic10": UNVERIFIED | FEW,
+    "semivred-table6-stackoverflow": UNVERIFIED | {"clients": 2, "shakespeare.smallest": 0},
     "qffl-synthetic": {"clients": 10},
 }
 """Settings besides `QUICK`: fewer clients or test examples, because the made-up data are few."""
@@ -85,10 +89,7 @@ RECIPES: dict[str, dict[str, Value]] = {
 @pytest.mark.parametrize(
     "name",
     # an LSTM
-    [
-        pytest.param(each, marks=[pytest.mark.slow] if each == "fedmgda-table14" else [])
-        for each in names()
-    ],
+    [pytest.param(each, marks=[pytest.mark.slow] if each in SLOW else []) for each in names()],
 )
 def test_a_run_of_one_round_has_every_measure_of_its_recipe(tmp_path: Path, name: str) -> None:
     """One row of each kind: as usual, with attackers, judged by personal models, pooled."""
