@@ -51,8 +51,9 @@ def load(setup: Setup, *, smallest: int) -> Task:
 
     def enough(count: int) -> bool:
         train, test, validation = map(len, split_in_time(np.arange(count), setup))
-        parts = min(train, test, validation if setup.validation_share else 1)
-        return parts > 0 and count >= smallest
+        used = train + test + validation  # without those between two parts
+        least = min(train, test, validation if setup.validation_share else 1)
+        return least > 0 and used >= smallest
 
     rows = draw_clients(lines.rows, setup, "speakers", enough)
 

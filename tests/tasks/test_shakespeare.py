@@ -164,7 +164,7 @@ def test_the_real_text_has_183_speakers_with_enough_of_it() -> None:
 
 def test_speakers_with_fewer_examples_are_left_out(folder: Path) -> None:
     task = load("shakespeare", folder, **{"shakespeare.smallest": 700})
-    assert task.clients == ("First Citizen",)  # ROMEO has 700 characters, and 620 examples
+    assert task.clients == ("First Citizen",)  # ROMEO has 620 examples
 
 
 @ORIGINAL
