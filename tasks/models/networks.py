@@ -281,9 +281,9 @@ class RNN(nn.Module):
     """The network of next words of Reddi et al. (ICLR 2021) for StackOverflow.
 
     An embedding of 96, one LSTM layer of 670, and two linear layers, the first of 96 units:
-    4,053,428 parameters for 10,000 words and four other tokens. TensorFlow's cells, which have one
-    bias, make it 4,050,748. Semi-VRed's Table 3 names a network of one LSTM and two linear layers
-    without their sizes. It accepts lines of any length: integers of shape (n, length).
+    4,053,428 parameters for 10,004 words, four special ones among them. TensorFlow's cells, which
+    have one bias each, make it 4,050,748. Semi-VRed's Table 3 names a network of one LSTM and two
+    linear layers, without sizes. It accepts lines of any length: integers of shape (n, length).
     """
 
     def __init__(self, shape: Shape, outputs: int) -> None:
