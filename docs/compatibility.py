@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fairbloom.rounds.compatibility import (
     CONTROL_VARIATES,
+    DRAW,
     FINE_TUNING,
     MIXED_UPDATES,
     OTHER_STEPS,
@@ -44,6 +45,7 @@ OPTIONS = (
     Option("personal_lambda"),
     PERSONAL_PARAMETERS,
     FINE_TUNING,
+    DRAW,
 )
 """The options in the order of the table's columns."""
 

@@ -219,6 +219,11 @@ class RunSettings(Setup):
         options.FineTuneEpochs,
         "Passes over the local data with which each client adapts the model that it evaluates",
     )
+    draw: options.Draw = _of_methods(
+        options.Draw,
+        "How clients of a round are drawn: uniformly, or with replacement by their numbers of"
+        " examples",
+    )
     server_optimizer: options.ServerOptimizerName = _of_methods(
         options.ServerOptimizerName,
         "Optimizer that uses the method's step as its gradient on the server; none: no server"

@@ -90,7 +90,10 @@ def build_cohort(
         second = [replies.second.vectors]
     vectors = Vectors.concat([updates.vectors, *second, *kept.values()])
     exact = EXACT_GRAM in method.requires
-    if method.weighting == "examples":
+    drawn = np.array([draws[name] for name in replies.names], np.float64)
+    if method.draw == "examples":
+        prior = drawn / drawn.sum()
+    elif method.weighting == "examples":
         prior = counts / counts.sum()
     else:
         prior = np.full(len(counts), 1.0 / len(counts))
@@ -110,7 +113,7 @@ def build_cohort(
         online=tuple(online),
         counts=counts,
         prior=prior,
-        draws=np.array([draws[name] for name in replies.names], np.float64),
+        draws=drawn,
         metrics=Needed(
             type(method).__name__, {metric: replies.column(metric) for metric in method.needs}
         ),

@@ -34,6 +34,7 @@ PLAIN_LOSS = "plain loss"
 CLIENT_MOMENTUM = "client momentum"
 OWN_WEIGHTS = "own weights"
 PERSONAL_MODELS = "personal models"
+OWN_DRAW = "own draw"
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,11 @@ NEEDS: Mapping[str, Requirement] = {
         " already: leave {option} out, or choose another method",
         lambda method: "personal_lambda" in method.own_terms or method.personal_lambda > 0.0,
     ),
+    OWN_DRAW: Requirement(
+        "has no prior, which such a draw replaces",
+        "{option} = {value!r} replaces the prior, and {method} has none: leave {option} out",
+        lambda method: method.default_weighting is None and not method.drawn_by_examples,
+    ),
     OWN_WEIGHTS: Requirement(
         "has weights that such a defence would replace",
         "{option} = {value!r} replaces weights that are the prior, and {method} has its own: choose"
@@ -132,6 +138,7 @@ CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
 MIXED_UPDATES = Option('defence="nnm"', frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
 PERSONAL_PARAMETERS = Option("personal_parameters", frozenset({WHOLE_UPDATES, PERSONAL_MODELS}))
+DRAW = Option('draw="examples"', frozenset({WHOLE_UPDATES, OWN_DRAW}))
 FINE_TUNING = Option("fine_tune_epochs", frozenset({PERSONAL_MODELS}))
 OTHER_STEPS = Option(
     "other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM})

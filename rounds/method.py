@@ -29,10 +29,13 @@ from .layout import Layout
 from .options import OPTIONS, Options as Options, checking
 from .progress import SERVER_OPTIMIZER, NormHistory, Progress
 from .ranges import names_in, one_of, pairs_in, whole
-from .sampling import sample
+from .sampling import sample, sample_by
 from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
 from .vectors import Vectors
+
+# The value of draw by which no client is drawn twice, nor by its examples.
+UNIFORM = "uniform"
 
 # The value of personal_steps with which personal parameters are trained first.
 HEAD_FIRST = "head-first"
@@ -91,6 +94,10 @@ class Method:
     fine_tune_epochs
         Above 0, each client trains the model that it evaluates by this many passes over its local
         data, is scored as with a personal model, and forgets it.
+    draw
+        "uniform", without replacement, or "examples": K draws with replacement by the clients'
+        numbers of examples (Wang et al., FedFV, Algorithm 1). A client that is drawn twice trains
+        once, and the prior p_k is its share of the draws.
     server_optimizer
         "avgm", "adagrad", "adam" or "yogi": the server uses the method's step as the gradient of a
         momentum or adaptive step (see `rounds.server_optimizer`). A skipped round, or a round
@@ -173,6 +180,8 @@ class Method:
 
     needs: frozenset[str] = frozenset()
     default_weighting: ClassVar[str | None] = "examples"
+    drawn_by_examples: ClassVar[bool] = False
+    """Whether the method may draw clients by their examples although it has no prior."""
     own_terms: ClassVar[frozenset[str]] = frozenset()
     """Common options that the method sets by another parameter and therefore refuses."""
     lost_to_server_optimizers: ClassVar[str] = ""
@@ -230,6 +239,7 @@ class Method:
         self.fine_tune_epochs: int = plain["fine_tune_epochs"]
         if self.fine_tune_epochs:
             self.check_fit(compatibility.FINE_TUNING, "fine_tune_epochs", self.fine_tune_epochs)
+        self.draw = self._checked_draw(options)
         self.client_rule: str = plain["client_rule"]
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
@@ -286,6 +296,19 @@ class Method:
         else:
             weighting = self.default_weighting or "uniform"
         return one_of(("examples", "uniform"), weighting=weighting)
+
+    def _checked_draw(self, options: Options) -> str:
+        draw = str(OPTIONS["draw"].checked(options.get("draw", UNIFORM), called="draw"))
+        if draw == UNIFORM:
+            return draw
+        if weighting := options.get("weighting"):
+            raise ValueError(
+                f"weighting = {weighting!r} has no effect with draw = {draw!r}, by which a client's"
+                " prior is its share of the draws: leave one of them out"
+            )
+        self.check_fit(compatibility.DRAW, "draw", draw)
+        self.requires = self.requires | {compatibility.ROSTER}
+        return draw
 
     def _checked_defence(self, plain: Mapping[str, Any]) -> Defence | None:
         name = plain["defence"]
@@ -458,6 +481,9 @@ class Method:
 
         A name may occur more than once.
         """
+        if self.draw != UNIFORM:
+            examples = [self.progress.roster.get(name, 0.0) for name in names]
+            return sample_by(examples, names, wanted, self.seed, server_round)
         return sample(names, wanted, self.seed, "train", server_round)
 
     def last_evaluated(self, server_round: int) -> int:

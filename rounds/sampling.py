@@ -20,6 +20,24 @@ def share(fraction: float, of: int, minimum: int) -> int:
     return min(max(math.ceil(Fraction(str(fraction)) * of), minimum), of)
 
 
+def sample_by(
+    shares: Sequence[float], names: Sequence[str], wanted: int, seed: int, number: int
+) -> list[str]:
+    """Draw `wanted` names with replacement by their shares, from (seed, round).
+
+    `shares` are any numbers, not all 0. The result is in the order of the names.
+    """
+    total = sum(shares)
+    if not total:
+        raise ValueError(
+            "draw = 'examples': no client has said how many examples it has: leave draw out"
+        )
+    places = generator(seed, "draw by examples", number).choice(
+        len(names), wanted, p=[each / total for each in shares]
+    )
+    return [names[place] for place in sorted(places.tolist())]
+
+
 def sample(names: Sequence[str], wanted: int, seed: int, purpose: str, number: int) -> list[str]:
     """Draw `wanted` names uniformly without replacement, from (seed, purpose, round).
 

@@ -76,6 +76,7 @@ class FedFV(FairStrategy):
         "its step is as long as the mean update, in the direction that the projections leave"
     )
     default_weighting = None
+    drawn_by_examples = True
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "personal_lambda": {"personal_lambda": 0.1},
     "personal_parameters": {"personal_parameters": "head"},
     "fine_tune_epochs": {"fine_tune_epochs": 1},
+    'draw="examples"': {"draw": "examples"},
 }
 SET: dict[str, dict[str, Any]] = {
     "other client optimizer": {"optimizer": "adam", "learning-rate": 0.01},

@@ -1,12 +1,14 @@
 """The participants of a round: the same for the same seed, and only training clients."""
 
 import logging
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.strategies import DRFA, FedAvg
+from fairbloom.strategies import DRFA, SCAFFOLD, FairStrategy, FedAvg, FedFV
 from tests.federation import KINDS, OPTIONS, MemoryGrid, bits, quadratics, run, undisturbed
 from tests.strategies.helpers import ARGUMENTS, make
 
@@ -104,3 +106,73 @@ def test_a_text_is_not_taken_for_a_list_of_names(subtests: pytest.Subtests) -> N
                     ValueError, match=rf"^{option} (= .*name=value|must be a mapping of names)"
                 ):
                     FedAvg(**{option: text})  # type: ignore[arg-type]
+
+
+# Drawn by their examples ---------------------------------------------------------------------------
+
+
+def test_the_mean_weight_of_many_draws_is_the_share_of_examples() -> None:
+    strategy = FedAvg(draw="examples", seed=3)
+    sizes = {"a": 10.0, "b": 30.0, "c": 60.0}
+    strategy.progress.roster = sizes
+    draws = [strategy.choose([*sizes], 4, number) for number in range(1, 2001)]
+    assert all(len(drawn) == 4 for drawn in draws)
+    for name, size in sizes.items():
+        mean = sum(drawn.count(name) for drawn in draws) / (4 * len(draws))
+        assert mean == pytest.approx(size / 100, abs=0.02)  # 4 standard errors
+
+
+def test_a_client_that_is_drawn_twice_counts_twice() -> None:
+    strategy = FedAvg(draw="examples", seed=1)
+    _, rounds = run(strategy)
+    sizes = strategy.progress.roster
+    assert sizes == {name: client.examples for name, client in quadratics(6).items()}
+    names = sorted(sizes)
+    for finished in rounds:
+        drawn = Counter(strategy.choose(names, len(names), finished.number))
+        assert set(finished.participants) == set(drawn)
+        expected = {name: count / len(names) for name, count in drawn.items()}
+        assert finished.coefficients == pytest.approx(expected)
+    assert any(max(finished.coefficients.values()) > 1.5 / len(names) for finished in rounds)
+
+
+def test_draws_by_examples_go_on_from_a_state() -> None:
+    whole, _ = run(FedAvg(draw="examples"), rounds=4)
+    states: list[dict[str, Any]] = []
+    first = FedAvg(draw="examples")
+    half, _ = run(first, rounds=2)
+    states.append(first.state_dict())
+    assert states[0]["roster"] == first.progress.roster
+    second = FedAvg(draw="examples")
+    second.load_state_dict(states[0])
+    assert second.choose(sorted(first.progress.roster), 6, 3) == first.choose(
+        sorted(first.progress.roster), 6, 3
+    )
+    assert bits(whole.arrays) != bits(half.arrays)
+
+
+def test_fedfv_draws_by_examples_although_it_has_no_prior() -> None:
+    strategy = FedFV(draw="examples")
+    _, rounds = run(strategy)
+    assert any(len(finished.participants) < 6 for finished in rounds)
+
+
+@pytest.mark.parametrize(
+    ("make_strategy", "words"),
+    [
+        (lambda: FedAvg(draw="examples", weighting="uniform"), "weighting = 'uniform' has no effe"),
+        (lambda: DRFA(draw="examples"), "draw = 'examples' replaces the prior, and DRFA has none"),
+        (lambda: SCAFFOLD(draw="examples"), "draw = 'examples': with SCAFFOLD"),
+        (lambda: FedAvg(draw="sizes"), "draw = 'sizes': allowed is uniform or examples"),
+    ],
+)
+def test_draws_that_cannot_be_are_refused(
+    make_strategy: Callable[[], FairStrategy], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_strategy()
+
+
+def test_a_draw_without_known_sizes_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no client has said how many examples it has"):
+        FedAvg(draw="examples").choose(["a", "b"], 1, 1)
