@@ -12,6 +12,7 @@ from .streams import generator
 # The attacks on data, see fairbloom.tasks.label_flip, and on the reported training loss.
 LABEL_FLIP = "label-flip"
 LOSS = "loss"
+LOSS_SCALE = "loss-scale"
 
 # The default attack-strength of each attack, None if it has no strength. docs/data/attacks.csv
 # describes the attacks.
@@ -21,6 +22,7 @@ ATTACKS: Mapping[str, float | None] = {
     "noise": 10.0,
     LABEL_FLIP: None,
     LOSS: 1.0,
+    LOSS_SCALE: 10.0,
     "alie": 1.5,
     "ipm": 2.0,
 }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import imported
-from fairbloom.protocol.attacks import ATTACKS, LOSS, attackers_of
+from fairbloom.protocol.attacks import ATTACKS, LOSS, LOSS_SCALE, attackers_of
 from fairbloom.protocol.names import SNAPSHOT, TRAIN_LOSS
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
@@ -66,10 +66,12 @@ def _alie(sight: Sight) -> Vector:
 # The changed update of a hostile client, by the name of the attack.
 #
 # Sources: alie is of Baruch, Baruch and Goldberg, A Little Is Enough, NeurIPS 2019; ipm of Xie,
-# Koyejo and Gupta, Fall of Empires, UAI 2019.
+# Koyejo and Gupta, Fall of Empires, UAI 2019; loss-scale of Hu et al., IEEE TNSE 2022
+# (FedMGDA+), figure 2: a client with s times its loss has s times its gradient.
 UPDATES: Mapping[str, Callable[[Sight], Vector]] = {
     "sign-flip": lambda sight: -sight.strength * sight.own,
     "scale": lambda sight: sight.strength * sight.own,
+    LOSS_SCALE: lambda sight: sight.strength * sight.own,
     "noise": _noisy,
     "alie": _alie,
     "ipm": lambda sight: -sight.strength * np.asarray(sight.honest.mean(axis=0)),
@@ -139,16 +141,18 @@ class Adversaries:
                     updates.replace(place, self._checked(self._change(seen), updates, name))
 
     def lie(self, reports: Reports, number: int, *, evaluated: bool = False) -> None:
-        """Raise the losses that hostile clients report in round `number`.
+        """Raise or multiply the losses that hostile clients report in round `number`.
 
         In reports of an evaluation, this is only the training loss.
         """
-        if self._name != LOSS or number < self._from:
+        if self._name not in (LOSS, LOSS_SCALE) or number < self._from:
             return
+        factor = self._strength if self._name == LOSS_SCALE else 1.0
+        term = self._strength if self._name == LOSS else 0.0
         raised = {TRAIN_LOSS} if evaluated else LOSSES
         for name in self.names.intersection(reports):
             reports[name] = {
-                metric: value + self._strength if metric in raised else value
+                metric: factor * value + term if metric in raised else value
                 for metric, value in reports[name].items()
             }
 

@@ -46,6 +46,7 @@ def test_each_attack_is_its_formula() -> None:
     expected = {
         "sign-flip": -2.0 * seen.own,
         "scale": 2.0 * seen.own,
+        "loss-scale": 2.0 * seen.own,
         "alie": mean + 2.0 * deviation,
         "ipm": -2.0 * mean,
     }
@@ -165,6 +166,21 @@ def test_false_losses_are_what_the_tables_have(tmp_path: Path, subtests: pytest.
                 == float(due["train_loss_before_round"]) + added
             )
             assert row["hostile"] == str(int(row["client"] == HOSTILE))
+
+
+def test_loss_scale_multiplies_update_and_losses(tmp_path: Path) -> None:
+    chosen = {"num_rounds": 1, "fraction": 1.0, "method": "qfedavg", "attackers": HOSTILE}
+    once, thrice = (
+        table(
+            run(tmp_path / str(s), attack="loss-scale", attack_strength=s, **chosen) / "clients.csv"
+        )
+        for s in (1.0, 3.0)
+    )
+    for row, due in zip(thrice, once, strict=True):
+        factor = 3.0 if row["client"] == HOSTILE else 1.0
+        assert float(row["train_loss_before_round"]) == pytest.approx(
+            factor * float(due["train_loss_before_round"])
+        )
 
 
 def test_before_its_first_round_an_attack_changes_nothing(tmp_path: Path) -> None:
