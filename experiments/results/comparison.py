@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,11 +50,15 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
             failed[arm.label] = f"failed with {len(by_seed)} of {len(study.seeds)} seeds"
             first = next(iter(by_seed))
             reasons.append(f"{arm.label} with seed {first}: {by_seed[first]}.")
-    lacking = _find_lacking(runs, plan.baseline, plan.seeds)
+    hostile = [
+        frozenset[str]().union(*(run.attackers for run in of_seed))
+        for of_seed in zip(*runs.values(), strict=True)
+    ]
+    lacking = _find_lacking(runs, plan.baseline, plan.seeds, hostile)
     compared = {label: by_seed for label, by_seed in runs.items() if label not in lacking}
     known = [
-        set[str]().union(*(run.known for run in of_seed))
-        for of_seed in zip(*compared.values(), strict=True)
+        set[str]().union(*(run.known for run in of_seed)) - attacking
+        for attacking, of_seed in zip(hostile, zip(*compared.values(), strict=True), strict=True)
     ]
     rows = list[tuple[object, ...]]()
     by_group = dict[str, Sequence[GroupReport]]()
@@ -98,12 +102,12 @@ def _find_models(label: str, by_seed: Sequence[Run]) -> dict[str, str]:
 def _rows_of_run(
     run: Run, method: str, model: str, seed: int, clients: set[str]
 ) -> list[tuple[object, ...]]:
-    """Return the rows of `Comparison.finals` for a run; each of `clients` has a row in any case."""
+    """Return the rows of `Comparison.finals` for a run, one for each of `clients` and scores."""
     tested = run.test_examples()
     rows = list[tuple[object, ...]]()
     for score in run.scores:
         values = run.final(score, model)
-        for client in sorted(clients.union(values)):
+        for client in sorted(clients):
             count = tested.get(client, math.nan)
             value = values.get(client, math.nan)
             rows.append((method, model, seed, client, count, score.name, value))
@@ -111,11 +115,15 @@ def _rows_of_run(
 
 
 def _find_lacking(
-    runs: Mapping[str, Sequence[Run]], baseline: str, seeds: Sequence[int]
+    runs: Mapping[str, Sequence[Run]],
+    baseline: str,
+    seeds: Sequence[int],
+    hostile: Sequence[Set[str]],
 ) -> dict[str, str]:
     """Return as text the clients without a score that other methods have, by method.
 
-    Raise RunFolderError if the baseline is among these methods.
+    Clients that are `hostile` under some method, by seed, need none. Raise RunFolderError if the
+    baseline is among these methods.
     """
     found: dict[str, str] = {}
     for place, seed in enumerate(seeds):
@@ -124,7 +132,7 @@ def _find_lacking(
             run = by_seed[place]
             if label == baseline:
                 final_of(run)  # raises if no client was evaluated
-            if missing := sorted(scored - run.tested):
+            if missing := sorted(scored - run.tested - hostile[place]):
                 found.setdefault(
                     label, f"has no test {run.score.words} of {', '.join(missing)} with seed {seed}"
                 )

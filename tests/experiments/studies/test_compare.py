@@ -396,3 +396,20 @@ def test_measures_without_meaning_are_left_out_of_the_rows() -> None:
         Score("r2"), FedAvg=[{"a": -1.0, "b": 1.0}] * 2, FedFV=[{"a": 0.5, "b": 1.0}] * 2
     )
     assert "gini" not in {row["measure"] for row in comparison.difference_rows()}
+
+
+def test_hostile_clients_are_left_out_of_every_method(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "fedavg,fedavg(attack=loss-scale,attackers=client-0)"
+    small = ("--seeds", 2, "--clients", 3, "--rounds", 1, "--jobs", 1, "--set", "device=cpu")
+    assert fairbloom("compare", "--methods", words, *small, "--out", tmp_path / "out") == 0
+    rows = table(tmp_path / "out" / "clients.csv")
+    assert {row["method"] for row in rows} == {
+        "FedAvg",
+        "FedAvg (attack=loss-scale, attackers=client-0)",
+    }
+    assert {row["client"] for row in rows} == {"client-1", "client-2"}
+    text = " ".join(capsys.readouterr().out.split())
+    sentence = "client-0 attacks by loss-scale, as set: all measures are over the honest clients."
+    assert text.count(sentence) == 1
