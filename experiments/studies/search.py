@@ -37,7 +37,7 @@ from ..arms import (
     make_arm,
     parse_arms,
 )
-from ..results.measures import GAP
+from ..results.measures import AGAINST_BASELINE, GAP
 from ..results.presentation import write_report
 from ..results.run import REPORT
 from ..results.search import ArmScore, Search, choose, read_search
@@ -306,6 +306,11 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
 
 def _prepare_search(study: Study, out: Path) -> Study:
     """Return a study with a validation share and one score; raise SettingsError for a fault."""
+    if study.criterion in AGAINST_BASELINE:
+        raise SettingsError(
+            f"criterion = {study.criterion!r} compares with the baseline, so that it cannot choose"
+            " for the baseline itself: take another measure, such as worst_10"
+        )
     if study.app is not None:  # its clients have validation examples of their own
         if study.criterion.startswith(GAP):
             raise SettingsError(

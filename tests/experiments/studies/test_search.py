@@ -106,6 +106,7 @@ def test_impossible_options_are_refused_before_any_training(
         ({"budget": 0.0}, "budget = 0"),
         ({"mean_within": -1.0}, "mean-within = -1"),
         ({"criterion": "wurst"}, "'wurst'.*worst"),
+        ({"criterion": "suffering_share"}, "compares with the baseline.*take another measure"),
         ({"criterion": "client:nobody"}, "nobody is not a client"),
         ({"criterion": "group-gap:accuracy"}, "no groups"),
         ({"settings": {"validation-share": 0.0}}, "validation-share = 0"),
