@@ -24,7 +24,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import BrokenModelError, check_model
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.strategies import SCAFFOLD, Ditto, FedAvg, FedDyn, Local
+from fairbloom.strategies import METHODS, SCAFFOLD, Ditto, FedAvg, FedDyn, Local
 from fairbloom.tasks import Examples, Setup, Splits, Task, load_task
 from fairbloom.tasks.measures import MAE, absolute_error
 from fairbloom.tasks.models import arrays_of, personal_arrays
@@ -40,6 +40,11 @@ SMALL: Mapping[str, Any] = {
     "seed": 1,  # no hidden unit is near zero, where rounding decides
     "engine": "loop",
 }
+
+
+# These refuse personal parameters, and these need groups, which digits have not.
+REFUSING = {"ditto", "local", "feddyn", "scaffold"}
+OF_GROUPS = {"fairfed", "fcfl"}
 
 
 def run(place: Path, **changes: Any) -> Run:
@@ -199,6 +204,38 @@ def test_other_methods_train_with_heads(tmp_path: Path, method: str) -> None:
         table[f"test_accuracy_of_{kind}_model"].mean() for kind in ("personal", "global")
     )
     assert own > common
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted({*METHODS} - REFUSING - OF_GROUPS))
+def test_each_method_continues_with_heads(tmp_path: Path, method: str) -> None:
+    chosen = {"method": method, "personal_parameters": "head", "batch_size": 0}
+    run(tmp_path / "parts", num_rounds=1, **chosen)
+    parts = run(tmp_path / "parts", num_rounds=2, **chosen)
+    whole = run(tmp_path / "whole", num_rounds=2, **chosen)
+    for client in whole.tested:
+        for name, array in kept_by(whole, client).items():
+            assert np.array_equal(array, kept_by(parts, client)[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedfv", "fedmgdaplus", "qfedavg"])
+def test_workers_have_the_same_heads(tmp_path: Path, method: str) -> None:
+    loop, workers = (
+        run(tmp_path / engine, engine=engine, method=method, personal_parameters="head")
+        for engine in ("loop", "workers")
+    )
+    assert loop.clients.equals(workers.clients)
+
+
+def test_messages_do_not_have_the_head(tmp_path: Path) -> None:
+    head = 4 * (10 * 64 + 10)  # bytes of float32, of the last layer of the network mlp
+    sent = []
+    for words in ("", "head"):
+        finished = run(tmp_path / f"run{words}", personal_parameters=words)
+        rows = finished.rounds
+        sent.append(float(rows["bytes_sent"].iloc[0]))
+    assert sent[0] - sent[1] >= 4 * head
 
 
 # Refusals -------------------------------------------------------------------------------------------
