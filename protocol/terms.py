@@ -185,9 +185,14 @@ class Terms:
     client_rule: str = ""
 
     @property
+    def kept_patterns(self) -> str:
+        """Which arrays of the model clients keep for themselves, "" for none."""
+        return self.personal_parameters
+
+    @property
     def keeps_arrays(self) -> bool:
         """Whether clients keep some arrays of the model for themselves."""
-        return self.personal_parameters != ""
+        return self.kept_patterns != ""
 
     @property
     def evaluation_epochs(self) -> int:

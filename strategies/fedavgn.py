@@ -50,6 +50,8 @@ class Stepped(FairStrategy):
             )
         if self.server_schedule == INVERSE:
             return f"decay = {self.decay} changes nothing with {schedule}: leave it out"
+        if self.decay == 1.0:
+            return f"decay = {self.decay} changes nothing: leave it out, or lower it"
         return text_if(
             self.server_schedule == STAIRCASE and num_rounds < self.decay_every,
             f"decay = {self.decay} changes nothing in {num_rounds} rounds, as the step size falls"
@@ -61,10 +63,11 @@ class Stepped(FairStrategy):
         """Return η_t, with η = server_lr, T rounds, β = decay and E = decay_every.
 
         staircase: η β^(E/T · ⌊t/E⌋), exponential: η β^(t/T); β = 0 means no decay. inverse:
-        2η / (t + 2), which is 2 / (c (t + 2)) of Theorem 2 for η = 1/c, c-strongly convex losses.
+        2η / (t + 1), which is 2 / (c (t + 2)) of Theorem 2, whose rounds begin with 0, for η = 1/c
+        and c-strongly convex losses.
         """
         if self.server_schedule == INVERSE:
-            return 2.0 * self.server_lr / (server_round + 2)
+            return 2.0 * self.server_lr / (server_round + 1)
         if self.decay == 0.0:
             return self.server_lr
         if num_rounds is None:
@@ -101,7 +104,7 @@ class FedAvgN(Stepped):
         Number of rounds after which a decaying step size falls, with the schedule staircase.
     server_schedule
         How the step size falls: staircase, exponential (in every round), or inverse, which is
-        2 server_lr / (t + 2) in round t and needs no decay.
+        2 server_lr / (t + 1) in round t, from 1, and needs no decay.
 
     Objective: none; each client has the same influence on the direction
     Good for: updates of very different norms; a client with a long one does not dominate the

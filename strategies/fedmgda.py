@@ -39,7 +39,7 @@ class FedMGDA(Stepped):
         Number of rounds after which a decaying step size falls, with the schedule staircase.
     server_schedule
         How the step size falls: staircase, exponential (in every round), or inverse, which is
-        2 server_lr / (t + 2) in round t and needs no decay.
+        2 server_lr / (t + 1) in round t, from 1, and needs no decay.
 
     Reductions: `epsilon=0` is FedAvg (uniform by default); `epsilon=1` is MGDA.
 
@@ -106,7 +106,7 @@ class FedMGDAPlus(FedMGDA):
         Number of rounds after which a decaying step size falls, with the schedule staircase.
     server_schedule
         How the step size falls: staircase, exponential (in every round), or inverse, which is
-        2 server_lr / (t + 2) in round t and needs no decay.
+        2 server_lr / (t + 1) in round t, from 1, and needs no decay.
 
     Reductions: `epsilon=0` is FedAvgN.
 
@@ -159,7 +159,7 @@ class MGDAProx(FedMGDAPlus):
         Number of rounds after which a decaying step size falls, with the schedule staircase.
     server_schedule
         How the step size falls: staircase, exponential (in every round), or inverse, which is
-        2 server_lr / (t + 2) in round t and needs no decay.
+        2 server_lr / (t + 1) in round t, from 1, and needs no decay.
 
     Reductions: `mu=0` is FedMGDAPlus.
 

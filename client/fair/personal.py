@@ -11,6 +11,8 @@ from fairbloom.protocol.names import PERSONAL
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks.models.personal import PARTS
 
+from ..rules.personal import PersonalParameters
+
 # The record of the context that holds them.
 RECORD = f"kept:{PERSONAL}"
 
@@ -18,7 +20,7 @@ RECORD = f"kept:{PERSONAL}"
 def give_own(message: Message, context: Context, terms: Terms) -> Message:
     """Return a message whose first arrays have the client's own values, once it has trained."""
     own = context.state.array_records.get(RECORD)
-    if not terms.personal_parameters or own is None:
+    if not terms.keeps_arrays or own is None:
         return message
     (key, received), *_ = message.content.array_records.items()
     given = copy.copy(message)
@@ -28,20 +30,20 @@ def give_own(message: Message, context: Context, terms: Terms) -> Message:
 
 def keep_own(reply: Message, context: Context, terms: Terms) -> None:
     """Move the arrays that the client keeps from a reply into its context."""
-    if not terms.personal_parameters or reply.has_error():
+    if not terms.keeps_arrays or reply.has_error():
         return
     for key, trained in [*reply.content.array_records.items()]:
-        names = _find_own(trained, terms.personal_parameters)
+        names = _find_own(trained, terms)
         context.state[RECORD] = ArrayRecord({name: trained[name] for name in names})
         others = {name: each for name, each in trained.items() if name not in names}
         reply.content[key] = ArrayRecord(others)
 
 
-def _find_own(names: Iterable[str], patterns: str) -> list[str]:
-    words = patterns.replace(",", " ").split()
+def _find_own(names: Iterable[str], terms: Terms) -> list[str]:
+    words = terms.kept_patterns.replace(",", " ").split()
     if several := PARTS.keys() & set(words):
         raise ReportableError(
-            f"personal-parameters = {patterns!r}: an app of your own sends arrays without their"
-            f" model: name them by patterns, as in 'fc2.*', in place of {min(several)}"
+            f"{PersonalParameters(terms)}: an app of your own sends arrays without their model:"
+            f" name them by patterns, as in 'fc2.*', in place of {min(several)}"
         )
     return [name for name in names if any(fnmatchcase(name, word) for word in words)]

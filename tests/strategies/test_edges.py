@@ -372,7 +372,7 @@ def test_in_fairfed_without_positive_weights_examples_count() -> None:
             {"decay": 0.25, "server_schedule": "exponential"},
             [3.0 * 0.25 ** (1 / 40), 3.0 * 0.25 ** (10 / 40), 3.0 * 0.25],
         ),
-        ({"server_schedule": "inverse"}, [2.0, 0.5, 6 / 42]),
+        ({"server_schedule": "inverse"}, [3.0, 6 / 11, 6 / 41]),
     ],
 )
 def test_schedules_of_the_server_step(
@@ -388,6 +388,7 @@ def test_schedules_of_the_server_step(
     [
         ({"decay": 0.1, "server_schedule": "inverse"}, "decay = 0.1 changes nothing with"),
         ({"server_schedule": "exponential"}, "changes nothing without decay: set it"),
+        ({"decay": 1.0}, "decay = 1.0 changes nothing: leave it out"),
         ({"server_schedule": "inverse"}, ""),
     ],
 )
