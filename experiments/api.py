@@ -214,7 +214,7 @@ def compare(
         each run in a process of its own.
     runs
         Folders of runs to compare by the method and seed that they recorded, instead of training:
-        runs/a runs/b, or runs/*.
+        runs/a runs/b, or `runs/*`.
     baseline
         The method that the others are compared with; by default FedAvg, or the first.
     seeds

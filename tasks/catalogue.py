@@ -40,5 +40,5 @@ def _as_tuple(value: Any) -> Any:
 
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
-# The tasks by their names on the command line, in the order of lists.
+#: The tasks by their names on the command line, in the order of lists.
 TASKS = {name: _read_info(name, TABLES) for name in TABLES if name != "pictures"}

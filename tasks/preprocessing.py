@@ -270,7 +270,7 @@ class Preprocessing:
         return Schema(target=self.target, ignore=self.ignored, fields=fields)
 
     def array_inputs(self, x: NDArray[Any]) -> Tensor:
-        """Return the inputs of an array, shape (examples, *`shape`), torch.float32.
+        """Return the inputs of an array, shape (examples, …) with `shape` last, torch.float32.
 
         The array's first dimension is the examples. Bytes are divided by `white`. Raises ValueError
         if the array does not hold numbers, or holds bytes without a `white`.
