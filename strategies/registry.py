@@ -38,7 +38,6 @@ from .term import TERM
 from .torchjd import TORCHJD, FromTorchJD
 from .vred import SemiVRed, VRed
 
-#: The methods by their names on the command line, in the order of lists.
 METHODS: dict[str, type[FairStrategy]] = {
     method.__name__.lower(): method
     for method in (
