@@ -31,7 +31,7 @@ from fairbloom.simulation.stacked import clients as stacked
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.strategies import DRFA, FedAvg
 from fairbloom.tasks import load_task
-from fairbloom.tasks.models import arrays_of
+from fairbloom.tasks.models import arrays_of, personal_arrays
 
 from .implementations import IMPLEMENTATIONS, Config, assert_same_replies, contents_of
 
@@ -73,6 +73,9 @@ class Case:
     def method(self) -> Method:
         if self.terms.disparity:
             return Disparate()
+        if self.terms.keeps_arrays:  # what clients keep is in no update
+            module = load_task(self.settings).model()
+            return FedAvg(frozen=personal_arrays(module, self.terms.kept_patterns))
         return FedAvg() if self.terms.snapshot_step is None else DRFA()
 
     @property
@@ -114,8 +117,8 @@ OF_THE_TERMS: Mapping[str, Case] = {
     "proximal_mu": asked(proximal_mu=0.3),
     "personal_lambda": Case(terms=PERSONAL),
     "personal_epochs": Case(terms=replace(PERSONAL, personal_epochs=2)),
-    "personal_parameters": Case(SINGLE, HEAD),
-    "head_epochs": Case(SINGLE, replace(HEAD, head_epochs=2)),
+    "personal_parameters": Case({"model": "mlp"}, HEAD),
+    "head_epochs": Case({"model": "mlp"}, replace(HEAD, head_epochs=2)),
     "fine_tune_epochs": asked(fine_tune_epochs=1),
     "local_only": Case(terms=replace(PERSONAL, local_only=True)),
     "client_momentum": asked(client_momentum=0.5),
@@ -243,7 +246,7 @@ class Engines:
 
     def of(self, engine: str, case: Case) -> LocalClients:
         """Return clients that keep nothing of any case."""
-        key = case.config, type(case.method)
+        key = case.config, type(case.method), tuple(case.method.frozen)
         if engine not in self._there or self._there[engine][0] != key:
             self.close(engine)
             clients = IMPLEMENTATIONS[engine](case.method, case.settings)
@@ -483,6 +486,7 @@ SET_AGAIN |= {
     for kind in ("terms", "metric")
     for name in ("disparity", "disparity_sharpness")
 }
+SET_AGAIN |= {"terms: fine_tune_epochs"}  # only an evaluation reads it
 SET_AGAIN |= {"metric: disparity-hard"}  # its terms are not supported either
 
 

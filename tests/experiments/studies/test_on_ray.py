@@ -65,6 +65,8 @@ def nodes() -> Iterator[Any]:
             Path(folder, "ray").mkdir()
             # its address lies there; in /tmp other runs of Ray would join it
             patch.setenv("RAY_TMPDIR", folder)
+            # tests hide cards, and a node with one that is hidden does not start
+            patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
             cluster = Cluster(
                 initialize_head=True,
                 head_node_args={"num_cpus": 1, "include_dashboard": False, "temp_dir": folder},
