@@ -94,7 +94,7 @@ def train(message: Message, context: Context) -> Message:
         update = train_client(local, received, terms, vectors)
         save_states(context, local.states.in_memory)
         metrics = MetricRecord({**update.metrics})
-        wanted = _wanted_arrays(local, message, terms)
+        wanted = _wanted_arrays(local, message)
         arrays = _record(update.arrays, wanted)
         content = RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics})
         if update.second:
@@ -262,16 +262,14 @@ def _own_config(context: Context) -> tuple[dict[str, Any], object, str | None]:
     return config, partition, None if name is None else str(name)
 
 
-def _wanted_arrays(local: LocalClient, message: Message, terms: Terms) -> Set[str]:
+def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
     """Return the names of the arrays that a reply needs: those that the message had.
 
-    A server that compares digests of frozen parameters has these already. What the client keeps for
-    itself is in no reply.
+    A server that compares digests of frozen parameters has these already.
     """
-    from fairbloom.tasks.models import frozen_parameters, personal_arrays
+    from fairbloom.tasks.models import frozen_parameters
 
-    own = personal_arrays(local.model, terms.personal_parameters)
-    sent = message.content.array_records[wire.ARRAYS].keys() - set(own)
+    sent = message.content.array_records[wire.ARRAYS].keys()
     if wire.FROZEN not in message.content.config_records[wire.CONFIG]:
         return sent
     return sent - set(frozen_parameters(local.model))

@@ -39,8 +39,8 @@ def check_frozen_unchanged(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def fix_parameters(model: nn.Module, names: Collection[str]) -> Iterator[None]:
     """Leave these trained parameters of a model as they are in this block."""
-    fixed = [each for name, each in model.named_parameters() if name in names]
-    fixed = [each for each in fixed if each.requires_grad]
+    named = model.named_parameters()
+    fixed = [each for name, each in named if name in names and each.requires_grad]
     for parameter in fixed:
         parameter.requires_grad_(False)
     try:

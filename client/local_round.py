@@ -40,7 +40,7 @@ class Update:
     """A client's reply to the terms of a round.
 
     `arrays` may share memory with the client's model. A rule may reply a `second` model, in the
-    record of the name `record`.
+    record of the name `record`. Neither has what the client keeps for itself.
     """
 
     arrays: StateDict

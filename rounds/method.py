@@ -7,9 +7,12 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
+import numpy as np
+
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.parameters import arguments_of
+from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 from fairbloom.text import text_if
 
@@ -239,7 +242,7 @@ class Method:
         self.fine_tune_epochs: int = plain["fine_tune_epochs"]
         if self.fine_tune_epochs:
             self.check_fit(compatibility.FINE_TUNING, "fine_tune_epochs", self.fine_tune_epochs)
-        self.draw = self._checked_draw(options)
+        self.draw = self._checked_draw(plain["draw"], options.get("weighting"))
         self.client_rule: str = plain["client_rule"]
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
@@ -297,11 +300,10 @@ class Method:
             weighting = self.default_weighting or "uniform"
         return one_of(("examples", "uniform"), weighting=weighting)
 
-    def _checked_draw(self, options: Options) -> str:
-        draw = str(OPTIONS["draw"].checked(options.get("draw", UNIFORM), called="draw"))
+    def _checked_draw(self, draw: str, weighting: str | None) -> str:
         if draw == UNIFORM:
             return draw
-        if weighting := options.get("weighting"):
+        if weighting:
             raise ValueError(
                 f"weighting = {weighting!r} has no effect with draw = {draw!r}, by which a client's"
                 " prior is its share of the draws: leave one of them out"
@@ -409,7 +411,7 @@ class Method:
         return Layout(arrays, self.buffers, self.shared, self.frozen)
 
     def find_idle(self, num_rounds: int) -> str:
-        """Return which parameter changes nothing in so many rounds, with the remedy, or ""."""
+        """Return the parameter that changes nothing in `num_rounds`, with the remedy, or ""."""
         return ""
 
     # The hooks of a method ------------------------------------------------------------------------
@@ -482,8 +484,13 @@ class Method:
         A name may occur more than once.
         """
         if self.draw != UNIFORM:
-            examples = [self.progress.roster.get(name, 0.0) for name in names]
-            return sample_by(examples, names, wanted, self.seed, server_round)
+            examples = np.array([self.progress.roster.get(name, 0.0) for name in names])
+            if not examples.any():
+                raise ValueError(
+                    "draw = 'examples': no client has said how many examples it has: leave draw out"
+                )
+            random = generator(self.seed, "draw by examples", server_round)
+            return sample_by(examples, names, wanted, random)
         return sample(names, wanted, self.seed, "train", server_round)
 
     def last_evaluated(self, server_round: int) -> int:

@@ -4,6 +4,9 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fairbloom.protocol.streams import generator
 
 
@@ -21,20 +24,13 @@ def share(fraction: float, of: int, minimum: int) -> int:
 
 
 def sample_by(
-    shares: Sequence[float], names: Sequence[str], wanted: int, seed: int, number: int
+    shares: NDArray[np.float64], names: Sequence[str], wanted: int, random: np.random.Generator
 ) -> list[str]:
-    """Draw `wanted` names with replacement by their shares, from (seed, round).
+    """Draw `wanted` names with replacement, each with its share of the sum, which is not 0.
 
-    `shares` are any numbers, not all 0. The result is in the order of the names.
+    The result is in the order of the names.
     """
-    total = sum(shares)
-    if not total:
-        raise ValueError(
-            "draw = 'examples': no client has said how many examples it has: leave draw out"
-        )
-    places = generator(seed, "draw by examples", number).choice(
-        len(names), wanted, p=[each / total for each in shares]
-    )
+    places = random.choice(len(names), wanted, p=shares / shares.sum())
     return [names[place] for place in sorted(places.tolist())]
 
 

@@ -51,6 +51,10 @@ class Sight:
     random: np.random.Generator
 
 
+def _scaled(sight: Sight) -> Vector:
+    return sight.strength * sight.own
+
+
 def _noisy(sight: Sight) -> Vector:
     drawn = sight.random.standard_normal(sight.own.size)
     return sight.own + drawn * (sight.strength * np.linalg.norm(sight.own) / np.linalg.norm(drawn))
@@ -70,8 +74,8 @@ def _alie(sight: Sight) -> Vector:
 # (FedMGDA+), figure 2: a client with s times its loss has s times its gradient.
 UPDATES: Mapping[str, Callable[[Sight], Vector]] = {
     "sign-flip": lambda sight: -sight.strength * sight.own,
-    "scale": lambda sight: sight.strength * sight.own,
-    LOSS_SCALE: lambda sight: sight.strength * sight.own,
+    "scale": _scaled,
+    LOSS_SCALE: _scaled,
     "noise": _noisy,
     "alie": _alie,
     "ipm": lambda sight: -sight.strength * np.asarray(sight.honest.mean(axis=0)),

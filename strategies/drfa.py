@@ -11,6 +11,7 @@ from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative, Range
+from fairbloom.rounds.sampling import sample_by
 
 from .afl import ascend, enter_clients
 from .strategy import FairStrategy
@@ -76,14 +77,10 @@ class DRFA(FairStrategy):
         weights = self._weights(names)
         ascending = sorted(names)
         shares = np.array([weights[name] for name in ascending])
-        if shares.sum() > 0.0:
-            shares = shares / shares.sum()
-        else:
-            shares = np.full(len(ascending), 1.0 / len(ascending))
-        drawn = generator(self.seed, "weighted draw", server_round).choice(
-            len(ascending), wanted, p=shares
-        )
-        return [ascending[i] for i in sorted(drawn)]
+        if shares.sum() <= 0.0:
+            shares = np.ones(len(ascending))
+        random = generator(self.seed, "weighted draw", server_round)
+        return sample_by(shares, ascending, wanted, random)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return each client's share of the draws."""

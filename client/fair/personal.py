@@ -1,15 +1,14 @@
 """The arrays that a client of a user's own app keeps for itself, in Flower's context."""
 
 import copy
-from collections.abc import Iterable
-from fnmatch import fnmatchcase
+from collections.abc import Collection
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import PERSONAL
 from fairbloom.protocol.terms import Terms
-from fairbloom.tasks.models.personal import PARTS
+from fairbloom.tasks.models.personal import PARTS, match_names, split_words
 
 from ..rules.personal import PersonalParameters
 
@@ -39,11 +38,11 @@ def keep_own(reply: Message, context: Context, terms: Terms) -> None:
         reply.content[key] = ArrayRecord(others)
 
 
-def _find_own(names: Iterable[str], terms: Terms) -> list[str]:
-    words = terms.kept_patterns.replace(",", " ").split()
+def _find_own(names: Collection[str], terms: Terms) -> list[str]:
+    words = split_words(terms.kept_patterns)
     if several := PARTS.keys() & set(words):
         raise ReportableError(
             f"{PersonalParameters(terms)}: an app of your own sends arrays without their model:"
             f" name them by patterns, as in 'fc2.*', in place of {min(several)}"
         )
-    return [name for name in names if any(fnmatchcase(name, word) for word in words)]
+    return [name for word in words for name in match_names(names, word)]

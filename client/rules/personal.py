@@ -20,19 +20,24 @@ from ..work import LocalWork
 from .base import Rule
 
 
-class PersonalModel(Rule):
+class Kept(Rule):
+    """A rule of which each client keeps the result under the name of its personal model."""
+
+    keeps = PERSONAL
+
+    @classmethod
+    def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
+        """Return the last version; an evaluation measures the one of its own round."""
+        return states.find(PERSONAL, before=terms.server_round + (not training))
+
+
+class PersonalModel(Kept):
     """Trains v ← v − η (∇F(v) + lam (v − w)) after the work on the global model, and keeps v.
 
     Source: Li et al., ICML 2021 (Ditto), Algorithm 1.
     """
 
     reads = PERSONAL_MODEL
-    keeps = PERSONAL
-
-    @classmethod
-    def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
-        """Return the last personal model; an evaluation measures the one of its own round."""
-        return states.find(PERSONAL, before=terms.server_round + (not training))
 
     def after(self, work: LocalWork) -> LocalWork:
         """Return the work on the personal model: the run's, pulled to the global model.
@@ -53,7 +58,7 @@ class PersonalModel(Rule):
         )
 
 
-class PersonalParameters(Rule):
+class PersonalParameters(Kept):
     """Trains some of the model's parameters with the others, and keeps them.
 
     Sources: Arivazhagan et al. 2019 (FedPer); Liang et al. 2020 (LG-FedAvg); Li et al., ICLR 2021
@@ -61,12 +66,6 @@ class PersonalParameters(Rule):
     """
 
     reads = PERSONAL_PARAMETERS
-    keeps = PERSONAL
-
-    @classmethod
-    def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
-        """Return the last personal parameters; an evaluation has those of its own round."""
-        return states.find(PERSONAL, before=terms.server_round + (not training))
 
     def personal_arrays(self, model: nn.Module) -> tuple[str, ...]:
         """Return the arrays that the terms name."""

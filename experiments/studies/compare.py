@@ -63,16 +63,16 @@ def prepare(study: Study, out: Path) -> Study:
         return study
     first = study.run(study.arms[0], study.seeds[0], out)
     check_used(study.settings, [arm.method for arm in study.arms], first.task)
-    warn_of_idle(study)
+    warn_of_idle({arm.label: Settings.of(study.config(arm)) for arm in study.arms})
     return replace(study, settings={**study.settings, **fix_score(first)})
 
 
-def warn_of_idle(study: Study) -> None:
-    """Warn once of the arms in which a parameter changes nothing in the study's rounds."""
-    found = {}
-    for arm in study.arms:
-        settings = Settings.of(study.config(arm))
-        found[arm.label] = settings.strategy().find_idle(settings.num_rounds)
+def warn_of_idle(arms: Mapping[str, Settings]) -> None:
+    """Warn once of the arms, by their labels, in which a parameter changes nothing."""
+    found = {
+        label: settings.strategy().find_idle(settings.num_rounds)
+        for label, settings in arms.items()
+    }
     idle = {label: reason for label, reason in found.items() if reason}
     if idle:
         log.warning("%s: %s", join_names([*idle]), next(iter(idle.values())))

@@ -143,10 +143,12 @@ def study_of(
     by_row = [_arms(recipe, row, overrides, quick=quick, grid=grid) for row in rows]
     arms = [arm for of_row in by_row for arm in of_row]
     study = Study("reproduce", arms, list(seeds), settings=shared, quick=quick, overrides=overrides)
+    settings = dict[str, Settings]()
     for arm in study.arms:
         try:
             config = study.config(arm)
             chosen = Settings.of(config)
+            settings[arm.label] = chosen
             check_used(config, [arm.method], chosen.task)
             if arm.evaluated == "personal" and not chosen.strategy().terms(1).has_personal_models:
                 raise SettingsError(
@@ -154,7 +156,7 @@ def study_of(
                 )
         except FairbloomError as error:
             raise FairbloomError(f"recipe {recipe.name}: row {arm.row!r}: {error}") from error
-    warn_of_idle(study)
+    warn_of_idle(settings)
     if not shared.get("score"):  # if the recipe names it, no data are needed
         first = _first_of_tasks(study)
         scores = {

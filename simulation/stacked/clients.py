@@ -240,10 +240,9 @@ class StackedClients(LocalClients):
         Only `participants` report the metrics in `terms.measure`.
         """
         self.evict_idle(names)
-        reason = SUPPORTED.find_unsupported(terms, (), by_group=self._by_group)
         if terms.evaluation_epochs or (terms.keeps_arrays and terms.measure):
             return super().evaluate(names, model, terms, participants)
-        if self._falls_back(reason):
+        if self._falls_back(SUPPORTED.find_unsupported(terms, (), by_group=self._by_group)):
             return super().evaluate(names, model, terms, participants)
         try:
             reports = self._measures(names, self.on_device(model), terms, set(participants))

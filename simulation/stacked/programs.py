@@ -75,8 +75,9 @@ Summed = Callable[[Tensor], tuple[Tensor, Tensor]]
 class StepArrays(NamedTuple):
     """The arrays that a step of k clients changes, in the model's order, each of shape (k, *shape).
 
-    The anchor of a pull has shape (1, *shape). Velocity, anchor and the shift of gradients are
-    empty if they are not used, and so are the masks of dropout, each of shape (k, b, …).
+    The anchor of a pull has one row for all clients, or one for each. Velocity, anchor and the
+    shift of gradients are empty if they are not used, and so are the masks of dropout, each of
+    shape (k, b, …).
     """
 
     weights: Sequence[Tensor]

@@ -1,6 +1,6 @@
 """Which arrays of a model each client keeps for itself."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -33,8 +33,8 @@ def personal_arrays(model: nn.Module, patterns: str) -> tuple[str, ...]:
     frozen = {*frozen_parameters(model)}
     names = [name for name in model.state_dict() if name not in frozen]
     chosen = set[str]()
-    for word in patterns.replace(",", " ").split():
-        found = set(PARTS[word](model)) if word in PARTS else set(_matching(names, word))
+    for word in split_words(patterns):
+        found = PARTS[word](model) if word in PARTS else set(match_names(names, word))
         if not found.intersection(names):
             raise ReportableError(
                 f"personal-parameters = {patterns!r}: {word!r} names no array that the model,"
@@ -50,8 +50,14 @@ def personal_arrays(model: nn.Module, patterns: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in chosen)
 
 
-def _matching(names: list[str], pattern: str) -> list[str]:
-    return [name for name in names if fnmatchcase(name, pattern)]
+def split_words(patterns: str) -> list[str]:
+    """Return the words of a text that names arrays."""
+    return patterns.replace(",", " ").split()
+
+
+def match_names(names: Iterable[str], pattern: str) -> Iterator[str]:
+    """Yield the names that match a pattern."""
+    return (name for name in names if fnmatchcase(name, pattern))
 
 
 def _head(model: nn.Module) -> set[str]:

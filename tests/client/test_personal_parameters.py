@@ -57,6 +57,17 @@ def kept_by(finished: Run, client: str) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in state.items()}
 
 
+def check_continued(place: Path, rounds: int, **changes: Any) -> None:
+    """Assert that a run that stopped after one round ends with the heads of a whole one."""
+    chosen = {"personal_parameters": "head", **changes}
+    run(place / "parts", num_rounds=1, **chosen)
+    parts = run(place / "parts", num_rounds=rounds, **chosen)
+    whole = run(place / "whole", num_rounds=rounds, **chosen)
+    for client in whole.tested:
+        for name, array in kept_by(whole, client).items():
+            assert np.array_equal(array, kept_by(parts, client)[name])
+
+
 class Net(nn.Module):
     """A layer of each kind that has a word of its own."""
 
@@ -176,13 +187,7 @@ def test_workers_have_equal_bits(tmp_path: Path, changes: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("changes", [{}, {"personal_steps": "head-first", "head_epochs": 2}])
 def test_a_run_continues_with_its_heads(tmp_path: Path, changes: dict[str, Any]) -> None:
-    chosen = {"personal_parameters": "head", **changes}
-    run(tmp_path / "parts", num_rounds=1, **chosen)
-    parts = run(tmp_path / "parts", num_rounds=3, **chosen)
-    whole = run(tmp_path / "whole", num_rounds=3, **chosen)
-    for client in whole.tested:
-        for name, array in kept_by(whole, client).items():
-            assert np.array_equal(array, kept_by(parts, client)[name])
+    check_continued(tmp_path, rounds=3, **changes)
 
 
 def test_the_head_is_trained_first_and_then_fixed(tmp_path: Path) -> None:
@@ -209,13 +214,7 @@ def test_other_methods_train_with_heads(tmp_path: Path, method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", sorted({*METHODS} - REFUSING - OF_GROUPS))
 def test_each_method_continues_with_heads(tmp_path: Path, method: str) -> None:
-    chosen = {"method": method, "personal_parameters": "head", "batch_size": 0}
-    run(tmp_path / "parts", num_rounds=1, **chosen)
-    parts = run(tmp_path / "parts", num_rounds=2, **chosen)
-    whole = run(tmp_path / "whole", num_rounds=2, **chosen)
-    for client in whole.tested:
-        for name, array in kept_by(whole, client).items():
-            assert np.array_equal(array, kept_by(parts, client)[name])
+    check_continued(tmp_path, rounds=2, method=method, batch_size=0)
 
 
 @pytest.mark.slow
