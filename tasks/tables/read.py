@@ -276,9 +276,11 @@ def _read_text(path: Path, file: File) -> Table:
             "one-column",
         )
     if b'"' in content:
-        content = _strip_around_quotes(content, delimiter)
-        end, lines = _find_rows(content)
-        first = content[:end].decode().lstrip("\n")
+        stripped = _strip_around_quotes(content, delimiter)
+        if stripped is not content:
+            content = stripped
+            end, lines = _find_rows(content)
+            first = content[:end].decode().lstrip("\n")
         _check_quotes(path, content, delimiter)
     names = [
         name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
@@ -363,6 +365,8 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
 
 def _strip_around_quotes(content: bytes, delimiter: str) -> bytes:
     """Return a text without spaces between its quotation marks and separators: a, "b" is a,"b"."""
+    if b'" ' not in content and b' "' not in content:
+        return content
     around = re.escape(delimiter.encode())
     pattern = rb'(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
     spans = np.array([each.span() for each in re.finditer(pattern, content)])

@@ -64,11 +64,12 @@ class SiteValues(NamedTuple):
         together = np.concatenate([*columns.values()]) if columns else np.array([])
         sites = np.repeat(np.arange(len(columns)), [len(each) for each in columns.values()])
         present = cls([*columns], together, sites)
-        usable = _is_usable(together)
-        return present if usable.all() else present.without(~usable)
+        return present.without(~_is_usable(together))
 
     def without(self, rows: NDArray[np.bool_]) -> "SiteValues":
         """Return the values without some rows."""
+        if not rows.any():
+            return self
         return SiteValues(self.names, self.values[~rows], self.sites[~rows])
 
     def join(self, rows: NDArray[np.bool_]) -> str:
@@ -162,8 +163,12 @@ def _find_negatives(
     """Yield one or two negative numbers that are repeated, if all `others` are positive or 0."""
     if others.min() >= 0.0 or others.max() <= 0.0:
         return
-    below = others[others < 0.0]
-    if below[0] != np.round(below[0]) or (below != np.round(below)).any():
+    is_below = others < 0.0
+    first = others[is_below.argmax()]
+    if first != np.round(first):
+        return
+    below = others[is_below]
+    if (below != np.round(below)).any():
         return
     rows_of = {float(code): values == code for code in np.unique(below)[:3]}
     if len(rows_of) <= 2 and min(int(rows.sum()) for rows in rows_of.values()) > 1:
