@@ -20,7 +20,7 @@ from fairbloom.system.parents import end_with_parent
 if len(sys.argv) > 2:
     time.sleep(float(sys.argv[2]))
 end_with_parent(int(sys.argv[1]))
-print("watching", flush=True)
+print("watching", file=sys.stderr, flush=True)
 time.sleep(600)
 """
 PARENT = """
@@ -36,8 +36,12 @@ time.sleep(600)
 def family(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Give a parent that does nothing, and the id of its child, which must end with the parent."""
     command = [sys.executable, "-c", PARENT, CHILD, *arguments]
-    parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    # The parent writes to one pipe and the child to the other: either may be the first.
+    parent = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert parent.stdout is not None
+    assert parent.stderr is not None
     child = int(parent.stdout.readline())
     try:
         yield parent, child
@@ -45,6 +49,7 @@ def family(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
         parent.kill()
         parent.wait()
         parent.stdout.close()
+        parent.stderr.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
 
@@ -60,8 +65,8 @@ def runs(pid: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_child_ends_with_its_parent(number: int) -> None:
     with family() as (parent, child):
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "watching\n"
+        assert parent.stderr is not None
+        assert parent.stderr.readline() == "watching\n"
         assert runs(child)
         parent.send_signal(number)
         wait_until(lambda: not runs(child), lambda: "the child lives on")
