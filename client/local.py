@@ -23,7 +23,7 @@ from .device import choose_device
 from .guard.disclosure import Gate
 from .guard.evaluated_model import keep_preprocessing
 from .metrics import OF_EVALUATION, ON_TESTS, OWN, PERSONAL, RECEIVED, TRAIN, Measurement
-from .states import ClientStates, StateDict, folder_of
+from .states import ClientStates, StateDict, Version, folder_of
 from .training import measure, train, with_channels_last
 from .work import adaptation
 
@@ -99,7 +99,7 @@ class LocalClient:
                 if each.model_of(terms) == model and each.applies(terms, self.splits)
             ]
             if measurements and model != RECEIVED:
-                self.load_personal(before=terms.server_round + 1)
+                metrics |= self.load_personal_to_measure(terms)
             if measurements and model == PERSONAL and terms.evaluation_epochs:
                 work = adaptation(self.settings, terms, self.key)
                 train(self.model, self.task, self.splits.train, work)
@@ -139,14 +139,20 @@ class LocalClient:
         """Return the trainable parameters and their names."""
         return [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
 
-    def load_personal(self, before: int) -> None:
-        """Load the last personal model of a round before this one; if there is none, do nothing."""
-        self.model.load_state_dict({**self.model.state_dict(), **self.personal(before)})
+    def load_personal_to_measure(self, terms: Terms) -> dict[str, int]:
+        """Load the personal model of a round; return the metric that says when it was trained."""
+        made = self.load_personal(before=terms.server_round + 1)
+        return {wire.PERSONAL_ROUND: made} if terms.keeps_personal_models else {}
 
-    def personal(self, before: int) -> StateDict:
-        """Return the last personal model of a round before this one, empty if there is none."""
-        version = self.states.find(PERSONAL, before)
-        return {} if version is None else version.state
+    def load_personal(self, before: int) -> int:
+        """Load the last personal model of a round before this one; return its round, 0 for none."""
+        version = self.personal(before)
+        self.model.load_state_dict({**self.model.state_dict(), **version.state})
+        return version.made
+
+    def personal(self, before: int) -> Version:
+        """Return the last personal model of a round before this one, an empty one of round 0."""
+        return self.states.find(PERSONAL, before) or Version(0, {})
 
     def keep_personal(self, number: int, model: StateDict, names: Collection[str] = ()) -> None:
         """Store these arrays of a round's model, by default all that are not frozen."""

@@ -302,7 +302,7 @@ def run(name: str, start: tuple[float, float], epochs: int = 1) -> Course:
         for finished in rounds:
             course.append(finished.arrays["w"])
             for client in CLIENTS:
-                if own := clients.local(client).personal(before=finished.number + 1):
+                if own := clients.local(client).personal(before=finished.number + 1).state:
                     personal[client].append(own["w"].numpy())
     kept = {client: np.array(models) for client, models in personal.items() if len(models) > 1}
     return Course(np.array(course), kept)

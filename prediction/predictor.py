@@ -448,9 +448,10 @@ def _personal_arrays(folder: Path, own: Path, names: Collection[str]) -> Mapping
     found = load_last(own)
     if found is None:
         raise FairbloomError(
-            f"{own} has no personal model: a run has them with a method for personal models"
-            " (ditto), or with the setting personal-lambda or personal-parameters, and a deployed"
-            " client keeps its own on its device"
+            f"{own} has no personal model: clients that have trained have one with a method for"
+            " personal models (ditto), or with the setting personal-lambda or personal-parameters,"
+            " and a deployed client keeps its own on its device; without a client, the common model"
+            " is taken"
         )
     lacking = {name for name in names if name not in found.state}
     shared = _last_arrays(folder) if lacking else {}

@@ -137,6 +137,10 @@ ACCURACY = "accuracy"
 # accuracy-personal.
 PERSONAL = "personal"
 
+# The round in which a client last trained the personal model, or parameters, that it keeps; 0 if
+# it has not trained any, or has lost them.
+PERSONAL_ROUND = "personal-round"
+
 # Suffix of the name of a number that is measured on validation examples, as in loss-validation.
 VALIDATION = "validation"
 

@@ -200,10 +200,14 @@ class Terms:
         return self.fine_tune_epochs
 
     @property
+    def keeps_personal_models(self) -> bool:
+        """Whether clients keep personal models, or arrays of them, between rounds."""
+        return self.personal_lambda is not None or self.keeps_arrays
+
+    @property
     def has_personal_models(self) -> bool:
         """Whether clients have personal models."""
-        has_whole_ones = self.personal_lambda is not None
-        return has_whole_ones or self.keeps_arrays or self.evaluation_epochs > 0
+        return self.keeps_personal_models or self.evaluation_epochs > 0
 
     @property
     def rules(self) -> tuple[Request, ...]:

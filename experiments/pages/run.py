@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from fairbloom.errors import MAX_LISTED
-from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
+from fairbloom.server.run_folder.csv_rows import PERSONAL_ROUND, SHARE_OF_LARGER_CLASS
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Cell, Page, Section, Table
@@ -160,11 +160,16 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
         drawn = ordered_charts(finals, scene.series, scene.score)
     run = scene.lines[0].runs[0]
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
-    shares = run.column(SHARE_OF_LARGER_CLASS)
-    after: dict[str, Values] = {
-        "test examples": run.test_examples(),
-        **({LARGER_CLASS: shares} if shares else {}),
-    }
+    after: dict[str, Values] = {"test examples": run.test_examples()}
+    if shares := run.column(SHARE_OF_LARGER_CLASS):
+        after[LARGER_CLASS] = shares
+    trained = run.column(PERSONAL_ROUND)
+    if 0 in trained.values():
+        intro += (
+            " Clients with personal model of round 0 have not trained yet: they are tested with the"
+            " common model."
+        )
+        after["personal model of round"] = trained
     caption = f"Each client, the worst served first: test {run.score.title}"
     clients = table_of_clients(
         caption, scene.shown, scene.clients, run.score, columns, run.shown_name, after=after

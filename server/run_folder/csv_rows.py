@@ -51,6 +51,10 @@ HOSTILE = "hostile"
 # Column of rounds.csv: the percentage of the participants that `percent_improved` counts.
 IMPROVED = "percent_of_participants_improved"
 
+# Column of clients.csv for clients that keep personal models, or parameters: the round in which
+# a client last trained them, 0 if it has none.
+PERSONAL_ROUND = "personal_model_of_round"
+
 LARGER_CLASS = Score(names.LARGER_CLASS, percent=True)
 
 # The measures of fairness that rounds.csv has of the score.
@@ -113,6 +117,7 @@ class ClientTable:
     disparity: bool = False
     two_classes: bool = False
     hostile: bool = False
+    kept: bool = False
     loss: str = names.LOSS
 
     @property
@@ -177,6 +182,8 @@ class ClientTable:
             columns += [*scores("validation", "global"), loss]
             if self.personal:
                 columns += scores("validation", "personal")
+        if self.kept:
+            columns.append((PERSONAL_ROUND, column(names.PERSONAL_ROUND)))
         if self.two_classes:
             columns.append((SHARE_OF_LARGER_CLASS, LARGER_CLASS.cells(column(names.LARGER_CLASS))))
         return columns

@@ -141,8 +141,9 @@ class RunRecorder:
         hostile = bool(config.get("attack"))
         # metrics.csv has an app's validation scores, by client.
         validated = validation is not None and not app_metrics
+        kept = method.terms(1).keeps_personal_models and not app_metrics
         self._table = ClientTable(
-            scores, validated, personal, disparity, two_classes, hostile, loss
+            scores, validated, personal, disparity, two_classes, hostile, kept, loss
         )
         self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
         self._coefficients = TableWriter(COEFFICIENTS.path_in(path), COEFFICIENTS.needed)

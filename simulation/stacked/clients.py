@@ -392,9 +392,8 @@ class StackedClients(LocalClients):
             if measurement.model == PERSONAL:
                 measured = []
                 for each, part in zip(measuring, parts, strict=True):
-                    model.load_state_dict(
-                        {**received, **each.personal(before=terms.server_round + 1)}
-                    )
+                    model.load_state_dict(received)
+                    reports[each.name] |= each.load_personal_to_measure(terms)
                     measured.append(measure(model, task, part, self.settings.smallest_group))
             else:
                 smallest_group = self.settings.smallest_group if measurement.by_group else 0
@@ -464,7 +463,7 @@ class _Block(ClientRound):
         self._rows = StackedModels(training.layout, training.received, len(self._block), self._own)
         if self._own:
             for row, member in enumerate(self._block):
-                self._rows.load(row, member.local.personal(before=self._terms.server_round))
+                self._rows.load(row, member.local.personal(before=self._terms.server_round).state)
 
     def measure(self, measurement: Measurement) -> None:
         requested = measurement.requests(self._terms.measure)
@@ -570,7 +569,7 @@ class _Block(ClientRound):
             for block in divide_into_blocks(members, len(members)):
                 rows = StackedModels(training.layout, training.received, len(block))
                 for row, member in enumerate(block):
-                    if last := member.local.personal(before=terms.server_round):
+                    if last := member.local.personal(before=terms.server_round).state:
                         rows.load(row, last)
                 steps = training.engine.steps(block, work, terms, personal=True)
                 seeds = self._seeds(block, personal=True)

@@ -17,6 +17,7 @@ from fairbloom import load
 from fairbloom.client.app import app
 from fairbloom.client.work import adaptation
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.results.run import Run
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.terms import Terms
@@ -175,6 +176,24 @@ def test_stacked_clients_have_the_same_heads(tmp_path: Path, method: str) -> Non
     for client in loop.tested:
         for name, array in kept_by(loop, client).items():
             np.testing.assert_allclose(array, kept_by(stacked, client)[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("kept", [{"personal_parameters": "head"}, {"method": "ditto"}])
+def test_a_row_says_whether_a_client_has_trained(
+    tmp_path: Path, engine: str, kept: dict[str, str]
+) -> None:
+    finished = run(tmp_path / "run", engine=engine, clients=8, fraction=0.3, **kept)
+    trained: dict[str, int] = {}
+    for number, rows in finished.clients.groupby("round"):
+        trained |= dict.fromkeys(rows["client"][rows["participated"] == 1], int(str(number)))
+        own = dict(zip(rows["client"], rows["personal_model_of_round"], strict=True))
+        assert own == {client: trained.get(client, 0) for client in own}
+    newcomer = min(finished.clients["client"][~finished.clients["client"].isin([*trained])])
+    page = page_of(finished)
+    assert "personal model of round" in str(page.sections)
+    with pytest.raises(FairbloomError, match="without a client, the common model is taken"):
+        finished.model(client=newcomer, model="personal")
 
 
 @pytest.mark.slow

@@ -396,7 +396,7 @@ def test_a_rule_corrects_no_personal_model() -> None:
     for local in (plain, ruled):
         for number in (1, 2):
             reply(local, np.ones(3), number=number, **personal)
-    models = [local.personal(before=3) for local in (plain, ruled)]
+    models = [local.personal(before=3).state for local in (plain, ruled)]
     assert all(models)
     assert joined(models[0]).tobytes() == joined(models[1]).tobytes()
 

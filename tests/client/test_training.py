@@ -165,7 +165,7 @@ def test_a_personal_model_keeps_frozen_layers(subtests: pytest.Subtests) -> None
     for name, tensor in client.model.state_dict().items():  # which is the personal one now
         with subtests.test(name=name, tensor=tensor):
             assert torch.equal(tensor, received[name]) == name.startswith("first"), name
-    assert client.personal(before=2).keys() == {
+    assert client.personal(before=2).state.keys() == {
         name for name in received if not name.startswith("first")
     }
 
