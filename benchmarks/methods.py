@@ -54,7 +54,10 @@ TRIED: Mapping[str, Mapping[str, Sequence[Value]]] = {
     "ditto": {"lam": (0.1, 1.0)},
     "local": {},
 }
-"""The methods that need no groups, with the values of their parameters to search."""
+"""The methods of the tables, with the values of their parameters to search.
+
+Those that need groups are not among them, and FairMOO, which is younger than the tables.
+"""
 
 
 PLAIN: Mapping[str, Value] = {"model": "logistic", "evaluate-every": 0, "num-rounds": 50}

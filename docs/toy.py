@@ -122,6 +122,10 @@ NOTES = {
     "fedmdfg": (
         "The higher loss is guided down until the model meets the Pareto set, near equal losses."
     ),
+    "fairmoo": (
+        "The higher loss falls until both are nearly equal; then the model moves along the line of"
+        " equal losses."
+    ),
     "ditto": "Blue and orange lines, left and right, are the personal models.",
     "local": "Blue and orange lines, left and right, are the clients' own models.",
 }

@@ -296,8 +296,8 @@ def parameters_of(
     """Return the parameters of a method or task, from its signature and docstring.
 
     Their keys begin with `owner`; the first `skipped` parameters are left out. A mapping is a text
-    here (`Pairs`), and None is "". Raise SettingsError if a parameter is not annotated as int,
-    float, bool or str.
+    here (`Pairs`), and None is "", or 0 of a number. Raise SettingsError if a parameter is not
+    annotated as int, float, bool or str.
     """
     meanings = described(inspect.getdoc(declared) or "")
     found = []
@@ -313,6 +313,9 @@ def parameters_of(
         if pairs := [each for each in get_args(annotation) if isinstance(each, Pairs)]:
             annotation = Annotated[str, pairs[0]]
             default = default or ""
+        if get_args(annotation)[:1] == (float | None,):
+            annotation = Annotated[float, *get_args(annotation)[1:]]
+            default = default or 0.0
         parameter = annotated(
             argument.name, annotation, default, meanings.get(argument.name, ""), owner
         )

@@ -18,6 +18,7 @@ from .ditto import Ditto, Local
 from .drfa import DRFA
 from .eagle import EAGLE
 from .fairfed import FairFed
+from .fairmoo import FairMOO
 from .fcfl import FCFL
 from .fedavg import FedAvg
 from .fedavgn import FedAvgN
@@ -69,6 +70,7 @@ METHODS: dict[str, type[FairStrategy]] = {
         AdaFed,
         FedMDFG,
         FedLF,
+        FairMOO,
         # fairness between groups
         FairFed,
         FCFL,
@@ -199,6 +201,7 @@ __all__ = [
     "DeltaFL",
     "Ditto",
     "FairFed",
+    "FairMOO",
     "FairStrategy",
     "FedAvg",
     "FedAvgN",

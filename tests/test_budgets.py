@@ -35,7 +35,7 @@ ROOMS: Mapping[str, int] = {
     "server/run_folder": 1_429,
     "simulation": 1_013,
     "simulation/stacked": 1_002,
-    "strategies": 2_075,
+    "strategies": 2_140,
     "tasks": 2_199,
     "tasks/datasets": 693,
     "tasks/tables": 2_589,

@@ -25,7 +25,8 @@ MEASURED = {
         name: ["loss-before"]
         for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")
     },
-    **{name: ["loss-before"] for name in ("aaggff", "fedfv", "adafed", "fedmdfg", "fedlf")},
+    **{name: ["loss-before"] for name in ("aaggff", "fedfv", "adafed", "fedmdfg")},
+    **{name: ["loss-before"] for name in ("fedlf", "fairmoo")},
     "eagle": ["loss-baseline", "loss-before"],
     "scaffold": ["step-sum"],
     "qfedsgd": ["learning-rate", "loss-before"],

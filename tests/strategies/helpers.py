@@ -67,6 +67,11 @@ CORNERS: dict[str, list[dict[str, Any]]] = {
         {"angle": 1.0, "guidance": "gradient", "server_lr": 0.5},
         {"angle": 89.0, "history": False},
     ],
+    "fairmoo": [
+        {},
+        {"tolerance": 1e3, "server_lr": 0.5},
+        {"tolerance": 1e3, "length": 0.3},
+    ],
     "fcfl": [
         {"delta": 5.0},
         {"budget": 1.0, "delta_decay": 0.5, "delta_factor": 0.01},

@@ -1,6 +1,7 @@
 """The methods written out a second time, in float64 and on whole vectors, as their papers print
 them."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -477,6 +478,35 @@ def min_norm_point(rows: Sequence[FloatArray]) -> FloatArray:
     return scale * (lam / lam.sum()) @ V
 
 
+def fairmoo(
+    history: Sequence[Seen],
+    tolerance: float = 0.006,
+    length: float | None = None,
+    server_lr: float = 1.0,
+) -> FloatArray:
+    """The constraint cuts the simplex: its corners are clients, and points between two of them."""
+    updates = [*history[-1].updates.values()]
+    losses = np.array([*history[-1].losses.values()])
+    live = [np.linalg.norm(u) for u in updates if u.any()]
+    if not live:
+        return np.zeros_like(updates[0])
+    apart = losses - losses.mean()
+    v = 2.0 * np.mean([each * u for each, u in zip(apart, updates, strict=True)], axis=0)
+    slopes = np.array([u @ v for u in updates])
+    corners = [u for u, slope in zip(updates, slopes, strict=True) if slope >= 0.0]
+    for i, j in itertools.permutations(range(len(updates)), 2):
+        if slopes[i] < 0.0 < slopes[j]:
+            share = slopes[j] / (slopes[j] - slopes[i])
+            corners.append(share * updates[i] + (1.0 - share) * updates[j])
+    variance = np.var(losses, ddof=1) if len(losses) > 1 else 0.0
+    d, least = v, 1e-12
+    if variance <= tolerance and corners:
+        d, least = min_norm_point(corners), 1e-3
+    if np.linalg.norm(d) <= least * np.mean(live):
+        return np.zeros_like(v)
+    return server_lr * (length or np.mean(live)) * d / np.linalg.norm(d)
+
+
 def falls_of(losses: Sequence[float]) -> tuple[FloatArray, float] | None:
     """The gradient of −cos(1, F) with respect to F, by FedLF's equation 5, at length 1; and the
     angle in degrees."""
@@ -701,6 +731,7 @@ WEIGHTING = {
             "adafed",
             "fedmdfg",
             "fedlf",
+            "fairmoo",
             "local",
         )
     ),
