@@ -63,6 +63,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "mgdaprox": {"mu": 4.0, "server_lr": 0.1},
     "fedfv": {"alpha": 0.1, "tau": 1},
     "adafed": {"gamma": 1.0, "server_lr": 0.3},
+    "fairmoo": {"tolerance": 0.01, "server_lr": 0.3},
     "ditto": {"lam": 1.0},
 }
 """The arguments of the methods: step sizes for this problem, and parameters with a visible effect.
@@ -123,8 +124,7 @@ NOTES = {
         "The higher loss is guided down until the model meets the Pareto set, near equal losses."
     ),
     "fairmoo": (
-        "The higher loss falls until both are nearly equal; then the model moves along the line of"
-        " equal losses."
+        "The higher loss falls until both are nearly equal; then both fall, as far as they stay so."
     ),
     "ditto": "Blue and orange lines, left and right, are the personal models.",
     "local": "Blue and orange lines, left and right, are the clients' own models.",

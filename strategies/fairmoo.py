@@ -119,7 +119,7 @@ def shortest_without_rise(gram: FloatArray, slope: FloatArray) -> FloatArray | N
         return shortest_combination(rows, gram) + multiplier * slope
 
     def product(multiplier: float) -> float:
-        return float(shifted(multiplier) @ products) / largest + ROUNDING
+        return float(shifted(multiplier) @ products / largest) + ROUNDING
 
     shortest = shifted(0.0)
     if largest == 0.0 or product(0.0) >= 0.0:
