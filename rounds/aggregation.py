@@ -16,9 +16,10 @@ from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY, ROSTER
 from .defences import mixed, trimmed_mean
 from .layout import Layout
 from .method import Method
+from .round import Contribution
 from .screening import NormBounds, check_step, out_of_proportion
 from .server_optimizer import Moments
-from .vectors import Vectors, combine, weighted_sum
+from .vectors import Sum, Vectors, combine, subtract_sum
 
 # Metrics beyond this are absurd: their squares may be beyond the range of numbers.
 LARGEST_METRIC = 1e150
@@ -40,6 +41,8 @@ class Step:
         The metrics that the method reports.
     coefficients
         c_k of the step, by client.
+    contributions
+        How far each client's update points along the step, see `Round`.
     left_out
         The clients that the defence left out.
     """
@@ -47,6 +50,7 @@ class Step:
     model: Model
     metrics: Metrics
     coefficients: Mapping[str, float]
+    contributions: Mapping[str, Contribution]
     left_out: tuple[str, ...]
 
 
@@ -291,7 +295,7 @@ def aggregate(
         coefficients = np.concatenate([of_clients, np.zeros(cohort.rows - cohort.size)])
     norms = replies.updates.norms
     try:
-        model, step_norm, moments = _apply_step(
+        model, step_norm, moments, summed = _apply_step(
             method, replies, cohort, vectors, coefficients, direction
         )
     except ValueError as reason:
@@ -319,6 +323,7 @@ def aggregate(
         model=model,
         metrics=method.own_metrics(cohort, coefficients),
         coefficients=dict(zip(cohort.names, of_clients.tolist(), strict=True)),
+        contributions=measure_contributions(cohort.names, norms, of_clients, summed),
         left_out=left_out,
     )
 
@@ -330,31 +335,59 @@ def _apply_step(
     vectors: Vectors,
     coefficients: FloatArray,
     direction: FloatArray | None,
-) -> tuple[Model, float, Moments | None]:
+) -> tuple[Model, float, Moments | None, Sum | None]:
     """Return the model after the step, the norm of the method's step, and the optimizer's moments.
 
     The step is −`direction`, that of a trimmed mean, or −Σ c_k u_k if that is None; a server
-    optimizer may change it. Raise ValueError if the step is too long.
+    optimizer may change it. In the latter case, also return what the sum measures. Raise ValueError
+    if the step is too long.
     """
     updates = replies.updates
     layout = updates.layout
+    measured: Sum | None = None
     max_norm = float(updates.norms.max())
     if method.has_second_rows and replies.second is not None:
         max_norm = max(max_norm, float(replies.second.norms.max()))
     if method.server_optimizer is None and direction is None:
-        model = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
+        flat = layout.flat.copy()
+        measured = subtract_sum(coefficients, vectors, into=flat, ends=layout.ends)
+        model = updates.model_with(flat, cohort.prior, cohort.counts)
         step_norm = layout.distance(model, layout.trainable)
         check_step(method, layout, step_norm, max_norm)
-        return model, step_norm, None
+        return model, step_norm, None, measured
     if direction is None:
-        direction = weighted_sum(coefficients, vectors, ends=layout.ends)
+        # Subtracted with the opposite sign, as in `weighted_sum`.
+        direction = np.zeros(layout.size)
+        opposite = subtract_sum(-coefficients, vectors, into=direction, ends=layout.ends)
+        measured = Sum(-opposite.products, opposite.square)
     step_norm = norm(direction)
     check_step(method, layout, step_norm, max_norm)
     if method.server_optimizer is None:
         flat = layout.flat - direction
-        return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, None
+        return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, None, measured
     flat, moments = method.server_optimizer.step(layout.flat, direction, method.progress.moments)
-    return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, moments
+    return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, moments, measured
+
+
+def measure_contributions(
+    names: Sequence[str], norms: FloatArray, coefficients: FloatArray, step: Sum | None
+) -> dict[str, Contribution]:
+    """Return how far each update points along the step, by client; {} if no step was measured.
+
+    Source: Xu et al., Gradient-driven rewards to guarantee fairness in collaborative machine
+    learning, NeurIPS 2021 (CGSV).
+    """
+    if step is None or not 0.0 < step.square < np.inf:
+        return {}
+    products = step.products[: len(names)]
+    moving = np.isfinite(products) & (norms > 0.0)
+    cosines = np.zeros(len(names))
+    np.divide(products, norms * np.sqrt(step.square), out=cosines, where=moving)
+    along_others = products - coefficients * norms**2
+    return {
+        names[k]: Contribution(float(np.clip(cosines[k], -1.0, 1.0)), float(along_others[k]))
+        for k in np.flatnonzero(moving).tolist()
+    }
 
 
 def _probe(

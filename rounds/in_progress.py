@@ -11,7 +11,7 @@ from fairbloom.protocol.terms import Terms
 from .arrays import Model
 from .clients import Replies
 from .refusals import Refusals, join_alike
-from .round import Round
+from .round import Contribution, Round
 
 
 @dataclass(kw_only=True)
@@ -59,6 +59,7 @@ class RoundInProgress:
     replies: Replies | None = None
     lost_states: tuple[str, ...] = ()
     coefficients: Mapping[str, float] = field(default_factory=dict)
+    contributions: Mapping[str, Contribution] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     bytes_of_probe: int = 0
     evaluators: Sequence[str] = ()
@@ -123,6 +124,7 @@ class RoundInProgress:
             missing=replies.missing,
             offline=self.offline,
             coefficients=self.coefficients,
+            contributions=self.contributions,
             left_out=self.left_out,
             lost_states=self.lost_states,
             arrays=arrays,

@@ -442,6 +442,7 @@ class Rounds:
         evaluate_probe = partial(self._evaluate_probe, current)
         step = aggregate(method, replies, norm_bounds, cohort, vectors, evaluate_probe)
         current.coefficients = step.coefficients
+        current.contributions = step.contributions
         current.left_out = step.left_out
         return step
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -290,27 +290,42 @@ def row_squares(block: NDArray[Any]) -> NDArray[Any]:
 # Sums of vectors ----------------------------------------------------------------------------------
 
 
+class Sum(NamedTuple):
+    """A weighted sum of vectors: its inner products with them, and its squared norm."""
+
+    products: FloatArray
+    square: float
+
+
 def subtract_sum(
     coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], *, ends: Sequence[int] = ()
-) -> None:
-    """Subtract Σ_k c_k u_k from `into` (shape (d,)), chunk by chunk.
+) -> Sum:
+    """Subtract Σ_k c_k u_k from `into` (shape (d,)), chunk by chunk; return what the sum measures.
 
     `coefficients` has a row for each of the `ends`, or one for all.
     """
+    products = np.zeros(len(vectors))
     if not len(vectors) or into.size == 0 or not coefficients.any():
-        return
+        return Sum(products, 0.0)
     coefficients = np.atleast_2d(coefficients)
     parts = (into.size,) if len(coefficients) == 1 else ends
 
-    def subtract(chunk: slice, block: NDArray[Any]) -> None:
+    def subtract(chunk: slice, block: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
             row = coefficients.astype(block.dtype)
+            step = np.empty(block.shape[1], block.dtype)
             for number, columns in split_at(parts, chunk):
-                there = slice(chunk.start + columns.start, chunk.start + columns.stop)
-                into[there] = into[there] - row[number] @ block[:, columns]
+                step[columns] = row[number] @ block[:, columns]
+            into[chunk] = into[chunk] - step
+            # Unlike those of block @ step, its bits do not depend on the number of threads.
+            return np.vecdot(block, step), np.vecdot(step, step)
 
-    for _ in vectors.map_chunks(vectors.in_float64, subtract):
-        pass
+    square = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for of_chunk, square_of_chunk in vectors.map_chunks(vectors.in_float64, subtract):
+            products += of_chunk
+            square += float(square_of_chunk)
+    return Sum(products, square)
 
 
 def weighted_sum(

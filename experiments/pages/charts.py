@@ -209,6 +209,23 @@ def mean_against_worst(
     return {**_spec(rows, layers), "height": 340}
 
 
+def contribution_against_gain(
+    rows: Sequence[Row], series: Sequence[Series], axes: tuple[str, str]
+) -> Spec:
+    """Return a point for each client and method: contribution (x) and gain (y).
+
+    The rows have `client`, `method`, `contribution` and `gain`.
+    """
+    x = _quantity("contribution", axes[0]) | {"scale": {"zero": False, "padding": 12}}
+    y = _quantity("gain", axes[1])
+    tooltip = _tooltip(
+        ("client", "client"), ("method", "method"), ("contribution", axes[0]), ("gain", axes[1])
+    )
+    common = {**_method(series), "opacity": _emphasis(), "tooltip": tooltip}
+    points = _layer("point", {"x": x, "y": y, "shape": _shape(series), **common}, size=60)
+    return {**_spec(rows, [points]), "height": 300}
+
+
 def heat_map(
     rows: Sequence[Row],
     clients: Sequence[str],

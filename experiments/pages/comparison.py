@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from fairbloom.server.run_folder.participation import CONTRIBUTION
 from fairbloom.text import plural, text_if
 
 from ..render.page import Cell, Chart, Charts, Page, Section, Table, slug
@@ -19,6 +20,7 @@ from .cells import CLEAR, NONE, SHOWN, Digits, mark_significant, tone_of
 from .chart_rows import Line, Scene, mean_and_range, shown_of, worst_first
 from .group_sections import LEFT_OUT, gaps_table, subgroups_section
 from .sections import (
+    ABOUT_CONTRIBUTION,
     absences_section,
     all_settings_section,
     caveats_section,
@@ -113,6 +115,7 @@ def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Sec
     groups = subgroups_section(scene, comparison.by_group)
     sections = [_differences_section(comparison), rounds_section(scene), groups]
     sections += [
+        contributions_section(comparison),
         map_section(scene),
         weights_section(scene),
         examples_section(scene),
@@ -267,6 +270,40 @@ def sorted_charts(comparison: Comparison) -> Charts:
     """Return a chart with a line for each method over its ordered clients, or one per method."""
     finals = {label: comparison.values[label] for label in _labels(comparison)}
     return ordered_charts(finals, _series(comparison), comparison.score)
+
+
+def contributions_section(comparison: Comparison) -> Section | None:
+    """Return each client's gain over the baseline against its contribution to the method's steps.
+
+    Both are means over the seeds, or of the first seed if each deals the data in its own way.
+    """
+    base = by_name(comparison, comparison.baseline)
+    seeds = 1 if _first_only(comparison) else len(comparison.seeds)
+    rows = []
+    for method, by_seed in comparison.contributions.items():
+        if method == comparison.baseline:
+            continue
+        values = by_name(comparison, method)
+        for client in values.keys() & base.keys():
+            found = [each[client] for each in by_seed[:seeds] if client in each]
+            if found:
+                gain = comparison.score.better(values[client], base[client])
+                contribution = charts.short(sum(found) / len(found))
+                rows.append(
+                    {"client": client, "method": method, "contribution": contribution}
+                    | {"gain": charts.short(gain)}
+                )
+    if not rows:
+        return None
+    methods = {row["method"] for row in rows}
+    series = [each for each in _series(comparison) if each.label in methods]
+    axes = (CONTRIBUTION, f"gain over {comparison.baseline}, test {comparison.score.title}")
+    spec = charts.contribution_against_gain(rows, series, axes)
+    what = f"Contribution and gain over {comparison.baseline} of each client under each method."
+    chart = Chart("contributions", "", what, spec)
+    return Section(
+        "contributions", "Contribution and gain", ABOUT_CONTRIBUTION, [Charts([chart], series)]
+    )
 
 
 def client_table(comparison: Comparison) -> Table:

@@ -5,6 +5,7 @@ from functools import partial
 
 from fairbloom.errors import MAX_LISTED
 from fairbloom.server.run_folder.csv_rows import PERSONAL_ROUND, SHARE_OF_LARGER_CLASS
+from fairbloom.server.run_folder.participation import CONTRIBUTION
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Cell, Page, Section, Table
@@ -18,6 +19,7 @@ from .cells import NONE, SHOWN, Digits
 from .chart_rows import NAMED, Line, Scene, shown_of, worst_first
 from .group_sections import gaps_table, subgroups_section
 from .sections import (
+    ABOUT_CONTRIBUTION,
     absences_section,
     all_settings_section,
     caveats_section,
@@ -160,16 +162,21 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
         drawn = ordered_charts(finals, scene.series, scene.score)
     run = scene.lines[0].runs[0]
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
-    after: dict[str, Values] = {"test examples": run.test_examples()}
+    after: dict[str, tuple[Digits, Values]] = {
+        "test examples": (Digits(0), run.test_examples()),
+    }
     if shares := run.column(SHARE_OF_LARGER_CLASS):
-        after[LARGER_CLASS] = shares
+        after[LARGER_CLASS] = (Digits(0), shares)
+    if contributions := run.column(CONTRIBUTION):
+        after[CONTRIBUTION] = (Digits(2), contributions)
+        intro += f" {ABOUT_CONTRIBUTION}"
     trained = run.column(PERSONAL_ROUND)
     if 0 in trained.values():
         intro += (
             " Clients with personal model of round 0 have not trained yet: they are tested with the"
             " common model."
         )
-        after["personal model of round"] = trained
+        after["personal model of round"] = (Digits(0), trained)
     caption = f"Each client, the worst served first: test {run.score.title}"
     clients = table_of_clients(
         caption, scene.shown, scene.clients, run.score, columns, run.shown_name, after=after

@@ -39,6 +39,13 @@ TOGETHER = 6
 # The most rows of a table of absences or refusals.
 ABSENCES_SHOWN = 40
 
+# What a client's contribution is, and what it does not say.
+ABOUT_CONTRIBUTION = (
+    "Contribution is the mean cosine between a client's updates and the steps, from −1 to 1: how"
+    " far the steps went its way. It does not say how good or useful its data are: a client that is"
+    " unlike the others has a low one, and a high weight raises its own."
+)
+
 # The settings that are said elsewhere, are a path of one machine, or a whole file.
 KEPT_APART = ("seed", "out", "method", "data-dir", "schema")
 
@@ -134,14 +141,17 @@ def table_of_clients(
     shown_name: Callable[[str], str],
     *,
     before: Mapping[str, Mapping[str, float]] = {},
-    after: Mapping[str, Mapping[str, float]] = {},
+    after: Mapping[str, tuple[Digits, Mapping[str, float]]] = {},
 ) -> Table:
-    """Return scores by client, in columns by their headings, between columns of whole numbers."""
+    """Return scores by client, in columns by their headings.
+
+    `before` has columns of whole numbers in front of them, `after` others behind them.
+    """
     digits = Digits.of(score, (value for each in values.values() for value in each.values()))
     columns = [(Digits(0), each) for each in before.values()]
     columns += [
         *((digits, each) for each in values.values()),
-        *((Digits(0), each) for each in after.values()),
+        *after.values(),
     ]
     cells = [
         [Cell(shown_name(client)), *(written.cell(each.get(client)) for written, each in columns)]

@@ -8,10 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.server.fairness import against_baseline
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
+from fairbloom.server.run_folder.participation import CONTRIBUTION
 from fairbloom.strategies import name_of
 
 from ..arms import Named, find_label
@@ -209,6 +212,32 @@ class ComparedScores:
         """`Run.improved` of each method and seed; only methods with a number for each seed."""
         by_seed = {label: [run.improved for run in runs] for label, runs in self.runs.items()}
         return {label: found for label, found in by_seed.items() if all(map(math.isfinite, found))}
+
+    @cached_property
+    def contributions(self) -> dict[str, list[dict[str, float]]]:
+        """The clients' contributions of each method and seed; only methods with some in each."""
+        by_seed = {
+            label: [run.column(CONTRIBUTION) for run in runs] for label, runs in self.runs.items()
+        }
+        return {label: found for label, found in by_seed.items() if all(found)}
+
+    def contribution_correlations(self, method: str) -> list[float | None]:
+        """Return the correlation of contribution and score over the clients, for each seed.
+
+        It is positive if clients with a high contribution are served well, and None if a seed has
+        fewer than three clients with both, or equal numbers.
+        """
+        found: list[float | None] = []
+        for values, contributions in zip(
+            self.values[method], self.contributions.get(method, [{}] * len(self.seeds)), strict=True
+        ):
+            names = values.keys() & contributions.keys()
+            pairs = np.array(
+                [(contributions[name], self.score.better(values[name], 0.0)) for name in names]
+            )
+            varies = len(names) > 2 and bool(np.ptp(pairs, axis=0).all())
+            found.append(float(np.corrcoef(pairs.T)[0, 1]) if varies else None)
+        return found
 
     def against_baseline(self, method: str, measure: str) -> list[float]:
         """Return a measure of `against_baseline` for each seed in which it is defined."""

@@ -241,11 +241,16 @@ class Comparison(ComparedScores, Shown):
                 self.seeds,
                 self.measures(method),
                 self.improved.get(method, unknown),
+                self.contribution_correlations(method),
                 strict=True,
             )
-            for seed, measured, improved in by_seed:
+            for seed, measured, improved, correlation in by_seed:
                 row = {"method": method, "seed": seed, "score": self.score.title, **measured}
-                rows.append(row | ({"improved": improved} if self.improved else {}))
+                if self.improved:
+                    row["improved"] = improved
+                if self.contributions:
+                    row["contribution_correlation"] = correlation
+                rows.append(row)
         return rows
 
     def difference_rows(self) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
 
 from ..fairness import percent_improved, summarize
+from .participation import COLUMNS as PARTICIPATION, Participations
 
 # Separates the refused replies of a round. `format_round` replaces it in reasons, which a client
 # may have written.
@@ -127,9 +128,9 @@ class ClientTable:
         if self.hostile:
             columns.append(HOSTILE)
         columns += [name for name, _ in self._metrics((), ())]
-        return tuple(columns)
+        return (*columns, *PARTICIPATION)
 
-    def rows(self, finished: Round) -> list[tuple[object, ...]]:
+    def rows(self, finished: Round, participations: Participations) -> list[tuple[object, ...]]:
         """Return a row for each client that evaluated the round's model."""
         clients = sorted(finished.evaluations)
         measured = [finished.evaluations[name] for name in clients]
@@ -144,6 +145,7 @@ class ClientTable:
         if self.hostile:
             columns.append([int(name in finished.hostile) for name in clients])
         columns += [cells for _, cells in self._metrics(measured, trained)]
+        columns += participations.cells(clients)
         return list(zip(*columns, strict=True))
 
     def _metrics(

@@ -55,6 +55,7 @@ from .files import (
 )
 from .group_rows import Grouped, format_groups
 from .metrics import METRIC_COLUMNS, format_metrics, format_phase
+from .participation import Participations
 from .stopping import EarlyStopping
 from .tables import TableWriter, format_cell
 from .values import RecordedSettings
@@ -154,6 +155,7 @@ class RunRecorder:
         self._metrics: TableWriter | None = None
         if app_metrics:
             self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS)
+        self._participations = Participations()
         self._best: Mapping[str, float] = {}
         self._mean = math.nan
         """The mean score of the last round that this process has evaluated, NaN before it."""
@@ -229,11 +231,17 @@ class RunRecorder:
 
         Raise RunFolderError if all checkpoints are damaged.
         """
-        nothing: dict[str, Any] = {"strategy": {"round": 0}, "best": {}, "losses": {}}
+        nothing: dict[str, Any] = {
+            "strategy": {"round": 0},
+            "best": {},
+            "losses": {},
+            "participations": {},
+        }
         arrays, state = load_last(self._checkpoints) or (None, nothing)
         self._best = state["best"]
         self.saved = state["strategy"]["round"]
         self._losses = state["losses"]
+        self._participations = Participations.of_state(state["participations"])
         if self._stopping is not None and "stopping" in state:
             self._stopping.load_state_dict(state["stopping"])
             self.stopped = self._stopping.reason
@@ -266,7 +274,8 @@ class RunRecorder:
         row = format_round(finished, seconds, self.method.reports, self._score, self._validation)
         with explain_write_errors(f"round {finished.number}", self.path):
             self._rounds.add([[row.get(column) for column in self._rounds.columns]])
-            self._clients.add(self._table.rows(finished))
+            self._participations.add(finished)
+            self._clients.add(self._table.rows(finished, self._participations))
             for name in finished.coefficients.keys() - self._name_cells.keys():
                 self._name_cells[name] = format_cell(name)
             coefficients = sorted(finished.coefficients.items())
@@ -324,6 +333,7 @@ class RunRecorder:
                 "strategy": self.method.state_dict(),
                 "best": self._best,
                 "losses": self._losses,
+                "participations": self._participations.state_dict(),
                 "tables": {table.path.name: table.size for table in self._tables},
             }
             if self._stopping is not None:

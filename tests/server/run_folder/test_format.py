@@ -16,7 +16,7 @@ def test_a_run_folder_is_laid_out_as_format_4(tmp_path: Path) -> None:
     simulate(Settings.of({**config, "out": str(tmp_path)}))
     with safe_open(tmp_path / "checkpoint" / "2.safetensors", framework="numpy") as file:
         state = json.loads(file.metadata()["about"])["state"]["dict"]
-    assert state.keys() == {"strategy", "best", "losses", "tables"}
+    assert state.keys() == {"strategy", "best", "losses", "participations", "tables"}
     of_method = {"method", "round", "steps", "rows", "memory", "first-counts", "lengths", "skipped"}
     assert state["strategy"]["dict"].keys() == of_method
     states = {

@@ -19,6 +19,7 @@ from fairbloom.server.run_folder.csv_rows import ClientTable, format_round
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPED, GROUPS, MODEL, ROUNDS
 from fairbloom.server.run_folder.group_rows import Grouped, format_groups
+from fairbloom.server.run_folder.participation import Participations
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.grid import InProcessGrid
@@ -300,7 +301,7 @@ def test_a_share_above_one_is_left_out_of_a_readable_run() -> None:
     finished = finished_with()
     report = {**finished.evaluations["a"], "sensitivity": 7.0, "brier": 7.0}
     table = ClientTable((ACCURACY, SENSITIVITY, BRIER))
-    (row,) = table.rows(replace(finished, evaluations={"a": report}))
+    (row,) = table.rows(replace(finished, evaluations={"a": report}), Participations())
     cells = dict(zip(table.columns, row, strict=True))
     assert cells["test_accuracy_of_global_model"] == 50.0
     assert cells["test_sensitivity_of_global_model"] is None

@@ -1,0 +1,87 @@
+"""Who was asked, who answered, whose replies were used, and how far they pointed along the step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fairbloom.rounds.round import Round
+
+
+@dataclass
+class Participation:
+    """One client's training in all rounds so far.
+
+    Attributes
+    ----------
+    asked, answered, counted
+        The number of rounds in which it was asked to train, answered in time, and its reply was
+        used.
+    measured
+        The number of rounds with a contribution; the sums below are over these.
+    cosines, along_others
+        The sums of what a `Contribution` has.
+    """
+
+    asked: int = 0
+    answered: int = 0
+    counted: int = 0
+    measured: int = 0
+    cosines: float = 0.0
+    along_others: float = 0.0
+
+    @property
+    def contribution(self) -> float | None:
+        """The mean of the cosines between its updates and the steps."""
+        return self.cosines / self.measured if self.measured else None
+
+    @property
+    def mean_along_others(self) -> float | None:
+        """The mean of the inner products of its updates with the others' part of the steps."""
+        return self.along_others / self.measured if self.measured else None
+
+
+# The columns of clients.csv, by the attributes that they show.
+COLUMNS = {
+    "rounds_asked": "asked",
+    "rounds_answered": "answered",
+    "rounds_counted": "counted",
+    "contribution": "contribution",
+    "product_with_others_step": "mean_along_others",
+}
+
+CONTRIBUTION = "contribution"
+
+
+class Participations:
+    """The participation of all clients that a run has asked to train."""
+
+    def __init__(self, of: Mapping[str, Participation] | None = None) -> None:
+        self._of = {**(of or {})}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Sequence[Any]]) -> Self:
+        """Return what `state_dict` returned."""
+        return cls({name: Participation(*each) for name, each in state.items()})
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return it as JSON."""
+        return {name: [*vars(each).values()] for name, each in self._of.items()}
+
+    def add(self, finished: Round) -> None:
+        """Add a finished round."""
+        missing = frozenset(finished.missing)
+        for name in finished.participants:
+            one = self._of.setdefault(name, Participation())
+            one.asked += 1
+            one.answered += name not in missing
+            one.counted += name in finished.coefficients
+            if (found := finished.contributions.get(name)) is not None:
+                one.measured += 1
+                one.cosines += found.cosine
+                one.along_others += found.along_others
+
+    def cells(self, clients: Sequence[str]) -> list[list[object]]:
+        """Return the columns for these clients; a client that was never asked has zeros."""
+        nothing = Participation()
+        found = [self._of.get(name, nothing) for name in clients]
+        return [[getattr(each, attribute) for each in found] for attribute in COLUMNS.values()]
