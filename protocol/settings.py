@@ -391,6 +391,12 @@ class RunSettings(Setup):
             " early"
         ),
     )
+    best_model: Annotated[str, Choices("mean", "worst-10")] = Field(
+        "mean",
+        description=(
+            "Mean by which the best model is kept: over all clients, or the worst 10 % of them"
+        ),
+    )
     fraction_evaluate: Annotated[float, Range("(0, 1]")] = Field(
         1.0,
         description="Share of the clients that evaluate the model in a round with an evaluation",

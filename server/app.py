@@ -217,6 +217,7 @@ def federate(
         find_two_groups(task.groupings, task.classes)
         asking = [settings.method]
     warn_of_unstated(task, asking)
+    measure = settings.best_model.replace("-", "_")
     with locked_folder(path, wait=deployed):
         recorder = RunRecorder(
             path,
@@ -225,10 +226,15 @@ def federate(
             put_first(task.scores, score),
             in_process=not deployed,
             keep=clients.keep,
-            validation=Validation.of(score) if settings.validation_share else None,
+            validation=(
+                Validation.of(score, measure=measure) if settings.validation_share else None
+            ),
+            best_by=measure,
             grouped=Grouped.of(task),
             two_classes=has_two_classes(task),
-            stopping=EarlyStopping.of(settings.early_stopping, Validation.of(score, method.serves)),
+            stopping=EarlyStopping.of(
+                settings.early_stopping, Validation.of(score, method.serves, measure)
+            ),
         )
         if recorder.finished:  # the process that was waited for has finished the run
             log_finished(path)

@@ -117,6 +117,7 @@ class Settings(RunSettings):
         settings.check_quorum()
         settings.check_scores()
         settings.check_early_stopping()
+        settings.check_best_model()
         settings.check_training()
         return settings
 
@@ -221,6 +222,14 @@ class Settings(RunSettings):
             raise SettingsError(
                 f"{early} has no effect with evaluate-every = 0, which evaluates only the last"
                 " round: set evaluate-every, as in 1"
+            )
+
+    def check_best_model(self) -> None:
+        """Raise SettingsError if there is one evaluation, so that nothing is chosen."""
+        if self.best_model != "mean" and not self.evaluate_every:
+            raise SettingsError(
+                f"best-model = {self.best_model!r} has no effect with evaluate-every = 0, which"
+                " evaluates only the last round: set evaluate-every, as in 1"
             )
 
     def check_deployed(self) -> None:

@@ -84,7 +84,7 @@ NOT_OF_METHODS = {
     "loss",
     "wrapped-in",
     "early-stopping",
-    "best-model",
+    "validation-metric",
 }.union(map(key_of, Options.__optional_keys__))
 
 
@@ -358,7 +358,7 @@ class Run(Shown):
         """
         if not self.of_app:
             return self.final(model=model, split="validation")
-        name = str(self.settings.get("best-model", "")) + ENDINGS[model]
+        name = str(self.settings.get("validation-metric", "")) + ENDINGS[model]
         last = self._evaluated()
         rows = self.metrics
         if rows.empty:

@@ -69,6 +69,9 @@ ENDINGS = {
     "personal": f"-{names.PERSONAL}",
 }
 
+# The measures by which a best model can be chosen, as what follows "the mean score" in a sentence.
+OVER = {"mean": "", "worst_10": " of the worst 10 % of clients"}
+
 Report = Mapping[str, float]
 
 # The report of a client that did not train in a round.
@@ -81,28 +84,29 @@ Row = Mapping[str, object]
 class Validation:
     """The score on validation examples, by which a best model is chosen and a run stops early.
 
-    `metric` is its name on the wire.
+    `metric` is its name on the wire, and `measure` one of `summarize`.
     """
 
     score: Score
     metric: str
+    measure: str = "mean"
 
     @classmethod
-    def of(cls, score: Score, model: str = "global") -> Self:
+    def of(cls, score: Score, model: str = "global", measure: str = "mean") -> Self:
         """Return the validation score of a task's score, for the global or personal models."""
-        return cls(score, score.name + ENDINGS["validation"] + ENDINGS[model])
+        return cls(score, score.name + ENDINGS["validation"] + ENDINGS[model], measure)
 
     @property
     def column(self) -> str:
-        """The column of rounds.csv with its mean over the clients."""
-        return mean_column(self.score, "validation")
+        """The column of rounds.csv with the measure over the clients."""
+        return measure_column(self.score, "validation", self.measure)
 
-    def mean(self, finished: Round) -> float | None:
-        """Return its mean over the clients, None if no client has reported it."""
+    def of_round(self, finished: Round) -> float | None:
+        """Return the measure over the clients, None if no client has reported the score."""
         values = scores_by_client(finished, self.score, self.metric)
         if not values:
             return None
-        return summarize(values)["mean"]
+        return summarize(values, lower_is_better=not self.score.higher_is_better)[self.measure]
 
 
 @dataclass(frozen=True)
@@ -211,9 +215,9 @@ def round_columns(
     return (*columns, "bytes_sent", "bytes_received", "seconds")
 
 
-def mean_column(score: Score, split: str) -> str:
-    """Return the column of rounds.csv with the mean score on validation or test examples."""
-    return f"{score.column(split=split)}_mean"
+def measure_column(score: Score, split: str, measure: str) -> str:
+    """Return the column of rounds.csv with a measure of a score on validation or test examples."""
+    return f"{score.column(split=split)}_{measure}"
 
 
 def format_round(
@@ -261,7 +265,7 @@ def format_round(
         row[IMPROVED] = percent_improved(same_clients, after)
     row |= _measure_scores(finished, score)
     if validation is not None:
-        row[validation.column] = validation.mean(finished)
+        row[validation.column] = validation.of_round(finished)
     return row | {report.replace("-", "_"): finished.metrics.get(report) for report in reports}
 
 

@@ -203,7 +203,7 @@ class RunFolder:
             config["early-stopping"] = self.early_stopping  # 0 extends a run that stopped early
         stopping: EarlyStopping | None = None
         if self.validation is not None:
-            config["best-model"] = self.validation.metric
+            config["validation-metric"] = self.validation.metric
             stopping = EarlyStopping.of(self.early_stopping, self.validation)
         classes = [cls for each in layers(strategy) for cls in type(each).__mro__]
         names = (f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in classes)
@@ -481,7 +481,7 @@ def check_validation(settings: Mapping[str, Any], scores: Sequence[Score]) -> No
     `best_model` names it. It has the unit of the first score, which is on test examples.
     """
     score = scores[0]
-    metric = settings.get("best-model", "")
+    metric = settings.get("validation-metric", "")
     how = (
         "the app's clients reply one of the same kind on validation examples, which they do not"
         " train on, and RunFolder names it, as in RunFolder(path, score='eval_acc',"

@@ -26,11 +26,12 @@ from ..checkpoint import Arrays, list_checkpoints, load_last, save_round
 from ..settings import find_grown
 from .checks import check_folder, digest_code
 from .csv_rows import (
+    OVER,
     ClientTable,
     Row,
     Validation,
     format_round,
-    mean_column,
+    measure_column,
     round_columns,
     with_losses_before,
 )
@@ -86,8 +87,8 @@ class RunRecorder:
         Called before a checkpoint is written, with the round of the oldest checkpoint to which the
         run may go back, or 0: makes the clients store their states.
     validation
-        The score with the mean that chooses the best model; None: the first of `scores`, on test
-        examples.
+        The score that chooses the best model; None: the first of `scores`, on test examples, by the
+        measure `best_by`.
     app_metrics
         Whether all metrics of a user's app are written, which are not known in advance.
     code
@@ -104,6 +105,7 @@ class RunRecorder:
         in_process: bool = False,
         keep: Callable[[int], None] = lambda since: None,
         validation: Validation | None = None,
+        best_by: str = "mean",
         grouped: Grouped | None = None,
         two_classes: bool = False,
         loss: str = LOSS,
@@ -132,7 +134,8 @@ class RunRecorder:
         if grouped is not None:
             self._groups = TableWriter(GROUPS.path_in(path), grouped.columns)
         self._validation = validation
-        self._best_by = mean_column(self._score, "test")
+        self._measure = best_by if validation is None else validation.measure
+        self._best_by = measure_column(self._score, "test", best_by)
         self._best_score = self._score
         if validation is not None:
             self._best_by = validation.column
@@ -157,8 +160,9 @@ class RunRecorder:
             self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS)
         self._participations = Participations()
         self._best: Mapping[str, float] = {}
-        self._mean = math.nan
-        """The mean score of the last round that this process has evaluated, NaN before it."""
+        self._last = math.nan
+        """The score that chooses the best model in the last round that this process has evaluated,
+        NaN before it."""
         self._new_best: Arrays | None = None
         self._unsaved: tuple[int, Mapping[str, Any]] | None = None
         """The last round and its model, while it has no checkpoint."""
@@ -295,11 +299,11 @@ class RunRecorder:
         if self._stopping is not None:
             self._stopping.observe(finished)
             self.stopped = self._stopping.reason
-        mean = row.get(self._best_by)
-        if isinstance(mean, float):
-            self._mean = mean
-            if not self._best or self._best_score.better(mean, self._best["mean"]) > 0.0:
-                self._best = {"mean": mean, "round": finished.number}
+        value = row.get(self._best_by)
+        if isinstance(value, float):
+            self._last = value
+            if not self._best or self._best_score.better(value, self._best["mean"]) > 0.0:
+                self._best = {"mean": value, "round": finished.number}
                 self._new_best = finished.evaluated
         self._seconds += float(str(row["seconds"]))
         after = {name: m[TRAIN_LOSS] for name, m in finished.evaluations.items() if TRAIN_LOSS in m}
@@ -360,12 +364,13 @@ class RunRecorder:
             )
         score = self._best_score
         best = self._best.get("mean", math.nan)
-        last = self._mean
+        last = self._last
         if score.better(best, last) > abs(best) / 2.0:  # the end is worse by more than half
             log.warning(
-                "the mean %s is %s at the end; it was %s after round %d (its model is in %s):"
+                "the mean %s%s is %s at the end; it was %s after round %d (its model is in %s):"
                 " lower the learning rate",
                 score.name,
+                OVER[self._measure],
                 score.written(last),
                 score.written(best),
                 self._best["round"],

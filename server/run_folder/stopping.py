@@ -7,12 +7,12 @@ from typing import Any, Self
 from fairbloom.protocol.parameters import SettingsError
 from fairbloom.rounds.round import Round
 
-from .csv_rows import Validation
+from .csv_rows import OVER, Validation
 
 
 @dataclass
 class EarlyStopping:
-    """Watches the mean score on validation examples.
+    """Watches the score on validation examples: its mean over the clients, or of the worst 10 %.
 
     `patience` rounds without a better score end the run; `last` is the last round with a known
     score.
@@ -34,10 +34,10 @@ class EarlyStopping:
     def observe(self, finished: Round) -> None:
         """Look at a round; raise SettingsError after `patience` rounds without any score."""
         score = self.validation.score
-        if (mean := self.validation.mean(finished)) is not None:
+        if (value := self.validation.of_round(finished)) is not None:
             self.last = finished.number
-            if self.best is None or score.better(mean, self.best) > 0.0:
-                self.best = mean
+            if self.best is None or score.better(value, self.best) > 0.0:
+                self.best = value
                 self.best_round = finished.number
         elif self.best is None and finished.evaluations and finished.number >= self.patience:
             raise SettingsError(
@@ -55,8 +55,9 @@ class EarlyStopping:
         score = self.validation.score
         best = score.written(self.best)
         since = self.last - self.best_round
+        over = OVER[self.validation.measure]
         return (
-            f"the mean validation {score.name} was best in round {self.best_round}, {best},"
+            f"the mean validation {score.name}{over} was best in round {self.best_round}, {best},"
             f" and not better in the {since} rounds since (early-stopping = {self.patience})"
         )
 

@@ -12,7 +12,7 @@ from fairbloom.client.app import app
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.server import polling
 from fairbloom.server.app import choose_run_folder, main
-from fairbloom.server.run_folder.files import KNOWN
+from fairbloom.server.run_folder.files import BEST, KNOWN
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
@@ -133,6 +133,35 @@ def test_a_run_ended_by_its_quorum_continues_to_the_same_bits(
 def test_a_finished_run_waits_for_nobody(tmp_path: Path) -> None:
     rows = deployed(tmp_path / "run", {0: 4})
     assert deployed(tmp_path / "run", {0: 0}) == rows
+
+
+def test_the_best_model_may_be_that_of_the_worst_clients(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    """On validation examples, and without them on test examples."""
+    shared = {"clients": 10, "learning-rate": 0.3, "num-rounds": 8, "seed": 4, "device": "cpu"}
+    for share, split in ((0.2, "validation"), (0.0, "test")):
+        rounds = {}
+        for measure in ("mean", "worst-10"):
+            out = tmp_path / f"{split}-{measure}"
+            settings = {"validation-share": share, "best-model": measure, "out": str(out)}
+            found = fairbloom.load(simulate(Settings.of({**shared, **settings})))
+            column = f"{split}_accuracy_of_global_model_{measure.replace('-', '_')}"
+            rounds[measure] = BEST.read_about(found.folder)["round"]
+            with subtests.test(split=split, measure=measure):
+                values = found.rounds.set_index("round")[column]
+                assert rounds[measure] == values.idxmax()
+        with subtests.test(split=split):
+            assert rounds["mean"] != rounds["worst-10"]
+
+
+def test_early_stopping_may_go_by_the_worst_clients(tmp_path: Path) -> None:
+    settings = {"clients": 10, "num-rounds": 30, "early-stopping": 2, "validation-share": 0.2}
+    chosen = {"best-model": "worst-10", "learning-rate": 1.0, "out": str(tmp_path / "run")}
+    found = fairbloom.load(simulate(Settings.of({**settings, **chosen, "device": "cpu"})))
+    values = found.rounds["validation_accuracy_of_global_model_worst_10"].tolist()
+    assert "accuracy of the worst 10 % of clients was best in round" in found.stopped
+    assert max(values) == max(values[:-2]) == values[len(values) - 3]
 
 
 def test_deployed_clients_stop_early_as_those_in_process_do(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ TOGETHER: list[dict[str, Any]] = [
     {"schedule": "step"},
     {"warmup": 9, "num-rounds": 9},
     {"early-stopping": 5, "validation-share": 0.2, "evaluate-every": 0},
+    {"best-model": "worst-10", "evaluate-every": 0},
     {"defence": "krum", "method": "fedfv"},
     *(
         {"enrolled-sizes": words}

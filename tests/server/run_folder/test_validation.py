@@ -242,5 +242,7 @@ def test_a_wrong_choice_is_refused_with_the_remedy(
 
 def test_another_metric_is_another_run(tmp_path: Path) -> None:
     start(tmp_path / "run", 2)
-    with pytest.raises(FairbloomError, match="best-model = 'val_acc' there and 'val_loss' here"):
+    with pytest.raises(
+        FairbloomError, match="validation-metric = 'val_acc' there and 'val_loss' here"
+    ):
         start(tmp_path / "run", 3, best_model="val_loss")
