@@ -6,6 +6,8 @@ client of up to ten), and the gains over FedAvg, with the 95 % interval of the p
 Each method chooses from the values of its own parameters that its paper tunes. The clients'
 learning rate is FedAvg's best of 0.01, 0.03, 0.1 and 0.3 by the same criterion.
 
+The workload `own` compares what clients may keep for themselves: heads, norms, personal models.
+
 Finished runs are not run again. Digits come with scikit-learn; FAIRBLOOM_DATA has the hospitals'
 files.
 """
@@ -16,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fairbloom import Comparison, search
+from fairbloom import Comparison, compare, search
 from fairbloom.experiments.results.differences import Difference
 from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
@@ -88,6 +90,28 @@ WORKLOADS: Mapping[str, Mapping[str, Value]] = {
 }
 """The workloads of docs/measured.md: the settings that all runs of one share, by name."""
 
+OWN = "own"
+"""The name of the comparison of what clients may keep for themselves."""
+
+OWN_SETTINGS: Mapping[str, Value] = {
+    **WORKLOADS["shards"],
+    "model": "benchmarks.networks:normed_cnn",  # logistic regression has no body and no norms
+}
+
+OWN_ARMS = (
+    BASELINE,
+    "fedavg(fine-tune-epochs=1)",
+    "fedavg(personal-parameters=head)",
+    "fedavg(personal-parameters=head,personal-steps=head-first)",
+    "fedavg(personal-parameters=body)",
+    "fedavg(personal-parameters=norm)",
+    "fedlf",
+    "fedlf(personal-parameters=head)",
+    "ditto(lam=0.1)",
+    "local",
+)
+"""What clients keep under FedAvg; a head under the best fair method of `shards` that allows it."""
+
 
 def arms_of(settings: Mapping[str, Value]) -> list[str]:
     """Return the arms to search on a workload, in the syntax of `fairbloom search --methods`."""
@@ -103,9 +127,17 @@ def arms_of(settings: Mapping[str, Value]) -> list[str]:
     return words
 
 
+def print_own(seeds: int, out: Path, jobs: int, *, as_csv: bool) -> None:
+    """Compare what clients may keep for themselves, without a search, and print the table."""
+    compared = compare(
+        methods=OWN_ARMS, seeds=seeds, jobs=jobs, out=out / OWN, settings=OWN_SETTINGS
+    )
+    print_table(OWN, rows_of(compared), as_csv=as_csv)
+
+
 def main() -> None:
     """Run the missing runs, and print the tables."""
-    parser = parser_of(__doc__, [*WORKLOADS])
+    parser = parser_of(__doc__, [*WORKLOADS, OWN])
     parser.add_argument(
         "--seeds", type=int, default=5, help="seeds to choose by, and fresh seeds to test with"
     )
@@ -113,10 +145,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     chosen = parser.parse_args()
     print_machine()
+    if OWN in chosen.workloads:
+        print_own(chosen.seeds, chosen.out, chosen.jobs, as_csv=chosen.csv)
+    searched = [name for name in chosen.workloads if name != OWN]
     summary: dict[str, dict[str, object]] = {
         method: {"method": METHODS[method].__name__} for method in TRIED
     }
-    for name in chosen.workloads:
+    for name in searched:
         found = search(
             methods=arms_of(WORKLOADS[name]),
             baseline=BASELINE,
