@@ -112,9 +112,10 @@ def evaluate(message: Message, context: Context) -> Message:
 
     The terms may also ask for measurements on the training set.
     """
+    from .local_round import evaluate_client
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
-        metrics = MetricRecord({**local.evaluate(received, terms)})
+        metrics = MetricRecord({**evaluate_client(local, received, terms)})
         keep_evaluated(context, local, received, terms)
         return RecordDict({wire.METRICS: metrics})
 

@@ -22,10 +22,9 @@ from fairbloom.tasks.score import count_classes, has_two_classes
 from .device import choose_device
 from .guard.disclosure import Gate
 from .guard.evaluated_model import keep_preprocessing
-from .metrics import OF_EVALUATION, ON_TESTS, OWN, PERSONAL, RECEIVED, TRAIN, Measurement
-from .states import ClientStates, StateDict, Version, folder_of
-from .training import measure, train, with_channels_last
-from .work import adaptation
+from .metrics import ON_TESTS, TRAIN, Measurement
+from .states import PERSONAL, ClientStates, StateDict, Version, folder_of
+from .training import measure, with_channels_last
 
 Metrics = dict[str, int | float]
 
@@ -87,26 +86,6 @@ class LocalClient:
         own_states = ClientStates(folder, states)
         return cls(name or key, key, settings, task, splits, model, own_states, gate)
 
-    def evaluate(self, received: StateDict, terms: Terms) -> Metrics:
-        """Measure the received model on the test set, and more if the terms ask for it."""
-        self.model.load_state_dict(received)
-        metrics = self.describe_tests()
-        # In this order, because each model overwrites the one before.
-        for model in (RECEIVED, OWN, PERSONAL):
-            measurements = [
-                each
-                for each in OF_EVALUATION
-                if each.model_of(terms) == model and each.applies(terms, self.splits)
-            ]
-            if measurements and model != RECEIVED:
-                metrics |= self.load_personal_to_measure(terms)
-            if measurements and model == PERSONAL and terms.evaluation_epochs:
-                work = adaptation(self.settings, terms, self.key)
-                train(self.model, self.task, self.splits.train, work)
-            for each in measurements:
-                metrics |= self.measured(each, terms)
-        return metrics
-
     def describe_tests(self) -> Metrics:
         """Return the number of test examples and, of two classes, the share of the larger one."""
         counts = count_classes(self.splits.test) if has_two_classes(self.task) else None
@@ -139,20 +118,22 @@ class LocalClient:
         """Return the trainable parameters and their names."""
         return [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
 
-    def load_personal_to_measure(self, terms: Terms) -> dict[str, int]:
-        """Load the personal model of a round; return the metric that says when it was trained."""
-        made = self.load_personal(before=terms.server_round + 1)
-        return {wire.PERSONAL_ROUND: made} if terms.keeps_personal_models else {}
-
-    def load_personal(self, before: int) -> int:
-        """Load the last personal model of a round before this one; return its round, 0 for none."""
-        version = self.personal(before)
+    def load_personal(self, before: int, names: Collection[str] = ()) -> int:
+        """Load what `personal` returns; return its round."""
+        version = self.personal(before, names)
         self.model.load_state_dict({**self.model.state_dict(), **version.state})
         return version.made
 
-    def personal(self, before: int) -> Version:
-        """Return the last personal model of a round before this one, an empty one of round 0."""
-        return self.states.find(PERSONAL, before) or Version(0, {})
+    def personal(self, before: int, names: Collection[str] = ()) -> Version:
+        """Return the last personal model of a round before this one, an empty one of round 0.
+
+        With `names`, the reply leaves out these arrays. A model with others is not taken: a server
+        that changes its terms must not receive what the client kept by the earlier ones.
+        """
+        found = self.states.find(PERSONAL, before)
+        if found is None or (names and not found.state.keys() <= set(names)):
+            return Version(0, {})
+        return found
 
     def keep_personal(self, number: int, model: StateDict, names: Collection[str] = ()) -> None:
         """Store these arrays of a round's model, by default all that are not frozen."""

@@ -16,16 +16,25 @@ from fairbloom.tasks.models import sendable
 
 from .frozen import check_frozen_unchanged, fix_parameters
 from .local import LocalClient, Metrics
-from .metrics import ALL_METRICS, Measurement, WorkDone, requested_metrics
+from .metrics import (
+    ALL_METRICS,
+    OF_EVALUATION,
+    OWN,
+    PERSONAL,
+    RECEIVED,
+    Measurement,
+    WorkDone,
+    requested_metrics,
+)
 from .plan import global_work, personal_works, work_of_client
 from .round import ClientRound
 from .rules.base import HOOKS, Arrays, Corrector, GradientOffset, Rule
-from .rules.registry import rules_of
+from .rules.registry import kinds_of, rules_of
 from .rules.rule_round import RuleRound
 from .states import RULE, StateDict, Version
 from .support import Support
 from .training import train
-from .work import Copy, LocalWork, StepsTaken
+from .work import Copy, LocalWork, StepsTaken, run_work
 
 # Everything: each engine that computes clients one by one supports it.
 SUPPORTED = Support(
@@ -33,6 +42,9 @@ SUPPORTED = Support(
     work=frozenset(each.name for each in fields(LocalWork)),
     metrics=ALL_METRICS,
 )
+
+# The training of the model that a client evaluates, by which its random streams are named.
+ADAPTED = "fine-tune"
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,35 @@ def train_client(
     training = _ClientTraining(client, received, terms, sent)
     training.run()
     return training.update
+
+
+def evaluate_client(client: LocalClient, received: StateDict, terms: Terms) -> Metrics:
+    """Measure the received model on the test set, and more if the terms ask for it."""
+    client.model.load_state_dict(received)
+    metrics = client.describe_tests()
+    # In this order, because each model overwrites the one before.
+    for model in (RECEIVED, OWN, PERSONAL):
+        measurements = [
+            each
+            for each in OF_EVALUATION
+            if each.model_of(terms) == model and each.applies(terms, client.splits)
+        ]
+        if measurements and model != RECEIVED:
+            metrics |= load_to_measure(client, model, terms)
+        for each in measurements:
+            metrics |= client.measured(each, terms)
+    return metrics
+
+
+def load_to_measure(client: LocalClient, model: str, terms: Terms) -> Metrics:
+    """Make the received model OWN or PERSONAL; return the metric that says when it was trained."""
+    made = client.load_personal(before=terms.server_round + 1)
+    for kind in kinds_of(terms):
+        if model == PERSONAL and "adapt" in kind.hooks():
+            work = kind(terms).adapt(run_work(client.settings, terms.server_round))
+            work = work_of_client(work, client.settings, terms, client.key, ADAPTED)
+            train(client.model, client.task, client.splits.train, work)
+    return {wire.PERSONAL_ROUND: made} if terms.keeps_personal_models else {}
 
 
 def start_rule(
@@ -120,7 +161,7 @@ class _ClientTraining(ClientRound):
         )
         client.model.load_state_dict(received)
         if self._own:
-            client.load_personal(before=terms.server_round)
+            client.load_personal(terms.server_round, self._own)
 
     def before(self) -> None:
         for rule in self._rules:
@@ -179,7 +220,7 @@ class _ClientTraining(ClientRound):
     def _train_own(self, work: LocalWork) -> None:
         """Train the arrays that the client keeps, with all others fixed."""
         client = self._client
-        work = work_of_client(work, client.settings, self._terms, client.key, personal=True)
+        work = work_of_client(work, client.settings, self._terms, client.key, PERSONAL)
         others = {name for name, _ in client.trainable()}.difference(self._own)
         with fix_parameters(client.model, others):
             train(client.model, client.task, client.splits.train, work)
@@ -230,6 +271,6 @@ class _ClientTraining(ClientRound):
             client.model.load_state_dict(self._received)
             anchor = [each.detach().clone() for _, each in client.trainable()]
             client.load_personal(before=terms.server_round)
-            own = work_of_client(work, client.settings, terms, client.key, personal=True)
+            own = work_of_client(work, client.settings, terms, client.key, PERSONAL)
             train(client.model, client.task, client.splits.train, own, anchor)
             client.keep_personal(terms.server_round, client.model.state_dict())

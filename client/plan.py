@@ -29,15 +29,15 @@ def personal_works(settings: RunSettings, terms: Terms, rules: Rules) -> list[Lo
 
 
 def work_of_client(
-    work: LocalWork, settings: RunSettings, terms: Terms, client: str, *, personal: bool = False
+    work: LocalWork, settings: RunSettings, terms: Terms, client: str, training: str = ""
 ) -> LocalWork:
     """Return the work of one client, in its own order, with fewer epochs for a straggler."""
     number = terms.server_round
     return replace(
         work,
         epochs=work.epochs if work.in_full else epochs_in_time(settings, number, client),
-        random=batch_order(settings, number, client, personal=personal),
-        draws=draws_seed(settings, number, client, personal=personal),
+        random=batch_order(settings, number, client, training),
+        draws=draws_seed(settings, number, client, training),
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from math import fsum
 from typing import Any
@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from fairbloom.client.schedules import Schedule
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
-from fairbloom.protocol.terms import Terms
 from fairbloom.tasks.optimizers import SGD, make_optimizer, optimizer_in
 
 # The value of `augment` that leaves the examples as they are.
@@ -186,28 +185,18 @@ def run_work(settings: RunSettings, number: int) -> LocalWork:
 
 
 def batch_order(
-    settings: RunSettings, number: int, client: str, *, personal: bool = False
+    settings: RunSettings, number: int, client: str, training: str = ""
 ) -> np.random.Generator:
-    """Return the random stream for the order of a client's examples in round `number`."""
-    purpose = "personal batches" if personal else "batches"
-    return generator(settings.seed, purpose, number, client)
+    """Return the random stream for the order of a client's examples in round `number`.
+
+    `training` names the training of a model of the client's own; "": that of the model to reply.
+    """
+    return generator(settings.seed, f"{training} batches".lstrip(), number, client)
 
 
-def draws_seed(settings: RunSettings, number: int, client: str, *, personal: bool = False) -> int:
+def draws_seed(settings: RunSettings, number: int, client: str, training: str = "") -> int:
     """Return the seed of the random numbers of a client's model in round `number`."""
-    purpose = "personal dropout" if personal else "dropout"
-    return seed_of(settings.seed, purpose, number, client)
-
-
-def adaptation(settings: RunSettings, terms: Terms, client: str) -> LocalWork:
-    """Return the work of a client on the model that it evaluates, before it scores it."""
-    number = terms.server_round
-    return replace(
-        run_work(settings, number),
-        epochs=terms.evaluation_epochs,
-        random=generator(settings.seed, "fine-tune batches", number, client),
-        draws=seed_of(settings.seed, "fine-tune dropout", number, client),
-    )
+    return seed_of(settings.seed, f"{training} dropout".lstrip(), number, client)
 
 
 # Maps the gradients of a step to the corrected gradients, both in the model's order.

@@ -10,6 +10,7 @@ from scipy.stats import binomtest
 
 from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.client.local import LocalClient
+from fairbloom.client.local_round import evaluate_client
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import ACCURACY, Score, put_first
@@ -68,7 +69,7 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
     except FairbloomError as error:
         raise FairbloomError(f"the data of {name} do not fit the run in {run}: {error}") from error
     received = {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()}
-    found = local.evaluate(received, Terms(server_round=1))
+    found = evaluate_client(local, received, Terms(server_round=1))
     count = int(found[NUM_EXAMPLES])
     if not count:
         raise FairbloomError(f"{name} has no test examples: it needs more rows")

@@ -185,19 +185,9 @@ class Terms:
     client_rule: str = ""
 
     @property
-    def kept_patterns(self) -> str:
-        """Which arrays of the model clients keep for themselves, "" for none."""
-        return self.personal_parameters
-
-    @property
     def keeps_arrays(self) -> bool:
         """Whether clients keep some arrays of the model for themselves."""
-        return self.kept_patterns != ""
-
-    @property
-    def evaluation_epochs(self) -> int:
-        """Passes over its data with which a client adapts the model that it evaluates."""
-        return self.fine_tune_epochs
+        return self.personal_parameters != ""
 
     @property
     def keeps_personal_models(self) -> bool:
@@ -207,7 +197,7 @@ class Terms:
     @property
     def has_personal_models(self) -> bool:
         """Whether clients have personal models."""
-        return self.keeps_personal_models or self.evaluation_epochs > 0
+        return self.keeps_personal_models or self.fine_tune_epochs > 0
 
     @property
     def rules(self) -> tuple[Request, ...]:

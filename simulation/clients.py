@@ -15,7 +15,7 @@ from torch.nn import Module
 from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
-from fairbloom.client.local_round import Update, train_client
+from fairbloom.client.local_round import Update, evaluate_client, train_client
 from fairbloom.client.states import ClientStates, StateDict, folder_name, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean, failure_reason, join_names
 from fairbloom.protocol.attacks import share_in
@@ -281,7 +281,7 @@ class LocalClients:
 
         def evaluate(name: str) -> Metrics:
             terms_here = terms if name in asked else terms_of_others
-            return self.local(name).evaluate(received, terms_here)
+            return evaluate_client(self.local(name), received, terms_here)
 
         reports = refuse_failed({name: self._answer(evaluate, name) for name in names}, refused)
         return self.evaluated(reports, refused, names, model)

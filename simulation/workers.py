@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from fairbloom.client.local import LocalClient, Metrics
-from fairbloom.client.local_round import train_client
+from fairbloom.client.local_round import evaluate_client, train_client
 from fairbloom.client.rules.registry import kinds_of
 from fairbloom.client.states import ClientStates, StateDict, Version
 from fairbloom.errors import FairbloomError
@@ -200,7 +200,7 @@ class Workers:
         states = {name: {made: tensors_of(arrays)} for name, (made, arrays) in starts.items()}
         local = replace(self._find_client(job.name), states=ClientStates(None, states))
         if work == "evaluate":
-            return Reply(job.row, local.evaluate(received, job.terms), {}, {})
+            return Reply(job.row, evaluate_client(local, received, job.terms), {}, {})
         update = train_client(local, received, job.terms, vectors)
         reply = store_reply(self.buffers.updates, self.buffers.second, job.row, update)
         made = local.states.made_in(job.terms.server_round)

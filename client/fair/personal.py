@@ -1,14 +1,11 @@
 """The arrays that a client of a user's own app keeps for itself, in Flower's context."""
 
 import copy
-from collections.abc import Collection
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import PERSONAL
 from fairbloom.protocol.terms import Terms
-from fairbloom.tasks.models.personal import PARTS, match_names, split_words
 
 from ..rules.personal import PersonalParameters
 
@@ -22,6 +19,9 @@ def give_own(message: Message, context: Context, terms: Terms) -> Message:
     if not terms.keeps_arrays or own is None:
         return message
     (key, received), *_ = message.content.array_records.items()
+    # A server may have changed its terms: what a reply would have is not given.
+    names = PersonalParameters(terms).match([*received, *own])
+    own = ArrayRecord({name: own[name] for name in names if name in own})
     given = copy.copy(message)
     given.content = RecordDict({**message.content, key: ArrayRecord({**received, **own})})
     return given
@@ -32,17 +32,7 @@ def keep_own(reply: Message, context: Context, terms: Terms) -> None:
     if not terms.keeps_arrays or reply.has_error():
         return
     for key, trained in [*reply.content.array_records.items()]:
-        names = _find_own(trained, terms)
+        names = PersonalParameters(terms).match(trained)
         context.state[RECORD] = ArrayRecord({name: trained[name] for name in names})
         others = {name: each for name, each in trained.items() if name not in names}
         reply.content[key] = ArrayRecord(others)
-
-
-def _find_own(names: Collection[str], terms: Terms) -> list[str]:
-    words = split_words(terms.kept_patterns)
-    if several := PARTS.keys() & set(words):
-        raise ReportableError(
-            f"{PersonalParameters(terms)}: an app of your own sends arrays without their model:"
-            f" name them by patterns, as in 'fc2.*', in place of {min(several)}"
-        )
-    return [name for word in words for name in match_names(names, word)]

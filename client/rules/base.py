@@ -101,6 +101,13 @@ class Rule:
         """
         return None
 
+    def adapt(self, work: LocalWork) -> LocalWork:
+        """Return the training of the evaluated model before it is scored as a personal one.
+
+        `work` is the run's. The trained model is not stored.
+        """
+        return work
+
     # The parts of a round, in their order ---------------------------------------------------------
 
     def before(self, client: LocalClient) -> Scores:
@@ -163,6 +170,7 @@ HOOKS = (
     "loss",
     "personal_arrays",
     "work_on_own",
+    "adapt",
     "before",
     "report",
     "make_second_model",

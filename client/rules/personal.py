@@ -1,10 +1,12 @@
 """What a client keeps for itself: a personal model, or some parameters of the common one."""
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 from torch import nn
 
+from fairbloom.errors import ReportableError
 from fairbloom.protocol.terms import (
     FINE_TUNING,
     HEAD_FIRST,
@@ -13,6 +15,7 @@ from fairbloom.protocol.terms import (
     Terms,
 )
 from fairbloom.tasks.models import personal_arrays
+from fairbloom.tasks.models.personal import PARTS, match_names, split_words
 from fairbloom.tasks.optimizers import SGD
 
 from ..states import PERSONAL, ClientStates, Version
@@ -71,6 +74,16 @@ class PersonalParameters(Kept):
         """Return the arrays that the terms name."""
         return personal_arrays(model, self.terms.personal_parameters)
 
+    def match(self, names: Collection[str]) -> list[str]:
+        """Return those of a model's names that the terms name by patterns."""
+        words = split_words(self.terms.personal_parameters)
+        if several := PARTS.keys() & set(words):
+            raise ReportableError(
+                f"{self}: an app of your own sends arrays without their model: name them by"
+                f" patterns, as in 'fc2.*', in place of {min(several)}"
+            )
+        return [name for word in words for name in match_names(names, word)]
+
 
 class HeadFirst(Rule):
     """Trains what the client keeps with the others fixed, then the others.
@@ -92,3 +105,7 @@ class FineTuning(Rule):
     """
 
     reads = FINE_TUNING
+
+    def adapt(self, work: LocalWork) -> LocalWork:
+        """Return the work with as many epochs as the terms say."""
+        return replace(work, epochs=self.terms.fine_tune_epochs, in_full=True)

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairbloom.client.local import Metrics, report_all
-from fairbloom.client.local_round import finish_rule, start_rule, train_client
+from fairbloom.client.local_round import finish_rule, load_to_measure, start_rule, train_client
 from fairbloom.client.metrics import (
     ALL_METRICS,
     BEFORE,
     OF_EVALUATION,
     PERSONAL,
+    RECEIVED,
     TRAINED,
     Measurement,
     WorkDone,
@@ -85,6 +86,7 @@ SUPPORTED = Support(
             "pull",
             "loss",
             "personal_arrays",
+            "adapt",
             "before",
             "report",
             "start",
@@ -240,8 +242,6 @@ class StackedClients(LocalClients):
         Only `participants` report the metrics in `terms.measure`.
         """
         self.evict_idle(names)
-        if terms.evaluation_epochs or (terms.keeps_arrays and terms.measure):
-            return super().evaluate(names, model, terms, participants)
         if self._falls_back(SUPPORTED.find_unsupported(terms, (), by_group=self._by_group)):
             return super().evaluate(names, model, terms, participants)
         try:
@@ -283,7 +283,7 @@ class StackedClients(LocalClients):
         return self._known[1]
 
     def steps(
-        self, block: Sequence[StackedClient], work: LocalWork, terms: Terms, *, personal: bool
+        self, block: Sequence[StackedClient], work: LocalWork, terms: Terms, training: str
     ) -> Iterable[Step]:
         """Return the steps of a block."""
         number = terms.server_round
@@ -294,19 +294,16 @@ class StackedClients(LocalClients):
             steps = minibatches(
                 block,
                 work,
-                lambda m: batch_order(self.settings, number, m.local.key, personal=personal),
+                lambda m: batch_order(self.settings, number, m.local.key, training),
             )
         if work.augment == NO_AUGMENTATION:
             return steps
-        return augment_steps(steps, work.augment, self.seeds(block, terms, personal=personal))
+        return augment_steps(steps, work.augment, self.seeds(block, terms, training))
 
-    def seeds(self, block: Sequence[StackedClient], terms: Terms, *, personal: bool) -> list[int]:
+    def seeds(self, block: Sequence[StackedClient], terms: Terms, training: str) -> list[int]:
         """Return the seed of each client's dropout and augmentation."""
         number = terms.server_round
-        return [
-            draws_seed(self.settings, number, member.local.key, personal=personal)
-            for member in block
-        ]
+        return [draws_seed(self.settings, number, member.local.key, training) for member in block]
 
     def _full_batch(self, block: Sequence[StackedClient]) -> Step:
         """Return the step that takes all examples; small ones are cached for the next rounds."""
@@ -375,7 +372,6 @@ class StackedClients(LocalClients):
         model = clients[0].model
         asked = [each for each in clients if each.name in participants]
         reports = {each.name: each.describe_tests() for each in clients}
-        model.load_state_dict(received)
         for measurement in OF_EVALUATION:
             if not measurement.is_asked(terms):
                 continue
@@ -389,14 +385,15 @@ class StackedClients(LocalClients):
             if not measuring:
                 continue
             parts = [measurement.of(each.splits) for each in measuring]
-            if measurement.model == PERSONAL:
+            smallest_group = self.settings.smallest_group if measurement.by_group else 0
+            if measurement.model_of(terms) != RECEIVED:
                 measured = []
                 for each, part in zip(measuring, parts, strict=True):
                     model.load_state_dict(received)
-                    reports[each.name] |= each.load_personal_to_measure(terms)
-                    measured.append(measure(model, task, part, self.settings.smallest_group))
+                    reports[each.name] |= load_to_measure(each, measurement.model_of(terms), terms)
+                    measured.append(measure(model, task, part, smallest_group))
             else:
-                smallest_group = self.settings.smallest_group if measurement.by_group else 0
+                model.load_state_dict(received)
                 measured = measure_clients(model, task, in_tensors(parts), smallest_group)
             reported = report_all(measuring, measurement, measured, terms)
             for each, report in zip(measuring, reported, strict=True):
@@ -453,7 +450,7 @@ class _Block(ClientRound):
                 self._model.load_state_dict(self._training.received)
                 for scores, member in zip(self._scores, self._block, strict=True):
                     if self._own:
-                        member.local.load_personal(before=self._terms.server_round)
+                        member.local.load_personal(self._terms.server_round, self._own)
                     scores.update(getattr(rule, hook)(member.local))
 
     def before(self) -> None:
@@ -463,7 +460,8 @@ class _Block(ClientRound):
         self._rows = StackedModels(training.layout, training.received, len(self._block), self._own)
         if self._own:
             for row, member in enumerate(self._block):
-                self._rows.load(row, member.local.personal(before=self._terms.server_round).state)
+                last = member.local.personal(self._terms.server_round, self._own)
+                self._rows.load(row, last.state)
 
     def measure(self, measurement: Measurement) -> None:
         requested = measurement.requests(self._terms.measure)
@@ -520,11 +518,11 @@ class _Block(ClientRound):
             self._program,
             self._task,
             self._rows,
-            training.engine.steps(self._block, self._work, self._terms, personal=False),
+            training.engine.steps(self._block, self._work, self._terms, ""),
             self._work,
             shift,
             call_rules if watching else None,
-            self._seeds(self._block, personal=False),
+            self._seeds(self._block, ""),
         )
         if self._loss_before_in_first_step and first_losses is not None:
             self._add_scores(BEFORE, [{wire.LOSS: loss} for loss in first_losses.tolist()])
@@ -571,17 +569,17 @@ class _Block(ClientRound):
                 for row, member in enumerate(block):
                     if last := member.local.personal(before=terms.server_round).state:
                         rows.load(row, last)
-                steps = training.engine.steps(block, work, terms, personal=True)
-                seeds = self._seeds(block, personal=True)
+                steps = training.engine.steps(block, work, terms, PERSONAL)
+                seeds = self._seeds(block, PERSONAL)
                 train_together(self._program, self._task, rows, steps, work, seeds=seeds)
                 for row, member in enumerate(block):
                     member.local.keep_personal(terms.server_round, rows.model(row))
 
-    def _seeds(self, block: Sequence[StackedClient], *, personal: bool) -> Sequence[int]:
+    def _seeds(self, block: Sequence[StackedClient], training: str) -> Sequence[int]:
         """Return the seeds by which clients draw dropout, none for a model without it."""
         if not self._program.drops:
             return ()
-        return self._training.engine.seeds(block, self._terms, personal=personal)
+        return self._training.engine.seeds(block, self._terms, training)
 
     def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:
         """Add the training metrics that clients report to their scores."""

@@ -276,6 +276,33 @@ def test_an_app_keeps_a_head_at_each_client(quickstart: Modules) -> None:
     assert not np.allclose(first, second)
 
 
+def test_an_app_replies_no_head_after_a_change_of_terms(quickstart: Modules) -> None:
+    head = ("second.weight", "second.bias")
+    body = ("first.weight", "first.bias")
+    torch.manual_seed(0)
+    initial = ArrayRecord(quickstart[1].Net().state_dict())
+
+    def continued(grid: InProcessGrid) -> ArrayRecord:
+        strategy = FedAvg(personal_parameters="first.*", frozen=body)
+        return start_from(initial, strategy, grid)
+
+    used = InProcessGrid(quickstart[0].app, SMALL, CLIENTS)
+    start_from(initial, FedAvg(personal_parameters="second.*", frozen=head), used)
+    for context in used.contexts.values():
+        assert set(context.state.array_records[RECORD]) == set(head)
+    given = continued(used)
+    expected = continued(InProcessGrid(quickstart[0].app, SMALL, CLIENTS))
+    for name in head:
+        assert np.array_equal(given[name].numpy(), expected[name].numpy())
+
+
+def start_from(initial: ArrayRecord, strategy: FedAvg, grid: InProcessGrid) -> ArrayRecord:
+    """Return the common model after a round."""
+    config = ConfigRecord({"lr": RATE})
+    result = strategy.start(grid, initial_arrays=initial, num_rounds=1, train_config=config)
+    return result.arrays
+
+
 def test_an_app_names_what_it_keeps_by_patterns(quickstart: Modules) -> None:
     strategy = FedAvg(personal_parameters="head", frozen=("second.weight", "second.bias"))
     with pytest.raises(FairbloomError, match="name them by patterns, as in 'fc2"):

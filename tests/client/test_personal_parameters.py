@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom import load
 from fairbloom.client.app import app
-from fairbloom.client.work import adaptation
+from fairbloom.client.rules.personal import FineTuning
+from fairbloom.client.work import run_work
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.results.run import Run
@@ -124,6 +125,15 @@ def test_a_head_that_shares_its_weights_is_refused() -> None:
 # Reductions -----------------------------------------------------------------------------------------
 
 
+def test_no_pattern_is_fedavg_to_the_bit(tmp_path: Path) -> None:
+    plain = run(tmp_path / "plain")
+    without = run(tmp_path / "without", personal_parameters="")
+    for name, array in plain.arrays().items():
+        assert np.array_equal(array, without.arrays()[name])
+    assert plain.clients.equals(without.clients)
+    assert not (without.folder / "clients").exists()
+
+
 def test_all_parameters_are_local_training(tmp_path: Path) -> None:
     plain = {"batch_size": 0, "local_epochs": 1}
     own = run(tmp_path / "own", personal_parameters="*", **plain)
@@ -158,7 +168,8 @@ def test_fine_tuning_leaves_the_global_model_alone(tmp_path: Path) -> None:
 
 def test_fine_tuning_takes_the_rate_of_the_round() -> None:
     settings = Settings.of({"num-rounds": 4, "schedule": "linear", "learning-rate": 0.5})
-    work = adaptation(settings, Terms(server_round=3, fine_tune_epochs=2), "a")
+    rule = FineTuning(Terms(server_round=3, fine_tune_epochs=2))
+    work = rule.adapt(run_work(settings, 3))
     assert (work.learning_rate, work.epochs) == (0.25, 2)
 
 
@@ -325,6 +336,78 @@ def test_initial_values_travel_once() -> None:
     assert any(name.startswith("kept:personal:2") for name in where.state)
     with pytest.raises(FairbloomError, match="which its next message will bring"):
         send(context(1, config))
+
+
+def send_in_round(number: int, arrays: Mapping[str, Any], where: Context, **asked: Any) -> Message:
+    """Return a client's reply to these arrays and terms."""
+    terms = {key.replace("_", "-"): value for key, value in asked.items()}
+    config = ConfigRecord({"server-round": number, **terms})
+    content = RecordDict({"arrays": ArrayRecord(OrderedDict(arrays)), "config": config})
+    return app(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), where)
+
+
+def replied(answer: Message) -> dict[str, Any]:
+    """Return the arrays of a reply."""
+    arrays = answer.content.array_records["arrays"].items()
+    return {name: each.numpy() for name, each in arrays}
+
+
+def kept_in(where: Context, number: int) -> dict[str, Any]:
+    """Return what a client keeps since a round."""
+    arrays = where.state.array_records[f"kept:personal:{number}"].items()
+    return {name: each.numpy() for name, each in arrays}
+
+
+@pytest.fixture
+def trained() -> Context:
+    """A client that keeps its head since round 1."""
+    where = context(1, run_config(model="mlp"))
+    ask(MessageType.TRAIN, ASKED, where)
+    return where
+
+
+def test_a_head_that_a_server_sends_later_has_no_effect(trained: Context) -> None:
+    _, model = fresh(dict(trained.run_config))
+    changed = {n: each * 0.5 if n in HEAD else each for n, each in model.state_dict().items()}
+    other = context(1, dict(trained.run_config))
+    other.state = copy.deepcopy(trained.state)
+    answers = [
+        send_in_round(2, arrays, where, **ASKED)
+        for arrays, where in ((model.state_dict(), trained), (changed, other))
+    ]
+    first, second = map(replied, answers)
+    assert first.keys() == second.keys() == set(model.state_dict()) - HEAD
+    for name, array in first.items():
+        assert np.array_equal(array, second[name])
+    for name, array in kept_in(trained, 2).items():
+        assert np.array_equal(array, kept_in(other, 2)[name])
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"personal_parameters": "body"}, {"personal_parameters": "1.weight"}]
+)
+def test_a_server_that_asks_for_the_head_gets_none(trained: Context, asked: dict[str, str]) -> None:
+    """The terms no longer leave the head out: the client trains the one that was sent."""
+    _, model = fresh(dict(trained.run_config))
+    stranger = context(1, dict(trained.run_config))
+    given, expected = (
+        replied(send_in_round(2, model.state_dict(), where, **asked))
+        for where in (trained, stranger)
+    )
+    assert given.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.array_equal(given[name], array)
+
+
+def test_a_kept_whole_model_is_no_part_of_a_later_reply() -> None:
+    where, stranger = (context(1, run_config(model="mlp")) for _ in range(2))
+    _, model = fresh(dict(where.run_config))
+    send_in_round(1, model.state_dict(), where, personal_lambda=0.1)
+    given, expected = (
+        replied(send_in_round(2, model.state_dict(), each, **ASKED)) for each in (where, stranger)
+    )
+    for name, array in expected.items():
+        assert np.array_equal(given[name], array)
 
 
 # Fixed points and an independent loop -----------------------------------------------------------------

@@ -75,7 +75,7 @@ class Case:
             return Disparate()
         if self.terms.keeps_arrays:  # what clients keep is in no update
             module = load_task(self.settings).model()
-            return FedAvg(frozen=personal_arrays(module, self.terms.kept_patterns))
+            return FedAvg(frozen=personal_arrays(module, self.terms.personal_parameters))
         return FedAvg() if self.terms.snapshot_step is None else DRFA()
 
     @property
