@@ -6,7 +6,8 @@ client of up to ten), and the gains over FedAvg, with the 95 % interval of the p
 Each method chooses from the values of its own parameters that its paper tunes. The clients'
 learning rate is FedAvg's best of 0.01, 0.03, 0.1 and 0.3 by the same criterion.
 
-The workload `own` compares what clients may keep for themselves: heads, norms, personal models.
+The workload `own`, which has to be asked for, compares what clients may keep for themselves: heads,
+norms, personal models.
 
 Finished runs are not run again. Digits come with scikit-learn; FAIRBLOOM_DATA has the hospitals'
 files.
@@ -132,12 +133,19 @@ def print_own(seeds: int, out: Path, jobs: int, *, as_csv: bool) -> None:
     compared = compare(
         methods=OWN_ARMS, seeds=seeds, jobs=jobs, out=out / OWN, settings=OWN_SETTINGS
     )
-    print_table(OWN, rows_of(compared), as_csv=as_csv)
+    rows = [*rows_of(compared)]
+    # A common model with initial heads or norms says nothing: only the personal models are shown.
+    end = ", personal)"
+    names = [str(row["method"]) for row in rows]
+    left_out = {name.removesuffix(end) + ")" for name in names if name.endswith(end)}
+    chosen = [row for row in rows if row["method"] not in left_out]
+    print_table(OWN, chosen, as_csv=as_csv)
 
 
 def main() -> None:
     """Run the missing runs, and print the tables."""
     parser = parser_of(__doc__, [*WORKLOADS, OWN])
+    parser.set_defaults(workloads=[*WORKLOADS])
     parser.add_argument(
         "--seeds", type=int, default=5, help="seeds to choose by, and fresh seeds to test with"
     )
@@ -148,6 +156,8 @@ def main() -> None:
     if OWN in chosen.workloads:
         print_own(chosen.seeds, chosen.out, chosen.jobs, as_csv=chosen.csv)
     searched = [name for name in chosen.workloads if name != OWN]
+    if not searched:
+        return
     summary: dict[str, dict[str, object]] = {
         method: {"method": METHODS[method].__name__} for method in TRIED
     }

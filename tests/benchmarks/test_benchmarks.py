@@ -17,7 +17,15 @@ from torch.utils.data import TensorDataset
 
 import fairbloom
 from benchmarks.measuring import Side, in_turn
-from benchmarks.methods import BASELINE, TRIED, WORKLOADS, arms_of, rows_of
+from benchmarks.methods import (
+    BASELINE,
+    OWN_ARMS,
+    OWN_SETTINGS,
+    TRIED,
+    WORKLOADS,
+    arms_of,
+    rows_of,
+)
 from benchmarks.networks import Transformer, pfl_cnn
 from benchmarks.plain import train_round
 from benchmarks.research import Research
@@ -61,6 +69,8 @@ def test_every_method_takes_part_with_parameters_that_it_has() -> None:
         for arm in parse_arms(arms_of(workload), workload):
             Settings.of({**workload, **arm.config})
             check_used(workload, [arm.method], str(workload["task"]))
+    for arm in parse_arms([*OWN_ARMS], OWN_SETTINGS):
+        Settings.of({**OWN_SETTINGS, **arm.config})
 
 
 @pytest.mark.slow

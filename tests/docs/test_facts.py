@@ -7,8 +7,9 @@ from pkgutil import resolve_name
 
 import pytest
 
-from benchmarks.methods import TRIED, WORKLOADS
+from benchmarks.methods import OWN_ARMS, OWN_SETTINGS, TRIED, WORKLOADS
 from docs.hospitals import FEW, HEADINGS, PICTURE, TABLE
+from fairbloom.experiments.arms import parse_arms
 from fairbloom.experiments.recipe import load_recipe
 from fairbloom.server.run_folder.csv_rows import ClientTable, round_columns
 from fairbloom.server.run_folder.files import ENTRIES
@@ -136,6 +137,14 @@ def test_the_summary_has_the_gains_of_each_method(subtests: pytest.Subtests) -> 
             assert gains == {method: row[workload] for method, row in summary.items()}
             assert f"[{workload}](data/tuned/{workload}.csv)" in MEASURED
     assert ":file: data/tuned/summary.csv\n" in MEASURED
+
+
+def test_the_table_of_what_clients_keep_has_each_arm() -> None:
+    with (DATA / "own.csv").open(newline="") as file:
+        names = [row["method"] for row in csv.DictReader(file)]
+    labels = [arm.label for arm in parse_arms([*OWN_ARMS], OWN_SETTINGS)]
+    assert [name.replace(", personal)", ")") for name in names] == labels
+    assert ":file: data/own.csv\n" in MEASURED
 
 
 def test_the_pages_have_the_hospitals_rows_and_picture() -> None:
