@@ -288,8 +288,8 @@ def test_an_app_replies_no_head_after_a_change_of_terms(quickstart: Modules) -> 
 
     used = InProcessGrid(quickstart[0].app, SMALL, CLIENTS)
     start_from(initial, FedAvg(personal_parameters="second.*", frozen=head), used)
-    for context in used.contexts.values():
-        assert set(context.state.array_records[RECORD]) == set(head)
+    for used_by in used.contexts.values():
+        assert set(used_by.state.array_records[RECORD]) == set(head)
     given = continued(used)
     expected = continued(InProcessGrid(quickstart[0].app, SMALL, CLIENTS))
     for name in head:
