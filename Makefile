@@ -55,6 +55,17 @@ test-latest-flower: ## run the tests, those of real nodes too, on the newest Flo
 	.venv-latest/bin/pytest --numprocesses $(WORKERS) --dist loadfile -m "$(ANYWHERE) and slow" --ignore tests/test_supply_chain.py
 	.venv-latest/bin/pytest -m federation tests/runtimes
 
+.venv-vision/ready: pyproject.toml requirements.lock locks/build.lock
+	$(PYTHON) -m venv .venv-vision
+	.venv-vision/bin/python $(INSTALL) --require-hashes --requirement locks/build.lock
+	.venv-vision/bin/python $(INSTALL) --no-deps --require-hashes --requirement requirements.lock
+	.venv-vision/bin/python $(INSTALL) torch torchvision
+	.venv-vision/bin/python $(INSTALL) --no-deps --no-build-isolation --editable .
+	touch $@
+
+test-vision: .venv-vision/ready ## run the tests of torchvision's models in .venv-vision, with PyTorch's default build: 6 GB
+	.venv-vision/bin/pytest --numprocesses $(WORKERS) -m vision tests/vision
+
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
 	$(BIN)/pytest -m docker -s tests/docker
 

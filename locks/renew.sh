@@ -27,14 +27,14 @@ print(*(line for name in sys.argv[1:] for line in extras[name]), sep="\n")' "$@"
 }
 
 cat requirements.lock locks/{audit,build,client,docs,inventory,server,torch}.lock > "$all"
-compile "$@" --output-file "$all" pyproject.toml --all-extras \
+compile "$@" --output-file "$all" pyproject.toml --extra all --extra client --extra server \
   --group dev --group docs --group build --group inventory --group audit
 
 printf 'torch\n' | part locks/torch.lock -
 # PyTorch is installed separately, with the libraries that its build needs only on Linux: CUDA.
 mapfile -t apart < <(sed -n "s/^\([^= ]*\)==.*sys_platform == 'linux'.*/--no-emit-package=\1/p" locks/torch.lock)
 apart+=(--no-emit-package=torch)
-part requirements.lock pyproject.toml --all-extras --group dev --group build "${apart[@]}"
+part requirements.lock pyproject.toml --extra all --extra client --extra server --group dev --group build "${apart[@]}"
 extras client | part locks/client.lock - "${apart[@]}"
 extras client server | part locks/server.lock - "${apart[@]}"
 for group in docs build inventory audit; do part "locks/$group.lock" --group "$group"; done

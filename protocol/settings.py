@@ -56,6 +56,10 @@ class Setup(BaseModel):
             'Model to train: a name from fairbloom tasks ("": the first), or yours as my_module:Net'
         ),
     )
+    norm: Annotated[str, Choices("auto", "own", "group", "layer"), Mark.SENT_TO_CLIENTS] = Field(
+        "auto",
+        description="Norm layers of torchvision's models; auto is group, or own with weights",
+    )
     clients: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS] = Field(
         0,
         description=(
@@ -250,6 +254,10 @@ class RunSettings(Setup):
         options.ControlVariates,
         "Whether clients correct their steps by control variates, as in scaffold; weights must be"
         " fixed",
+    )
+    initial_weights: str = Field(
+        "",
+        description="File of weights that the initial model has, of the same kind of model",
     )
     num_rounds: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.EXTENDABLE] = Field(
         50, description="Number of rounds after which the run is finished"
@@ -596,6 +604,10 @@ def expand_own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     expanded = {key: value for key, value in config.items() if key != OWN_SETTINGS}
     if words:
         expanded |= parse_assignments(shlex.split(words))
+    of_torchvision = str(expanded.get("model", "")).startswith("torchvision:")
+    is_open = expanded.get("norm", "auto") == "auto"
+    if expanded.get("initial-weights") and of_torchvision and is_open:
+        expanded["norm"] = "own"  # weights belong to the layers that they were trained with
     return expanded
 
 

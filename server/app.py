@@ -44,11 +44,13 @@ from fairbloom.tasks.models import (
     personal_arrays,
     shared_parameters,
 )
+from fairbloom.tasks.models.weights import load_initial_weights
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.positive import warn_of_unstated
 from fairbloom.tasks.score import decide_score, has_two_classes
 from fairbloom.text import text_if
 
+from .checkpoint import list_checkpoints
 from .log_lines import name_worst_served, summarize_row
 from .polling import PollingGrid
 from .progress import announce
@@ -212,6 +214,8 @@ def federate(
     )
     settings = settings.model_copy(update={"score": score.name})
     module = task.model()
+    if settings.initial_weights and not list_checkpoints(CHECKPOINTS.path_in(path)):
+        load_initial_weights(module, settings.initial_weights)
     asking = []
     if method.compares_groups:
         find_two_groups(task.groupings, task.classes)

@@ -118,6 +118,7 @@ class Settings(RunSettings):
         settings.check_scores()
         settings.check_early_stopping()
         settings.check_best_model()
+        settings.check_norm()
         settings.check_training()
         return settings
 
@@ -230,6 +231,14 @@ class Settings(RunSettings):
             raise SettingsError(
                 f"best-model = {self.best_model!r} has no effect with evaluate-every = 0, which"
                 " evaluates only the last round: set evaluate-every, as in 1"
+            )
+
+    def check_norm(self) -> None:
+        """Raise SettingsError if initial weights would go into other norm layers than their own."""
+        if self.initial_weights and self.norm in ("group", "layer"):
+            raise SettingsError(
+                f"norm = {self.norm!r}: the initial weights were trained with the network's own"
+                " norm layers: leave norm out"
             )
 
     def check_deployed(self) -> None:

@@ -172,7 +172,9 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
 
     return Task(
         clients=tuple(folders),
-        model=lambda: models.build(setup.model, schema.shape, target.outputs, setup.seed),
+        model=lambda: models.build(
+            setup.model, schema.shape, target.outputs, setup.seed, norm=setup.norm
+        ),
         loss=target.loss,
         splits=splits,
         scores=target.scores(),

@@ -17,6 +17,7 @@ from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import RunSettings, Setup, Value
 
+from .classifiers import PREFIX, check_classifier
 from .schema import read_schema
 from .task import Splits, Task
 
@@ -171,7 +172,9 @@ class TaskInfo:
 
     def check(self, setup: Setup) -> None:
         """Raise FairbloomError if the task has no use for a model, partition, folder or schema."""
-        if self.models and setup.model not in self.models:
+        if self.models and setup.model.startswith(PREFIX):
+            check_classifier(setup.model)
+        elif self.models and setup.model not in self.models:
             from .models.registry import MODELS, maker_of  # imported late: it needs PyTorch
 
             if setup.model in MODELS:

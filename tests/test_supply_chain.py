@@ -74,7 +74,8 @@ def declared(*, extras: bool = True, group: str | None = None) -> list[Requireme
     """Return the requirements in pyproject.toml."""
     if group is not None:
         return [Requirement(line) for line in PROJECT["dependency-groups"][group]]
-    optional = [line for extra, lines in OPTIONAL.items() if extra != "all" for line in lines]
+    apart = ("all", "vision")  # torchvision is of PyTorch's build, and in no lock
+    optional = [line for extra, lines in OPTIONAL.items() if extra not in apart for line in lines]
     return [
         Requirement(line)
         for line in (*PROJECT["project"]["dependencies"], *(optional if extras else []))
@@ -177,7 +178,7 @@ def test_the_extra_all_brings_every_other_one() -> None:
     """Except the extras that list the libraries of images and devices."""
     (line,) = OPTIONAL["all"]
     assert Requirement(line).name == PROJECT["project"]["name"]
-    assert Requirement(line).extras == OPTIONAL.keys() - {"all", "client", "server"}
+    assert Requirement(line).extras == OPTIONAL.keys() - {"all", "client", "server", "vision"}
 
 
 def test_no_client_gets_what_only_simulation_and_figures_need() -> None:
@@ -233,8 +234,12 @@ def test_the_extra_client_names_all_imports_of_a_deployed_client() -> None:
                 else:
                     others.add(name.partition(".")[0])
     assert ROOT / "protocol" / "settings.py" in seen
-    # several packages share google; protobuf's part is imported
-    owners = {**packages_distributions(), "google": ["protobuf"]}
+    # several packages share google; protobuf's part is imported; torchvision need not be installed
+    owners = {
+        **packages_distributions(),
+        "google": ["protobuf"],
+        "torchvision": ["torchvision"],
+    }
     imported = {
         canonicalize_name(owners[name][0])
         for name in others - sys.stdlib_module_names - {"__future__"}
@@ -245,6 +250,7 @@ def test_the_extra_client_names_all_imports_of_a_deployed_client() -> None:
 
     optional = names(line for extra in ("images", "excel", "torchjd") for line in OPTIONAL[extra])
     optional -= {"pillow"}  # of "images", used for reading a device's images
+    optional |= {"torchvision"}
     optional |= {"datasets", "pandas"}  # a data frame is predicted only if a user has made one
     brought = names([*(requires("flwr") or []), *(requires("pydantic") or [])])
     brought -= names(PROJECT["project"]["dependencies"])
@@ -342,15 +348,18 @@ def test_whatever_is_installed_is_checked(path: str) -> None:
     """
     text = (ROOT / path).read_text().replace("\\\n", " ")
     text = re.sub(r"^(#|gather\(\)|INSTALL =).*$", "", text, flags=re.MULTILINE)
-    if path == "Makefile":  # the newest Flower is in no lock file
-        text = re.sub(r"^test-latest-flower:(.*\n)+?\n", "", text, flags=re.MULTILINE)
+    if path == "Makefile":  # the newest Flower is in no lock file, nor is torchvision
+        for target in ("test-latest-flower", r"\.venv-vision/ready"):
+            text = re.sub(rf"^{target}:(.*\n)+?\n", "", text, flags=re.MULTILINE)
     gets = re.compile(r"pip .*\b(install|wheel|download) |\(INSTALL\)|gather ")
     found = [command for command in re.split(r"\n|&&|\|\|", text) if gets.search(command)]
     assert len(found) >= 4
     for command in found:
         ours = "--no-deps" in command and re.search(r"--no-build-isolation|--no-index", command)
         torch = re.search(r"--requirement \S*torch\.txt", command)
-        assert re.search(r"--require-hashes|locked\[@\]", command) or ours or torch, command
+        vision = "$VISION" in command  # of PyTorch's build, by whoever asks for it
+        checked = re.search(r"--require-hashes|locked\[@\]", command)
+        assert checked or ours or torch or vision, command
 
 
 def test_every_stage_stands_on_a_digest() -> None:

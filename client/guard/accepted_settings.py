@@ -22,6 +22,7 @@ from fairbloom.protocol.settings import (
     marked,
 )
 from fairbloom.tasks import TASKS, find_task
+from fairbloom.tasks.classifiers import is_classifier
 from fairbloom.tasks.schema import shorten_value
 
 # A plain word: neither a path nor an import string, without colons, separators, or a dot at either
@@ -109,6 +110,8 @@ def _why_unsafe(parameter: Parameter, value: object) -> str:
     """
     key = parameter.key
     if not isinstance(value, str) or isinstance(parameter.allowed, Choices) or key == "method":
+        return ""
+    if key == "model" and is_classifier(value):
         return ""
     if not value and (key not in SETTINGS or parameter.default == ""):
         return ""

@@ -35,7 +35,7 @@ def classify(
     )
     return Task(
         clients,
-        partial(build, setup.model, shape, len(classes), setup.seed, dtype),
+        partial(build, setup.model, shape, len(classes), setup.seed, dtype, setup.norm),
         partial(cross_entropy, reduction="none"),
         splits,
         dealt=dealt,

@@ -15,9 +15,11 @@ from torch.nn.parameter import is_lazy
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean, join_names
 from fairbloom.imports import imported, is_import_string
 
+from ..classifiers import PREFIX
 from . import networks
 from .held import HeldTensors
 from .networks import IMAGE, Shape
+from .vision import AUTO, build_classifier
 
 # The built-in models by name.
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
@@ -38,13 +40,26 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def build(
-    name: str, shape: Shape, outputs: int, seed: int, dtype: torch.dtype = torch.float32
+    name: str,
+    shape: Shape,
+    outputs: int,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    norm: str = AUTO,
 ) -> nn.Module:
     """Return a model for examples of a shape and dtype; its weights depend only on the seed.
 
-    `name` is a built-in model or an import string; a dtype of torch.int64 is a line of characters.
+    `name` is a built-in model, a classifier of torchvision with layers of this `norm`, or an import
+    string; a dtype of torch.int64 is a line of characters.
     """
     maker = MODELS.get(name) or partial(build_user_defined, name)
+    if name.startswith(PREFIX):
+        maker = partial(build_classifier, name, norm=norm)
+    elif norm != AUTO:
+        raise FairbloomError(
+            f"norm = {norm!r} has no effect with model = {name!r}: it is for those of torchvision:"
+            " leave it out"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = maker(shape, outputs)

@@ -65,7 +65,8 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
         return preprocessing_of(setup.schema_)
 
     def model() -> torch.nn.Module:
-        return models.build(setup.model, (preprocessing("").width,), predicted.outputs, setup.seed)
+        width = preprocessing("").width
+        return models.build(setup.model, (width,), predicted.outputs, setup.seed, norm=setup.norm)
 
     return Task(
         clients=files.clients,

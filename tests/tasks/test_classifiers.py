@@ -1,0 +1,158 @@
+"""torchvision's names and initial weights, without torchvision."""
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import fairbloom
+from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import SettingsError, expand_own_settings
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.tasks.models import build
+from fairbloom.tasks.models.vision import count_groups
+from fairbloom.tasks.models.weights import load_initial_weights
+
+RESNET = "torchvision:resnet18"
+
+
+def test_without_torchvision_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(FairbloomError, match=r"pip install 'fairbloom\[vision\]'"):
+        build(RESNET, (3, 32, 32), 2, 0)
+
+
+class Unfit(types.ModuleType):
+    """A torchvision of another build than PyTorch."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+
+def test_another_build_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", Unfit("torchvision"))
+    versions = {"torchvision": "0.1", "torch": "9.9"}
+    monkeypatch.setattr("fairbloom.tasks.models.vision.version", versions.__getitem__)
+    with pytest.raises(FairbloomError, match=r"0\.1 does not fit PyTorch 9\.9 .*of the same build"):
+        build(RESNET, (3, 32, 32), 2, 0)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(64, 32), (24, 24), (40, 20), (67, 1)])
+def test_groups_divide_the_channels(channels: int, groups: int) -> None:
+    assert count_groups(channels) == groups
+
+
+def test_norm_is_the_networks_own_with_weights() -> None:
+    weights = {"model": RESNET, "initial-weights": "r.pth"}
+    assert expand_own_settings(weights)["norm"] == "own"
+    assert "norm" not in expand_own_settings({"model": RESNET})
+    assert "norm" not in expand_own_settings({"model": "mlp", "initial-weights": "r.pth"})
+
+
+def test_another_norm_with_weights_is_refused() -> None:
+    weights = {"model": RESNET, "initial-weights": "r.pth", "norm": "group"}
+    with pytest.raises(SettingsError, match="leave norm out"):
+        Settings.of(weights)
+
+
+def test_norm_without_effect_is_refused() -> None:
+    with pytest.raises(FairbloomError, match="norm = 'layer' has no effect with model = 'mlp'"):
+        build("mlp", (4,), 2, 0, norm="layer")
+
+
+# Devices ------------------------------------------------------------------------------------------
+
+
+def test_a_device_takes_the_names_of_the_list() -> None:
+    config = {"task": "image-folder", "model": RESNET, "initial-weights": "/etc/passwd"}
+    accepted = accepted_settings(config)
+    assert accepted["model"] == RESNET
+    assert accepted["norm"] == "own"
+    assert "initial-weights" not in accepted
+
+
+@pytest.mark.parametrize("model", ["torchvision:os", "torchvision:resnet18.x", "evil:resnet18"])
+def test_a_device_takes_no_other_name_of_a_module(model: str) -> None:
+    with pytest.raises(SettingRefusedError, match="no import string"):
+        accepted_settings({"task": "image-folder", "model": model})
+
+
+# Initial weights ----------------------------------------------------------------------------------
+
+
+def net(outputs: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, outputs))
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_weights_are_those_of_the_file(tmp_path: Path, ending: str) -> None:
+    trained = net()
+    path = tmp_path / f"weights.{ending}"
+    if ending == "pth":
+        torch.save(trained.state_dict(), path)
+    else:
+        save_file(trained.state_dict(), path)
+    model = net()
+    load_initial_weights(model, str(path))
+    for name, array in trained.state_dict().items():
+        assert torch.equal(model.state_dict()[name], array)
+
+
+def test_only_the_last_layer_may_differ(tmp_path: Path) -> None:
+    torch.save(net(10).state_dict(), tmp_path / "w.pth")
+    model = net()
+    head = model.state_dict()["2.weight"].clone()
+    load_initial_weights(model, str(tmp_path / "w.pth"))
+    assert torch.equal(model.state_dict()["2.weight"], head)
+    wide = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(FairbloomError, match=r"its 0\.weight has shape"):
+        load_initial_weights(wide, str(tmp_path / "w.pth"))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"no weights", "it must be a state dict"),
+        ({"0.weight": torch.zeros(2, 1, 3, 3)}, "is of another model: it lacks 0.bias"),
+        ([1, 2], "holds a list"),
+    ],
+)
+def test_a_file_of_something_else_is_named(tmp_path: Path, content: object, words: str) -> None:
+    path = tmp_path / "w.pth"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises(FairbloomError, match=words):
+        load_initial_weights(net(), str(path))
+
+
+def test_a_pickle_that_runs_code_is_not_loaded(tmp_path: Path) -> None:
+    torch.save(net(), tmp_path / "whole.pth")
+    with pytest.raises(FairbloomError, match="it must be a state dict"):
+        load_initial_weights(net(), str(tmp_path / "whole.pth"))
+
+
+def test_a_run_begins_with_the_weights_and_continues(tmp_path: Path) -> None:
+    shared = {"clients": 4, "model": "mlp", "device": "cpu", "learning-rate": 1e-9}
+
+    def run(name: str, rounds: int, **others: Any) -> fairbloom.Run:
+        config = {**shared, "num-rounds": rounds, "out": str(tmp_path / name), **others}
+        return fairbloom.load(simulate(Settings.of(config)))
+
+    first = run("first", 1, seed=5)
+    weights = tmp_path / "kept.safetensors"
+    weights.write_bytes((first.folder / "model.safetensors").read_bytes())
+    second = run("second", 1, **{"initial-weights": str(weights)})
+    for name, array in first.model().state_dict().items():
+        torch.testing.assert_close(second.model().state_dict()[name], array)
+    weights.unlink()  # a run that continues does not need them
+    assert run("second", 2, **{"initial-weights": str(weights)}).rounds_done == 2
