@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from fairbloom.client.app import app
 from fairbloom.client.local import LocalClient, Metrics
-from fairbloom.client.local_round import Update, train_client
+from fairbloom.client.local_round import Update, evaluate_client, train_client
 from fairbloom.client.states import StateDict
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.loop import NothingLearnedError
@@ -162,20 +162,19 @@ def test_a_client_that_raises_is_refused_and_the_run_goes_on(
     subtests: pytest.Subtests,
 ) -> None:
     """One client fails in the second round, and another one whenever it evaluates."""
-    evaluate = LocalClient.evaluate
 
     def fails_once(local: LocalClient, received: StateDict, terms: Terms, sent: Any) -> Update:
         if local.name == "client-2" and terms.server_round == 2:
             raise RuntimeError("the disk of clinic 2 is gone")
         return train_client(local, received, terms, sent)
 
-    def fails(self: LocalClient, received: StateDict, terms: Terms) -> Metrics:
-        if self.name == "client-3":
+    def fails(local: LocalClient, received: StateDict, terms: Terms) -> Metrics:
+        if local.name == "client-3":
             raise ValueError("no test data")
-        return evaluate(self, received, terms)
+        return evaluate_client(local, received, terms)
 
     monkeypatch.setattr("fairbloom.simulation.clients.train_client", fails_once)
-    monkeypatch.setattr(LocalClient, "evaluate", fails)
+    monkeypatch.setattr("fairbloom.simulation.clients.evaluate_client", fails)
     folder = run(tmp_path / "run", fraction=1.0, num_rounds=3, engine="loop")
     assert used(folder) == ["5", "4", "5"]
     assert {row["participants"] for row in rounds(folder)} == {"5"}
