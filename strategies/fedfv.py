@@ -53,8 +53,9 @@ class FedFV(FairStrategy):
 
     Departures: Algorithm 2, line 3 prints k ∈ S^α; the paper's text and code mean k ∉ S^α, as here.
     Rounds count from 1, and if ‖g‖² ≤ 1e-6 · mean ‖u_k‖², no step is taken. Updates older than τ
-    rounds, which the algorithm keeps and never uses, are dropped. Theorem 3 holds for
-    `rescale=False` only: its proof has no line 10, which can lengthen the step beyond 1/L.
+    rounds, which the algorithm keeps and never uses, are dropped: there are at most τ m. Theorem 3
+    holds for `rescale=False` only: its proof has no line 10, which can lengthen the step beyond
+    1/L.
 
     Objective: the mean loss, without conflicts
     Good for: conflicting clients, few of which take part in a round; absent ones are respected for

@@ -9,6 +9,9 @@ from fairbloom.rounds.ranges import NonNegative
 
 from .strategy import FairStrategy, Tries
 
+# The metric with the largest beta with which no weight is negative.
+LARGEST_BETA = "largest-beta"
+
 
 class VRed(FairStrategy):
     r"""VRed: descends the mean loss plus β times the variance of losses over clients.
@@ -16,7 +19,7 @@ class VRed(FairStrategy):
     .. math:: c_k = p_k \big(1 + 2 \beta (F_k - \bar f)\big), \qquad \bar f = \sum_j p_j F_j
 
     The weights sum to 1; for a large beta some are negative, and are used unchanged:
-    `negative-weights` counts them.
+    `negative-weights` counts them, and `largest-beta` is the largest β without any.
 
     Source: Malekmohammadi and Yu, Semi-Variance Reduction for Fair Federated Learning, 2024,
     Algorithm 1, doi:10.48550/arXiv.2406.16193.
@@ -38,7 +41,7 @@ class VRed(FairStrategy):
 
     tries: ClassVar[Tries] = ()
     needs = frozenset({"loss-before"})
-    reports = (NEGATIVE_WEIGHTS,)
+    reports = (NEGATIVE_WEIGHTS, LARGEST_BETA)
 
     def __init__(self, *, beta: NonNegative = 0.5, **options: Unpack[Options]) -> None:
         super().__init__(**options)
@@ -47,6 +50,14 @@ class VRed(FairStrategy):
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior, moved by how far each client's loss is above the mean loss."""
         return cohort.prior * (1.0 + 2.0 * self.beta * self.deviation(cohort))
+
+    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
+        """Return the number of negative weights, and the largest beta with which none is."""
+        found = super().own_metrics(cohort, coefficients)
+        lowest = float(self.deviation(cohort).min())
+        if lowest < 0.0:
+            found[LARGEST_BETA] = -0.5 / lowest
+        return found
 
     def deviation(self, cohort: Cohort) -> FloatArray:
         """Return F_k − f̄, shape (m,)."""

@@ -35,7 +35,7 @@ ROOMS: Mapping[str, int] = {
     "server/run_folder": 1_450,
     "simulation": 1_013,
     "simulation/stacked": 1_002,
-    "strategies": 2_140,
+    "strategies": 2_150,
     "tasks": 2_199,
     "tasks/datasets": 693,
     "tasks/tables": 2_589,
