@@ -83,7 +83,7 @@ class RuleUnderTest(Subject):
                 ):
                     array -= LEARNING_RATE * gradient
             replied, kept = work.finish(trained, StepsTaken((LEARNING_RATE,) * count))
-            check_finite(replied, "the reply")
+            check_finite([*work.finished, ("the reply", replied)])
         return replied, kept
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import imported, is_import_string
-from fairbloom.tasks.inputs import Inputs
+from fairbloom.tasks.inputs import Inputs, move
 
 from .work import NO_AUGMENTATION, LocalWork
 
@@ -82,7 +82,7 @@ def change_images(name: str, images: Tensor, draws: Tensor) -> Tensor:
     down, right = (height // SHIFT, width // SHIFT) if name == CROP_FLIP else (0, 0)
     # Rounded on the CPU, because MPS has no float64, and float32 may round up to 1.
     choices = torch.tensor([2, 2 * down + 1, 2 * right + 1], dtype=torch.float64)
-    chosen = (draws * choices).long().to(images.device, non_blocking=True)
+    chosen = move((draws * choices).long(), images.device)
     rows = torch.arange(height, device=images.device) + chosen[:, 1:2]
     columns = torch.arange(width, device=images.device).expand(len(images), -1)
     columns = torch.where(chosen[:, :1] == 0, columns.flip(1), columns) + chosen[:, 2:]

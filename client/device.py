@@ -1,9 +1,10 @@
 """The choice of the device that a client computes on, and the differences between devices."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,8 @@ def _begin(name: str) -> torch.device:
 def computing_in(precision: str, device: torch.device) -> Iterator[None]:
     """Set PyTorch's flags of CUDA for a run's `precision`; restore them at the end.
 
-    Float32 has full precision and deterministic operations.
+    Float32 has full precision and deterministic operations. New memory is not filled: nothing here
+    reads memory before it is written, and filling takes as long as a small operation.
     """
     if device.type != "cuda":
         if precision == TF32:
@@ -62,6 +64,7 @@ def computing_in(precision: str, device: torch.device) -> Iterator[None]:
     matmul = torch.backends.cuda.matmul
     cudnn = torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
+    fills = torch.utils.deterministic.fill_uninitialized_memory
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
@@ -69,10 +72,12 @@ def computing_in(precision: str, device: torch.device) -> Iterator[None]:
         cudnn.allow_tf32 = precision == TF32
         cudnn.benchmark = precision != FLOAT32
         torch.use_deterministic_algorithms(precision == FLOAT32, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 @cache  # once in a process: a deployed client begins again with each message
@@ -103,6 +108,14 @@ def check_device(error: Exception) -> None:
             " Often a target is outside the model's classes, or an index outside an embedding: set"
             " device = cpu, which names the line"
         ) from error
+
+
+def read_scalars(scalars: Sequence[Tensor]) -> list[Any]:
+    """Return tensors of shape () as numbers; a device is waited for once, not for each of them."""
+    if len({scalar.device for scalar in scalars}) > 1:
+        scalars = [scalar.cpu() for scalar in scalars]
+    numbers: list[Any] = torch.stack([*scalars]).tolist() if scalars else []
+    return numbers
 
 
 def in_double(tensor: Tensor) -> Tensor:

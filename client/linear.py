@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.tasks import Task
+from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.inputs import Inputs, tensors_of
 
 from .work import LocalWork, step_fields
@@ -26,14 +26,14 @@ def linear_step(
     work: LocalWork,
     received: list[Tensor],
     velocity: list[Tensor],
-    targets: Tensor | None = None,
+    examples: Examples | None = None,
 ) -> Step | None:
     """Return a step of multinomial logistic regression; None for any other model, loss or work.
 
     The numbers are those of autograd and `fairbloom.client.work.descend`, up to rounding. The pull
     goes to `received`, the weight and bias. `velocity` has their velocities, and is changed in
-    place. `targets` has the targets of all examples, if known; the step supports neither class
-    probabilities nor the targets that PyTorch's cross-entropy ignores.
+    place. `examples` are all of them, if known; the step supports neither class probabilities as
+    targets nor the targets that PyTorch's cross-entropy ignores.
     """
     if not step_fields(work) <= SUPPORTED:
         return None
@@ -43,11 +43,11 @@ def linear_step(
         return None
     if loss.func is not cross_entropy or loss.args or loss.keywords != {"reduction": "none"}:
         return None
-    if targets is not None:
-        if targets.dtype != torch.int64 or targets.dim() != 1:
+    if examples is not None:
+        if examples.targets.dtype != torch.int64 or examples.targets.dim() != 1:
             return None
-        least, most = targets.aminmax()
-        if not 0 <= int(least) <= int(most) < layer.out_features:
+        least, most = examples.target_range
+        if not 0 <= least <= most < layer.out_features:
             return None
     weight = layer.weight
     bias = layer.bias

@@ -5,7 +5,7 @@ It knows neither Flower nor messages, and no rules of methods: see `fairbloom.cl
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -88,11 +88,15 @@ class LocalClient:
 
     def describe_tests(self) -> Metrics:
         """Return the number of test examples and, of two classes, the share of the larger one."""
-        counts = count_classes(self.splits.test) if has_two_classes(self.task) else None
-        share = {wire.LARGER_CLASS: counts[1] / sum(counts)} if counts else {}
+        share = self._larger_class
         if share and self.gate is not None:
             share = self.gate.pass_scores(ON_TESTS, share)
         return {wire.NUM_EXAMPLES: len(self.splits.test), **share}
+
+    @cached_property  # reading it waits for the device
+    def _larger_class(self) -> dict[str, float]:
+        counts = count_classes(self.splits.test) if has_two_classes(self.task) else None
+        return {wire.LARGER_CLASS: counts[1] / sum(counts)} if counts else {}
 
     def report(
         self, measurement: Measurement, scores: Mapping[str, float], terms: Terms

@@ -3,7 +3,7 @@
 It knows neither Flower nor messages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
@@ -28,6 +28,7 @@ from .metrics import (
 )
 from .plan import global_work, personal_works, work_of_client
 from .round import ClientRound
+from .rules.arrays import check_finite
 from .rules.base import HOOKS, Arrays, Corrector, GradientOffset, Rule
 from .rules.registry import kinds_of, rules_of
 from .rules.rule_round import RuleRound
@@ -131,13 +132,18 @@ def start_rule(
     return RuleRound(rule, trainable, version, sent)
 
 
-def finish_rule(
-    client: LocalClient, started: RuleRound, trained: Arrays, steps: StepsTaken, terms: Terms
-) -> Arrays:
-    """Finish a rule's round: store the client's new state, return the parameters to reply."""
-    replied, kept = started.finish(trained, steps)
-    client.states.keep(RULE, terms.server_round, kept, started.origin)
-    return replied
+def finish_rules(
+    training: Sequence[tuple[LocalClient, RuleRound, Arrays, StepsTaken]], terms: Terms
+) -> list[Arrays]:
+    """Finish the clients' rounds of a rule, each with its trained parameters and its steps.
+
+    Store the clients' new states, and return the parameters that each of them replies.
+    """
+    finished = [started.finish(trained, steps) for _, started, trained, steps in training]
+    check_finite(part for _, started, _, _ in training for part in started.finished)
+    for (client, started, _, _), (_, kept) in zip(training, finished, strict=True):
+        client.states.keep(RULE, terms.server_round, kept, started.origin)
+    return [replied for replied, _ in finished]
 
 
 class _ClientTraining(ClientRound):
@@ -230,7 +236,7 @@ class _ClientTraining(ClientRound):
         if self._started is None:
             return
         trained = sendable({name: parameter.detach() for name, parameter in client.trainable()})
-        replied = finish_rule(client, self._started, trained, self._steps, self._terms)
+        (replied,) = finish_rules([(client, self._started, trained, self._steps)], self._terms)
         if replied is not trained:
             client.model.load_state_dict({**client.model.state_dict(), **replied})
 

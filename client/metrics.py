@@ -124,9 +124,13 @@ class WorkDone(NamedTuple):
 
     def update_norm(self) -> float:
         """Return ‖w_k − w‖, the norm of the update."""
+        return float(self.norm_on_device())
+
+    def norm_on_device(self) -> Tensor:
+        """Return ‖w_k − w‖ as a tensor of shape (), which is not waited for."""
         moves = [new.detach() - old.to(new.device) for old, new in self.changes()]
         norms = [torch.linalg.vector_norm(in_double(move)) for move in moves]
-        return float(torch.linalg.vector_norm(torch.stack(norms)))
+        return torch.linalg.vector_norm(torch.stack(norms))
 
 
 # The metrics of local work itself, reported if the terms ask for them.

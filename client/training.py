@@ -23,13 +23,14 @@ from fairbloom.tasks.inputs import (
     count_bytes,
     device_of,
     map_inputs,
+    move,
     split_inputs,
 )
 from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, is_of_model
 
 from .augmentation import Augment, make_augmentation
-from .device import autocast, in_double
+from .device import autocast, in_double, read_scalars
 from .group_metrics import measure_groups
 from .linear import Step, linear_step
 from .work import Copy, LocalWork, StepsTaken, descend
@@ -128,9 +129,9 @@ def train(
             )
 
     take_step: Step = by_autograd
-    in_tensor = not isinstance(examples, CollatedExamples) and isinstance(examples.inputs, Tensor)
-    if in_tensor and correct is None:
-        closed_form = linear_step(model, task, work, received, velocity, examples.all_targets)
+    is_collated = isinstance(examples, CollatedExamples)
+    if not is_collated and isinstance(examples.inputs, Tensor) and correct is None:
+        closed_form = linear_step(model, task, work, received, velocity, examples)
         take_step = closed_form or by_autograd
     order = batches(len(examples), work, min_batch)
     with seeded(work.draws, parameters[0].device):
@@ -165,7 +166,7 @@ def fetch_batches(
     for first in order:
         many = 2**19 // (size * len(first))  # about 0.5 MB are gathered at once
         several = [first, *itertools.islice(order, max(0, many - 1))]
-        inputs, targets = examples[torch.cat(several).to(examples.targets.device)]
+        inputs, targets = examples[move(torch.cat(several), examples.device)]
         if augment is not None:
             inputs = augment(inputs)
         lengths = [len(batch) for batch in several]
@@ -339,10 +340,12 @@ def measure(
     values: dict[str, Tensor | float] = {LOSS: outputs.losses}
     for score, compute in task.scores.items():
         values[score.name] = outputs.compute_score(score.name, compute)
-    means = {
-        name: in_double(torch.as_tensor(value)).mean().item() for name, value in values.items()
+    means = read_scalars([in_double(torch.as_tensor(each)).mean() for each in values.values()])
+    scores = {
+        name: mean
+        for name, mean in zip(values, means, strict=True)
+        if name == LOSS or math.isfinite(mean)
     }
-    scores = {name: value for name, value in means.items() if name == LOSS or math.isfinite(value)}
     groups = examples.group_places() if smallest_group else None
     if groups is None:
         return scores

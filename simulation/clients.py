@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-import torch
 from numpy.typing import NDArray
 from torch.nn import Module
 
@@ -33,7 +32,7 @@ from fairbloom.rounds.screening import usable_evaluation, usable_metrics
 from fairbloom.rounds.updates import Updates
 from fairbloom.simulation.memory import empty_matrix
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.models import arrays_of
+from fairbloom.tasks.models import arrays_of, on_device
 from fairbloom.tasks.task import MAX_CACHED_CLIENTS
 
 from .adversaries import Adversaries
@@ -303,7 +302,7 @@ class LocalClients:
 
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""
-        return {name: torch.tensor(array, device=self.device) for name, array in model.items()}
+        return on_device(model, self.device)
 
 
 class DebuggedClients(LocalClients):

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from fairbloom.errors import ReportableError
 
-from .inputs import Inputs, map_inputs, tensors_of
+from .inputs import Inputs, map_inputs, move, tensors_of
 
 # Examples that are loaded at once if the run sets no number.
 BATCH = 256
@@ -69,7 +69,9 @@ class CollatedExamples:
                 f" returned a {type(batch).__name__}, with the inputs {got} and the targets"
                 f" {type(targets).__name__}{shape}"
             )
-        return map_inputs(inputs, lambda tensor: tensor.to(self.device)), targets.to(self.device)
+        return map_inputs(inputs, lambda tensor: move(tensor, self.device)), move(
+            targets, self.device
+        )
 
     @cached_property
     def all_targets(self) -> Tensor:

@@ -89,6 +89,13 @@ def count_bytes(inputs: Inputs) -> int:
     return sum(each.nbytes for each in tensors_of(inputs))
 
 
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; it moves to CUDA while the processor continues."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def device_of(inputs: Inputs) -> torch.device:
     """Return the device of inputs."""
     return tensors_of(inputs)[0].device

@@ -112,6 +112,12 @@ class Examples:
             return self.targets
         return self.targets.index_select(0, self.rows)
 
+    @cached_property  # reading it waits for the device
+    def target_range(self) -> tuple[int, int]:
+        """The least and the largest target, of integers."""
+        least, most = self.all_targets.aminmax()
+        return int(least), int(most)
+
     @property
     def device(self) -> torch.device:
         """The device of the examples."""

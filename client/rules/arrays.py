@@ -1,13 +1,13 @@
 """Helpers for the arrays that rules get and return."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from fairbloom.errors import ReportableError
 
-from ..device import in_double
+from ..device import in_double, read_scalars
 from .base import Arrays
 
 
@@ -48,8 +48,18 @@ def check_arrays(arrays: object, like: Arrays, what: str) -> None:
         )
 
 
-def check_finite(arrays: Arrays, what: str) -> None:
-    """Raise ReportableError if an array is not finite."""
-    for name, array in arrays.items():
-        if array.is_floating_point() and not bool(torch.isfinite(array).all()):
+def check_finite(parts: Iterable[tuple[str, Arrays]]) -> None:
+    """Raise ReportableError if an array is not finite; `parts` are arrays after their description.
+
+    The device is waited for once.
+    """
+    floats = [
+        (what, name, array)
+        for what, arrays in parts
+        for name, array in arrays.items()
+        if array.is_floating_point()
+    ]
+    finite = read_scalars([torch.isfinite(array).all() for _, _, array in floats])
+    for (what, name, _), is_finite in zip(floats, finite, strict=True):
+        if not is_finite:
             raise ReportableError(f"{what} is not finite: {name!r} is not; lower learning-rate")

@@ -8,7 +8,7 @@ from fairbloom.errors import ReportableError
 
 from ..states import Version
 from ..work import StepsTaken
-from .arrays import check_arrays, check_finite, copies
+from .arrays import check_arrays, copies
 from .base import Arrays, GradientOffset, Rule
 
 
@@ -16,6 +16,7 @@ class RuleRound:
     """A rule with the hooks `start`, `correct` and `finish`, in one round of one client.
 
     `origin` is the round of the stored state that it resumes from, 0 if it begins without state.
+    `finished` has what `finish` returned, after its description.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class RuleRound:
         self._rule = rule
         self._received = received
         self.origin = kept.made
+        self.finished: list[tuple[str, Arrays]] = []
         # copies, because all clients of a process share the sent vectors
         vectors = {record: copies(arrays) for record, arrays in sent.items()}
         self._state = self._rule.start(copies(received), copies(kept.state), vectors)
@@ -49,7 +51,7 @@ class RuleRound:
     def finish(self, trained: Arrays, steps: StepsTaken) -> tuple[Arrays, dict[str, Tensor]]:
         """Return the trainable parameters to reply, and the state to store.
 
-        Raise FairbloomError if they are malformed or not finite.
+        Raise FairbloomError if they are malformed. The caller checks that `finished` is finite.
         """
         finished = self._rule.finish(copies(self._received), trained, self._state, steps)
         if not isinstance(finished, tuple) or len(finished) != 2:
@@ -60,7 +62,7 @@ class RuleRound:
         if replied is not trained:
             called = f"{self._rule}: what finish has the client reply"
             check_arrays(replied, self._received, called)
-            check_finite(replied, called)
+            self.finished.append((called, replied))
         called = f"{self._rule}: what finish has the client keep"
         if not isinstance(kept, Mapping) or not all(
             isinstance(each, Tensor) for each in kept.values()
@@ -68,5 +70,5 @@ class RuleRound:
             raise ReportableError(f"{called} must be tensors by name")
         if not all(isinstance(name, str) for name in kept):
             raise ReportableError(f"{called} must have words for names")
-        check_finite(kept, called)
+        self.finished.append((called, kept))
         return replied, dict(kept)

@@ -17,7 +17,7 @@ from fairbloom.client.local import LocalClient
 from fairbloom.client.training import batch_of, batches
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples
-from fairbloom.tasks.inputs import Inputs, count_bytes, map_inputs
+from fairbloom.tasks.inputs import Inputs, count_bytes, map_inputs, move
 from fairbloom.tasks.pooled import join_tensors
 
 from .programs import in_tensors
@@ -74,6 +74,15 @@ class Step:
             return values.mean(1)
         counted = torch.arange(values.shape[1], device=values.device) < self.counts.unsqueeze(1)
         return torch.where(counted, values, 0.0).sum(1) / self.counts
+
+    def own(self, values: Tensor) -> Tensor:
+        """Return values of shape (k, b, …) without padding, one client's after the other's."""
+        flat = values.flatten(0, 1)
+        if self.counts is None:
+            return flat
+        batch = values.shape[1]
+        places = [torch.arange(size) + row * batch for row, size in enumerate(self.sizes)]
+        return flat.index_select(0, move(torch.cat(places), values.device))
 
     def first(self, count: int) -> "Step":
         """Return the step of the first `count` clients only."""
@@ -184,12 +193,12 @@ def pad_step(joined: Examples, starts: Tensor, chosen: Sequence[Tensor]) -> Step
     places = pad_sequence([*chosen], batch_first=True)
     real = torch.arange(places.shape[1]) < counts.unsqueeze(1)
     inputs, targets = take_rows(joined, torch.where(real, places, places[:, :1]) + starts)
-    return Step(inputs, targets, sizes, counts.to(targets.device))
+    return Step(inputs, targets, sizes, move(counts, targets.device))
 
 
 def take_rows(examples: Examples, places: Tensor) -> tuple[Inputs, Tensor]:
     """Return inputs and targets at places of shape (k, b), as tensors of shape (k, b, …)."""
-    inputs, targets = examples[places.flatten().to(examples.device)]
+    inputs, targets = examples[move(places.flatten(), examples.device)]
 
     def shaped(tensor: Tensor) -> Tensor:
         return tensor.view(*places.shape, *tensor.shape[1:])

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fairbloom.client.device import read_scalars
 from fairbloom.client.local import Metrics, report_all
-from fairbloom.client.local_round import finish_rule, load_to_measure, start_rule, train_client
+from fairbloom.client.local_round import finish_rules, load_to_measure, start_rule, train_client
 from fairbloom.client.metrics import (
     ALL_METRICS,
     BEFORE,
@@ -55,6 +56,7 @@ from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.tasks import Examples, Task
+from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
 from ..clients import LocalClients, Reply, call_client, refuse_failed, store_reply
@@ -184,10 +186,9 @@ class StackedModels:
 
     def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
         """Write the models into rows of a matrix, their arrays one after the other."""
-        arrays = dict(zip(self._names, self.arrays, strict=True))
+        arrays = arrays_of(dict(zip(self._names, self.arrays, strict=True)))
         for name, place in self._layout.slices:
-            array = arrays[name]
-            matrix[places, place] = array.reshape(len(array), -1).cpu().numpy()
+            matrix[places, place] = arrays[name].reshape(len(places), -1)
 
     def copy(self) -> "StackedModels":
         """Return the models as they are now."""
@@ -528,9 +529,12 @@ class _Block(ClientRound):
             self._add_scores(BEFORE, [{wire.LOSS: loss} for loss in first_losses.tolist()])
 
     def finish(self) -> None:
-        for row, (member, started) in enumerate(zip(self._block, self._started, strict=False)):
-            steps = StepsTaken((self._work.learning_rate,) * member.steps)
-            finish_rule(member.local, started, self._rows.trained(row), steps, self._terms)
+        rate = self._work.learning_rate
+        training = [
+            (member.local, started, self._rows.trained(row), StepsTaken((rate,) * member.steps))
+            for row, (member, started) in enumerate(zip(self._block, self._started, strict=False))
+        ]
+        finish_rules(training, self._terms)
 
     def reply(self) -> None:
         training = self._training
@@ -544,12 +548,19 @@ class _Block(ClientRound):
                     second.write(training.trained.second.matrix, places)
         layout = training.layout
         others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
+        done = [
+            self._rows.work_done(row, self._work, member.steps)
+            for row, member in enumerate(self._block)
+        ]
+        if wire.UPDATE_NORM in terms.measure:
+            norms = read_scalars([each.norm_on_device() for each in done])
+            for scores, norm in zip(self._scores, norms, strict=True):
+                scores[wire.UPDATE_NORM] = norm
         keeps_states = bool(terms.state_rounds) or terms.state_round is not None
         for row, member in enumerate(self._block):
             metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
             if terms.measure:
-                done = self._rows.work_done(row, self._work, member.steps)
-                metrics |= requested_metrics(terms.measure, self._scores[row], done)
+                metrics |= requested_metrics(terms.measure, self._scores[row], done[row])
             if keeps_states and terms.of_client(member.local.name).state_round is not None:
                 metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
             if self._own:
@@ -654,8 +665,5 @@ def measure_trained(
         step = full_batch(some)
         weights = [array[len(measured) : len(measured) + len(some)] for array in rows.arrays]
         outputs = program(weights, step.inputs)
-        # Short batches are padded: only the first `counts` examples of each client are its own.
-        places = torch.arange(step.shape[1], device=outputs.device)
-        real = places < torch.tensor(counts, device=outputs.device)[:, None]
-        measured += score_clients(task, outputs[real], step.targets[real], counts)
+        measured += score_clients(task, step.own(outputs), step.own(step.targets), counts)
     return measured

@@ -26,15 +26,16 @@ def flags() -> tuple[bool, ...]:
         torch.backends.cudnn.allow_tf32,
         torch.backends.cudnn.benchmark,
         torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
     )
 
 
 @pytest.mark.parametrize(
     ("precision", "expected"),
     [
-        ("float32", (False, False, False, True)),
-        ("tf32", (True, True, True, False)),
-        ("bfloat16", (False, False, True, False)),
+        ("float32", (False, False, False, True, False)),
+        ("tf32", (True, True, True, False, False)),
+        ("bfloat16", (False, False, True, False, False)),
     ],
 )
 def test_the_flags_of_a_precision_last_as_long_as_a_run(
