@@ -19,9 +19,9 @@ from tests.checkout import ROOT
 ROOMS: Mapping[str, int] = {
     "checks": 730,
     "cli": 700,
-    "client": 1_560,
+    "client": 1_578,
     "client/guard": 717,
-    "client/rules": 678,
+    "client/rules": 681,
     "deploy/fleet": 2_513,
     "experiments": 852,
     "experiments/pages": 1_280,
@@ -34,9 +34,9 @@ ROOMS: Mapping[str, int] = {
     "server": 985,
     "server/run_folder": 1_450,
     "simulation": 1_013,
-    "simulation/stacked": 1_002,
+    "simulation/stacked": 1_013,
     "strategies": 2_150,
-    "tasks": 2_199,
+    "tasks": 2_208,
     "tasks/datasets": 693,
     "tasks/tables": 2_589,
 }
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_000
+WHOLE = 33_054
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
