@@ -45,7 +45,9 @@ def main() -> None:
         federation(Path(scratch, "home"), chosen.clients) as there,
     ):
         # A copy, because files in an editable checkout count as installed with it.
-        there.environment["PYTHONPATH"] = shutil.copytree(LARGE, f"{scratch}/large")
+        copy = shutil.copytree(LARGE, f"{scratch}/large")
+        before = os.environ.get("PYTHONPATH", "")
+        there.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (copy, before)))
         options = ("--app", "large:client") if chosen.floats else ()
         for name in names(chosen.clients):
             there.start_client(name, *options)

@@ -64,11 +64,14 @@ class Versions:
         return self._folder / f"{step.round}-{step.work}"
 
 
-def write_sealed(file: Path, content: bytes) -> None:
+def write_sealed(file: Path, *pieces: bytes | bytearray | memoryview) -> None:
     """Write content after its SHA-256, for this account only."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
     with whole_file(file, 0o600) as opened:
-        # written in two pieces, because joining them would copy a reply that may be large
-        opened.writelines([hashlib.sha256(content).digest(), content])
+        # in pieces, because joining them would copy a reply that may be large
+        opened.writelines([digest.digest(), *pieces])
 
 
 def read_sealed(file: Path, loss: str) -> bytes | None:

@@ -11,13 +11,15 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from fairbloom.logs import log
 from fairbloom.system.parents import end_with_parent
 
+from .messages import Buffer
+from .passing import receive, send
 from .wire_pb2 import Head
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class Task:
     node: int
     head: bytes
     settings: str
-    data: bytes = field(repr=False)
+    data: Buffer = field(repr=False)
     state: bytes = field(default=b"", repr=False)
 
 
@@ -59,7 +61,7 @@ class Answer:
     `state` is None if the app's state is unchanged.
     """
 
-    data: bytes = field(default=b"", repr=False)
+    data: Buffer = field(default=b"", repr=False)
     code: int = 0
     reason: str = ""
     state: bytes | None = field(default=None, repr=False)
@@ -161,4 +163,7 @@ def main(parent: int) -> None:
     pipe.send(True)  # all libraries are loaded
     with contextlib.suppress(EOFError):  # the client's process has ended
         while True:
-            pipe.send(answer(installed, given["node"], pipe.recv()))
+            task, data = receive(pipe)
+            made = answer(installed, given["node"], replace(task, data=data))
+            del task, data  # before the next message comes
+            send(pipe, replace(made, data=b""), [made.data], str(given["node"]["state-dir"]))

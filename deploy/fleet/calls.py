@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from fairbloom.logs import escape_unprintable
 
@@ -26,6 +27,7 @@ from .messages import (
     HELD_SECONDS,
     MAX_SETTINGS_BYTES,
     SERVICE,
+    Buffer,
     in_chunks,
     slices,
 )
@@ -95,7 +97,7 @@ class Received:
     """
 
     head: Head
-    data: bytes = field(repr=False)
+    data: Buffer = field(repr=False)
     refused: str = ""
 
 
@@ -156,11 +158,9 @@ class Calls:
         self._channel = grpc.secure_channel(server, credentials, options=OPTIONS)
         place = f"/{SERVICE}/"
         self._next: Any = self._channel.unary_stream(
-            f"{place}Next", Working.SerializeToString, Chunk.FromString
+            f"{place}Next", Working.SerializeToString, None
         )
-        self._reply: Any = self._channel.stream_unary(
-            f"{place}Reply", Chunk.SerializeToString, Taken.FromString
-        )
+        self._reply: Any = self._channel.stream_unary(f"{place}Reply", None, Taken.FromString)
         self._beat: Any = self._channel.unary_unary(
             f"{place}Beat", Working.SerializeToString, Drop.FromString
         )
@@ -194,7 +194,7 @@ class Calls:
 
         return self._retry(call)
 
-    def reply(self, head: Head, data: bytes) -> Taken:
+    def reply(self, head: Head, data: Buffer) -> Taken:
         """Send the reply to a message; return the server's answer."""
         head.session = self._session
         head.size = len(data)
@@ -219,7 +219,7 @@ class Calls:
         self._closed.set()
         self._channel.close()
 
-    def _in_time(self, call: Any) -> Iterator[Chunk]:
+    def _in_time(self, call: Any) -> Iterator[bytes]:
         """Yield a call's chunks; raise IncompleteError if one takes too long."""
         try:
             for chunk in call:
@@ -277,16 +277,20 @@ def half_of_memory(root: Path = Path("/")) -> int:
     return memory // 2
 
 
-def receive(chunks: Iterable[Chunk], max_bytes: float = math.inf) -> Received | None:
+def receive(chunks: Iterable[bytes], max_bytes: float = math.inf) -> Received | None:
     """Return the message in these chunks, None without a chunk.
 
     A message that is refused from its head is returned before its content is read. Raise
     IncompleteError as soon as the chunks are not what the head announces.
     """
-    rest: Iterator[Chunk] = iter(chunks)
-    first = next(rest, None)
-    if first is None:
+    rest = iter(chunks)
+    begun = next(rest, None)
+    if begun is None:
         return None
+    try:
+        first = Chunk.FromString(begun)
+    except DecodeError:
+        raise IncompleteError("a message has no head") from None
     head = first.head
     if len(head.id) > MAX_ID:
         raise IncompleteError(f"a message's id has {len(head.id)} characters")
@@ -294,13 +298,15 @@ def receive(chunks: Iterable[Chunk], max_bytes: float = math.inf) -> Received | 
         return Received(head, b"", refused)
     # one buffer, as many small pieces would take many times their size
     data = bytearray(first.data)
+    digest = hashlib.sha256(first.data)
     for chunk in rest:
-        if not chunk.data or chunk.HasField("head") or len(data) > head.size:
+        if not chunk or len(data) > head.size:
             break
-        data += chunk.data
-    if len(data) != head.size or hashlib.sha256(data).digest() != head.sha256:
+        data += chunk
+        digest.update(chunk)
+    if len(data) != head.size or digest.digest() != head.sha256:
         raise IncompleteError("a message did not come whole")
-    return Received(head, bytes(data))
+    return Received(head, data)
 
 
 def refuse_head(head: Head, max_bytes: float) -> str:

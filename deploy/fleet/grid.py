@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import threading
 import time
@@ -20,7 +19,8 @@ from fairbloom.protocol.names import RUN_FOLDER
 from fairbloom.recorddict import deserialize, serialize
 
 from .mailbox import Collected, Envelope
-from .messages import id_of
+from .messages import Buffer, id_of
+from .passing import receive, send
 
 # Code of the error that replaces a reply which cannot be read. Flower's codes are below 100.
 UNREADABLE_REPLY = 422
@@ -36,12 +36,14 @@ AWAY_SECONDS = 60.0
 class RunGrid(Grid):
     """Sends the messages of a run and collects the replies.
 
-    If the run saves its rounds (`save`), a restarted process gives its messages the same ids.
-    Answered messages are then not computed again.
+    `folder` may hold content that is passed to the server. If the run saves its rounds (`save`), a
+    restarted process gives its messages the same ids. Answered messages are then not computed
+    again.
     """
 
-    def __init__(self, pipe: Connection, run_id: int) -> None:
+    def __init__(self, pipe: Connection, run_id: int, folder: str) -> None:
         self._pipe = pipe
+        self._folder = folder
         self._lock = threading.Lock()
         self._run_id = run_id
         self._run: Any = None
@@ -89,29 +91,22 @@ class RunGrid(Grid):
         messages = list(messages)
         contents = serialize_once([message.content for message in messages])
         digests = {
-            content: hashlib.sha256(content).hexdigest() for content in dict.fromkeys(contents)
+            number: self._store(content)
+            for number, content in {id(content): content for content in contents}.items()
         }
-        for content in digests:
-            logged = False
-            while (fault := self._call("store", content)) is not None:  # the server's disk is full
-                if not logged:
-                    words = "the server cannot keep a message of %d bytes and is asked again: %s"
-                    log.warning(words, len(content), fault)
-                logged = True
-                time.sleep(AGAIN_SECONDS)
         names: dict[int, str] = self._call(
             "names", [message.metadata.dst_node_id for message in messages]
         )
         now = time.time()
-        for id, sent in [*self._sent.items()]:  # drop expired messages
+        for known, sent in [*self._sent.items()]:  # drop expired messages
             if sent.metadata.created_at + sent.metadata.ttl < now:
-                del self._sent[id]
+                del self._sent[known]
         envelopes = list[Envelope]()
         for message, content in zip(messages, contents, strict=True):
             name = names.get(message.metadata.dst_node_id)
             set_message_id(message, "")
             if name is not None:
-                envelopes.append(self._envelope(message, name, digests[content]))
+                envelopes.append(self._envelope(message, name, digests[id(content)]))
                 set_message_id(message, envelopes[-1].id)
                 self._sent[envelopes[-1].id] = without_content(message)
         self._call("send", envelopes)
@@ -123,8 +118,12 @@ class RunGrid(Grid):
         replies = list[Message]()
         more = bool(ids)
         while more:
-            batch, more = self._call("collect", ids)
-            replies += [reply for each in batch if (reply := self._read(each)) is not None]
+            (batch, more), content = self._exchange("collect", (ids,))
+            for each in batch:
+                size = each.size or 0
+                if (reply := self._read(each, content[:size])) is not None:
+                    replies.append(reply)
+                content = content[size:]
             collected = {each.id for each in batch}
             ids = [id for id in ids if id not in collected]
         return replies
@@ -165,6 +164,19 @@ class RunGrid(Grid):
                 break
         return replies
 
+    def _store(self, content: bytes) -> str:
+        """Have the server store content, and return its digest; wait while its disk is full."""
+        logged = False
+        while True:
+            (digest, fault), _ = self._exchange("store", (), [content])
+            if digest:
+                return str(digest)
+            if not logged:
+                words = "the server cannot keep a message of %d bytes and is asked again: %s"
+                log.warning(words, len(content), fault)
+            logged = True
+            time.sleep(AGAIN_SECONDS)
+
     def _envelope(self, message: Message, name: str, digest: str) -> Envelope:
         metadata = message.metadata
         number = read_round(message.content)
@@ -188,23 +200,28 @@ class RunGrid(Grid):
             kept=kept,
         )
 
-    def _read(self, reply: Collected) -> Message | None:
+    def _read(self, reply: Collected, content: Buffer) -> Message | None:
         """Return a reply as Flower's message, or None if this process did not send its message."""
         if (sent := self._sent.pop(reply.id, None)) is None:
             return None
-        if reply.data is None:
+        if reply.size is None:
             return Message(Error(reply.code, reply.reason), reply_to=sent)
         try:
-            return Message(deserialize(reply.data), reply_to=sent)
+            return Message(deserialize(content), reply_to=sent)
         except Exception as error:  # a device's bytes may raise anything
             reason = f"the reply cannot be read ({type(error).__name__})"
             return Message(Error(UNREADABLE_REPLY, reason), reply_to=sent)
 
     def _call(self, name: str, *arguments: Any) -> Any:
+        return self._exchange(name, arguments)[0]
+
+    def _exchange(
+        self, name: str, arguments: tuple[Any, ...], pieces: Sequence[Buffer] = ()
+    ) -> tuple[Any, Buffer]:
         """Ask the server; raise EOFError if it has ended, which ends this process too."""
         with self._lock:
-            self._pipe.send((name, arguments))
-            return self._pipe.recv()
+            send(self._pipe, (name, arguments), pieces, self._folder)
+            return receive(self._pipe)
 
 
 def serialize_once(contents: Sequence[RecordDict]) -> list[bytes]:

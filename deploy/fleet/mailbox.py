@@ -13,7 +13,8 @@ from pathlib import Path
 
 from fairbloom.protocol.error_codes import ErrorCode
 
-from .messages import CHUNK_BYTES, slices
+from .messages import CHUNK_BYTES, Buffer, slices
+from .passing import write_all
 from .wire_pb2 import Taken
 
 # Bytes of content held in memory, unless federation.toml sets mailbox-memory.
@@ -81,11 +82,9 @@ class ContentFile:
         os.close(self._number)
         self._budget.give_back_file()
 
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: Buffer) -> None:
         """Append a piece; raise OSError if the disk is full."""
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(self._number, view) :]
+        write_all(self._number, piece)
 
     def read(self, start: int) -> bytes:
         """Return the piece at an offset."""
@@ -103,12 +102,12 @@ class Content:
         self.size = 0
         self._budget = budget
         self._held = 0
-        self._pieces: list[bytes] = []
+        self._pieces: list[Buffer] = []
         self._file: ContentFile | None = None
         self._hash = hashlib.sha256()
 
     @classmethod
-    def of(cls, budget: MemoryBudget, data: bytes) -> Content:
+    def of(cls, budget: MemoryBudget, data: Buffer) -> Content:
         """Return these bytes as content."""
         content = cls(budget)
         try:
@@ -124,7 +123,7 @@ class Content:
         """The digest of the content so far."""
         return self._hash.digest()
 
-    def append(self, piece: bytes) -> None:
+    def append(self, piece: Buffer) -> None:
         """Add a piece of at most CHUNK_BYTES."""
         if self._file is None and self._budget.take(len(piece)):
             self._held += len(piece)
@@ -142,7 +141,7 @@ class Content:
         self._hash.update(piece)
         self.size += len(piece)
 
-    def pieces(self) -> Iterator[bytes]:
+    def pieces(self) -> Iterator[Buffer]:
         """Return the bytes in pieces of at most CHUNK_BYTES."""
         if self._file is None:
             return iter(self._pieces)
@@ -206,10 +205,10 @@ class QueuedMessage:
 
 @dataclass(frozen=True)
 class Collected:
-    """A reply as a run gets it; `data` is None for an error."""
+    """A reply as a run gets it, with the size of its content; `size` is None for an error."""
 
     id: str
-    data: bytes | None
+    size: int | None
     code: int = 0
     reason: str = ""
 
@@ -250,7 +249,7 @@ class Mailbox:
         self._saved.pop(run, None)
         self._forget(message for message in self._messages.values() if message.run == run)
 
-    def store(self, data: bytes) -> str:
+    def store(self, data: Buffer) -> str:
         """Store content for the messages that are sent next; return its digest.
 
         Raise OSError if the disk is full.
@@ -286,9 +285,13 @@ class Mailbox:
         message = self._messages.get(id)
         return message is None or message.reply is not None or message.until < self._clock()
 
-    def collect(self, ids: Iterable[str]) -> tuple[list[Collected], bool]:
-        """Return replies to these messages, up to COLLECT_BYTES, and whether more are waiting."""
+    def collect(self, ids: Iterable[str]) -> tuple[list[Collected], bool, list[Buffer]]:
+        """Return replies to these messages, up to COLLECT_BYTES, and whether more are waiting.
+
+        Their contents follow, one after the other, in pieces.
+        """
         found = list[Collected]()
+        contents = list[Buffer]()
         size = 0
         for id in ids:
             message = self._messages.get(id)
@@ -302,16 +305,17 @@ class Mailbox:
             else:
                 size += reply.content.size
                 if size > COLLECT_BYTES and size > reply.content.size:
-                    return found, True
+                    return found, True, contents
                 try:
-                    found.append(Collected(id, b"".join(reply.content.pieces())))
+                    contents += [*reply.content.pieces()]
+                    found.append(Collected(id, reply.content.size))
                 except (OSError, MemoryError) as error:
                     reason = f"the server cannot read the reply: {describe_fault(error)}"
                     found.append(Collected(id, None, ErrorCode.MESSAGE_UNAVAILABLE, reason))
             message.collected = True
             if not self._is_kept(message):
                 self._forget([message])
-        return found, False
+        return found, False, contents
 
     def save(self, run: int, last: int) -> None:
         """Forget replies up to the saved round `last`, and withdraw messages not yet begun.

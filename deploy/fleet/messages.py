@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 
 from .wire_pb2 import Chunk, Head
 
+Buffer = bytes | bytearray | memoryview
+
 SERVICE = "fairbloom.fleet.v1.Fleet"
 
 # Most bytes of content in one chunk.
@@ -26,23 +28,25 @@ HELD_SECONDS = 50.0
 BEAT_SECONDS = 10.0
 
 
-def slices(data: bytes) -> Iterator[bytes]:
-    """Return content in pieces of at most CHUNK_BYTES."""
+def slices(data: Buffer) -> Iterator[memoryview]:
+    """Return content in pieces of at most CHUNK_BYTES, which are not copied."""
     view = memoryview(data)
-    return (bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
+    return (view[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES))
 
 
-def in_chunks(head: Head, pieces: Iterable[bytes]) -> Iterator[Chunk]:
-    """Yield a message as chunks: the head, with the content if it is small, then the others."""
+def in_chunks(head: Head, pieces: Iterable[Buffer]) -> Iterator[bytes]:
+    """Yield a message as the calls send it: a Chunk with the head, then the pieces as they are.
+
+    The first piece comes in the Chunk if it is small.
+    """
     rest = iter(pieces)
-    first = next(rest, b"")
+    first = bytes(next(rest, b""))
     if len(first) <= BYTES_WITH_HEAD:
-        yield Chunk(head=head, data=first)
+        yield Chunk(head=head, data=first).SerializeToString()
     else:
-        yield Chunk(head=head)
-        yield Chunk(data=first)
-    for piece in rest:
-        yield Chunk(data=piece)
+        yield Chunk(head=head).SerializeToString()
+        yield first
+    yield from map(bytes, rest)
 
 
 def node_id_of(name: str) -> int:

@@ -219,7 +219,7 @@ class Port:
                 return
             try:
                 async with asyncio.timeout(CHUNK_SECONDS):
-                    await context.write(chunk.SerializeToString())
+                    await context.write(chunk)
             except TimeoutError:
                 raise CallRefusedError(
                     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -293,13 +293,13 @@ class Port:
         for _ in range(size // CHUNK_BYTES + MORE_CHUNKS):
             if content.size >= size:
                 break
-            chunk = await receive(sent, Chunk, CHUNK_SECONDS)
+            piece = await receive_bytes(sent, CHUNK_SECONDS)
             if device.receiving is not content:
                 raise CallRefusedError(
                     grpc.StatusCode.ABORTED, "the same client replies in a newer call"
                 )
             device.seen = monotonic()
-            content.append(chunk.data)
+            content.append(piece)
         device.receiving = None
         if content.size < size:
             return f"the reply of {size} bytes comes in more chunks than it needs"
@@ -366,6 +366,16 @@ class Service:
 
 async def receive(sent: AsyncIterator[bytes], kind: type[Any], seconds: float) -> Any:
     """Return the next thing that a call sends; refuse the call if that takes too long."""
+    data = await receive_bytes(sent, seconds)
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        words = "the call's content is not what the port reads"
+        raise CallRefusedError(grpc.StatusCode.INVALID_ARGUMENT, words) from None
+
+
+async def receive_bytes(sent: AsyncIterator[bytes], seconds: float) -> bytes:
+    """Return the next bytes that a call sends; refuse the call if that takes too long."""
     try:
         async with asyncio.timeout(seconds):
             data = await anext(aiter(sent), None)
@@ -374,8 +384,4 @@ async def receive(sent: AsyncIterator[bytes], kind: type[Any], seconds: float) -
         raise CallRefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, words) from None
     if data is None:  # a cut call may look like a finished one
         raise CallRefusedError(grpc.StatusCode.ABORTED, "the call broke off")
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        words = "the call's content is not what the port reads"
-        raise CallRefusedError(grpc.StatusCode.INVALID_ARGUMENT, words) from None
+    return data

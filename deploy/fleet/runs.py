@@ -34,6 +34,8 @@ from ..errors import DeployError
 from .faults import Faults
 from .mailbox import Mailbox, describe_fault
 from .members import Members
+from .messages import Buffer
+from .passing import receive, send
 from .port import Port
 
 # A killed run process is restarted at most MAX_RESTARTS times within RESTARTS_SECONDS.
@@ -345,6 +347,7 @@ class Runs:
             "run": run.number,
             "app": order.app,
             "folder": order.folder,
+            "place": str(run.folder),
             "settings": dict(order.settings),
         }
         loop = asyncio.get_running_loop()
@@ -374,15 +377,21 @@ class Runs:
         with pipe, contextlib.suppress(EOFError, OSError, RuntimeError):
             pipe.send(description)
             while True:
-                name, arguments = pipe.recv()
+                (name, arguments), content = receive(pipe)
                 answer = asyncio.run_coroutine_threadsafe(
-                    self._answer(description["run"], name, arguments), loop
+                    self._answer(description["run"], name, arguments, content), loop
                 ).result()
-                pipe.send(answer)
+                pieces = list[Buffer]()
+                if name == "collect":
+                    pieces = answer.pop()
+                send(pipe, answer, pieces, description["place"])
 
-    async def _answer(self, run: int, name: str, arguments: tuple[Any, ...]) -> Any:
+    async def _answer(
+        self, run: int, name: str, arguments: tuple[Any, ...], content: Buffer
+    ) -> Any:
         """Answer a request of a run's process, which `RunGrid` sends.
 
+        `store` takes the request's content and returns its digest, or "" and why it is not taken.
         `wait` returns once the given number of messages is answered, or after the given seconds.
         """
         match name:
@@ -396,13 +405,13 @@ class Runs:
                 }
             case "store":
                 try:
-                    self._mailbox.store(arguments[0])
+                    return self._mailbox.store(content), ""
                 except (OSError, MemoryError) as error:
-                    return describe_fault(error)
+                    return "", describe_fault(error)
             case "send":
                 self._mailbox.send(run, arguments[0])
             case "collect":
-                return self._mailbox.collect(arguments[0])
+                return [*self._mailbox.collect(arguments[0])]
             case "wait":
                 ids, number, seconds = arguments
                 self._awaited = {id for id in ids if not self._mailbox.is_answered(id)}

@@ -20,7 +20,7 @@ from fairbloom.system.versions import FIRST, Step, Versions, read_sealed, write_
 
 from .app_process import Answer, Task
 from .calls import Calls, Received
-from .messages import BEAT_SECONDS, node_id_of
+from .messages import BEAT_SECONDS, Buffer, node_id_of
 from .wire_pb2 import Head, Taken
 from .worker import CrashedError, DroppedError, Worker
 
@@ -101,15 +101,15 @@ class KeptReply:
         content = read_sealed(self._file, "the last reply is lost") or b""
         size = int.from_bytes(content[:4], "big")
         self.head = Head.FromString(content[4 : 4 + size])
-        self.data = content[4 + size :]
+        self.data: Buffer = content[4 + size :]
 
-    def save(self, head: Head, data: bytes) -> None:
+    def save(self, head: Head, data: Buffer) -> None:
         """Keep a reply in place of the last one; if the disk refuses it, only in memory."""
         self.head = head
         self.data = data
         written = head.SerializeToString()
         try:
-            write_sealed(self._file, len(written).to_bytes(4, "big") + written + data)
+            write_sealed(self._file, len(written).to_bytes(4, "big"), written, data)
         except OSError as error:
             log.warning(
                 "%s cannot be written (%s): a restart would lose the last reply",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from fairbloom.system.supervise import exit_reason
 
 from ..device.client import ClientSettings
+from .passing import receive, send
 
 # Seconds that the worker may take to end before it is killed.
 END_SECONDS = 5.0
@@ -55,7 +57,7 @@ class Worker:
         process = self._process
         return process is not None and process.poll() is None
 
-    def answer(self, task: object, id: str) -> Any:
+    def answer(self, task: Any, id: str) -> Any:
         """Return the worker's answer to a task, the message with this id.
 
         Raise DroppedError if the work is dropped, and CrashedError if the process ends MAX_ATTEMPTS
@@ -105,7 +107,7 @@ class Worker:
         self._pipe = None
         self._ready = False
 
-    def _answer(self, task: object) -> Any:
+    def _answer(self, task: Any) -> Any:
         if self._pipe is None or not self.runs:
             self.end()
             self._pipe, theirs = Pipe()
@@ -126,7 +128,7 @@ class Worker:
                 self._ready = loaded and self._pipe.recv()
                 if self._reason:
                     raise DroppedError(self._reason)
-        self._pipe.send(task)
+        send(self._pipe, replace(task, data=b""), [task.data], self._client.state_dir)
         deadline = time.monotonic() + self._limit
         while not self._wait(self._pipe):
             if self._limit and time.monotonic() > deadline:
@@ -134,7 +136,8 @@ class Worker:
                 self.drop(
                     self.working, f"it took longer than the owner of this device allows ({seconds})"
                 )
-        return self._pipe.recv()
+        answer, data = receive(self._pipe)
+        return replace(answer, data=data)
 
     def _wait(self, pipe: Connection) -> bool:
         """Return whether the pipe has an answer within 0.2 s; raise EOFError without a process."""

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from fairbloom.deploy.fleet.messages import SERVICE
-from fairbloom.deploy.fleet.wire_pb2 import Chunk, Drop, Head, Taken, Working
+from fairbloom.deploy.fleet.messages import SERVICE, in_chunks
+from fairbloom.deploy.fleet.wire_pb2 import Drop, Head, Taken, Working
 from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
 
 from .unhurried import start_unhurried_client
@@ -54,9 +54,7 @@ class Mallory:
         self.beat: Any = self.channel.unary_unary(
             f"/{SERVICE}/Beat", Working.SerializeToString, Drop.FromString
         )
-        self.reply: Any = self.channel.stream_unary(
-            f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString
-        )
+        self.reply: Any = self.channel.stream_unary(f"/{SERVICE}/Reply", None, Taken.FromString)
 
 
 def honest_messages(there: Deployment) -> tuple[int, list[str]]:
@@ -77,7 +75,7 @@ def test_a_reply_to_another_devices_message_changes_nothing(
     for id in (*ids[-3:], "0" * 32):
         with subtests.test(id=id):
             head = Head(id=id, run=run, session=b"m" * 16, code=2, reason="mine")
-            assert mallory.reply(iter([Chunk(head=head)]), timeout=30).answer == Taken.LATER
+            assert mallory.reply(in_chunks(head, []), timeout=30).answer == Taken.LATER
     before = len(rounds(there.home / "run"))
     wait_for_rounds(there.home / "run", before + 3)
     assert not any(row["refused"] or row["missing"] for row in rounds(there.home / "run"))
@@ -95,7 +93,7 @@ def test_a_flood_of_calls_ends_neither_the_run_nor_the_server(there: Deployment)
                 mallory.beat(Working(session=b"m" * 16, id="x", run=run), timeout=60)
             with contextlib.suppress(grpc.RpcError):
                 head = Head(id="x", run=run, session=b"m" * 16, size=8_000_000)
-                mallory.reply((Chunk(head=head, data=bytes(1 << 20)) for _ in range(8)), timeout=60)
+                mallory.reply(in_chunks(head, [bytes(1 << 20)] * 8), timeout=60)
             made[0] += 2
 
     before = len(rounds(there.home / "run"))

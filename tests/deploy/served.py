@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import grpc
@@ -64,8 +65,12 @@ class Served:
         self.do(push)
 
     def collect(self, id: str) -> Any:
-        found = self.do(lambda: self.mailbox.collect([id]))[0]
-        return found[0] if found else None
+        """Return a reply's code and reason, and its content as `data`; None without a reply."""
+        found, _, pieces = self.do(lambda: self.mailbox.collect([id]))
+        if not found:
+            return None
+        data = None if found[0].size is None else b"".join(pieces)
+        return SimpleNamespace(code=found[0].code, reason=found[0].reason, data=data)
 
     def credentials(
         self, bundle: str, key: str = "key", certificate: str = "certificate"

@@ -1,5 +1,6 @@
 """A run's grid and a device's session: they send lost messages again and compute each once."""
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ from fairbloom.deploy.fleet.app_process import Answer, Task
 from fairbloom.deploy.fleet.calls import Received
 from fairbloom.deploy.fleet.grid import UNREADABLE_REPLY, RunGrid, group_of
 from fairbloom.deploy.fleet.mailbox import Collected, Envelope
-from fairbloom.deploy.fleet.messages import node_id_of
+from fairbloom.deploy.fleet.messages import Buffer, node_id_of
+from fairbloom.deploy.fleet.passing import receive, send
 from fairbloom.deploy.fleet.session import (
     KEPT_RUNS,
     Contexts,
@@ -38,33 +40,36 @@ class Server:
 
     def __init__(self) -> None:
         self.ours, theirs = Pipe()
-        self.grid = RunGrid(theirs, 7)
+        self.grid = RunGrid(theirs, 7, "")
         self.sent: list[Envelope] = []
         self.full = 0
-        self.replies = list[Collected]()
+        self.replies = list[tuple[Collected, bytes]]()
         self.online = [(NODE, "a")]
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
         while True:
             try:
-                name, arguments = self.ours.recv()
-                self.ours.send(self._answer(name, arguments))
+                (name, arguments), content = receive(self.ours)
+                answer, pieces = self._answer(name, arguments, content)
+                send(self.ours, answer, pieces, "")
             # the test is over; TypeError, because the handle of a closed pipe is None
             except (EOFError, OSError, TypeError):
                 return
 
-    def _answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
+    def _answer(self, name: str, arguments: tuple[Any, ...], content: Buffer) -> Any:
         if name == "store" and self.full:
             self.full -= 1
-            return "No space left on device"
+            return ("", "No space left on device"), []
+        if name == "store":
+            return (hashlib.sha256(content).hexdigest(), ""), []
         if name == "send":
             self.sent += arguments[0]
         if name == "collect":
-            found = [each for each in self.replies if each.id in arguments[0]]
+            found = [each for each in self.replies if each[0].id in arguments[0]]
             self.replies = []
-            return found, False
-        return {"nodes": self.online, "names": {NODE: "a"}}.get(name)
+            return ([each for each, _ in found], False), [data for _, data in found]
+        return {"nodes": self.online, "names": {NODE: "a"}}.get(name), []
 
 
 @pytest.fixture
@@ -123,11 +128,11 @@ def test_replies_are_flowers_messages(server: Server) -> None:
     ids = server.grid.push_messages([message(), message(), message()])
     good = serialize(RecordDict({"config": ConfigRecord({"x": 1})}))
     server.replies = [
-        Collected(ids[0], good),
-        Collected(ids[1], b"\xff\xff"),
-        Collected(ids[2], None, 8, "it crashed"),
+        (Collected(ids[0], len(good)), good),
+        (Collected(ids[1], 2), b"\xff\xff"),
+        (Collected(ids[2], None, 8, "it crashed"), b""),
     ]
-    server.replies.append(Collected("unknown", good))
+    server.replies.append((Collected("unknown", len(good)), good))
     replies = server.grid.pull_messages([*ids, "unknown"])
     assert [reply.metadata.reply_to_message_id for reply in replies] == ids
     assert {reply.metadata.src_node_id for reply in replies} == {NODE}

@@ -20,6 +20,7 @@ from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.messages import (
     CHUNK_BYTES,
     SERVICE,
+    in_chunks,
 )
 from fairbloom.deploy.fleet.port import REFUSED_REPLY, REPLY_BYTES
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Taken, Working
@@ -93,9 +94,7 @@ def test_a_reply_that_is_too_large_ends_as_an_error(served: Served) -> None:
 
 def test_a_reply_with_a_false_head_ends_as_an_error(served: Served) -> None:
     with grpc.secure_channel(served.address, served.credentials("a")) as channel:
-        reply: Any = channel.stream_unary(
-            f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString
-        )
+        reply: Any = channel.stream_unary(f"/{SERVICE}/Reply", None, Taken.FromString)
         for id, size, data in (("1", 5, b"other"), ("2", 2, b"longer")):
             served.send(id)
             head = Head(
@@ -105,7 +104,7 @@ def test_a_reply_with_a_false_head_ends_as_an_error(served: Served) -> None:
                 sha256=hashlib.sha256(b"bytes").digest(),
                 session=b"1" * 16,
             )
-            assert "head announces" in reply(iter([Chunk(head=head), Chunk(data=data)])).reason
+            assert "head announces" in reply(in_chunks(head, [b"", data])).reason
             assert served.collect(id).code == REFUSED_REPLY
         assert served.mailbox.budget.used == len(b"model")  # the replies have left no bytes
 
@@ -143,14 +142,12 @@ def test_a_cut_reply_leaves_nothing_and_is_given_again(served: Served) -> None:
     served.send("1")
     cut = threading.Event()
 
-    def pieces() -> Iterator[Chunk]:
-        yield Chunk(head=Head(id="1", run=RUN, size=100, session=b"1" * 16), data=b"begun")
+    def pieces() -> Iterator[bytes]:
+        yield from in_chunks(Head(id="1", run=RUN, size=100, session=b"1" * 16), [b"begun"])
         cut.wait(30)
 
     channel = grpc.secure_channel(served.address, served.credentials("a"))
-    reply: Any = channel.stream_unary(
-        f"/{SERVICE}/Reply", Chunk.SerializeToString, Taken.FromString
-    )
+    reply: Any = channel.stream_unary(f"/{SERVICE}/Reply", None, Taken.FromString)
     begun = reply.future(pieces())
     wait_until(lambda: served.mailbox.budget.used == len(b"model") + len(b"begun"))
     older = reply.future(pieces())  # a newer call replaces one that may never end

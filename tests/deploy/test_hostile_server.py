@@ -50,17 +50,20 @@ def head_of(data: bytes = b"model", **values: Any) -> Head:
     return Head(**{**about, "size": len(data), "sha256": digest, **values})
 
 
+def in_head(head: Head, data: bytes = b"") -> bytes:
+    """Return the first chunk of a message."""
+    return Chunk(head=head, data=data).SerializeToString()
+
+
 class Lying:
     """A server on this machine that sends these chunks to a device, and keeps its replies."""
 
-    def __init__(self, send: Callable[[], Iterator[Chunk]], reason: str = "") -> None:
+    def __init__(self, send: Callable[[], Iterator[bytes]], reason: str = "") -> None:
         self.replies: list[Head] = []
         handlers = {
-            "Next": grpc.unary_stream_rpc_method_handler(
-                self._next, Working.FromString, Chunk.SerializeToString
-            ),
+            "Next": grpc.unary_stream_rpc_method_handler(self._next, Working.FromString, None),
             "Reply": grpc.stream_unary_rpc_method_handler(
-                self._reply, Chunk.FromString, Taken.SerializeToString
+                self._reply, None, Taken.SerializeToString
             ),
             "Beat": grpc.unary_unary_rpc_method_handler(
                 lambda working, context: Drop(), Working.FromString, Drop.SerializeToString
@@ -75,13 +78,15 @@ class Lying:
         self._server.start()
         self.address = f"localhost:{port}"
 
-    def _next(self, working: Working, context: Any) -> Iterator[Chunk]:
+    def _next(self, working: Working, context: Any) -> Iterator[bytes]:
         if self.replies:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "that was all")
         yield from self._send()
 
-    def _reply(self, chunks: Iterator[Chunk], context: Any) -> Taken:
-        self.replies += [chunk.head for chunk in chunks if chunk.HasField("head")]
+    def _reply(self, chunks: Iterator[bytes], context: Any) -> Taken:
+        self.replies.append(Chunk.FromString(next(chunks)).head)
+        for _ in chunks:
+            pass
         return Taken(answer=Taken.DROP, reason=self._reason)
 
     def calls(self, **limits: float) -> Calls:
@@ -96,7 +101,7 @@ class Lying:
 # Endless and false messages -----------------------------------------------------------------------
 
 
-def endless(first: Chunk, then: Chunk) -> Iterator[Chunk]:
+def endless(first: bytes, then: bytes) -> Iterator[bytes]:
     """Yield a message that has no end."""
     yield first
     yield from [then] * 100
@@ -106,24 +111,23 @@ def endless(first: Chunk, then: Chunk) -> Iterator[Chunk]:
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        (head_of(), Chunk(data=bytes(CHUNK_BYTES))),
-        (head_of(), Chunk()),
-        (head_of(), Chunk(head=head_of(), data=b"model")),
-        (head_of(size=10**9), Chunk(head=head_of())),
-        (head_of(size=2), Chunk(data=b"m")),
+        (head_of(), bytes(CHUNK_BYTES)),
+        (head_of(), b""),
+        (head_of(), in_head(head_of())),
+        (head_of(size=2), b"m"),
     ],
-    ids=["bytes", "empty", "heads", "heads without data", "pieces"],
+    ids=["bytes", "empty", "heads", "pieces"],
 )
-def test_no_more_is_taken_than_a_head_announces(first: Head, then: Chunk) -> None:
+def test_no_more_is_taken_than_a_head_announces(first: Head, then: bytes) -> None:
     with pytest.raises(IncompleteError, match="did not come whole"):
-        receive(endless(Chunk(head=first), then))
+        receive(endless(in_head(first), then))
 
 
 def test_many_small_chunks_take_no_more_than_their_bytes() -> None:
     data = bytes(100_000)
-    pieces = (Chunk(data=data[start : start + 2]) for start in range(0, len(data), 2))
+    pieces = (data[start : start + 2] for start in range(0, len(data), 2))
     tracemalloc.start()
-    received = receive(chain([Chunk(head=head_of(data))], pieces))
+    received = receive(chain([in_head(head_of(data))], pieces))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert received is not None
@@ -144,8 +148,8 @@ def test_many_small_chunks_take_no_more_than_their_bytes() -> None:
     ],
 )
 def test_a_message_is_refused_from_its_head(head: Head, words: str) -> None:
-    def chunks() -> Iterator[Chunk]:
-        yield Chunk(head=head)
+    def chunks() -> Iterator[bytes]:
+        yield in_head(head)
         raise AssertionError("the content is not read")
 
     received = receive(chunks(), 4e9)
@@ -156,8 +160,8 @@ def test_a_message_is_refused_from_its_head(head: Head, words: str) -> None:
 
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query", "train.personal"])
 def test_flowers_types_and_those_of_an_own_handler_are_taken(kind: str) -> None:
-    whole = Chunk(head=head_of(type=kind), data=b"model")
-    assert receive([whole]) == Received(whole.head, b"model")
+    head = head_of(type=kind)
+    assert receive([in_head(head, b"model")]) == Received(head, b"model")
 
 
 def test_a_message_ends_at_its_size_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +169,12 @@ def test_a_message_ends_at_its_size_on_the_wire(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(fleet_calls, "FIRST_PAUSE", 0.01)
     taken = list[int]()
 
-    def send() -> Iterator[Chunk]:
-        yield Chunk(head=head_of())
+    def send() -> Iterator[bytes]:
+        yield in_head(head_of())
         lying.replies.append(Head())  # the next call is refused
         for number in range(4000):
             taken.append(number)
-            yield Chunk(data=bytes(CHUNK_BYTES))
+            yield bytes(CHUNK_BYTES)
 
     lying = Lying(send)
     calls = lying.calls()
@@ -184,11 +188,11 @@ def test_a_message_ends_at_its_size_on_the_wire(monkeypatch: pytest.MonkeyPatch)
 def test_a_slow_line_has_time_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     data = bytes(range(20))
 
-    def slowly() -> Iterator[Chunk]:
-        yield Chunk(head=head_of(data))
+    def slowly() -> Iterator[bytes]:
+        yield in_head(head_of(data))
         for value in data:
             time.sleep(0.1)
-            yield Chunk(data=bytes([value]))
+            yield bytes([value])
 
     for name in ("HELD_SECONDS", "ANSWER_SECONDS", "CHUNK_SECONDS", "LOOK_SECONDS"):
         monkeypatch.setattr(fleet_calls, name, 0.4)
@@ -204,12 +208,12 @@ def test_a_slow_line_has_time_for_each_chunk(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_server_that_stops_sending_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     calls_made = list[int]()
 
-    def stopping() -> Iterator[Chunk]:
+    def stopping() -> Iterator[bytes]:
         calls_made.append(1)
         if len(calls_made) == 2:
-            yield Chunk(head=head_of(), data=b"model")
+            yield in_head(head_of(), b"model")
         else:
-            yield Chunk(head=head_of())
+            yield in_head(head_of())
             time.sleep(3)
 
     for name in ("HELD_SECONDS", "CHUNK_SECONDS", "LOOK_SECONDS"):
@@ -260,7 +264,7 @@ def test_no_text_of_a_server_forges_a_line_of_the_log(
     handler = logging.StreamHandler(written)
     handler.setFormatter(logging.Formatter("fairbloom client: %(message)s"))
     caplog.set_level(logging.INFO, log.name)  # it also forgets which levels were off
-    lying = Lying(lambda: iter([Chunk(head=head_of(type=FORGED, id=FORGED[5:]))]), FORGED * 99)
+    lying = Lying(lambda: iter([in_head(head_of(type=FORGED, id=FORGED[5:]))]), FORGED * 99)
     calls = lying.calls()
     worker: Any = Idle()
     files = (Contexts(str(tmp_path)), KeptReply(str(tmp_path)), AuditLog(tmp_path))
