@@ -15,11 +15,11 @@ SMALL_BYTES = 1 << 20
 
 
 @contextmanager
-def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
+def whole_file(path: Path, mode: int | None = None, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a file that appears at `path`, complete and on disk, once the block succeeds.
 
     If the block raises, `path` is unchanged. The file has the permissions `mode` from the start;
-    None applies the umask.
+    None applies the umask. If it is not `durable`, a power cut may damage it.
     """
     draft = path.with_name(f".{path.name}.draft")
     try:
@@ -36,12 +36,14 @@ def whole_file(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
             file.flush()
             if mode is not None:
                 os.fchmod(descriptor, mode)
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
             draft.replace(path)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
 
 
 def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:

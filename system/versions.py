@@ -64,12 +64,12 @@ class Versions:
         return self._folder / f"{step.round}-{step.work}"
 
 
-def write_sealed(file: Path, *pieces: bytes | bytearray | memoryview) -> None:
-    """Write content after its SHA-256, for this account only."""
+def write_sealed(file: Path, *pieces: bytes | bytearray | memoryview, durable: bool = True) -> None:
+    """Write content after its SHA-256, for this account only; see `whole_file`."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
-    with whole_file(file, 0o600) as opened:
+    with whole_file(file, 0o600, durable=durable) as opened:
         # in pieces, because joining them would copy a reply that may be large
         opened.writelines([digest.digest(), *pieces])
 

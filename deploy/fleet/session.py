@@ -108,8 +108,11 @@ class KeptReply:
         self.head = head
         self.data = data
         written = head.SerializeToString()
+        size = len(written).to_bytes(4, "big")
         try:
-            write_sealed(self._file, len(written).to_bytes(4, "big"), written, data)
+            # not synced: the disk may take longer than all else, and after a power cut this
+            # device computes the reply again
+            write_sealed(self._file, size, written, data, durable=False)
         except OSError as error:
             log.warning(
                 "%s cannot be written (%s): a restart would lose the last reply",
