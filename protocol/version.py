@@ -16,7 +16,7 @@ from .names import PROTOCOL as KEY
 # or splits data in another way. Do not raise it for an addition that the other side can ignore, or
 # for a new version of Flower. The key of the number, in the config of every message of our
 # ServerApp, never changes, so that a client of any version can read it.
-PROTOCOL = 3
+PROTOCOL = 4
 
 # The format of a run folder, and of the files that a device stores of a run.
 #

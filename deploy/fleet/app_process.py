@@ -10,7 +10,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -56,12 +56,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply: content, or an error's code and reason.
+    """A reply: content in pieces, or an error's code and reason.
 
     `state` is None if the app's state is unchanged.
     """
 
-    data: Buffer = field(default=b"", repr=False)
+    pieces: Sequence[Buffer] = field(default=(), repr=False)
     code: int = 0
     reason: str = ""
     state: bytes | None = field(default=None, repr=False)
@@ -91,12 +91,12 @@ def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> 
 
 def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
     """Return the app's reply and its new state; changes to the state are lost if the app raises."""
-    from flwr.app import Context, Message, RecordDict
+    from flwr.app import Context, Message
 
     from fairbloom.client.guard.audit_log import log_exchange
     from fairbloom.errors import ReportableError, reportable
     from fairbloom.flower import address, identify, set_message_id
-    from fairbloom.recorddict import deserialize, serialize
+    from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
 
     from ..device.accepted import RunDescription
 
@@ -114,10 +114,7 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     )
     set_message_id(message, head.id)
     identify(run_id=head.run, node_id=task.node, task_id=0)
-    state = RecordDict()
-    if task.state:
-        state = deserialize(task.state)
-    context = Context(head.run, task.node, dict(node_config), state, {})
+    context = Context(head.run, task.node, dict(node_config), deserialize(task.state), {})
     run = RunDescription(
         head.run, described["distribution"], described["version"], described["settings"]
     )
@@ -130,8 +127,15 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     if new_state == task.state:
         new_state = None
     if reply.has_error():
-        return Answer(b"", reply.error.code, str(reply.error.reason), new_state)
-    return Answer(serialize(reply.content), state=new_state)
+        return Answer((), reply.error.code, str(reply.error.reason), new_state)
+    return Answer(serialize_in_pieces(reply.content), state=new_state)
+
+
+def answer_next(pipe: Connection, installed: Installed, node_config: Mapping[str, Any]) -> None:
+    """Answer the next task; its content and that of the answer are then freed."""
+    task, data = receive(pipe)
+    made = answer(installed, node_config, replace(task, data=data))
+    send(pipe, replace(made, pieces=()), made.pieces, str(node_config["state-dir"]))
 
 
 def reason_of(error: Exception) -> str:
@@ -163,7 +167,4 @@ def main(parent: int) -> None:
     pipe.send(True)  # all libraries are loaded
     with contextlib.suppress(EOFError):  # the client's process has ended
         while True:
-            task, data = receive(pipe)
-            made = answer(installed, given["node"], replace(task, data=data))
-            del task, data  # before the next message comes
-            send(pipe, replace(made, data=b""), [made.data], str(given["node"]["state-dir"]))
+            answer_next(pipe, installed, given["node"])

@@ -16,7 +16,7 @@ from fairbloom.flower import node_info, set_message_id
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import RUN_FOLDER
-from fairbloom.recorddict import deserialize, serialize
+from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
 
 from .mailbox import Collected, Envelope
 from .messages import Buffer, id_of
@@ -80,11 +80,11 @@ class RunGrid(Grid):
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of the devices online."""
-        return [node_id for node_id, _ in self._call("nodes")]
+        return [node_id for node_id, _ in self._call("nodes")[0]]
 
     def get_nodes(self) -> list[Any]:
         """Return the devices online, with the names by which they are enrolled."""
-        return [node_info(node_id, name) for node_id, name in self._call("nodes")]
+        return [node_info(node_id, name) for node_id, name in self._call("nodes")[0]]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; return their ids, "" for a device that is not enrolled."""
@@ -96,7 +96,7 @@ class RunGrid(Grid):
         }
         names: dict[int, str] = self._call(
             "names", [message.metadata.dst_node_id for message in messages]
-        )
+        )[0]
         now = time.time()
         for known, sent in [*self._sent.items()]:  # drop expired messages
             if sent.metadata.created_at + sent.metadata.ttl < now:
@@ -118,7 +118,7 @@ class RunGrid(Grid):
         replies = list[Message]()
         more = bool(ids)
         while more:
-            (batch, more), content = self._exchange("collect", (ids,))
+            (batch, more), content = self._call("collect", ids)
             for each in batch:
                 size = each.size or 0
                 if (reply := self._read(each, content[:size])) is not None:
@@ -164,16 +164,19 @@ class RunGrid(Grid):
                 break
         return replies
 
-    def _store(self, content: bytes) -> str:
+    def _store(self, content: Sequence[Buffer]) -> str:
         """Have the server store content, and return its digest; wait while its disk is full."""
         logged = False
         while True:
-            (digest, fault), _ = self._exchange("store", (), [content])
+            (digest, fault), _ = self._call("store", pieces=content)
             if digest:
                 return str(digest)
             if not logged:
-                words = "the server cannot keep a message of %d bytes and is asked again: %s"
-                log.warning(words, len(content), fault)
+                log.warning(
+                    "the server cannot keep a message of %d bytes and is asked again: %s",
+                    sum(map(len, content)),
+                    fault,
+                )
             logged = True
             time.sleep(AGAIN_SECONDS)
 
@@ -212,25 +215,25 @@ class RunGrid(Grid):
             reason = f"the reply cannot be read ({type(error).__name__})"
             return Message(Error(UNREADABLE_REPLY, reason), reply_to=sent)
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return self._exchange(name, arguments)[0]
-
-    def _exchange(
-        self, name: str, arguments: tuple[Any, ...], pieces: Sequence[Buffer] = ()
+    def _call(
+        self, name: str, *arguments: Any, pieces: Sequence[Buffer] = ()
     ) -> tuple[Any, Buffer]:
-        """Ask the server; raise EOFError if it has ended, which ends this process too."""
+        """Ask the server; return its answer, and the content that comes with it.
+
+        Raise EOFError if the server has ended, which ends this process too.
+        """
         with self._lock:
             send(self._pipe, (name, arguments), pieces, self._folder)
             return receive(self._pipe)
 
 
-def serialize_once(contents: Sequence[RecordDict]) -> list[bytes]:
-    """Return each content in Flower's wire format.
+def serialize_once(contents: Sequence[RecordDict]) -> list[Sequence[Buffer]]:
+    """Return each content in Flower's wire format, in pieces.
 
     Contents with the same arrays and equal other records are serialized once.
     """
-    serialized = dict[object, bytes]()
-    found = list[bytes]()
+    serialized = dict[object, Sequence[Buffer]]()
+    found = list[Sequence[Buffer]]()
     for content in contents:
         arrays = [(name, id(record)) for name, record in content.array_records.items()]
         others = {
@@ -238,7 +241,7 @@ def serialize_once(contents: Sequence[RecordDict]) -> list[bytes]:
         }
         key = (*content, *arrays, serialize(RecordDict(others)))
         if key not in serialized:
-            serialized[key] = serialize(content)
+            serialized[key] = serialize_in_pieces(content)
         found.append(serialized[key])
     return found
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from fairbloom.protocol.error_codes import ErrorCode
 
 from .messages import CHUNK_BYTES, Buffer, slices
-from .passing import write_all
+from .passing import fill, open_on_disk
 from .wire_pb2 import Taken
 
 # Bytes of content held in memory, unless federation.toml sets mailbox-memory.
@@ -56,9 +56,7 @@ class MemoryBudget:
         """Return a new unnamed file; raise OSError without room or beyond the number of files."""
         if self._files <= 0:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        # on some systems the file has a name until this block ends
-        with tempfile.TemporaryFile(dir=self.folder) as file:
-            opened = ContentFile(os.dup(file.fileno()), self)
+        opened = ContentFile(open_on_disk(str(self.folder)), self)
         self._files -= 1
         return opened
 
@@ -74,21 +72,13 @@ class ContentFile:
     be as many calls as connections.
     """
 
-    def __init__(self, number: int, budget: MemoryBudget) -> None:
-        self._number = number
+    def __init__(self, file: FileIO, budget: MemoryBudget) -> None:
+        self.file = file
         self._budget = budget
 
     def __del__(self) -> None:
-        os.close(self._number)
+        self.file.close()
         self._budget.give_back_file()
-
-    def write(self, piece: Buffer) -> None:
-        """Append a piece; raise OSError if the disk is full."""
-        write_all(self._number, piece)
-
-    def read(self, start: int) -> bytes:
-        """Return the piece at an offset."""
-        return os.pread(self._number, CHUNK_BYTES, start)
 
 
 class Content:
@@ -131,13 +121,9 @@ class Content:
         else:
             if self._file is None:
                 self._file = self._budget.open_file()
-                pieces = self._pieces
-                self._pieces = []
-                for each in pieces:
-                    self._file.write(each)
-                self._budget.give_back(self._held)
-                self._held = 0
-            self._file.write(piece)
+                fill(self._file.file, self._pieces)
+                self._free_memory()
+            fill(self._file.file, [piece])
         self._hash.update(piece)
         self.size += len(piece)
 
@@ -145,15 +131,23 @@ class Content:
         """Return the bytes in pieces of at most CHUNK_BYTES."""
         if self._file is None:
             return iter(self._pieces)
-        file = self._file
-        return (file.read(start) for start in range(0, self.size, CHUNK_BYTES))
+        return read_pieces(self._file, self.size)
 
     def close(self) -> None:
         """Free the memory and the file."""
+        self._free_memory()
+        self._file = None
+
+    def _free_memory(self) -> None:
         self._budget.give_back(self._held)
         self._held = 0
         self._pieces = []
-        self._file = None
+
+
+def read_pieces(opened: ContentFile, size: int) -> Iterator[bytes]:
+    """Yield the content of a file of this size."""
+    for start in range(0, size, CHUNK_BYTES):
+        yield os.pread(opened.file.fileno(), CHUNK_BYTES, start)
 
 
 @dataclass
@@ -254,9 +248,12 @@ class Mailbox:
 
         Raise OSError if the disk is full.
         """
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in self._contents:
-            self._contents[digest] = Content.of(self.budget, data)
+        content = Content.of(self.budget, data)
+        digest = content.sha256.hex()
+        if digest in self._contents:
+            content.close()
+        else:
+            self._contents[digest] = content
             self._uses[digest] = 0
         return digest
 
@@ -285,10 +282,10 @@ class Mailbox:
         message = self._messages.get(id)
         return message is None or message.reply is not None or message.until < self._clock()
 
-    def collect(self, ids: Iterable[str]) -> tuple[list[Collected], bool, list[Buffer]]:
+    def collect(self, ids: Iterable[str]) -> tuple[tuple[list[Collected], bool], list[Buffer]]:
         """Return replies to these messages, up to COLLECT_BYTES, and whether more are waiting.
 
-        Their contents follow, one after the other, in pieces.
+        Their contents are returned apart, one after the other, in pieces.
         """
         found = list[Collected]()
         contents = list[Buffer]()
@@ -305,7 +302,7 @@ class Mailbox:
             else:
                 size += reply.content.size
                 if size > COLLECT_BYTES and size > reply.content.size:
-                    return found, True, contents
+                    return (found, True), contents
                 try:
                     contents += [*reply.content.pieces()]
                     found.append(Collected(id, reply.content.size))
@@ -315,7 +312,7 @@ class Mailbox:
             message.collected = True
             if not self._is_kept(message):
                 self._forget([message])
-        return found, False, contents
+        return (found, False), contents
 
     def save(self, run: int, last: int) -> None:
         """Forget replies up to the saved round `last`, and withdraw messages not yet begun.
@@ -329,12 +326,11 @@ class Mailbox:
             for message in self._messages.values()
             if message.run == run and message.envelope.kept and message.envelope.round <= last
         ]
-        self._forget(message for message in old if message.collected)
         for message in old:
-            if message.collected:
-                continue
             number = message.envelope.round
-            if message.reply is not None:
+            if message.collected:
+                self._forget([message])
+            elif message.reply is not None:
                 if message.reply.content is not None:
                     message.reply.content.close()
                 reason = f"the reply came after round {number} had ended"

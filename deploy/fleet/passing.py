@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from io import FileIO
 from mmap import PROT_READ, mmap
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -27,59 +28,51 @@ MEMORY_FILE_BYTES = 64 << 20
 def send(pipe: Connection, head: object, pieces: Sequence[Buffer], folder: str) -> None:
     """Send an object, and content in pieces; `folder` is where large content may be written."""
     size = sum(map(len, pieces))
-    if size <= PIPE_BYTES:
+    if size <= PIPE_BYTES or not hasattr(os, "memfd_create"):  # macOS has none
         pipe.send((head, b"".join(pieces)))
         return
-    number = write_file(pieces, size, folder)
-    try:
+    with write_file(pieces, size, folder) as file:
         pipe.send((head, size))
-        send_handle(pipe, number, 0)
-    finally:
-        os.close(number)
+        send_handle(pipe, file.fileno(), 0)
 
 
-def receive(pipe: Connection) -> tuple[Any, bytes | memoryview]:
+def receive(pipe: Connection) -> tuple[Any, Buffer]:
     """Return an object and its content; raise EOFError if the other process has ended."""
     head, content = pipe.recv()
     if isinstance(content, int):
-        number = recv_handle(pipe)
-        try:
-            return head, memoryview(mmap(number, content, prot=PROT_READ))
-        finally:
-            os.close(number)
+        with FileIO(recv_handle(pipe)) as file:
+            return head, memoryview(mmap(file.fileno(), content, prot=PROT_READ))
     return head, content
 
 
-def write_file(pieces: Sequence[Buffer], size: int, folder: str) -> int:
-    """Write content to a new file without a name; return the open file's number."""
-    if size > MEMORY_FILE_BYTES or not hasattr(os, "memfd_create"):
+def write_file(pieces: Sequence[Buffer], size: int, folder: str) -> FileIO:
+    """Return a new file without a name that has this content."""
+    if size > MEMORY_FILE_BYTES:
         try:
             return fill(open_on_disk(folder), pieces)
         except OSError as error:
-            words = "%s has no room for a message of %d bytes, which stays in memory: %s"
-            log.warning(words, folder, size, error.strerror)
-    return fill(os.memfd_create("content"), pieces)
+            log.warning(
+                "%s has no room for a message of %d bytes, which stays in memory: %s",
+                folder,
+                size,
+                error.strerror,
+            )
+    return fill(FileIO(os.memfd_create("content"), "w"), pieces)
 
 
-def open_on_disk(folder: str) -> int:
-    """Return the number of a new file without a name."""
-    with tempfile.TemporaryFile(dir=folder) as file:
-        return os.dup(file.fileno())
+def open_on_disk(folder: str) -> FileIO:
+    """Return a new file without a name, in a folder."""
+    return tempfile.TemporaryFile(buffering=0, dir=folder)
 
 
-def fill(number: int, pieces: Sequence[Buffer]) -> int:
-    """Write pieces to an open file, and return its number; close it if that fails."""
+def fill(file: FileIO, pieces: Sequence[Buffer]) -> FileIO:
+    """Append pieces to a file, and return it; close it if that fails."""
     try:
         for piece in pieces:
-            write_all(number, piece)
+            view = memoryview(piece)
+            while view:  # a single write may take only a part
+                view = view[file.write(view) :]
     except BaseException:
-        os.close(number)
+        file.close()
         raise
-    return number
-
-
-def write_all(number: int, piece: Buffer) -> None:
-    """Append a piece to an open file."""
-    view = memoryview(piece)
-    while view:
-        view = view[os.write(number, view) :]
+    return file

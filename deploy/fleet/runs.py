@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tomllib
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -300,12 +300,14 @@ class Runs:
         except (ValueError, KeyError) as error:
             run.say(f"{run.order} cannot be used: {error}")
             return 2
-        description = {
-            "distribution": order.distribution,
-            "version": order.version,
-            "settings": dict(order.settings),
-        }
-        text = json.dumps(description, sort_keys=True)
+        text = json.dumps(
+            {
+                "distribution": order.distribution,
+                "version": order.version,
+                "settings": dict(order.settings),
+            },
+            sort_keys=True,
+        )
         self._port.settings[run.number] = hashlib.sha256(text.encode()).hexdigest(), text
         starts = deque[float]()
         while True:
@@ -378,40 +380,37 @@ class Runs:
             pipe.send(description)
             while True:
                 (name, arguments), content = receive(pipe)
-                answer = asyncio.run_coroutine_threadsafe(
+                answer, pieces = asyncio.run_coroutine_threadsafe(
                     self._answer(description["run"], name, arguments, content), loop
                 ).result()
-                pieces = list[Buffer]()
-                if name == "collect":
-                    pieces = answer.pop()
                 send(pipe, answer, pieces, description["place"])
 
     async def _answer(
         self, run: int, name: str, arguments: tuple[Any, ...], content: Buffer
-    ) -> Any:
-        """Answer a request of a run's process, which `RunGrid` sends.
+    ) -> tuple[Any, Sequence[Buffer]]:
+        """Answer a request of a run's process, which `RunGrid` sends; content is in pieces.
 
         `store` takes the request's content and returns its digest, or "" and why it is not taken.
         `wait` returns once the given number of messages is answered, or after the given seconds.
         """
         match name:
             case "nodes":
-                return self._port.online()
+                return self._port.online(), ()
             case "names":
                 return {
                     node_id: self._members.names[node_id]
                     for node_id in arguments[0]
                     if node_id in self._members.names
-                }
+                }, ()
             case "store":
                 try:
-                    return self._mailbox.store(content), ""
+                    return (self._mailbox.store(content), ""), ()
                 except (OSError, MemoryError) as error:
-                    return "", describe_fault(error)
+                    return ("", describe_fault(error)), ()
             case "send":
                 self._mailbox.send(run, arguments[0])
             case "collect":
-                return [*self._mailbox.collect(arguments[0])]
+                return self._mailbox.collect(arguments[0])
             case "wait":
                 ids, number, seconds = arguments
                 self._awaited = {id for id in ids if not self._mailbox.is_answered(id)}
@@ -425,7 +424,7 @@ class Runs:
                 self._mailbox.save(run, arguments[0])
             case _:
                 raise ValueError(f"a run sends the unknown request {name!r}")
-        return None
+        return None, ()
 
     def _note_reply(self, id: str) -> None:
         if id in self._awaited:

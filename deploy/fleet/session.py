@@ -183,7 +183,7 @@ class Session:
         head = Head(
             id=message.head.id, run=message.head.run, code=answer.code, reason=answer.reason
         )
-        self._kept.save(head, answer.data)
+        self._kept.save(head, next(iter(answer.pieces), b""))
 
     def _work(self, message: Received) -> Answer:
         head = message.head
@@ -193,11 +193,11 @@ class Session:
             return Answer.failed(ErrorCode.INVALID_FAB, message.refused)
         if head.protocol != PROTOCOL:
             older = "this client" if head.protocol > PROTOCOL else "the server"
-            words = (
+            return Answer.failed(
+                ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
                 f"the server speaks protocol {head.protocol} and this client {PROTOCOL}: upgrade"
-                f" {older}"
+                f" {older}",
             )
-            return Answer.failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, words)
         state = self._contexts.load(head)
         task = Task(self._node, head.SerializeToString(), self._settings, message.data, state)
         try:

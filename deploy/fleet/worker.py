@@ -137,7 +137,7 @@ class Worker:
                     self.working, f"it took longer than the owner of this device allows ({seconds})"
                 )
         answer, data = receive(self._pipe)
-        return replace(answer, data=data)
+        return replace(answer, pieces=[data])
 
     def _wait(self, pipe: Connection) -> bool:
         """Return whether the pipe has an answer within 0.2 s; raise EOFError without a process."""

@@ -68,4 +68,4 @@ def task_of(do: str, kind: str = "train", state: bytes = b"", run: RunDescriptio
 def content_of(answer: Answer) -> RecordDict:
     """Return the content of a reply, which must not be an error."""
     assert not answer.code, answer.reason
-    return deserialize(answer.data)
+    return deserialize(b"".join(answer.pieces))

@@ -66,7 +66,7 @@ class Served:
 
     def collect(self, id: str) -> Any:
         """Return a reply's code and reason, and its content as `data`; None without a reply."""
-        found, _, pieces = self.do(lambda: self.mailbox.collect([id]))
+        (found, _), pieces = self.do(lambda: self.mailbox.collect([id]))
         if not found:
             return None
         data = None if found[0].size is None else b"".join(pieces)

@@ -71,7 +71,7 @@ def answer(box: Mailbox, message: QueuedMessage, data: bytes = b"update") -> Non
 
 
 def collected(box: Mailbox, *ids: str) -> dict[str, bytes | int]:
-    found, _, pieces = box.collect(ids)
+    (found, _), pieces = box.collect(ids)
     content = b"".join(pieces)
     read = dict[str, bytes | int]()
     for each in found:
@@ -220,7 +220,7 @@ def test_replies_are_collected_in_parts(mailbox: Mailbox) -> None:
         send(mailbox, id, device=id)
         answer(mailbox, taken(mailbox, id), b"x" * (COLLECT_BYTES * 2 // 3))
     mailbox.save(RUN, 0)
-    first, more, pieces = mailbox.collect(ids)
+    (first, more), pieces = mailbox.collect(ids)
     assert [each.id for each in first] == ["0"]
     assert sum(map(len, pieces)) == first[0].size
     assert more
@@ -267,6 +267,6 @@ def test_a_reply_that_cannot_be_read_is_an_error(
                 raise fault
 
             monkeypatch.setattr(content, "pieces", fail)
-    (broken, whole), more, pieces = mailbox.collect(["1", "2"])
+    ((broken, whole), more), pieces = mailbox.collect(["1", "2"])
     assert "the server cannot read the reply" in broken.reason
     assert (broken.size, whole.size, pieces, more) == (None, 1, [b"2"], False)
