@@ -148,7 +148,7 @@ class UnusualError(ValueError):
     """Content that Flower would write in another way, or that is damaged."""
 
 
-def deserialize(data: bytes | memoryview) -> RecordDict:
+def deserialize(data: bytes | bytearray | memoryview) -> RecordDict:
     """Return the content that `serialize` was given; errors are those of Protocol Buffers.
 
     Its arrays refer to `data`, which must not change. Content that is written in another way than

@@ -213,15 +213,18 @@ class Cable:
                     near.close()
                     continue
                 self._ends += [near, far]
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=_pump, args=(one, other), daemon=True).start()
+                for one, other, way in ((near, far, "up"), (far, near, "down")):
+                    threading.Thread(target=self._pump, args=(one, other, way), daemon=True).start()
 
+    def _pump(self, one: socket.socket, other: socket.socket, way: str) -> None:
+        with one, contextlib.suppress(OSError):
+            while content := one.recv(1 << 16):
+                self.passing(way, len(content))
+                other.sendall(content)
+            other.shutdown(socket.SHUT_WR)
 
-def _pump(one: socket.socket, other: socket.socket) -> None:
-    with one, contextlib.suppress(OSError):
-        while content := one.recv(1 << 16):
-            other.sendall(content)
-        other.shutdown(socket.SHUT_WR)
+    def passing(self, way: str, size: int) -> None:
+        """Act before bytes pass, "up" to the port or "down" from it; here: do nothing."""
 
 
 @contextlib.contextmanager

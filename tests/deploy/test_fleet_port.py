@@ -19,6 +19,7 @@ from fairbloom.deploy.fleet.mailbox import Content, Envelope
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.messages import (
     CHUNK_BYTES,
+    LARGEST_CHUNK,
     SERVICE,
     in_chunks,
 )
@@ -107,6 +108,17 @@ def test_a_reply_with_a_false_head_ends_as_an_error(served: Served) -> None:
             assert "head announces" in reply(in_chunks(head, [b"", data])).reason
             assert served.collect(id).code == REFUSED_REPLY
         assert served.mailbox.budget.used == len(b"model")  # the replies have left no bytes
+
+
+def test_a_chunk_beyond_the_limit_ends_the_call(served: Served) -> None:
+    served.send("1")
+    head = Head(id="1", run=RUN, size=2 * LARGEST_CHUNK, session=b"1" * 16)
+    with grpc.secure_channel(served.address, served.credentials("a")) as channel:
+        reply: Any = channel.stream_unary(f"/{SERVICE}/Reply", None, Taken.FromString)
+        with pytest.raises(grpc.RpcError):
+            reply(in_chunks(head, [b"", bytes(LARGEST_CHUNK + 1)]), timeout=30.0)
+    wait_until(lambda: served.mailbox.budget.used == len(b"model"))
+    assert served.collect("1") is None
 
 
 def test_an_error_of_the_app_is_a_reply(served: Served) -> None:

@@ -1,0 +1,224 @@
+"""A model of 44 MB: faults in the middle of its transfer cost no reply and change no bit."""
+
+import contextlib
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from tests.deploy.federation import Cable, Deployment, names, rounds
+from tests.deploy.flower import PATIENCE, wait_until
+from tests.simulation.helpers import assert_same_model
+
+pytestmark = pytest.mark.slow
+
+CLIENTS = names(2)
+LAST = CLIENTS[-1]
+"""The client with a cable that stops."""
+
+MODEL_BYTES = 44_000_000
+NET = f'''
+from torch import nn
+
+class Net(nn.Sequential):
+    """A network with {MODEL_BYTES} bytes of parameters."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 146_600), nn.ReLU(), nn.Linear(146_600, 10))
+'''
+
+SETTINGS: dict[str, Any] = {
+    "model": "wide_net:Net",
+    "clients": len(CLIENTS),
+    "fraction": 1.0,
+    "num-rounds": 5,
+    "evaluate-every": 0,
+    "local-epochs": 1,
+    "batch-size": 500,
+    "learning-rate": 0.01,
+    "device": "cpu",
+    "round-timeout": 300.0,
+    "seed": 3,
+}
+
+
+class Valve(Cable):
+    """A cable that stops when a number of bytes has passed in one way since it was armed."""
+
+    def __init__(self, port: int) -> None:
+        self._way = ""
+        self._left = 0
+        self._reached = threading.Event()
+        self._open = threading.Event()
+        super().__init__(port)
+
+    def passing(self, way: str, size: int) -> None:
+        if way == self._way:
+            self._left -= size
+            if self._left <= 0:
+                self._reached.set()
+                self._open.wait()
+
+    @contextlib.contextmanager
+    def stopped_in_transfer(self, way: str) -> Iterator[None]:
+        """Carry out the block while about half of a model has passed this way."""
+        self._open.clear()
+        self._reached.clear()
+        self._left = MODEL_BYTES // 2
+        self._way = way
+        assert self._reached.wait(PATIENCE)
+        try:
+            yield
+        finally:
+            self._way = ""
+            self._open.set()
+
+
+class Site:
+    """A federation whose last client has a valve, and whose state lies on small disks."""
+
+    def __init__(self, there: Deployment) -> None:
+        self.there = there
+        self.valve = Valve(there.fleet)
+        self.start_client(CLIENTS[0], there.fleet)
+        self.start_client(LAST, self.valve.port)
+        there.wait_for_clients(*CLIENTS)
+
+    def start_client(self, name: str, port: int) -> None:
+        self.there.start_client(name, "--server", f"localhost:{port}", "--allow", SETTINGS["model"])
+
+    def kill_run(self) -> None:
+        self.there.kill_run()
+
+    def kill_server(self) -> None:
+        self.there.kill(self.there.server)
+        self.there.start_server()
+
+    def kill_client(self) -> None:
+        self.there.kill(self.there.clients[LAST])
+        self.start_client(LAST, self.valve.port)
+
+    def cut_link(self) -> None:
+        self.valve.cut()
+        self.valve.mend()
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the network's module."""
+    folder = tmp_path_factory.mktemp("libraries")
+    (folder / "wide_net.py").write_text(NET)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, libraries: Path) -> Iterator[Site]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(libraries), prepend=":")
+        there = Deployment(tmp_path_factory.mktemp("deployed") / "home")
+    with (there.folder / "federation.toml").open("a") as file:
+        file.write("mailbox-memory = 1000\n")
+    disks = {there.folder / "state": 300, there.home / f"state-{LAST}": 300}
+    mounted = list[Path]()
+    try:
+        for disk, megabytes in disks.items():
+            disk.mkdir(mode=0o700, exist_ok=True)
+            command = [
+                "mount",
+                "-t",
+                "tmpfs",
+                "-o",
+                f"size={megabytes}m,mode=700",
+                "tmpfs",
+                str(disk),
+            ]
+            if not subprocess.run(command, capture_output=True, check=False).returncode:
+                mounted.append(disk)
+        there.start_server()
+        there.enroll(*CLIENTS)
+        yield Site(there)
+    finally:
+        there.close()
+        for disk in mounted:
+            subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, libraries: Path) -> Path:
+    """The folder of a run in one process."""
+    out = tmp_path_factory.mktemp("in-process") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(libraries)
+        return simulate(Settings.of({**SETTINGS, "engine": "loop", "out": str(out)}))
+
+
+def assert_undisturbed(out: Path, undisturbed: Path) -> None:
+    """Assert that no reply is missing and the model has the same bits."""
+    rows = [row["missing"] + row["refused"] for row in rounds(out)]
+    assert rows == [""] * SETTINGS["num-rounds"]
+    assert_same_model(out, undisturbed)
+
+
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_kills_and_cuts_in_mid_transfer_lose_nothing(
+    way: str, site: Site, undisturbed: Path, tmp_path: Path
+) -> None:
+    faults: list[Callable[[], None]] = [
+        site.kill_run,
+        site.kill_client,
+        site.cut_link,
+        site.kill_server,
+    ]
+    out = tmp_path / "run"
+    submitted = site.there.submitting({**SETTINGS, "out": str(out)})
+    for count, fault in enumerate(faults, 1):
+        with site.valve.stopped_in_transfer(way):
+            fault()
+        wait_until(lambda count=count: len(rounds(out)) >= count)
+    site.there.wait_for_end(submitted)
+    assert_undisturbed(out, undisturbed)
+
+
+def fill(disk: Path) -> Path:
+    """Write a file until the disk is full, and return it."""
+    hog = disk / "hog"
+    with hog.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 20))
+    with hog.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 12))
+    return hog
+
+
+def test_disks_full_in_mid_transfer_are_one_sentence_each(
+    site: Site, undisturbed: Path, tmp_path: Path
+) -> None:
+    there = site.there
+    device = there.clients[LAST]
+    disks = {"device": there.home / f"state-{LAST}", "server": there.folder / "state"}
+    if not all(disk.is_mount() for disk in disks.values()):
+        pytest.skip("small file systems cannot be mounted here")
+    server_log = len(there.log(there.server))
+    out = tmp_path / "run"
+    submitted = there.submitting({**SETTINGS, "out": str(out)})
+    with site.valve.stopped_in_transfer("down"):
+        hog = fill(disks["device"])
+    words = "cannot be written (No space left on device): a restart would lose the last reply"
+    there.wait_for_words(device, words)
+    hog.unlink()
+    with site.valve.stopped_in_transfer("up"):
+        hog = fill(disks["server"])
+    refused = f"the reply of client {LAST} is not taken, and the client tries again: No space left"
+    wait_until(lambda: refused in there.log(there.server)[server_log:])
+    assert submitted.poll() is None
+    hog.unlink()
+    there.wait_for_end(submitted)
+    assert_undisturbed(out, undisturbed)
+    assert there.log(device).count(words) == 1
+    assert there.log(there.server)[server_log:].count(refused) == 1
