@@ -384,9 +384,11 @@ def measure_contributions(
     cosines = np.zeros(len(names))
     np.divide(products, norms * np.sqrt(step.square), out=cosines, where=moving)
     along_others = products - coefficients * norms**2
+    found = zip(names, cosines.clip(-1.0, 1.0).tolist(), along_others.tolist(), strict=True)
     return {
-        names[k]: Contribution(float(np.clip(cosines[k], -1.0, 1.0)), float(along_others[k]))
-        for k in np.flatnonzero(moving).tolist()
+        name: Contribution(cosine, along)
+        for (name, cosine, along), moves in zip(found, moving.tolist(), strict=True)
+        if moves
     }
 
 
