@@ -134,16 +134,16 @@ class LocalClient:
         With `names`, the reply leaves out these arrays. A model with others is not taken: a server
         that changes its terms must not receive what the client kept by the earlier ones.
         """
-        found = self.states.find(PERSONAL, before)
-        if found is None or (names and not found.state.keys() <= set(names)):
-            return Version(0, {})
-        return found
+        found = self.states.find(PERSONAL, before) or Version(0, {})
+        is_taken = not names or found.state.keys() <= set(names)
+        return found if is_taken else Version(0, {})
 
     def keep_personal(self, number: int, model: StateDict, names: Collection[str] = ()) -> None:
         """Store these arrays of a round's model, by default all that are not frozen."""
         names = names or model.keys() - set(frozen_parameters(self.model))
-        own = {name: each for name, each in model.items() if name in names}
-        self.states.keep(PERSONAL, number, own)
+        self.states.keep(
+            PERSONAL, number, {name: each for name, each in model.items() if name in names}
+        )
 
 
 def report_all(

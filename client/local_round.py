@@ -44,9 +44,6 @@ SUPPORTED = Support(
     metrics=ALL_METRICS,
 )
 
-# The training of the model that a client evaluates, by which its random streams are named.
-ADAPTED = "fine-tune"
-
 
 @dataclass(frozen=True)
 class Update:
@@ -105,8 +102,8 @@ def load_to_measure(client: LocalClient, model: str, terms: Terms) -> Metrics:
     for kind in kinds_of(terms):
         if model == PERSONAL and "adapt" in kind.hooks():
             work = kind(terms).adapt(run_work(client.settings, terms.server_round))
-            work = work_of_client(work, client.settings, terms, client.key, ADAPTED)
-            train(client.model, client.task, client.splits.train, work)
+            own = work_of_client(work, client.settings, terms, client.key, "fine-tune")
+            train(client.model, client.task, client.splits.train, own)
     return {wire.PERSONAL_ROUND: made} if terms.keeps_personal_models else {}
 
 

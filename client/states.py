@@ -41,6 +41,12 @@ INITIAL = "initial"
 # The name of the loss and scores of the best model that a client reached without the others.
 BASELINE = "baseline"
 
+# The name of a version's checksum in the metadata of its file.
+CHECKSUM = "sha256"
+
+# Reading a file with flipped bits raises any of these.
+UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, AttributeError)
+
 # A client's name that is also the name of its folder; for any other name, it is a checksum.
 FOLDER = re.compile(r"(?![.%])[^/\\\x00-\x1f\x7f]+")
 
@@ -55,23 +61,20 @@ class Version(NamedTuple):
 class ClientStates:
     """All states of one client in one run, by name and the round that made each version.
 
-    `in_memory` has the versions in memory. They are also stored in `folder`, if there is one: at
-    once if `stored_at_once`, else by `store` with every checkpoint.
+    `in_memory` has the versions in memory. They are also stored in `folder`, if there is one.
+    `unstored` has the rounds of those that are not on disk.
     """
 
     def __init__(
         self,
         folder: Path | None,
         versions: Mapping[str, Mapping[int, StateDict]] | None = None,
-        *,
-        stored_at_once: bool = True,
     ) -> None:
         self.in_memory = {
             name: dict(sorted(each.items())) for name, each in (versions or {}).items()
         }
         self._folder = folder
-        self._at_once = stored_at_once
-        self._unstored = dict[str, set[int]]()
+        self.unstored = dict[str, set[int]]()
         self._origins = dict[str, int | None]()
 
     def find(self, name: str, before: int) -> Version | None:
@@ -80,7 +83,7 @@ class ClientStates:
         if earlier := [made for made in versions if made < before]:
             return Version(max(earlier), versions[max(earlier)])
         for made in sorted((made for made in self._files(name) if made < before), reverse=True):
-            if (state := self._read(name, made)) is not None:
+            if (state := self.read(name, made)) is not None:
                 return Version(made, state)
         return None
 
@@ -89,7 +92,7 @@ class ClientStates:
         versions = self.in_memory.get(name, {})
         if made in versions or made not in self._files(name):
             return versions.get(made)
-        state = self._read(name, made)
+        state = self.read(name, made)
         if state is not None:
             self.in_memory[name] = dict(sorted({**versions, made: state}.items()))
         return state
@@ -106,7 +109,7 @@ class ClientStates:
         return Version(0, {}) if state is None else Version(number, state)
 
     def keep(self, name: str, number: int, state: StateDict, origin: int | None = None) -> None:
-        """Store the version of round `number` in memory, and on disk if `stored_at_once`.
+        """Store the version of round `number` in memory, and in the folder if there is one.
 
         `origin` is the round of the version that it was made from, 0 if there was none; None: the
         last one. With an origin, that version stays in memory, too, and the versions between the
@@ -118,15 +121,15 @@ class ClientStates:
         self.in_memory[name] = before | {
             number: {key: tensor.detach().clone() for key, tensor in state.items()}
         }
-        self._unstored[name] = self._unstored.get(name, set()) & before.keys() | {number}
+        self.unstored[name] = self.unstored.get(name, set()) & before.keys() | {number}
         self._origins[name] = origin
         with explain_disk_errors("written to"):
             if origin is not None:
-                for made, path in self._files(name).items():
+                for made in [*self._files(name)]:
                     if made > origin:
-                        path.unlink(missing_ok=True)
-            if self._at_once:
-                self.store(since=number - 1)
+                        self._drop(name, made)
+            if self._folder is not None:
+                self._store(self._folder_of(self._folder, name), name, since=number - 1)
 
     def made_in(self, number: int) -> dict[str, tuple[int | None, StateDict]]:
         """Return the versions of round `number`: by name, the origin and the tensors."""
@@ -136,24 +139,22 @@ class ClientStates:
             if number in versions
         }
 
-    def store(self, since: int) -> None:
-        """Write the versions that are not on disk; remove those of no use after round `since`."""
-        for name, unstored in self._unstored.items():
-            if self._folder is None or not unstored:
-                continue
-            versions = self.in_memory[name]
-            folder = self._folder_of(self._folder, name)
-            make_folder(folder)
-            earlier = max((made for made in self._files(name) if made < since), default=None)
-            for made in sorted(unstored):
-                save_version(folder / f"{made}.safetensors", versions[made])
-            unstored.clear()
-            recent = range(since, max(versions) + 1)
-            for made, path in self._files(name).items():
-                if made not in recent and made != earlier and made not in versions:
-                    path.unlink(missing_ok=True)
-            for draft in folder.glob(".*.draft"):  # of a process that was killed
-                draft.unlink(missing_ok=True)
+    def _store(self, folder: Path, name: str, since: int) -> None:
+        make_folder(folder)
+        for made in sorted(self.unstored[name]):
+            save_version(folder / f"{made}.safetensors", self.in_memory[name][made])
+        self.unstored[name].clear()
+        self.drop_unused(name, since)
+        for draft in folder.glob(".*.draft"):  # of a process that was killed
+            draft.unlink(missing_ok=True)
+
+    def drop_unused(self, name: str, since: int) -> None:
+        """Remove the stored versions of no use to a server that goes back to round `since`."""
+        earlier = max((made for made in self._files(name) if made < since), default=None)
+        recent = range(since, max(self.in_memory[name]) + 1)
+        for made in [*self._files(name)]:
+            if made not in recent and made != earlier and made not in self.in_memory[name]:
+                self._drop(name, made)
 
     @staticmethod
     def _folder_of(folder: Path, name: str) -> Path:
@@ -163,7 +164,10 @@ class ClientStates:
         paths = [] if self._folder is None else list_versions(self._folder_of(self._folder, name))
         return {int(path.stem): path for path in paths}
 
-    def _read(self, name: str, made: int) -> StateDict | None:
+    def _drop(self, name: str, made: int) -> None:
+        self._files(name)[made].unlink(missing_ok=True)
+
+    def read(self, name: str, made: int) -> StateDict | None:
         """Return a version on disk, None if its file is damaged; set the file aside then."""
         path = self._files(name)[made]
         with explain_disk_errors("read from"):
@@ -191,43 +195,36 @@ def explain_disk_errors(what: str) -> Iterator[None]:
 
 
 def list_versions(folder: Path) -> list[Path]:
-    """Return the files of versions in a folder, which are named by the round that made each."""
-    return [path for path in folder.glob("[0-9]*.safetensors") if path.stem.isdecimal()]
-
-
-def load_last(folder: Path) -> Version | None:
-    """Return the newest undamaged personal model in a client's folder, or None."""
-    for path in sorted(list_versions(folder), key=lambda path: -int(path.stem)):
-        if (model := load_version(path)) is not None:
-            return Version(int(path.stem), model)
-        log.warning("%s is damaged: an earlier personal model is taken, if there is one", path)
-    return None
+    """Return the files in a folder that are named by a number, in ascending order."""
+    return sorted(
+        (path for path in folder.glob("[0-9]*.safetensors") if path.stem.isdecimal()),
+        key=lambda path: int(path.stem),
+    )
 
 
 def save_version(path: Path, state: Mapping[str, Tensor]) -> None:
     """Write tensors and their checksum, atomically."""
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
-    write_private(path, save(tensors, metadata={"sha256": _checksum(tensors)}))
+    write_private(path, save(tensors, metadata={CHECKSUM: checksum(tensors)}))
 
 
-def load_version(path: Path) -> StateDict | None:
-    """Return the tensors that `save_version` wrote, None if the file is damaged."""
+def load_version(path: Path, key: str = "") -> StateDict | None:
+    """Return the tensors that `save_version` wrote, None if they are damaged.
+
+    The file has them, and their checksum, by names that begin with `key`.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is not iterable)
-            written = (file.metadata() or {}).get("sha256")
-    except (
-        SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # flipped bits of a file raise any of these
+            names = [name for name in file.keys() if name.startswith(key)]  # noqa: SIM118 (the handle is not iterable)
+            tensors = {name.removeprefix(key): file.get_tensor(name) for name in names}
+            written = (file.metadata() or {}).get(key + CHECKSUM)
+    except UNREADABLE:
         return None
-    return tensors if written == _checksum(tensors) else None
+    return tensors if written == checksum(tensors) else None
 
 
-def _checksum(tensors: StateDict) -> str:
+def checksum(tensors: StateDict) -> str:
+    """Return the checksum of contiguous tensors."""
     return hashlib.sha256(save(tensors)).hexdigest()
 
 

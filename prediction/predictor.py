@@ -1,6 +1,7 @@
 """Predict for new data with a finished run's model and its preprocessing."""
 
 import csv
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
@@ -14,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fairbloom.client.archive import Archive, ArchivedStates
 from fairbloom.client.guard.evaluated_model import find_model
-from fairbloom.client.states import folder_of, load_last
+from fairbloom.client.states import ClientStates, folder_of
 from fairbloom.client.training import EVALUATION_BATCH, outputs_of, seeded
 from fairbloom.errors import MAX_LISTED, FairbloomError, did_you_mean
 from fairbloom.imports import only_trusted_imports
@@ -290,7 +292,7 @@ def load_predictor(
         )
     kept = str(settings.get("personal-parameters", ""))
     if own is not None and (model == PERSONAL_MODEL or (kept and model == LAST)):
-        arrays = _personal_arrays(folder, own, module.state_dict().keys())
+        arrays = _personal_arrays(folder, own, client, module.state_dict().keys())
     else:
         arrays = global_arrays(folder, model, settings)
         if model == BEST_MODEL and not settings.get("validation-share"):
@@ -440,12 +442,15 @@ def _own_preprocessing(folder: Path, own: Path, client: str) -> Preprocessing:
     )
 
 
-def _personal_arrays(folder: Path, own: Path, names: Collection[str]) -> Mapping[str, Any]:
+def _personal_arrays(
+    folder: Path, own: Path, client: str, names: Collection[str]
+) -> Mapping[str, Any]:
     """Return the arrays of a client's last personal model, by the names of a whole one.
 
     It has what the client does not keep, such as frozen parameters, from the global model.
     """
-    found = load_last(own)
+    states = ClientStates(own) if read_kept(folder) else ArchivedStates(client, Archive(own.parent))
+    found = states.find(PERSONAL_MODEL, before=sys.maxsize)
     if found is None:
         raise FairbloomError(
             f"{own} has no personal model: clients that have trained have one with a method for"

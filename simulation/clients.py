@@ -2,20 +2,19 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from numpy.typing import NDArray
 from torch.nn import Module
 
+from fairbloom.client.archive import Archive, ArchivedStates
 from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
 from fairbloom.client.local_round import Update, evaluate_client, train_client
-from fairbloom.client.states import ClientStates, StateDict, folder_name, state_folder
+from fairbloom.client.states import ClientStates, StateDict, state_folder
 from fairbloom.errors import FairbloomError, did_you_mean, failure_reason, join_names
 from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.settings import RunSettings, split_names
@@ -80,10 +79,10 @@ class LocalClients:
         if self.settings.attack and share_in(self.settings.attackers) is None:
             check_names("attackers", split_names(self.settings.attackers), self._names)
         self._adversaries = Adversaries(settings, self._names, method) if settings.attack else None
-        self._state_folder = state_folder(self.settings)
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
-        self._states: OrderedDict[str, ClientStates] = OrderedDict()
+        self._archive = Archive(state_folder(self.settings))
+        self._states: OrderedDict[str, ArchivedStates] = OrderedDict()
         self._cache_size = MAX_CACHED_CLIENTS
         self._kept_preprocessing = False
         self.on_trained: OnTrained = ignore
@@ -125,11 +124,8 @@ class LocalClients:
             task = load_task(self.settings)
             # Preprocessing that is the same for all clients is in the run folder.
             if task.preprocessing is not None and task.preprocessing("").per_client:
-                keep_preprocessing(self._state_folder, task, self._names)
-        with ThreadPoolExecutor(8) as pool:
-            unsaved = [states for states in self._states.values() if states.in_memory]
-            # The list makes an exception of a thread appear here.
-            list(pool.map(lambda states: states.store(since), unsaved))
+                keep_preprocessing(self._archive.folder, task, self._names)
+        self._archive.store(self._states.values(), since)
         while len(self._states) > self._cache_size:
             self._states.popitem(last=False)  # it is on disk
 
@@ -159,14 +155,9 @@ class LocalClients:
     def states(self, name: str) -> ClientStates:
         """Return the states that a client keeps between rounds."""
         if name not in self._states:
-            self._states[name] = ClientStates(self._folder_of(name), stored_at_once=False)
+            self._states[name] = ArchivedStates(name, self._archive)
         self._states.move_to_end(name)
         return self._states[name]
-
-    def _folder_of(self, name: str) -> Path | None:
-        if self._state_folder is None:
-            return None
-        return self._state_folder / folder_name(name)
 
     def evict_idle(self, names: Sequence[str]) -> None:
         """Make the cache large enough for `names`, and drop the least recently used others."""

@@ -19,11 +19,10 @@ def give_own(message: Message, context: Context, terms: Terms) -> Message:
     if not terms.keeps_arrays or own is None:
         return message
     (key, received), *_ = message.content.array_records.items()
-    # A server may have changed its terms: what a reply would have is not given.
-    names = PersonalParameters(terms).match([*received, *own])
-    own = ArrayRecord({name: own[name] for name in names if name in own})
+    # Only what the reply leaves out, as the server may have changed its terms.
+    left_out = {name: own[name] for name in PersonalParameters(terms).match(own)}
     given = copy.copy(message)
-    given.content = RecordDict({**message.content, key: ArrayRecord({**received, **own})})
+    given.content = RecordDict({**message.content, key: ArrayRecord({**received, **left_out})})
     return given
 
 

@@ -81,9 +81,7 @@ def test_a_name_like_a_path_writes_nothing_outside_the_folder(tmp_path: Path) ->
     assert {path for path in written if not path.is_relative_to(out)} == {
         tmp_path / "data" / "all.csv"
     }
-    assert {
-        path.parent.name for path in written if path.parent.parent.parent.name == "clients"
-    } >= {"lund"}
+    assert len([path for path in written if path.parent.parent.name == "clients"]) >= 1
 
 
 def test_a_damaged_model_is_passed_over_for_the_one_before_it(
@@ -180,24 +178,14 @@ def value_of(state: StateDict | None) -> float | None:
     return None if state is None else float(state["weight"][0, 0])
 
 
-def test_the_versions_before_and_after_the_last_reply_are_kept(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for at_once in (True, False):  # on a device, and in process
-        with subtests.test(at_once=at_once):
-            folder = tmp_path / str(at_once)
-            kept = ClientStates(folder, stored_at_once=at_once)
-            for number, origin in ((1, 0), (4, 1), (6, 4)):
-                kept.keep(PERSONAL, number, model_of(float(number)), origin)
-                kept.store(since=number - 1)
-            assert list(kept.in_memory[PERSONAL]) == [4, 6]
-            restarted = ClientStates(folder, stored_at_once=at_once)
-            assert [value_of(restarted.at(PERSONAL, made)) for made in (4, 6, 5, 0)] == [
-                4.0,
-                6.0,
-                None,
-                None,
-            ]
+def test_the_versions_before_and_after_the_last_reply_are_kept(tmp_path: Path) -> None:
+    kept = ClientStates(tmp_path)
+    for number, origin in ((1, 0), (4, 1), (6, 4)):
+        kept.keep(PERSONAL, number, model_of(float(number)), origin)
+    assert list(kept.in_memory[PERSONAL]) == [4, 6]
+    restarted = ClientStates(tmp_path)
+    found = [value_of(restarted.at(PERSONAL, made)) for made in (4, 6, 5, 0)]
+    assert found == [4.0, 6.0, None, None]
 
 
 def test_a_reply_that_was_not_used_leaves_no_version_behind(tmp_path: Path) -> None:
@@ -224,30 +212,12 @@ def test_a_server_that_goes_back_finds_the_version_it_had_used(tmp_path: Path) -
     assert value_of(ClientStates(tmp_path).at(PERSONAL, 4)) == 40.0
 
 
-def test_after_a_kill_a_run_finds_what_two_checkpoints_had_used(tmp_path: Path) -> None:
-    """Several rounds share a checkpoint; the last reply before one of them is not used."""
-    kept = ClientStates(tmp_path, stored_at_once=False)
-    for number, origin in ((1, 0), (2, 1)):
-        kept.keep(PERSONAL, number, model_of(float(number)), origin)
-    kept.store(since=0)  # with the checkpoint of round 2; its reply is not used
-    assert rounds_in(tmp_path) == {1, 2}
-    for number, origin in ((3, 1), (4, 3), (5, 4)):
-        kept.keep(PERSONAL, number, model_of(float(number)), origin)
-    # killed now, it goes back to round 2
-    assert value_of(ClientStates(tmp_path).at(PERSONAL, 1)) == 1.0
-    kept.store(since=2)
-    assert rounds_in(tmp_path) == {1, 4, 5}
-    resumed = ClientStates(tmp_path, stored_at_once=False)
-    assert [value_of(resumed.at(PERSONAL, made)) for made in (5, 4, 1)] == [5.0, 4.0, 1.0]
-
-
 def test_a_client_keeps_few_versions(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    states = ClientStates(tmp_path, stored_at_once=False)
+    states = ClientStates(tmp_path)
     for number in range(1, 10):
         with subtests.test(number=number):
             states.keep("rule", number, model_of(float(number)), origin=number - 1)
             states.keep(PERSONAL, number, model_of(float(number)))
-            states.store(since=number - 1)
             assert len(rounds_in(tmp_path / "rule")) <= 3
             assert len(rounds_in(tmp_path)) <= 3
     assert {name: list(versions) for name, versions in states.in_memory.items()} == {

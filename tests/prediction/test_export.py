@@ -1,6 +1,5 @@
 """Exported models predict the same in ONNX Runtime as `fairbloom predict` does."""
 
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import fairbloom
-from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.export import TOLERANCE, export_onnx
 from fairbloom.prediction.predictor import Predictor
@@ -24,7 +22,7 @@ from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks.tables.clients import preprocessing_of
 from tests.experiments.helpers import fairbloom as command
 
-from .made import CLASSES, patients, task_of
+from .made import CLASSES, copy_to_device, patients
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -116,8 +114,7 @@ def test_the_command_names_the_file(run: fairbloom.Run, capsys: pytest.CaptureFi
 
 
 def test_a_deployed_client_exports_what_it_keeps(run: fairbloom.Run, tmp_path: Path) -> None:
-    shutil.copytree(run.folder / "clients", tmp_path / "state")
-    keep_model(tmp_path / "state", run.settings, task_of(run), "south", run.arrays(), 4, "global")
+    copy_to_device(run, "south", tmp_path / "state")
     assert command("export", tmp_path / "state" / "model", "--model", "personal") == 0
     (file,) = tmp_path.rglob("personal-south.onnx")
     values, _ = predict(file, held_out())

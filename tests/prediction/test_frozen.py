@@ -1,17 +1,16 @@
 """Clients keep the trained part of personal models, and predict with the whole model."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 import fairbloom
-from fairbloom.client.guard.evaluated_model import keep_model
-from fairbloom.client.states import load_last
+from fairbloom.client.archive import Archive, ArchivedStates
+from fairbloom.client.states import PERSONAL
 from fairbloom.prediction.predictor import load_predictor
-from fairbloom.server.run_folder.files import CONFIG, MODEL
-from fairbloom.tasks import load_task
+
+from .made import copy_to_device
 
 CLIENT = "client-1"
 
@@ -26,16 +25,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
     )
 
 
-def kept_by(run: fairbloom.Run) -> Path:
-    """Return the folder of a client."""
-    (folder,) = (run.folder / "clients").glob(f"*/{CLIENT}")
-    return folder
-
-
 def test_the_whole_model_predicts_as_it_was_measured(
     run: fairbloom.Run, subtests: pytest.Subtests
 ) -> None:
-    kept = load_last(kept_by(run))
+    (states,) = (run.folder / "clients").iterdir()
+    kept = ArchivedStates(CLIENT, Archive(states)).find(PERSONAL, before=3)
     model = run.model(CLIENT, "personal").state_dict()
     assert kept is not None
     assert model.keys() - kept.state.keys() == {name for name in model if name.startswith("first")}
@@ -50,17 +44,7 @@ def test_a_devices_frozen_parameters_are_the_final_models(
     tmp_path: Path,
     subtests: pytest.Subtests,
 ) -> None:
-    shutil.copytree(run.folder / "clients", tmp_path / "state")
-    settings = CONFIG.read(run.folder).settings
-    keep_model(
-        tmp_path / "state",
-        settings,
-        load_task(settings),
-        CLIENT,
-        MODEL.read(run.folder),
-        2,
-        "global",
-    )
+    copy_to_device(run, CLIENT, tmp_path / "state")
     found = load_predictor(tmp_path / "state", model="personal").module.state_dict()
     for name, tensor in run.model(CLIENT, "personal").state_dict().items():
         with subtests.test(name=name, tensor=tensor):

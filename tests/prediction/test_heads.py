@@ -1,6 +1,5 @@
 """Predictions and exports of runs whose clients keep a part of the model for themselves."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,10 +8,11 @@ import pytest
 import torch
 
 import fairbloom
-from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.tasks import load_task
 from tests.experiments.helpers import fairbloom as command
 from tests.simulation.helpers import table
+
+from .made import copy_to_device
 
 CLIENT = "client-1"
 
@@ -76,9 +76,7 @@ def test_without_a_name_the_model_lacks_heads(
 def test_a_device_predicts_with_its_own_head(
     run: fairbloom.Run, images: Path, tmp_path: Path
 ) -> None:
-    state = shutil.copytree(run.folder / "clients", tmp_path / "state")
-    task = load_task(run.settings)
-    keep_model(state, run.settings, task, CLIENT, run.arrays(), 3, "global")
+    state = copy_to_device(run, CLIENT, tmp_path / "state")
     assert predict(state / "model", images) == predict(run.folder, images, "--client", CLIENT)
 
 

@@ -15,6 +15,7 @@ from tests.simulation.helpers import (
     StoppedError,
     checkpoints_every,
     drafts,
+    newest_states,
     run,
     small,
     stop_after,
@@ -72,18 +73,9 @@ def whole(method: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("whole") / "run", method=method, num_rounds=ROUNDS)
 
 
-def personal_models(folder: Path) -> dict[str, bytes]:
-    """Return every client's newest personal model."""
-    clients = folder.glob("clients/*/*")
-    return {
-        client.name: max(client.iterdir(), key=lambda path: int(path.stem)).read_bytes()
-        for client in clients
-    }
-
-
 def assert_same_bits(folder: Path, other: Path) -> None:
     assert not Outcome.of(folder).differences(Outcome.of(other))
-    assert personal_models(folder) == personal_models(other)
+    assert newest_states(folder) == newest_states(other)
 
 
 @pytest.mark.slow

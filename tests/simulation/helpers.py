@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from safetensors.torch import save
 
+from fairbloom.client.archive import Archive, ArchivedStates
+from fairbloom.client.states import PERSONAL
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import ClientPool, Replies
@@ -133,6 +137,15 @@ def assert_whole(path: Path) -> None:
     for row in csv.reader(lines):
         assert len(row) == header.count(",") + 1, f"{path} has a half row: {row}"
         assert row[0].isdigit()
+
+
+def newest_states(folder: Path) -> dict[str, bytes]:
+    """Return the newest personal model of each client of a run that has one, as bytes."""
+    folders = [*(folder / "clients").glob("*")]
+    archive = Archive(folders[0] if folders else None)
+    names = sorted({row["client"] for row in table(folder / "clients.csv")})
+    found = {name: ArchivedStates(name, archive).find(PERSONAL, sys.maxsize) for name in names}
+    return {name: save(version.state) for name, version in found.items() if version}
 
 
 def drafts(folder: Path) -> list[Path]:

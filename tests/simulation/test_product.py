@@ -13,7 +13,7 @@ from fairbloom.strategies import METHODS
 from tests.federation import KINDS
 from tests.rounds.implementations import GROUPED
 
-from .helpers import StoppedError, stop_after
+from .helpers import StoppedError, newest_states, stop_after
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "proximal": {"proximal-mu": 0.1},
@@ -56,10 +56,7 @@ SMALL: dict[str, Any] = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device
 
 
 def bits(folder: Path) -> dict[str, Any]:
-    personal = {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.glob("clients/*/*/3.safetensors")
-    }
+    personal = newest_states(folder)
     return {
         "model": (folder / "model.safetensors").read_bytes(),
         "best": (folder / "model-best.safetensors").read_bytes(),
