@@ -60,7 +60,8 @@ def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None
 def test_a_thousand_clients_keep_a_few_versions_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "fsync", lambda opened: None)  # the disk is not what this is about
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)  # the disk is not what this is about
     method = SCAFFOLD()
     config = {
         **config_of(clients=1000, task="tests.client.quadratic:many", batch_size=0),
@@ -72,7 +73,9 @@ def test_a_thousand_clients_keep_a_few_versions_each(
         )
         for finished in rounds:
             assert not finished.refused
+            synced.clear()
             clients.keep(since=finished.number - 1)
+            assert len(synced) == (2 if finished.number > 1 else 3)  # with that of a new folder
             assert len([*tmp_path.rglob("*.safetensors")]) <= 3
         (folder,) = tmp_path.iterdir()
         counts = [len(rounds) for rounds in Archive(folder).files.values()]
