@@ -64,7 +64,8 @@ def computing_in(precision: str, device: torch.device) -> Iterator[None]:
     matmul = torch.backends.cuda.matmul
     cudnn = torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic  # PyTorch does not declare its flag
+    fills = memory.fill_uninitialized_memory
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
@@ -72,12 +73,12 @@ def computing_in(precision: str, device: torch.device) -> Iterator[None]:
         cudnn.allow_tf32 = precision == TF32
         cudnn.benchmark = precision != FLOAT32
         torch.use_deterministic_algorithms(precision == FLOAT32, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        memory.fill_uninitialized_memory = False
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        memory.fill_uninitialized_memory = fills
 
 
 @cache  # once in a process: a deployed client begins again with each message

@@ -130,7 +130,8 @@ class WorkDone(NamedTuple):
         """Return ‖w_k − w‖ as a tensor of shape (), which is not waited for."""
         moves = [new.detach() - old.to(new.device) for old, new in self.changes()]
         norms = [torch.linalg.vector_norm(in_double(move)) for move in moves]
-        return torch.linalg.vector_norm(torch.stack(norms))
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
 
 
 # The metrics of local work itself, reported if the terms ask for them.

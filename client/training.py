@@ -129,9 +129,9 @@ def train(
             )
 
     take_step: Step = by_autograd
-    is_collated = isinstance(examples, CollatedExamples)
-    if not is_collated and isinstance(examples.inputs, Tensor) and correct is None:
-        closed_form = linear_step(model, task, work, received, velocity, examples)
+    in_tensors = None if isinstance(examples, CollatedExamples) else examples
+    if in_tensors is not None and isinstance(in_tensors.inputs, Tensor) and correct is None:
+        closed_form = linear_step(model, task, work, received, velocity, in_tensors)
         take_step = closed_form or by_autograd
     order = batches(len(examples), work, min_batch)
     with seeded(work.draws, parameters[0].device):
