@@ -113,6 +113,8 @@ def _check_size(network: nn.Module, model: str, shape: Shape) -> None:
     if _takes(network, channels, *sides):
         return
     possible = [f"{side}" for side in SIDES if _takes(network, channels, side, side)]
+    if not possible:  # a layer may have no form on the meta device: the trial step tells
+        return
     raise FairbloomError(
         f"model = {model!r} cannot take images of {' × '.join(map(str, sides))} pixels, but of"
         f" {join_names(possible)} on a side: choose such a size, for your images by"
