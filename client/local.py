@@ -19,6 +19,7 @@ from fairbloom.tasks import Splits, Task, find_task, load_task
 from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.score import count_classes, has_two_classes
 
+from .capture import Capture
 from .device import choose_device
 from .guard.disclosure import Gate
 from .guard.evaluated_model import keep_preprocessing
@@ -41,6 +42,8 @@ class LocalClient:
         One model per process, which every client overwrites.
     gate
         Decides what may leave the device; None in one process, where nothing leaves.
+    capture
+        Records the local steps on a CUDA device; None: they are launched operation by operation.
     """
 
     name: str
@@ -51,6 +54,7 @@ class LocalClient:
     model: torch.nn.Module
     states: ClientStates
     gate: Gate | None = None
+    capture: Capture | None = None
 
     @classmethod
     def of(

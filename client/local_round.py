@@ -216,6 +216,7 @@ class _ClientTraining(ClientRound):
                 self._work,
                 correct=correct,
                 after_step=after_step if watching else None,
+                capture=client.capture,
             )
         if client.gate is not None:
             client.gate.check_steps(self._work, self._terms, self._steps.count, client.model)
@@ -275,5 +276,6 @@ class _ClientTraining(ClientRound):
             anchor = [each.detach().clone() for _, each in client.trainable()]
             client.load_personal(before=terms.server_round)
             own = work_of_client(work, client.settings, terms, client.key, PERSONAL)
-            train(client.model, client.task, client.splits.train, own, anchor)
+            examples = client.splits.train
+            train(client.model, client.task, examples, own, anchor, capture=client.capture)
             client.keep_personal(terms.server_round, client.model.state_dict())

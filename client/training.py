@@ -30,7 +30,8 @@ from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, is_of_model
 
 from .augmentation import Augment, make_augmentation
-from .device import autocast, in_double, read_scalars
+from .capture import Capture, FixedStep
+from .device import autocast, generators_of, in_double, read_scalars
 from .group_metrics import measure_groups
 from .linear import Step, linear_step
 from .work import Copy, LocalWork, StepsTaken, descend
@@ -45,11 +46,7 @@ EVALUATION_BATCH = 4096
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed PyTorch's global generators, from which dropout draws; restore them at the end."""
     # One by one: torch.manual_seed takes 100 times as long, and seeds every CUDA device.
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    elif device.type == "mps":
-        generators.append(torch.mps._get_default_mps_generator())
+    generators = generators_of(device)
     states = [each.get_state() for each in generators]
     try:
         for each in generators:
@@ -78,12 +75,14 @@ def train(
     *,
     correct: CorrectStep | None = None,
     after_step: AfterStep | None = None,
+    capture: Capture | None = None,
 ) -> StepsTaken:
     """Run the local steps on `model` in place, and return them.
 
     Each step is the one of an optimizer of torch.optim. Frozen parameters are left unchanged, and
     so are parameters that the loss does not touch, unless gradients are corrected. The pull goes to
     `anchor`, the trainable parameters in the model's order; None: to the parameters at the start.
+    `capture` records the steps, unless gradients are corrected.
     """
     if work.idle:
         return StepsTaken()
@@ -94,13 +93,13 @@ def train(
             f"the model, {type(model).__name__}, has no parameter to train: all are frozen"
             " (requires_grad)"
         )
-    received: list[Tensor] = []
-    if work.pull > 0.0:
-        pulled_to = parameters if anchor is None else anchor
-        received = [tensor.detach().clone() for tensor in pulled_to]
-    optimizer = work.make_optimizer(parameters)
-    has_velocity = optimizer is None and work.momentum > 0.0
-    velocity = [torch.zeros_like(parameter) for parameter in parameters] if has_velocity else []
+    fixed = None
+    if capture is not None and correct is None:
+        fixed = capture.find_kind(model, parameters, work)
+    tensors = fixed or FixedStep(model, parameters, work)
+    tensors.begin(parameters if anchor is None else anchor)
+    received = tensors.received
+    velocity = tensors.velocity
     ends = time.monotonic() + work.time_budget
     min_batch = min_batch_of(model)
     steps = count_steps(len(examples), work, min_batch)
@@ -124,7 +123,7 @@ def train(
                 received,
                 velocity,
                 work,
-                optimizer=optimizer,
+                optimizer=tensors.optimizer,
                 correct=corrected,
             )
 
@@ -133,6 +132,9 @@ def train(
     if in_tensors is not None and isinstance(in_tensors.inputs, Tensor) and correct is None:
         closed_form = linear_step(model, task, work, received, velocity, in_tensors)
         take_step = closed_form or by_autograd
+    if capture is not None and fixed is not None:
+        form = "autograd" if take_step is by_autograd else "linear"
+        take_step = capture.wrap(fixed, take_step, form)
     order = batches(len(examples), work, min_batch)
     with seeded(work.draws, parameters[0].device):
         for inputs, targets in fetch_batches(examples, order, make_augmentation(work)):

@@ -5,6 +5,7 @@ give equal numbers on equal machines. On a GPU, the number of clients that are s
 depends on its free memory. The choice is recorded in the run folder, and a continued run keeps it.
 """
 
+import copy
 import math
 from dataclasses import dataclass, replace
 
@@ -12,12 +13,14 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from fairbloom.client.capture import WARM_UPS, Capture, CudaRecorder, Recorder
 from fairbloom.client.device import choose_device
 from fairbloom.client.local import load_task_and_model
 from fairbloom.client.plan import global_work
 from fairbloom.client.rules.registry import rules_of
-from fairbloom.client.training import batch_of, count_steps, outputs_of
-from fairbloom.errors import FairbloomError
+from fairbloom.client.training import batch_of, count_steps, outputs_of, train
+from fairbloom.client.work import batch_order
+from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
@@ -40,6 +43,9 @@ BLOCK_BYTES = 2**26
 
 FIRST_ROUND = Terms(server_round=1)
 
+# Local steps are recorded as CUDA graphs.
+RECORDED = "steps"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -53,12 +59,16 @@ class Choice:
         Number of processes that compute.
     block
         Most clients that are stacked at once; 0 without stacking.
+    recorded
+        On a CUDA device, "steps" if the local steps of the loop are recorded as CUDA graphs, else
+        the reason why they are not.
     """
 
     engine: str
     reason: str
     workers: int = 1
     block: int = 0
+    recorded: str = ""
 
     def within(self, processors: int) -> "Choice":
         """Return the choice for this many processor cores; the run's numbers stay equal."""
@@ -79,7 +89,10 @@ class Choice:
             case "workers":
                 return WorkerClients(method, settings, workers=self.workers)
             case "loop":
-                return LocalClients(method, settings)
+                clients = LocalClients(method, settings)
+                if self.recorded == RECORDED:
+                    clients.capture = Capture(CudaRecorder(clients.device))
+                return clients
         raise FairbloomError(
             f"engine = {self.engine!r}: there are loop, stacked and workers: name one of them"
         )
@@ -90,6 +103,36 @@ def choose(settings: RunSettings, processors: int) -> Choice:
 
     Raise FairbloomError if the data cannot be used, or no client can take a step.
     """
+    choice = choose_engine(settings, processors)
+    device = choose_device(settings.device)
+    if choice.engine != "loop" or device.type != "cuda":
+        return choice
+    task, model = load_task_and_model(settings)
+    examples = try_first_step(settings, task, model).examples
+    return replace(
+        choice, recorded=try_recording(settings, task, model, examples, CudaRecorder(device))
+    )
+
+
+def try_recording(
+    settings: RunSettings, task: Task, model: nn.Module, examples: AnyExamples, recorder: Recorder
+) -> str:
+    """Return RECORDED if the local steps on these examples can be recorded, else why not."""
+    capture = Capture(recorder)
+    work = replace(
+        global_work(settings, FIRST_ROUND),
+        steps=WARM_UPS + 2,
+        random=batch_order(settings, 1, ""),
+    )
+    try:
+        train(copy.deepcopy(model), task, examples, work, capture=capture)
+    except Exception as error:  # such as a model that cannot be copied
+        return failure_reason(error)
+    return capture.why_not or RECORDED
+
+
+def choose_engine(settings: RunSettings, processors: int) -> Choice:
+    """Return the engine of a run, with its reason; see `choose`."""
     task, model = load_task_and_model(settings)
     device = choose_device(settings.device)
     training = len(split_names(settings.training_clients)) or len(task.clients)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch.nn import Module
 
 from fairbloom.client.archive import Archive, ArchivedStates
+from fairbloom.client.capture import Capture
 from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
@@ -86,6 +87,7 @@ class LocalClients:
         self._cache_size = MAX_CACHED_CLIENTS
         self._kept_preprocessing = False
         self.on_trained: OnTrained = ignore
+        self.capture: Capture | None = None
 
     @property
     def _hostile(self) -> frozenset[str]:
@@ -140,8 +142,9 @@ class LocalClients:
         states = self.states(name)
         if name not in self._locals:
             task, model = self.task_and_model()
+            splits = task.splits(name)
             self._locals[name] = LocalClient(
-                name, name, self.settings, task, task.splits(name), model, states
+                name, name, self.settings, task, splits, model, states, capture=self.capture
             )
         self._locals.move_to_end(name)
         return self._locals[name]

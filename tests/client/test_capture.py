@@ -1,0 +1,231 @@
+"""Recorded local steps equal ordinary ones, and what cannot be recorded runs without."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fairbloom.client.capture import Capture
+from fairbloom.client.training import train
+from fairbloom.client.work import LocalWork
+from fairbloom.tasks import Examples, Splits, Task
+
+ROWS = 23
+FEATURES = 16  # a batch of ten is aligned like a copy of it, on which the bits depend
+CLASSES = 3
+WORK = LocalWork(epochs=4, batch_size=10, learning_rate=0.1)
+
+
+class PlainRecorder:
+    """Replays the same operations, on any device."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self.replayed = 0
+
+    def warm_up(self, step: Callable[[], None]) -> None:
+        step()
+
+    def record(self, step: Callable[[], None]) -> Callable[[], object]:
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            step()
+
+        return replay
+
+
+class Failing(PlainRecorder):
+    """Fails as PyTorch does when an operation is not permitted in a capture."""
+
+    def record(self, step: Callable[[], None]) -> Callable[[], object]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class Wrong(PlainRecorder):
+    """Replays a step twice."""
+
+    def record(self, step: Callable[[], None]) -> Callable[[], object]:
+        def replay() -> None:
+            step()
+            step()
+
+        return replay
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+def examples_of(client: int) -> Examples:
+    random = torch.Generator().manual_seed(client)
+    inputs = torch.randn(ROWS, FEATURES, generator=random)
+    return Examples(inputs, torch.randint(CLASSES, (ROWS,), generator=random))
+
+
+def task_of(model: nn.Module) -> Task:
+    return Task(("a",), lambda: model, loss, lambda _: Splits(examples_of(0), examples_of(0)))
+
+
+def network(*between: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 8), *between, nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def train_clients(model: nn.Module, work: LocalWork, capture: Capture | None) -> list[Tensor]:
+    """Train two clients from the same model; return what both end with."""
+    start = copy.deepcopy(model.state_dict())
+    ends: list[Tensor] = []
+    for client in range(2):
+        model.load_state_dict(start)
+        random = np.random.default_rng(client)
+        given = replace(work, random=random, draws=client)
+        train(model, task_of(model), examples_of(client), given, capture=capture)
+        ends += [each.clone() for each in model.state_dict().values()]
+    return ends
+
+
+def assert_equal(model: nn.Module, work: LocalWork, recorder: PlainRecorder) -> Capture:
+    capture = Capture(recorder)
+    expected = train_clients(copy.deepcopy(model), work, None)
+    for array, other in zip(train_clients(model, work, capture), expected, strict=True):
+        assert torch.equal(array, other)
+    return capture
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+        {"pull": 0.5, "gradient_clip": 0.1},
+        {"optimizer": "adam", "learning_rate": 0.01},
+        {"optimizer": "adamw", "learning_rate": 0.01, "weight_decay": 0.1},
+        {"bfloat16": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("between", [(), (nn.BatchNorm1d(8),)], ids=["plain", "batch-norm"])
+def test_recorded_steps_have_the_bits_of_ordinary_ones(
+    changes: dict[str, Any], between: tuple[nn.Module, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "optimizer" in changes:  # on the CPU, which cannot be captured, it reads its step count
+        monkeypatch.setattr("fairbloom.client.capture.WAITING", set())
+    recorder = PlainRecorder()
+    capture = assert_equal(network(*copy.deepcopy(between)), replace(WORK, **changes), recorder)
+    assert not capture.why_not
+    assert recorder.recorded == 2  # batches of 10 and of 3 examples
+    # Of 24 steps, the first two of each shape are ordinary ones.
+    assert recorder.replayed == 24 - 2 * 2
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_closed_form_of_a_linear_model_is_recorded(momentum: float) -> None:
+    recorder = PlainRecorder()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, CLASSES))
+    assert not assert_equal(model, replace(WORK, momentum=momentum), recorder).why_not
+    assert recorder.replayed == 20
+
+
+class Reading(nn.Module):
+    """Reads a number of its inputs."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * 2 if inputs.sum().item() > 0 else inputs
+
+
+class Counting(nn.Module):
+    """Counts its calls in Python."""
+
+    calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return inputs / self.calls
+
+
+class Remembering(nn.Module):
+    """Keeps a tensor from one call to the next."""
+
+    last: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.last = inputs.detach().mean()
+        return inputs
+
+
+class Masking(nn.Module):
+    """Chooses by a mask, whose size the processor must know."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs - inputs[inputs > 0].mean()
+
+
+def with_hook() -> nn.Module:
+    layer = nn.ReLU()
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [
+        (Reading(), "aten._local_scalar_dense"),
+        (Masking(), "aten.index.Tensor"),
+        (nn.Dropout(0.5), "draws random numbers"),
+        (Counting(), "outside its buffers"),
+        (Remembering(), "outside its buffers"),
+        (with_hook(), "hooks"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_what_a_graph_cannot_do_again_runs_without(between: nn.Module, reason: str) -> None:
+    recorder = PlainRecorder()
+    capture = assert_equal(network(between), WORK, recorder)
+    assert reason in capture.why_not
+    assert not recorder.recorded
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"time_budget": 60.0}, "time-budget"),
+        ({"optimizer": "torch.optim:Adagrad"}, "torch.optim:Adagrad"),
+        ({"transform": torch.square}, "loss"),
+    ],
+)
+def test_work_that_cannot_be_recorded_runs_without(changes: dict[str, Any], reason: str) -> None:
+    recorder = PlainRecorder()
+    assert reason in assert_equal(network(), replace(WORK, **changes), recorder).why_not
+    assert not recorder.recorded
+
+
+@pytest.mark.parametrize(
+    ("recorder", "reason"),
+    [(Failing(), "not permitted when stream is capturing"), (Wrong(), "other numbers")],
+    ids=["fails", "is-wrong"],
+)
+def test_a_failed_record_leaves_the_numbers_of_ordinary_steps(
+    recorder: PlainRecorder, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert reason in assert_equal(network(nn.BatchNorm1d(8)), WORK, recorder).why_not
+    assert caplog.text.count("not recorded as CUDA graphs") == 1
+
+
+def test_another_learning_rate_is_recorded_anew() -> None:
+    recorder = PlainRecorder()
+    model = network()
+    capture = Capture(recorder)
+    for rate in (0.1, 0.05):
+        work = replace(WORK, learning_rate=rate)
+        expected = train_clients(copy.deepcopy(model), work, None)
+        for array, other in zip(train_clients(model, work, capture), expected, strict=True):
+            assert torch.equal(array, other)
+    assert recorder.recorded == 4
