@@ -94,16 +94,6 @@ def autocast(device: torch.device, *, bfloat16: bool) -> AbstractContextManager[
     return context
 
 
-def generators_of(device: torch.device) -> list[torch.Generator]:
-    """Return PyTorch's global generators, from which models on a device draw."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    elif device.type == "mps":
-        generators.append(torch.mps._get_default_mps_generator())
-    return generators
-
-
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 

@@ -31,7 +31,7 @@ from fairbloom.tasks.task import AnyExamples, is_of_model
 
 from .augmentation import Augment, make_augmentation
 from .capture import Capture, FixedStep
-from .device import autocast, generators_of, in_double, read_scalars
+from .device import autocast, in_double, read_scalars
 from .group_metrics import measure_groups
 from .linear import Step, linear_step
 from .work import Copy, LocalWork, StepsTaken, descend
@@ -46,7 +46,11 @@ EVALUATION_BATCH = 4096
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed PyTorch's global generators, from which dropout draws; restore them at the end."""
     # One by one: torch.manual_seed takes 100 times as long, and seeds every CUDA device.
-    generators = generators_of(device)
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    elif device.type == "mps":
+        generators.append(torch.mps._get_default_mps_generator())
     states = [each.get_state() for each in generators]
     try:
         for each in generators:
@@ -98,8 +102,6 @@ def train(
         fixed = capture.find_kind(model, parameters, work)
     tensors = fixed or FixedStep(model, parameters, work)
     tensors.begin(parameters if anchor is None else anchor)
-    received = tensors.received
-    velocity = tensors.velocity
     ends = time.monotonic() + work.time_budget
     min_batch = min_batch_of(model)
     steps = count_steps(len(examples), work, min_batch)
@@ -120,8 +122,8 @@ def train(
             descend(
                 parameters,
                 gradients,
-                received,
-                velocity,
+                tensors.received,
+                tensors.velocity,
                 work,
                 optimizer=tensors.optimizer,
                 correct=corrected,
@@ -130,11 +132,10 @@ def train(
     take_step: Step = by_autograd
     in_tensors = None if isinstance(examples, CollatedExamples) else examples
     if in_tensors is not None and isinstance(in_tensors.inputs, Tensor) and correct is None:
-        closed_form = linear_step(model, task, work, received, velocity, in_tensors)
+        closed_form = linear_step(model, task, work, tensors.received, tensors.velocity, in_tensors)
         take_step = closed_form or by_autograd
-    if capture is not None and fixed is not None:
-        form = "autograd" if take_step is by_autograd else "linear"
-        take_step = capture.wrap(fixed, take_step, form)
+    if capture is not None and fixed is not None and take_step is by_autograd:
+        take_step = capture.wrap(fixed, take_step)
     order = batches(len(examples), work, min_batch)
     with seeded(work.draws, parameters[0].device):
         for inputs, targets in fetch_batches(examples, order, make_augmentation(work)):

@@ -5,7 +5,6 @@ give equal numbers on equal machines. On a GPU, the number of clients that are s
 depends on its free memory. The choice is recorded in the run folder, and a continued run keeps it.
 """
 
-import copy
 import math
 from dataclasses import dataclass, replace
 
@@ -13,16 +12,14 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from fairbloom.client.capture import WARM_UPS, Capture, CudaRecorder, Recorder
+from fairbloom.client.capture import Capture, CudaRecorder
 from fairbloom.client.device import choose_device
 from fairbloom.client.local import load_task_and_model
 from fairbloom.client.plan import global_work
 from fairbloom.client.rules.registry import rules_of
-from fairbloom.client.training import batch_of, count_steps, outputs_of, train
-from fairbloom.client.work import batch_order
-from fairbloom.errors import FairbloomError, failure_reason
+from fairbloom.client.training import batch_of, count_steps, outputs_of
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings, split_names
-from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.sampling import share
 from fairbloom.tasks import Task
@@ -32,7 +29,7 @@ from .clients import LocalClients
 from .processes import can_fork
 from .stacked.clients import StackedClients, find_unsupported
 from .stacked.programs import UnstackableError, make_program
-from .trial import try_first_step
+from .trial import FIRST_ROUND, try_first_step
 from .workers import WorkerClients
 
 # Rounds that take longer than this gain more from several processes than starting these costs.
@@ -40,8 +37,6 @@ WORKERS_SECONDS = 0.5
 
 # Memory that stacked clients may take on the CPU, without the round's updates.
 BLOCK_BYTES = 2**26
-
-FIRST_ROUND = Terms(server_round=1)
 
 # Local steps are recorded as CUDA graphs.
 RECORDED = "steps"
@@ -103,36 +98,6 @@ def choose(settings: RunSettings, processors: int) -> Choice:
 
     Raise FairbloomError if the data cannot be used, or no client can take a step.
     """
-    choice = choose_engine(settings, processors)
-    device = choose_device(settings.device)
-    if choice.engine != "loop" or device.type != "cuda":
-        return choice
-    task, model = load_task_and_model(settings)
-    examples = try_first_step(settings, task, model).examples
-    return replace(
-        choice, recorded=try_recording(settings, task, model, examples, CudaRecorder(device))
-    )
-
-
-def try_recording(
-    settings: RunSettings, task: Task, model: nn.Module, examples: AnyExamples, recorder: Recorder
-) -> str:
-    """Return RECORDED if the local steps on these examples can be recorded, else why not."""
-    capture = Capture(recorder)
-    work = replace(
-        global_work(settings, FIRST_ROUND),
-        steps=WARM_UPS + 2,
-        random=batch_order(settings, 1, ""),
-    )
-    try:
-        train(copy.deepcopy(model), task, examples, work, capture=capture)
-    except Exception as error:  # such as a model that cannot be copied
-        return failure_reason(error)
-    return capture.why_not or RECORDED
-
-
-def choose_engine(settings: RunSettings, processors: int) -> Choice:
-    """Return the engine of a run, with its reason; see `choose`."""
     task, model = load_task_and_model(settings)
     device = choose_device(settings.device)
     training = len(split_names(settings.training_clients)) or len(task.clients)
@@ -145,8 +110,16 @@ def choose_engine(settings: RunSettings, processors: int) -> Choice:
             try_first_step(settings, task, model)
         return Choice("workers", "it was asked for", workers=max(1, min(processors, cohort)))
     trial = try_first_step(settings, task, model)
+
+    def loop(reason: str) -> Choice:
+        if device.type != "cuda":
+            return Choice("loop", reason)
+        capture = Capture(CudaRecorder(device))
+        try_first_step(settings, task, model, capture)
+        return Choice("loop", reason, recorded=capture.why_not or RECORDED)
+
     if settings.engine == "loop":
-        return Choice("loop", "it was asked for")
+        return loop("it was asked for")
     slow = device.type == "cpu" and any(
         isinstance(module, _ConvNd | nn.RNNBase) for module in model.modules()
     )
@@ -156,11 +129,11 @@ def choose_engine(settings: RunSettings, processors: int) -> Choice:
         why_not = why_unstackable(settings, task, model, trial.examples)
     if settings.engine == "stacked":
         if why_not:
-            return Choice("loop", f"stacked was asked for, but {why_not}")
+            return loop(f"stacked was asked for, but {why_not}")
         block = min(cohort, fitting_clients(settings, task, model, trial.examples, device))
         return Choice("stacked", "it was asked for", block=block)
     if cohort == 1:
-        return Choice("loop", "a round has one client")
+        return loop("a round has one client")
     if not why_not:
         reason = "the model can be computed for many clients at once"
         block = min(cohort, fitting_clients(settings, task, model, trial.examples, device))
@@ -170,7 +143,7 @@ def choose_engine(settings: RunSettings, processors: int) -> Choice:
     workers = min(processors, cohort)
     if device.type == "cpu" and may_fork and workers > 1 and seconds > WORKERS_SECONDS:
         return Choice("workers", f"{because}; {workers} processes share it", workers=workers)
-    return Choice("loop", f"{because}; one process computes it")
+    return loop(f"{because}; one process computes it")
 
 
 def why_unstackable(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import torch
 from numpy.typing import NDArray
 from torch.nn import Module
 
@@ -32,7 +33,8 @@ from fairbloom.rounds.screening import usable_evaluation, usable_metrics
 from fairbloom.rounds.updates import Updates
 from fairbloom.simulation.memory import empty_matrix
 from fairbloom.tasks import Task, load_task
-from fairbloom.tasks.models import arrays_of, on_device
+from fairbloom.tasks.inputs import move
+from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.task import MAX_CACHED_CLIENTS
 
 from .adversaries import Adversaries
@@ -142,9 +144,15 @@ class LocalClients:
         states = self.states(name)
         if name not in self._locals:
             task, model = self.task_and_model()
-            splits = task.splits(name)
             self._locals[name] = LocalClient(
-                name, name, self.settings, task, splits, model, states, capture=self.capture
+                name,
+                name,
+                self.settings,
+                task,
+                task.splits(name),
+                model,
+                states,
+                capture=self.capture,
             )
         self._locals.move_to_end(name)
         return self._locals[name]
@@ -296,7 +304,7 @@ class LocalClients:
 
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""
-        return on_device(model, self.device)
+        return {name: move(torch.tensor(array), self.device) for name, array in model.items()}
 
 
 class DebuggedClients(LocalClients):

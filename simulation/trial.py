@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from fairbloom.client.capture import WARM_UPS, Capture
 from fairbloom.client.plan import global_work
 from fairbloom.client.training import measure, train
 from fairbloom.client.work import batch_order
@@ -17,6 +18,8 @@ from fairbloom.tasks import Splits, Task
 from fairbloom.tasks.task import AnyExamples
 from fairbloom.text import text_if
 
+FIRST_ROUND = Terms(server_round=1)
+
 
 class TrialStep(NamedTuple):
     """The training examples of a client that could take a step, and the seconds of a step."""
@@ -25,9 +28,12 @@ class TrialStep(NamedTuple):
     seconds: float
 
 
-def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> TrialStep:
+def try_first_step(
+    settings: RunSettings, task: Task, model: nn.Module, capture: Capture | None = None
+) -> TrialStep:
     """Take two local steps and measure the model at the first client that can do so.
 
+    With `capture`, try to record steps, too.
     If no client can, raise FairbloomError with the error of the first one. The model is unchanged.
     """
     try:
@@ -38,6 +44,13 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Trial
     for name in task.clients:
         try:
             splits = task.splits(name)
+            if capture is not None:
+                work = replace(
+                    global_work(settings, FIRST_ROUND),
+                    steps=WARM_UPS + 2,
+                    random=batch_order(settings, 1, name),
+                )
+                train(tried, task, splits.train, work, capture=capture)
             return TrialStep(splits.train, seconds_of_step(settings, task, tried, name, splits))
         except Exception as error:
             reasons[name] = failure_reason(error)
@@ -53,7 +66,7 @@ def seconds_of_step(
     settings: RunSettings, task: Task, model: nn.Module, name: str, splits: Splits
 ) -> float:
     """Return the time of a client's second step, as PyTorch does one-time work in the first."""
-    work = replace(global_work(settings, Terms(server_round=1)), steps=1)
+    work = replace(global_work(settings, FIRST_ROUND), steps=1)
     seconds = 0.0
     for _ in range(2):
         started = time.perf_counter()

@@ -80,8 +80,7 @@ class Step:
         flat = values.flatten(0, 1)
         if self.counts is None:
             return flat
-        batch = values.shape[1]
-        places = [torch.arange(size) + row * batch for row, size in enumerate(self.sizes)]
+        places = [torch.arange(size) + row * values.shape[1] for row, size in enumerate(self.sizes)]
         return flat.index_select(0, move(torch.cat(places), values.device))
 
     def first(self, count: int) -> "Step":

@@ -12,7 +12,6 @@ from .registry import (
     float_buffers as float_buffers,
     frozen_parameters as frozen_parameters,
     maker_of as maker_of,
-    on_device as on_device,
     on_processor as on_processor,
     sendable as sendable,
     shared_parameters as shared_parameters,

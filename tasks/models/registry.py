@@ -16,7 +16,6 @@ from fairbloom.errors import FairbloomError, ReportableError, did_you_mean, join
 from fairbloom.imports import imported, is_import_string
 
 from ..classifiers import PREFIX
-from ..inputs import move
 from . import networks
 from .held import HeldTensors
 from .networks import IMAGE, Shape
@@ -259,21 +258,6 @@ def sendable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def arrays_of(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     """Return a model's state as NumPy arrays; they share its memory if that is the processor's."""
     return {name: tensor.numpy() for name, tensor in on_processor(sendable(state)).items()}
-
-
-def on_device(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
-    """Return copies of arrays on a device; to CUDA by one pinned copy for each dtype."""
-    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
-    if device.type != "cuda":
-        return {name: tensor.to(device) for name, tensor in tensors.items()}
-    moved = dict(tensors)  # in the order of the arrays
-    for dtype in {each.dtype for each in tensors.values()}:
-        names = [name for name, each in tensors.items() if each.dtype == dtype]
-        flat = move(torch.cat([tensors[name].reshape(-1) for name in names]), device)
-        parts = torch.split(flat, [tensors[name].numel() for name in names])
-        for name, part in zip(names, parts, strict=True):
-            moved[name] = part.view(tensors[name].shape)
-    return moved
 
 
 def on_processor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,7 +25,6 @@ def recorded_in(folder: Path) -> str:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model": "logistic"},
         {"model": "mlp", "momentum": 0.9, "weight_decay": 0.01},
         {"model": "mlp", "method": "ditto"},
         {"model": "mlp", "optimizer": "adam", "learning_rate": 0.001},
@@ -40,7 +39,7 @@ def test_recorded_steps_equal_ordinary_ones(
     recorded = run(tmp_path / "recorded", device=str(card), **SHORT | changes)
     assert recorded_in(recorded) == RECORDED
     again = run(tmp_path / "again", device=str(card), **SHORT | changes)
-    monkeypatch.setattr("fairbloom.simulation.choice.try_recording", lambda *_: "not here")
+    monkeypatch.setattr("fairbloom.client.capture._find_unsupported", lambda *_: "not here")
     ordinary = run(tmp_path / "ordinary", device=str(card), **SHORT | changes)
     assert recorded_in(ordinary) == "not here"
     arrays = load_file(recorded / "model.safetensors")
