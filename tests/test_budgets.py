@@ -19,7 +19,7 @@ from tests.checkout import ROOT
 ROOMS: Mapping[str, int] = {
     "checks": 730,
     "cli": 700,
-    "client": 1_648,
+    "client": 1_788,
     "client/guard": 717,
     "client/rules": 681,
     "deploy/fleet": 2_513,
@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "rounds": 3_044,
     "server": 985,
     "server/run_folder": 1_450,
-    "simulation": 1_013,
+    "simulation": 1_032,
     "simulation/stacked": 1_013,
     "strategies": 2_150,
     "tasks": 2_208,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_188
+WHOLE = 33_332
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
