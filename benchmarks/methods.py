@@ -3,8 +3,8 @@
 For each workload, runs a search as `fairbloom search` does, in a folder below --out, and prints a
 table of the chosen arms: the clients' mean score, the score of the worst-served tenth (the worst
 client of up to ten), and the gains over FedAvg, with the 95 % interval of the paired difference.
-Each method chooses from the values of its own parameters that its paper tunes. The clients'
-learning rate is FedAvg's best of 0.01, 0.03, 0.1 and 0.3 by the same criterion.
+Each method, FedAvg included, chooses from four learning rates of the clients and the values of its
+own parameters that it declares, which its paper tunes.
 
 The workload `own`, which has to be asked for, compares what clients may keep for themselves: heads,
 norms, personal models.
@@ -13,14 +13,13 @@ Finished runs are not run again. Digits come with scikit-learn; FAIRBLOOM_DATA h
 files.
 """
 
-import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fairbloom import Comparison, compare, search
 from fairbloom.experiments.results.differences import Difference
+from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
 
@@ -28,40 +27,11 @@ from .tables import Row, parser_of, print_machine, print_table
 
 BASELINE = "fedavg"
 
-TRIED: Mapping[str, Mapping[str, Sequence[Value]]] = {
-    "fedavg": {},
-    "fedprox": {"mu": (0.01, 0.1, 1.0)},
-    "fedavgn": {"server-lr": (0.1, 1.0)},
-    "scaffold": {},
-    "feddyn": {"alpha": (0.01, 0.1)},
-    "qfedavg": {"q": (0.1, 1.0, 5.0)},
-    "qfedsgd": {"q": (0.1, 1.0, 5.0)},
-    "term": {"tilt": (0.1, 1.0, 5.0)},
-    "afl": {"gamma": (0.01, 0.1)},
-    "drfa": {"gamma": (0.01, 0.1)},
-    "deltafl": {"theta": (0.5, 0.8)},
-    "propfair": {"baseline": (2.0, 5.0)},
-    "gifair": {"strength": (0.1, 0.5, 0.9)},
-    "vred": {"beta": (0.1, 0.5)},
-    "semivred": {"beta": (0.1, 0.5)},
-    "eagle": {"lam": (0.1, 0.5)},
-    "aaggff": {"rule": ("ons", "ftrl")},
-    "fedfa": {"alpha": (0.5, 1.0)},
-    "fedmgda": {"epsilon": (0.1, 0.5, 1.0)},
-    "fedmgdaplus": {"server-lr": (0.1, 1.0), "epsilon": (0.1, 1.0)},
-    "mgdaprox": {"server-lr": (0.1, 1.0), "mu": (0.01, 0.1)},
-    "fedfv": {"alpha": (0.1, 0.3, 0.5)},
-    "adafed": {"gamma": (1.0, 5.0)},
-    "fedmdfg": {},
-    "fedlf": {},
-    "ditto": {"lam": (0.1, 1.0)},
-    "local": {},
-}
-"""The methods of the tables, with the values of their parameters to search.
+SEARCHED = [name for name, method in METHODS.items() if not method.needs & BETWEEN_GROUPS]
+"""The methods of the tables: those that do not need groups."""
 
-Those that need groups are not among them, and FairMOO, which is younger than the tables.
-"""
-
+RATES: Sequence[Value] = (0.01, 0.03, 0.1, 0.3)
+"""The clients' learning rates that each method tries."""
 
 PLAIN: Mapping[str, Value] = {"model": "logistic", "evaluate-every": 0, "num-rounds": 50}
 
@@ -72,21 +42,18 @@ WORKLOADS: Mapping[str, Mapping[str, Value]] = {
         "clients": 20,
         "partition": "iid",
         "digits.rotated-clients": 3,
-        "learning-rate": 0.3,
     },
     "shards": {
         **PLAIN,
         "task": "digits",
         "clients": 20,
         "partition": "shards",
-        "learning-rate": 0.3,
     },
     "hospitals": {
         **PLAIN,
         "task": "heart-disease",
         "batch-size": 10,
         "fraction": 1.0,
-        "learning-rate": 0.3,
     },
 }
 """The workloads of docs/measured.md: the settings that all runs of one share, by name."""
@@ -96,6 +63,7 @@ OWN = "own"
 
 OWN_SETTINGS: Mapping[str, Value] = {
     **WORKLOADS["shards"],
+    "learning-rate": 0.3,  # the best of RATES for FedAvg
     "model": "benchmarks.networks:normed_cnn",  # logistic regression has no body and no norms
 }
 
@@ -112,20 +80,6 @@ OWN_ARMS = (
     "local",
 )
 """What clients keep under FedAvg; a head under the best fair method of `shards` that allows it."""
-
-
-def arms_of(settings: Mapping[str, Value]) -> list[str]:
-    """Return the arms to search on a workload, in the syntax of `fairbloom search --methods`."""
-    words = []
-    for method, parameters in TRIED.items():
-        for values in itertools.product(*parameters.values()):
-            chosen: dict[str, Value] = dict(zip(parameters, values, strict=True))
-            if method.startswith("qfed"):
-                # the paper's choice
-                chosen["lipschitz"] = 1.0 / float(settings["learning-rate"])
-            listed = ",".join(f"{key}={value}" for key, value in chosen.items())
-            words.append(f"{method}({listed})" if chosen else method)
-    return words
 
 
 def print_own(seeds: int, out: Path, jobs: int, *, as_csv: bool) -> None:
@@ -159,11 +113,12 @@ def main() -> None:
     if not searched:
         return
     summary: dict[str, dict[str, object]] = {
-        method: {"method": METHODS[method].__name__} for method in TRIED
+        method: {"method": METHODS[method].__name__} for method in SEARCHED
     }
     for name in searched:
         found = search(
-            methods=arms_of(WORKLOADS[name]),
+            methods=SEARCHED,
+            grid={"learning-rate": RATES},
             baseline=BASELINE,
             seeds=chosen.seeds,
             jobs=chosen.jobs,
@@ -188,7 +143,7 @@ def rows_of(tested: Comparison) -> Iterator[Row]:
     gains = {measure: tested.differences(measure) for measure in ("mean", "worst_10")}
     for label in tested.methods:
         yield {
-            "method": re.sub(r", lipschitz=[\d.]+", "", label),
+            "method": label,
             "mean": f"{tested.spread(label, 'mean')[0]:.1f}",
             "gain, mean": gain(gains["mean"].get(label)),
             worst: f"{tested.spread(label, 'worst_10')[0]:.1f}",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices
 
 from .decisions import leader_memory, leader_weights, newton_memory, newton_weights
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 # The distribution functions ρ, of the losses over their mean: they rise from 0 to 1.
 CDFS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
@@ -72,7 +72,7 @@ class AAggFF(FairStrategy):
     Cost: a QP of K variables, and another one if clients join, or with ftrl a weighted sum
     """
 
-    tries = ()
+    tries: ClassVar[Tries] = {"rule": ("ons", "ftrl")}
     needs = frozenset({"loss-before"})
     default_weighting = None
 

@@ -1,6 +1,6 @@
 """A common descent direction with slopes that follow the clients' losses."""
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from fairbloom.rounds.ranges import NonNegative, Positive
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
 from .simplex import GRAM_REPORTS
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 # An update that is a combination of earlier ones, up to this share of its norm, is skipped.
 NO_NEW_DIRECTION = 1e-6
@@ -48,7 +48,7 @@ class AdaFed(FairStrategy):
     Cost: a Gram matrix and Gram–Schmidt
     """
 
-    tries = ({"gamma": 1.0},)
+    tries: ClassVar[Tries] = {"gamma": (1.0, 5.0)}
     needs = frozenset({"loss-before"})
     default_weighting = None
     requires = frozenset({"exact gram"})

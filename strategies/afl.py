@@ -1,7 +1,7 @@
 """Minimax fairness: a weight for every client, ascended by its loss."""
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative
 
 from .simplex import project
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 # Larger gains are clipped to this, because the projection computes differences.
 LARGEST_GAIN = 1e300
@@ -46,7 +46,8 @@ class AFL(FairStrategy):
     Cost: a weighted sum and a sort
     """
 
-    tries = ({"gamma": 0.1}, {"gamma": 0.01})
+    # Hu et al. (FedMGDA+), Table 5.
+    tries: ClassVar[Tries] = {"gamma": (0.01, 0.1, 0.2, 0.5)}
     needs = frozenset({"loss-before"})
 
     def __init__(self, *, gamma: NonNegative = 0.1, **options: Unpack[Options]) -> None:

@@ -1,13 +1,13 @@
 """The superquantile: the mean of the tail of high losses."""
 
-from typing import Annotated, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import Range
 
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 
 class DeltaFL(FairStrategy):
@@ -35,7 +35,8 @@ class DeltaFL(FairStrategy):
     Cost: a sort and a weighted sum
     """
 
-    tries = ({"theta": 0.5},)
+    # Malekmohammadi and Yu (Semi-VRed), appendix B.2.
+    tries: ClassVar[Tries] = {"theta": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
     needs = frozenset({"loss-before"})
 
     def __init__(

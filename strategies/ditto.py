@@ -1,7 +1,7 @@
 """Personal models in addition to the global one."""
 
 from dataclasses import replace
-from typing import Annotated, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Range
 
 from .fedavg import FedAvg
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 
 class Ditto(FedAvg):
@@ -42,7 +42,7 @@ class Ditto(FedAvg):
     Cost: a weighted sum
     """
 
-    tries = ({"lam": 0.1}, {"lam": 1.0})
+    tries: ClassVar[Tries] = {"lam": (0.1, 1.0)}
     own_terms = frozenset({"personal_lambda"})
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Annotated, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from fairbloom.rounds.ranges import NonNegative, Range
 from fairbloom.rounds.sampling import sample_by
 
 from .afl import ascend, enter_clients
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 
 class DRFA(FairStrategy):
@@ -46,7 +46,7 @@ class DRFA(FairStrategy):
     Cost: two weighted sums and a second exchange
     """
 
-    tries = ({"gamma": 0.01}, {"gamma": 0.1})
+    tries: ClassVar[Tries] = {"gamma": (0.01, 0.1)}
     needs = frozenset()
     default_weighting = None
     second = SNAPSHOT

@@ -1,14 +1,14 @@
 """Variance of the gaps between each client's loss and the loss that it reaches alone."""
 
 from dataclasses import replace
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from fairbloom.protocol.names import LOSS_BASELINE, LOSS_BEFORE
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative
 
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 from .vred import above_mean
 
 # A client stops training alone when its loss has fallen by less than TOLERANCE of itself over
@@ -54,7 +54,7 @@ class EAGLE(FairStrategy):
     Cost: a weighted sum, and once per client a training alone
     """
 
-    tries = ()
+    tries: ClassVar[Tries] = {"lam": (0.1, 0.5)}
     needs = frozenset({LOSS_BEFORE, LOSS_BASELINE})
     default_weighting = "uniform"
     reports = (NEGATIVE_WEIGHTS,)

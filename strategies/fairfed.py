@@ -1,7 +1,7 @@
 """Fairness between two groups: clients with an unusual gap between the groups count less."""
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from fairbloom.protocol.names import ACCURACY_BEFORE, HITS, POSITIVES
 from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import NonNegative
 
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 
 class FairFed(FairStrategy):
@@ -54,7 +54,7 @@ class FairFed(FairStrategy):
     Cost: a weighted sum
     """
 
-    tries = ({"beta": 0.05}, {"beta": 0.2})
+    tries: ClassVar[Tries] = {"beta": (0.05, 0.2)}
     needs = frozenset({ACCURACY_BEFORE, *POSITIVES, *HITS})
     default_weighting = None
     requires = frozenset({"roster"})

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, NonNegative, Pairs, Positive, Range, amounts_in
 
 from .simplex import GRAM_REPORTS, steepest_common_weights
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 # The names of δ_l and δ_g in the memory.
 TEMPERATURES = ("delta-loss", "delta-disparity")
@@ -87,7 +87,7 @@ class FCFL(FairStrategy):
     Cost: two updates a client, a Gram matrix of both and in stage 2 a linear program
     """
 
-    tries = ({"budget": 0.05}, {"budget": 0.1})
+    tries: ClassVar[Tries] = {"budget": (0.05, 0.1)}
     needs = frozenset({LOSS_BEFORE, DISPARITY, LEARNING_RATE})
     default_weighting = None
     requires = frozenset({"gram", "plain sgd"})

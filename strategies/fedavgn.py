@@ -1,6 +1,6 @@
 """The average of normalised updates, and the decaying step size that it shares with FedMGDA."""
 
-from typing import Annotated, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
@@ -8,11 +8,15 @@ from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import Choices, Positive, Range
 from fairbloom.text import text_if
 
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 STAIRCASE, EXPONENTIAL, INVERSE = SCHEDULES = ("staircase", "exponential", "inverse")
 
 Schedule = Annotated[str, Choices(*SCHEDULES)]
+
+# The server steps and decays of Hu et al. (FedMGDA+), Table 5.
+STEPS = (0.5, 1.0, 1.5, 2.0)
+DECAYS = (0.0, 0.025, 0.0333, 0.05, 0.1, 0.333, 0.5)
 
 
 class Stepped(FairStrategy):
@@ -115,7 +119,7 @@ class FedAvgN(Stepped):
     Cost: norms and a weighted sum
     """
 
-    tries = ({"server_lr": 0.1},)
+    tries: ClassVar[Tries] = {"server_lr": STEPS, "decay": DECAYS}
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior, divided by the norms."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Positive
 
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 
 class FedDyn(FairStrategy):
@@ -50,7 +50,7 @@ class FedDyn(FairStrategy):
     Cost: a weighted sum
     """
 
-    tries = ()
+    tries: ClassVar[Tries] = {"alpha": (0.001, 0.01, 0.1)}
     default_weighting = None
     requires = frozenset({"roster", "one momentum", "whole updates"})
 

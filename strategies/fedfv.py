@@ -1,7 +1,7 @@
 """Fair averaging without conflicts between clients."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Range
 
 from .simplex import GRAM_REPORTS
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 # If the squared norm of the projected average is below this share of the mean squared norm, it is
 # rounding: no step is taken.
@@ -69,7 +69,11 @@ class FedFV(FairStrategy):
     Cost: a Gram matrix and projections
     """
 
-    tries = ({"alpha": 0.1}, {"alpha": 0.5})
+    # Table 1 of the paper.
+    tries: ClassVar[Tries] = {
+        "alpha": (0.0, 0.1, 0.2, 1 / 3, 0.5, 2 / 3),
+        "tau": (0, 1, 3, 10),
+    }
     needs = frozenset({"loss-before"})
     requires = frozenset({"gram"})
     reports = GRAM_REPORTS

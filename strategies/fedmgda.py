@@ -8,7 +8,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive, Range
 from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
-from .fedavgn import STAIRCASE, Schedule, Stepped, moving
+from .fedavgn import DECAYS, STAIRCASE, STEPS, Schedule, Stepped, moving
 from .simplex import GRAM_REPORTS, min_norm_weights
 from .strategy import Tries
 
@@ -51,7 +51,8 @@ class FedMGDA(Stepped):
     Cost: a Gram matrix and a QP
     """
 
-    tries: ClassVar[Tries] = ({"epsilon": 0.1},)
+    # Wang et al. (FedFV), Table 1.
+    tries: ClassVar[Tries] = {"epsilon": (0.01, 0.05, 0.1, 0.5, 1.0)}
     requires = frozenset({"gram"})
     reports = GRAM_REPORTS
     lost_to_server_optimizers = COMMON_DESCENT
@@ -118,7 +119,7 @@ class FedMGDAPlus(FedMGDA):
     Cost: a Gram matrix and a QP
     """
 
-    tries: ClassVar[Tries] = ({"server_lr": 0.1}, {"server_lr": 1.0})
+    tries: ClassVar[Tries] = {"server_lr": STEPS, "decay": DECAYS}
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the shortest combination of unit updates, divided by the norms.
@@ -172,7 +173,8 @@ class MGDAProx(FedMGDAPlus):
     Cost: a Gram matrix and a QP
     """
 
-    tries = ()
+    # The paper's 0.1: its proximal term has no factor 1/2. Its eighth decay is left out.
+    tries: ClassVar[Tries] = {"mu": (0.2,), "server_lr": STEPS, "decay": DECAYS}
     own_terms = frozenset({"proximal_mu"})
 
     def __init__(

@@ -1,11 +1,12 @@
 """The plain average of clients that stay near the global model."""
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from fairbloom.rounds.method import Options
 from fairbloom.rounds.ranges import NonNegative
 
 from .fedavg import FedAvg
+from .strategy import Tries
 
 
 class FedProx(FedAvg):
@@ -33,7 +34,8 @@ class FedProx(FedAvg):
     Cost: a weighted sum
     """
 
-    tries = ({"mu": 0.1},)
+    # The paper's grid.
+    tries: ClassVar[Tries] = {"mu": (0.001, 0.01, 0.1, 1.0)}
     own_terms = frozenset({"proximal_mu"})
 
     def __init__(self, *, mu: NonNegative = 0.1, **options: Unpack[Options]) -> None:

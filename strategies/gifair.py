@@ -1,13 +1,13 @@
 """Weights by the order of losses."""
 
-from typing import Annotated, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import Range
 
-from .strategy import FairStrategy
+from .strategy import FairStrategy, Tries
 
 
 class GiFair(FairStrategy):
@@ -42,7 +42,8 @@ class GiFair(FairStrategy):
     Cost: m² comparisons and a weighted sum
     """
 
-    tries = ({"strength": 0.9},)
+    # Malekmohammadi and Yu (Semi-VRed), appendix B.2: four values up to the bound.
+    tries: ClassVar[Tries] = {"strength": (0.25, 0.5, 0.75, 1.0)}
     needs = frozenset({"loss-before"})
 
     def __init__(

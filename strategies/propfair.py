@@ -1,13 +1,14 @@
 """Proportional fairness, by a transform of the clients' loss."""
 
 from dataclasses import replace
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Options
 from fairbloom.rounds.ranges import Positive
 
 from .fedavg import FedAvg
+from .strategy import Tries
 
 
 class PropFair(FedAvg):
@@ -38,7 +39,8 @@ class PropFair(FedAvg):
     Cost: a weighted sum
     """
 
-    tries = ()
+    # Malekmohammadi and Yu (Semi-VRed), appendix B.2.
+    tries: ClassVar[Tries] = {"baseline": (2.0, 3.0, 4.0, 5.0)}
 
     def __init__(
         self, *, baseline: Positive = 5.0, epsilon: Positive = 0.2, **options: Unpack[Options]

@@ -14,6 +14,12 @@ from .strategy import FairStrategy, Tries
 # Losses are raised to this before a power is taken.
 SMALLEST_LOSS = 1e-10
 
+# The grid of Hu et al. (FedMGDA+), Table 5.
+GRID: Tries = {
+    "q": (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0),
+    "lipschitz": (0.1, 1.0, 10.0),
+}
+
 
 class QFedAvg(FairStrategy):
     r"""q-FedAvg: descends the sum of F_k^(q+1) with a step from an estimated Lipschitz constant.
@@ -29,11 +35,13 @@ class QFedAvg(FairStrategy):
     q
         How much high losses count: 0 not at all; for large values, only the worst client counts.
     lipschitz
-        Estimate L of the gradients' Lipschitz constant; the paper uses 1 / local learning rate.
+        Estimate L of the gradients' Lipschitz constant; for q > 0, a larger L makes steps shorter.
 
-    Reductions: `q=0` is FedAvg with uniform weights.
+    Reductions: `q=0` is FedAvg with uniform weights, whatever L is.
 
-    Departures: F is floored at 1e-10, because F^(q−1) is undefined at F = 0 for q < 1.
+    Departures: F is floored at 1e-10, because F^(q−1) is undefined at F = 0 for q < 1. L is 1 by
+    default, and not 1 / local learning rate: the paper tunes that for q = 0, and for q > 0 it makes
+    steps short.
 
     Objective: Σ F^(q+1)
     Good for: any compromise between the mean (q = 0) and the worst client (large q).
@@ -43,7 +51,7 @@ class QFedAvg(FairStrategy):
     Cost: norms and a weighted sum
     """
 
-    tries: ClassVar[Tries] = ({"q": 1.0}, {"q": 0.1}, {"q": 5.0})
+    tries: ClassVar[Tries] = GRID
     needs = frozenset({"loss-before"})
     default_weighting = None
     lost_to_server_optimizers = (
@@ -93,7 +101,7 @@ class QFedSGD(QFedAvg):
     Cost: norms and a weighted sum
     """
 
-    tries = ()
+    tries: ClassVar[Tries] = GRID
     needs = frozenset({"loss-before", "learning-rate"})
     requires = frozenset({"plain sgd"})
 

@@ -49,7 +49,6 @@ class SCAFFOLD(FedAvg):
     Cost: a weighted sum; a second model to each client
     """
 
-    tries = ()
     needs = frozenset({STEP_SUM})
     requires = frozenset({"roster", "whole updates"})
 

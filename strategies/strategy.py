@@ -34,7 +34,7 @@ from .flowers import advise_on_argument
 from .simplex import CONFLICTS, measure_conflicts
 
 # Values of parameters to try, by their names in Python.
-Tries = Sequence[Mapping[str, Value]]
+Tries = Mapping[str, Sequence[Value]]
 
 # (the number of the finished round, the result so far) → whether the run ends.
 ShouldStop = Callable[[int, Result], bool]
@@ -56,10 +56,10 @@ class FairStrategy(Method, Strategy):
     subclass with a `weigh`.
     """
 
-    tries: ClassVar[Tries] = ({},)
-    """The parameters with which `fairbloom search` tries a method that is named without parameters:
-    by default their defaults. () leaves it out of `--methods all`. A subclass does not inherit
-    it."""
+    tries: ClassVar[Tries] = {}
+    """Values of parameters, usually those that the method's paper tunes. `fairbloom search` tries
+    each combination of a method that is named without parameters. A subclass does not inherit
+    them."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         for name, value in options.items():

@@ -12,6 +12,9 @@ from .strategy import FairStrategy, Tries
 # The metric with the largest beta with which no weight is negative.
 LARGEST_BETA = "largest-beta"
 
+# The paper's grid, appendix B.2.
+GRID: Tries = {"beta": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)}
+
 
 class VRed(FairStrategy):
     r"""VRed: descends the mean loss plus β times the variance of losses over clients.
@@ -39,7 +42,7 @@ class VRed(FairStrategy):
     Cost: a weighted sum
     """
 
-    tries: ClassVar[Tries] = ()
+    tries: ClassVar[Tries] = GRID
     needs = frozenset({"loss-before"})
     reports = (NEGATIVE_WEIGHTS, LARGEST_BETA)
 
@@ -92,7 +95,7 @@ class SemiVRed(VRed):
     Cost: a weighted sum
     """
 
-    tries = ({"beta": 0.5},)
+    tries: ClassVar[Tries] = GRID
 
     def deviation(self, cohort: Cohort) -> FloatArray:
         """Return (F_k − f̄)_+ minus its mean, shape (m,)."""

@@ -89,24 +89,22 @@ def arms_of(
     "all" names all methods that can be run with the shared settings; those that measure groups are
     included if the criterion measures groups. A method tries the axes of the grid that are its own
     or common to all methods. A method that is written without parameters and has no axis of its own
-    tries the values that it declares in `tries`. If only the baseline's method is searched, the
-    baseline as written comes first. Runs of an app also try values of its run config.
+    tries the values that it declares in `tries`, except those that change nothing in the rounds. If
+    only the baseline's method is searched, the baseline as written comes first. Runs of an app also
+    try values of its run config.
     """
     texts = [words] if isinstance(words, str | type) else list(words)
     gaps = criterion.startswith(GAP)
     if is_all := texts == [ALL]:
-        texts = [
-            name
-            for name, cls in METHODS.items()
-            if _declared(cls) and (gaps or not cls.needs & BETWEEN_GROUPS)
-        ]
+        texts = [name for name, cls in METHODS.items() if gaps or not cls.needs & BETWEEN_GROUPS]
     named = parse_arms(texts, shared)
     (base,) = parse_arms([baseline], shared)
     if not any(base.method == arm.method for arm in named):
         named.append(base)
     used: set[str] = set()
     within = all(arm.method == base.method for arm in named)
-    arms = [replace(base, evaluated=_evaluated(base, shared, app))] if within else []
+    arms = [replace(base, evaluated=_evaluated(_strategy(base, shared, app)))] if within else []
+    rounds = _common(shared, app).num_rounds
     for arm in named:
         tried = _axes(arm, grid, app)
         used |= tried.keys()
@@ -120,11 +118,14 @@ def arms_of(
             if any(point.is_same(other) for other in arms):
                 continue
             try:
-                arms.append(replace(point, evaluated=_evaluated(point, shared, app)))
+                strategy = _strategy(point, shared, app)
             except SettingsError as error:
                 if not is_all or arm.method == base.method:
                     raise
                 log.warning("%s is left out: %s", point.label, error)
+                continue
+            if own or not strategy.find_idle(rounds):
+                arms.append(replace(point, evaluated=_evaluated(strategy)))
     if unused := [name for name in grid if name not in used]:
         known = SETTINGS if app is None else app.config
         raise SettingsError(_explain_unused(unused[0], named, known.keys()))
@@ -217,46 +218,44 @@ def _explain_unused(name: str, named: Sequence[Arm], known: Collection[str]) -> 
     return f"grid: {name} is no parameter of {methods}: {hint}leave it out"
 
 
+def _common(shared: Mapping[str, Value], app: App | None) -> Settings:
+    """Return the settings that do not belong to a method; those of an app as far as it has them."""
+    plain = {key: value for key, value in shared.items() if "." not in key}
+    if app is not None:
+        plain = {"num-rounds": app.config[app.rounds]}
+    return Settings.of(plain)
+
+
 def _tries(arm: Arm, shared: Mapping[str, Value], app: App | None) -> list[dict[str, Value]]:
     """Return the combinations of parameters that a method declares to try.
 
-    Parameters in the shared settings are not varied. The step size of q-FedAvg follows from the
-    clients' learning rate, as in its paper, and FCFL has half of the rounds for each of its stages.
+    Parameters in the shared settings are not varied. FCFL has half of the rounds for each of its
+    stages.
     """
     known: Mapping[str, Parameter] = method_parameters(arm.method)
-    needed = {key: each.example for key, each in known.items() if each.default is None}
-    plain = {key: value for key, value in shared.items() if "." not in key}
-    if app is not None:  # which names the clients' learning rate as it likes
-        plain = {"num-rounds": app.config[app.rounds]}
-        plain |= {key: app.config[key] for key in ("learning-rate",) if key in app.config}
-    common = Settings.of(plain)
-    if arm.method == "qfedavg" and (app is None or "learning-rate" in plain):
-        needed["qfedavg.lipschitz"] = 1.0 / common.learning_rate
+    start = {key: each.example for key, each in known.items() if each.default is None}
     if arm.method == "fcfl":
-        needed["fcfl.stage1-rounds"] = common.num_rounds // 2
-    declared = _declared(find_method(arm.method)) or [{}]
-    points = [
-        needed | {f"{owner_of(arm.method)}.{key_of(name)}": value for name, value in each.items()}
-        for each in declared
+        start["fcfl.stage1-rounds"] = _common(shared, app).num_rounds // 2
+    declared: Tries = vars(find_method(arm.method)).get("tries", FairStrategy.tries)
+    owner = owner_of(arm.method)
+    axes = {f"{owner}.{key_of(name)}": values for name, values in declared.items()}
+    axes = {key: values for key, values in axes.items() if key not in shared}
+    start = {key: value for key, value in start.items() if key not in shared}
+    return [
+        {**start, **dict(zip(axes, values, strict=True))}
+        for values in itertools.product(*axes.values())
     ]
-    return [{key: value for key, value in point.items() if key not in shared} for point in points]
 
 
-def _declared(cls: type[FairStrategy]) -> Tries:
-    """Return the values of parameters that a method itself declares to try."""
-    found: Tries = vars(cls).get("tries", FairStrategy.tries)
-    return found
-
-
-def _evaluated(
-    arm: Arm, shared: Mapping[str, Value], app: App | None
-) -> Literal["global", "personal"]:
-    """Return the models by which an arm is judged: personal models if its clients have some."""
+def _strategy(arm: Arm, shared: Mapping[str, Value], app: App | None) -> FairStrategy:
+    """Return the strategy of an arm's runs."""
     settings = app.split(shared) if app else shared
-    study = Study("search", [arm], [], settings=settings, app=app)
-    if study.strategy(arm).terms(1).has_personal_models:
-        return "personal"
-    return "global"
+    return Study("search", [arm], [], settings=settings, app=app).strategy(arm)
+
+
+def _evaluated(strategy: FairStrategy) -> Literal["global", "personal"]:
+    """Return the models by which an arm is judged: personal models if its clients have some."""
+    return "personal" if strategy.terms(1).has_personal_models else "global"
 
 
 # The runs -----------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Every benchmark does its work: the plain loop, the comparison of all methods, the commands of
 docs/measured.md."""
 
+import itertools
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,9 +23,9 @@ from benchmarks.methods import (
     BASELINE,
     OWN_ARMS,
     OWN_SETTINGS,
-    TRIED,
+    RATES,
+    SEARCHED,
     WORKLOADS,
-    arms_of,
     rows_of,
 )
 from benchmarks.networks import Transformer, pfl_cnn
@@ -32,12 +34,11 @@ from benchmarks.research import Research
 from benchmarks.workloads import Workload
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.arms import parse_arms
-from fairbloom.protocol.names import BETWEEN_GROUPS
+from fairbloom.experiments.studies.search import arms_of
 from fairbloom.protocol.settings import Value
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.run import simulate
-from fairbloom.strategies import METHODS
 from fairbloom.tasks import load_task
 from tests.deploy.flower import ROOT
 
@@ -61,14 +62,15 @@ def test_the_plain_loop_and_a_run_end_with_the_same_model(
             np.testing.assert_allclose(ours[name], array.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_every_method_takes_part_with_parameters_that_it_has() -> None:
-    assert {*TRIED, "fairmoo"} == {  # FairMOO is younger than the tables
-        name for name, method in METHODS.items() if not method.needs & BETWEEN_GROUPS
-    }
+def test_every_method_takes_part_at_each_learning_rate() -> None:
     for workload in WORKLOADS.values():
-        for arm in parse_arms(arms_of(workload), workload):
+        arms = arms_of(SEARCHED, {"learning-rate": RATES}, BASELINE, workload)
+        for arm in arms:
             Settings.of({**workload, **arm.config})
             check_used(workload, [arm.method], str(workload["task"]))
+        tried = Counter((arm.method, arm.settings["learning-rate"]) for arm in arms)
+        assert {*tried} == {*itertools.product(SEARCHED, RATES)}
+        assert all(tried[name, rate] == tried[name, RATES[0]] for name, rate in tried)
     for arm in parse_arms([*OWN_ARMS], OWN_SETTINGS):
         Settings.of({**OWN_SETTINGS, **arm.config})
 

@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 
 import pytest
 
-from benchmarks.methods import OWN_ARMS, OWN_SETTINGS, TRIED, WORKLOADS
+from benchmarks.methods import OWN_ARMS, OWN_SETTINGS, SEARCHED, WORKLOADS
 from docs.hospitals import FEW, HEADINGS, PICTURE, TABLE
 from fairbloom.experiments.arms import parse_arms
 from fairbloom.experiments.recipe import load_recipe
@@ -127,7 +127,8 @@ def tuned(name: str) -> list[dict[str, str]]:
 
 def test_the_summary_has_the_gains_of_each_method(subtests: pytest.Subtests) -> None:
     summary = {row["method"]: row for row in tuned("summary")}
-    assert [*summary] == [METHODS[name].__name__ for name in TRIED]
+    searched = {METHODS[name].__name__ for name in SEARCHED}
+    assert {*summary} == searched - {"FairMOO"}  # younger than the tables
     for workload in WORKLOADS:
         with subtests.test(workload=workload):
             gains = {}

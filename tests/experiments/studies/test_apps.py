@@ -444,13 +444,6 @@ def test_a_search_tries_values_of_the_run_config(app: Path) -> None:
     ]
 
 
-def test_a_declared_step_size_follows_the_apps_learning_rate(app: Path) -> None:
-    (before, *_) = arms(app, "qfedavg")
-    assert "qfedavg.lipschitz" not in before.settings
-    change(app, "pyproject.toml", "seed = 0\n", "seed = 0\nlearning-rate = 0.05\n")
-    assert {arm.settings["qfedavg.lipschitz"] for arm in arms(app, "qfedavg")[:-1]} == {20.0}
-
-
 FAULTS_OF_SEARCHES = {
     ("--grid", "rat=1"): "grid: rat is no parameter of FedAvg: did you mean rate?",
     ("--grid", "rate=fast,slow"): "rate = 'fast': [tool.flwr.app.config] of the app has rate = 0.5",

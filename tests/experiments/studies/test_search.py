@@ -1,5 +1,6 @@
 """A search: arms judged on validation examples, the best of each method tested with fresh seeds."""
 
+import itertools
 import json
 import math
 import shutil
@@ -19,6 +20,7 @@ from fairbloom.experiments.results.search import ArmScore, choose
 from fairbloom.experiments.studies.search import arms_of, parse_grid
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
+from fairbloom.strategies import METHODS
 
 from ..helpers import as_json, fairbloom, times_in
 
@@ -47,7 +49,14 @@ def labels(
 
 
 def test_a_method_tries_what_is_declared_given_or_written() -> None:
-    assert labels("fedfv") == ["FedFV (alpha=0.1)", "FedFV (alpha=0.5)", "FedAvg"]
+    assert labels("ditto") == ["Ditto (lam=0.1)", "Ditto (lam=1)", "FedAvg"]
+    assert [arm.label for arm in arms_of("fedfv", {}, "fedavg", {"fedfv.alpha": 0.2})] == [
+        *(f"FedFV (tau={tau})" for tau in (0, 1, 3, 10)),
+        "FedAvg",
+    ]
+    assert labels("qfedavg", {"learning-rate": [0.1]})[:3] == [
+        f"QFedAvg (q=0.001, lipschitz={L}, learning-rate=0.1)" for L in ("0.1", "1", "10")
+    ]
     assert labels("fedfv,fedavg", {"alpha": [0.0]}) == ["FedFV (alpha=0)", "FedAvg"]
     assert labels("fedfv(alpha=1)") == ["FedFV (alpha=1)", "FedAvg"]
     with_rate = labels("fedfv(alpha=1)", {"learning-rate": [0.1, 0.2]})
@@ -64,6 +73,19 @@ def test_a_method_tries_what_is_declared_given_or_written() -> None:
     ]
 
 
+def test_every_method_declares_values_that_it_accepts(subtests: pytest.Subtests) -> None:
+    for name, cls in METHODS.items():
+        for values in itertools.product(*cls.tries.values()):
+            with subtests.test(method=name, values=values):
+                cls(**dict(zip(cls.tries, values, strict=True)))
+
+
+@pytest.mark.parametrize(("rounds", "count"), [(50, 4), (300, 28)])
+def test_values_that_change_nothing_are_not_tried(rounds: int, count: int) -> None:
+    arms = arms_of("fedmgdaplus", {}, "fedavg", {"num-rounds": rounds})
+    assert len(arms) == count + 1
+
+
 def test_all_methods_have_arms_those_for_groups_with_a_gap() -> None:
     every = {arm.method for arm in arms_of("all", {}, "fedavg", {})}
     assert {"fedavg", "fedfv", "ditto", "local"} <= every
@@ -75,6 +97,7 @@ def test_all_methods_have_arms_those_for_groups_with_a_gap() -> None:
         arm.method for arm in arms_of("all", {}, "fedavg", {}) if arm.evaluated == "personal"
     }
     assert personal == {"ditto", "local"}
+    assert {"qfedsgd", "scaffold", "feddyn", "vred", "propfair", "eagle", "aaggff"} <= every
 
 
 def test_what_cannot_be_tried_is_refused_with_a_remedy(subtests: pytest.Subtests) -> None:
