@@ -1,7 +1,6 @@
 """A device with only the extra `client` predicts with the model that it keeps."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -9,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.client.guard.evaluated_model import keep_model
+from fairbloom import load
 from fairbloom.prediction.predictor import load_predictor
-from fairbloom.server.run_folder.files import CONFIG, MODEL
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.tasks import load_task
 from tests.checkout import ROOT
 from tests.prediction.hospitals import write_hospital, write_hospitals
+from tests.prediction.made import copy_to_device
 
 from .without import environment_of
 
@@ -61,9 +59,7 @@ def test_a_device_predicts_from_its_state_folder(
     }
     run = simulate(Settings.of({**settings, "out": str(tmp_path / "run")}))
     new = write_hospital(tmp_path / "new.csv", 40, 7)
-    shutil.copytree(run / "clients", state)
-    settings = CONFIG.read(run).settings
-    keep_model(state, settings, load_task(settings), "h1", MODEL.read(run), 2, "global")
+    copy_to_device(load(run), "h1", state)
     for model, by in (("last", " by the model of round 2 of 2"), ("personal", "")):
         with subtests.test(model=model, by=by):
             there = tmp_path / f"there-{model}.csv"

@@ -106,7 +106,7 @@ def with_first_array(change: Callable[[np.ndarray], np.ndarray | Array | None]) 
         first = next(iter(reply.content.array_records.get("arrays", {})), None)
         try:
             changed = first and change(reply.content.array_records["arrays"][first].numpy())
-        except (ValueError, EOFError):  # another mutation has damaged it already
+        except (ValueError, EOFError, TypeError):  # another mutation has damaged it already
             return [reply]
         return arrays(**{first: changed})(sent, reply) if first else [reply]
 
