@@ -24,7 +24,7 @@ ENDLESS: dict[str, Any] = {
     "local-epochs": 1,
 }
 LIMIT = 4 * 2 + 1000
-ALLOWED_MB = 100
+ALLOWED_MB = 150
 
 
 @pytest.fixture(scope="module")
