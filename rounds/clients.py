@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.terms import Terms
@@ -17,7 +16,7 @@ from .arrays import FloatArray, Model
 from .layout import Layout
 from .refusals import Refusals
 from .updates import Updates
-from .vectors import Vectors
+from .vectors import Matrix, Vectors
 
 # A round's metrics, by name.
 Metrics = dict[str, Any]
@@ -109,7 +108,7 @@ class TrainReplies(Replies):
         refused: Refusals,
         missing: Sequence[str] = (),
         second: str = "",
-        matrices: Sequence[NDArray[Any]] = (),
+        matrices: Sequence[Matrix] = (),
         hostile: frozenset[str] = frozenset(),
     ) -> Self:
         """Return an object without replies yet.

@@ -13,6 +13,8 @@ from .layout import Layout
 from .vectors import (
     SMALLEST_SQUARE,
     Borrowed,
+    DeviceRows,
+    Matrix,
     Vectors,
     gram_matrices,
     merge_equal_rows,
@@ -43,7 +45,7 @@ class Updates:
 
     Either `add` gets models and does not copy them: their arrays must not change. Or flat models
     are in the rows of `matrix`, of shape (at least m, d), and `add_rows` turns them into updates.
-    `screen` comes next.
+    The matrix may lie on a device. `screen` comes next.
 
     Parameters
     ----------
@@ -51,10 +53,10 @@ class Updates:
         What errors call the models, such as "snapshot"; "": the reply's.
     """
 
-    def __init__(self, layout: Layout, matrix: NDArray[Any] | None = None, of: str = "") -> None:
+    def __init__(self, layout: Layout, matrix: Matrix | None = None, of: str = "") -> None:
         self.layout = layout
         self._of = text_if(of, f" of the {of}")
-        self._rows: NDArray[Any] | Borrowed = Borrowed(layout) if matrix is None else matrix
+        self._rows = Borrowed(layout) if matrix is None else matrix
         self._buffer_names = (*layout.buffers, *layout.integers)
         self._buffers: list[Model] = []
         self._needs_float64: list[bool] = []
@@ -63,7 +65,7 @@ class Updates:
         self._products: FloatArray | None = None
 
     @property
-    def matrix(self) -> NDArray[Any]:
+    def matrix(self) -> Matrix:
         """The rows that were given: those in use are updates, those after them are free."""
         if isinstance(self._rows, Borrowed):
             raise TypeError("these updates are borrowed from models, and lie in no matrix")
@@ -91,6 +93,9 @@ class Updates:
         first = len(self)
         matrix = self.matrix
         self._add_buffers(buffers)
+        if isinstance(matrix, DeviceRows):
+            matrix[first : len(self)].subtract_from(self.layout.flat)
+            return
         step = max(1, CACHED_NUMBERS // max(1, self.layout.size))
         for start in range(first, len(self), step):
             rows = matrix[start : min(start + step, len(self))]
@@ -131,9 +136,10 @@ class Updates:
             return {}
         rows = self.vectors
         ends = tuple[int, ...]()
+        together = Vectors.concat([rows, *below])
         # With the rows of `below`, updates might no longer be multiplied in float64.
-        if gram and not (below and rows.in_float64):
-            rows = Vectors.concat([rows, *below])
+        if gram and rows.in_float64 == together.in_float64:
+            rows = together
             ends = self.layout.ends if by_array else (self.layout.size,)
         squares, products = squares_and_products(rows, ends)
         squares = squares[:m]
@@ -141,6 +147,8 @@ class Updates:
         for k in map(int, np.flatnonzero(~safe)):
             if isinstance(self._rows, Borrowed) and not np.isfinite(squares[k]):
                 self._mark_unusable(k, self._rows.model(k))
+            elif isinstance(self._rows, DeviceRows):
+                self._mark_unusable(k, self.layout.arrays_of(self._rows[k]))
             if k not in self._unusable:
                 try:
                     self._needs_float64[k] = needs_float64(self._rows[k])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,14 +49,14 @@ class Vectors:
     Attributes
     ----------
     blocks
-        Matrices in the model's dtype, each of shape (rows, d), or models that compute their updates
-        when these are read.
+        Matrices in the model's dtype, each of shape (rows, d), in this process or on a device, or
+        models that compute their updates when these are read.
     needs_float64
         Whether the largest entry of a row is so large, or so small, that products in float32 could
         overflow or underflow.
     """
 
-    blocks: tuple[NDArray[Any] | Borrowed, ...]
+    blocks: tuple[NDArray[Any] | Borrowed | DeviceRows, ...]
     needs_float64: bool = False
 
     @classmethod
@@ -93,8 +94,15 @@ class Vectors:
         return self.blocks[0].shape[1] if self.blocks else 0
 
     @property
+    def on_device(self) -> DeviceRows | None:
+        """The first block on a device, which computes the products and sums of all blocks."""
+        return next((block for block in self.blocks if isinstance(block, DeviceRows)), None)
+
+    @property
     def in_float64(self) -> bool:
-        """Whether products are computed in float64: for few numbers, or if they need it."""
+        """Whether products are computed in float64: for few numbers, if needed, or on a device."""
+        if self.on_device is not None:
+            return True
         return self.needs_float64 or len(self) * self.size <= EXACT_NUMBERS
 
     def map_chunks(self, exact: bool, work: Callable[[slice, NDArray[Any]], T]) -> Iterator[T]:
@@ -106,7 +114,7 @@ class Vectors:
         dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
         first, *others = self.blocks
         direct = None
-        if not others and not isinstance(first, Borrowed) and first.dtype == dtype:
+        if not others and isinstance(first, np.ndarray) and first.dtype == dtype:
             direct = first  # its columns need no copy
         buffers = threading.local()
 
@@ -218,6 +226,46 @@ class Borrowed:
         return Borrowed(self._layout, [self._models[row]])
 
 
+class DeviceRows(ABC):
+    """Updates in the memory of a device, which computes products and sums there, in float64.
+
+    A slice of rows shares their memory; anything else is read as a copy in this process.
+    """
+
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        """Return m, the number of updates."""
+        return self.shape[0]
+
+    @abstractmethod
+    def __getitem__(self, key: Any) -> Any:
+        """Return some of the rows, or a copy of one row or of a part of the matrix."""
+
+    @abstractmethod
+    def __setitem__(self, key: Any, values: NDArray[Any]) -> None:
+        """Overwrite a row, or a part of the matrix."""
+
+    @abstractmethod
+    def subtract_from(self, flat: NDArray[Any]) -> None:
+        """Replace each row by `flat` minus the row."""
+
+    @abstractmethod
+    def multiply(self, vectors: Vectors, ends: Sequence[int]) -> tuple[FloatArray, FloatArray]:
+        """Return the result of `squares_and_products`."""
+
+    @abstractmethod
+    def subtract_sum(
+        self, coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], ends: Sequence[int]
+    ) -> Sum:
+        """Do what the function `subtract_sum` does, with a row of coefficients for each end."""
+
+
+# The flat vectors of a round: rows in this process, or on a device.
+Matrix: TypeAlias = NDArray[Any] | DeviceRows
+
+
 # Products of vectors ------------------------------------------------------------------------------
 
 
@@ -235,6 +283,8 @@ def squares_and_products(
     vectors: Vectors, ends: Sequence[int] = (), *, exact: bool = False
 ) -> tuple[FloatArray, FloatArray]:
     """Return each vector's squared norm, and the raw products of `gram_matrices`, in one pass."""
+    if (device := vectors.on_device) is not None:
+        return device.multiply(vectors, ends)
 
     def work(
         chunk: slice, block: NDArray[Any]
@@ -322,6 +372,8 @@ def subtract_sum(
 
     square = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
+        if (device := vectors.on_device) is not None:
+            return device.subtract_sum(coefficients, vectors, into, parts)
         for of_chunk, square_of_chunk in vectors.map_chunks(vectors.in_float64, subtract):
             products += of_chunk
             square += float(square_of_chunk)
@@ -349,7 +401,7 @@ def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:
     if len(used) == 1 and coefficients[used[0]] == 1.0:
         (row,) = vectors[int(used[0])].blocks
         if not isinstance(row, np.memmap | Borrowed):
-            row = np.array(row)
+            row = np.array(row[:, :])
         return Vectors((row,), vectors.needs_float64)
     combined = weighted_sum(coefficients, vectors, vectors.blocks[0].dtype)
     return Vectors.of(combined, needs_float64=vectors.needs_float64)

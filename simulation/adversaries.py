@@ -134,7 +134,7 @@ class Adversaries:
         self.lie(trained.metrics, number)
         for updates in (trained.updates, trained.second):
             if updates is not None and self._change is not None:
-                rows = np.array(updates.matrix[: len(updates)], np.float64)
+                rows = np.array(updates.matrix[: len(updates), :], np.float64)
                 honest = rows[
                     [place for place, name in enumerate(trained.names) if name not in hostile]
                 ]

@@ -31,13 +31,14 @@ from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.rounds.sampling import share
 from fairbloom.rounds.screening import usable_evaluation, usable_metrics
 from fairbloom.rounds.updates import Updates
-from fairbloom.simulation.memory import empty_matrix
+from fairbloom.rounds.vectors import Matrix
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.inputs import move
 from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.task import MAX_CACHED_CLIENTS
 
 from .adversaries import Adversaries
+from .memory import empty_matrix, rows_on_card, write_models
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -182,7 +183,7 @@ class LocalClients:
         model: Model,
         terms: Terms,
         sent: Mapping[str, Model],
-        matrices: Sequence[NDArray[Any]] = (),
+        matrices: Sequence[Matrix] = (),
     ) -> TrainReplies:
         """Return an empty object for a round's training replies, with the bytes of the messages.
 
@@ -191,7 +192,11 @@ class LocalClients:
         """
         layout = self.method.layout_of(model)
         second = self.method.second
-        matrices = matrices or self.matrices(layout, len(names))
+        matrices = (
+            matrices
+            or rows_on_card(self._layouts(layout), len(names), self.device)
+            or self.matrices(layout, len(names))
+        )
         trained = TrainReplies.empty(
             layout,
             refused=Refusals(terms.server_round),
@@ -213,15 +218,19 @@ class LocalClients:
         )
 
     def matrices(self, layout: Layout, rows: int) -> list[NDArray[Any]]:
-        """Return a matrix for the models of the replies, and one for second models if any."""
-        second = self.method.second
-        layouts = [layout]
-        if second:
-            layouts.append(layout_of_second(layout, second))
+        """Return a matrix for the models of the replies, and one for second models if any.
+
+        They are in memory or in files.
+        """
+        layouts = self._layouts(layout)
         budget = self.settings.memory
         return [
             empty_matrix(rows, each.size, each.dtype, budget, of=len(layouts)) for each in layouts
         ]
+
+    def _layouts(self, layout: Layout) -> list[Layout]:
+        second = self.method.second
+        return [layout, layout_of_second(layout, second)] if second else [layout]
 
     def _size_of(self, model: Model) -> int:
         frozen = frozenset(self.method.frozen)
@@ -383,9 +392,7 @@ def store_reply(updates: Updates, second: Updates | None, row: int, update: Upda
 def _write(updates: Updates, row: int, state: StateDict) -> Model:
     """Write a model's trainable arrays into a row; return copies of its other arrays."""
     layout = updates.layout
-    arrays = arrays_of(
-        {name: tensor for name, tensor in state.items() if name not in layout.frozen}
-    )
-    for name, place in layout.slices:
-        updates.matrix[row, place] = arrays[name].ravel()
-    return {name: arrays[name].copy() for name in (*layout.buffers, *layout.integers)}
+    trained = {name: state[name].unsqueeze(0) for name in layout.trainable}
+    write_models(updates.matrix, [row], layout.slices, trained)
+    others = arrays_of({name: state[name] for name in (*layout.buffers, *layout.integers)})
+    return {name: array.copy() for name, array in others.items()}

@@ -1,16 +1,31 @@
-"""Storage for a round's updates: in memory or, above a budget, in a temporary file."""
+"""Storage for a round's updates: on a card, in memory or, above a budget, in a temporary file."""
 
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
 
 from fairbloom.errors import FairbloomError
+from fairbloom.rounds.arrays import FloatArray, split_at
+from fairbloom.rounds.layout import Layout
+from fairbloom.rounds.vectors import DeviceRows, Matrix, Sum, Vectors
+from fairbloom.tasks.inputs import move
+from fairbloom.tasks.models import arrays_of
 
 GIGABYTE = 1_000_000_000
+
+# The part of a card's memory that a round's updates may take. It is one of all memory, as what is
+# free differs from run to run: sums on the card and on the processor differ by rounding.
+SHARE = 1 / 8
+
+# Numbers that are multiplied at once, in a copy in float64.
+CHUNK_NUMBERS = 2**22
 
 
 def empty_matrix(
@@ -42,3 +57,107 @@ def empty_matrix(
                 " free): raise memory, lower fraction, or set TMPDIR to a folder with room"
             ) from error
         return np.memmap(file, dtype, mode="r+", shape=(rows, columns))
+
+
+class CardRows(DeviceRows):
+    """Updates in the rows of a tensor of shape (m, d)."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.shape = (tensor.shape[0], tensor.shape[1])
+        self.dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+
+    @classmethod
+    def empty(cls, rows: int, layout: Layout, device: torch.device) -> "CardRows":
+        """Return rows to be written."""
+        dtype = getattr(torch, layout.dtype.name)
+        return cls(torch.empty(rows, layout.size, dtype=dtype, device=device))
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return some of the rows, or a copy of one row or of a part of the matrix."""
+        part = self.tensor[key]
+        return CardRows(part) if isinstance(key, slice) else part.cpu().numpy().copy()
+
+    def __setitem__(self, key: Any, values: NDArray[Any]) -> None:
+        """Overwrite a row, or a part of the matrix."""
+        self.tensor[key] = torch.tensor(values)
+
+    def subtract_from(self, flat: NDArray[Any]) -> None:
+        """Replace each row by `flat` minus the row."""
+        torch.sub(move(torch.tensor(flat), self.tensor.device), self.tensor, out=self.tensor)
+
+    def multiply(self, vectors: Vectors, ends: Sequence[int]) -> tuple[FloatArray, FloatArray]:
+        """Return the result of `squares_and_products`."""
+        squares = self._zeros(len(vectors))
+        products = self._zeros(len(ends), len(vectors), len(vectors))
+        for chunk, block in self._chunks(vectors):
+            squares += torch.linalg.vecdot(block, block)
+            for number, columns in split_at(ends, chunk) if ends else ():
+                part = block[:, columns]
+                products[number] += part @ part.T
+        # The order of a sum may differ between an entry and its mirror image.
+        products = (products + products.mT) / 2.0
+        found = arrays_of({"squares": squares, "products": products})
+        return found["squares"], found["products"]
+
+    def subtract_sum(
+        self, coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], ends: Sequence[int]
+    ) -> Sum:
+        """Subtract Σ_k c_k u_k from `into`; see the function `subtract_sum`."""
+        weights = move(torch.tensor(coefficients), self.tensor.device)
+        step = self._zeros(into.size)
+        products = self._zeros(len(vectors))
+        for chunk, block in self._chunks(vectors):
+            part = step[chunk]
+            for number, columns in split_at(ends, chunk):
+                part[columns] = weights[number] @ block[:, columns]
+            products += block @ part
+        found = arrays_of({"step": step, "products": products, "square": step @ step})
+        into[...] = into - found["step"]
+        return Sum(found["products"], float(found["square"]))
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=self.tensor.device)
+
+    def _chunks(self, vectors: Vectors) -> Iterator[tuple[slice, Tensor]]:
+        """Yield chunks of columns of all rows in float64; rows in this process are copied."""
+        width = max(1, CHUNK_NUMBERS // len(vectors))
+        for start in range(0, vectors.size, width):
+            chunk = slice(start, min(start + width, vectors.size))
+            parts = list[Tensor]()
+            for block in vectors.blocks:
+                if isinstance(block, CardRows):
+                    parts.append(block.tensor[:, chunk].double())
+                elif isinstance(block, np.ndarray):  # a row that the method keeps
+                    kept = torch.tensor(block[:, chunk], dtype=torch.float64)
+                    parts.append(move(kept, self.tensor.device))
+            yield chunk, torch.cat(parts)
+
+
+def rows_on_card(layouts: Sequence[Layout], rows: int, device: torch.device) -> list[CardRows]:
+    """Return a matrix on a card for each layout, or none if they do not fit there."""
+    size = sum(rows * each.size * each.dtype.itemsize for each in layouts)
+    if device.type != "cuda" or size > SHARE * torch.cuda.mem_get_info(device)[1]:
+        return []
+    try:
+        return [CardRows.empty(rows, each, device) for each in layouts]
+    except torch.OutOfMemoryError:  # something else uses the card
+        return []
+
+
+def write_models(
+    matrix: Matrix,
+    rows: Sequence[int],
+    slices: Iterable[tuple[str, slice]],
+    models: Mapping[str, Tensor],
+) -> None:
+    """Write the trainable arrays of models, of shape (k, *shape), into rows of a matrix."""
+    if isinstance(matrix, CardRows):
+        places = move(torch.tensor(rows), matrix.tensor.device)
+        for name, columns in slices:
+            values = models[name].detach().reshape(len(rows), -1)
+            matrix.tensor[:, columns].index_copy_(0, places, values.to(matrix.tensor.dtype))
+    else:
+        arrays = arrays_of(models)
+        for name, columns in slices:
+            matrix[rows, columns] = arrays[name].reshape(len(rows), -1)

@@ -8,10 +8,8 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairbloom.client.device import read_scalars
@@ -55,11 +53,12 @@ from fairbloom.rounds.clients import NOTHING, Replies, TrainReplies
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
+from fairbloom.rounds.vectors import Matrix
 from fairbloom.tasks import Examples, Task
-from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
 from ..clients import LocalClients, Reply, call_client, refuse_failed, store_reply
+from ..memory import write_models
 from .batched_metrics import Measures, losses_of, measure_clients, score_clients, split_into_passes
 from .blocks import (
     StackedClient,
@@ -184,11 +183,10 @@ class StackedModels:
             lambda: StepsTaken((work.learning_rate,) * steps).rate_sum,
         )
 
-    def write(self, matrix: NDArray[Any], places: Sequence[int]) -> None:
+    def write(self, matrix: Matrix, places: Sequence[int]) -> None:
         """Write the models into rows of a matrix, their arrays one after the other."""
-        arrays = arrays_of(dict(zip(self._names, self.arrays, strict=True)))
-        for name, place in self._layout.slices:
-            matrix[places, place] = arrays[name].reshape(len(places), -1)
+        arrays = dict(zip(self._names, self.arrays, strict=True))
+        write_models(matrix, places, self._layout.slices, arrays)
 
     def copy(self) -> "StackedModels":
         """Return the models as they are now."""
