@@ -101,9 +101,8 @@ class Vectors:
     @property
     def in_float64(self) -> bool:
         """Whether products are computed in float64: for few numbers, if needed, or on a device."""
-        if self.on_device is not None:
-            return True
-        return self.needs_float64 or len(self) * self.size <= EXACT_NUMBERS
+        needed = self.needs_float64 or self.on_device is not None
+        return needed or len(self) * self.size <= EXACT_NUMBERS
 
     def map_chunks(self, exact: bool, work: Callable[[slice, NDArray[Any]], T]) -> Iterator[T]:
         """Yield the results of `work` on each chunk of columns of all rows, in order.

@@ -67,12 +67,6 @@ class CardRows(DeviceRows):
         self.shape = (tensor.shape[0], tensor.shape[1])
         self.dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
 
-    @classmethod
-    def empty(cls, rows: int, layout: Layout, device: torch.device) -> "CardRows":
-        """Return rows to be written."""
-        dtype = getattr(torch, layout.dtype.name)
-        return cls(torch.empty(rows, layout.size, dtype=dtype, device=device))
-
     def __getitem__(self, key: Any) -> Any:
         """Return some of the rows, or a copy of one row or of a part of the matrix."""
         part = self.tensor[key]
@@ -139,8 +133,11 @@ def rows_on_card(layouts: Sequence[Layout], rows: int, device: torch.device) -> 
     size = sum(rows * each.size * each.dtype.itemsize for each in layouts)
     if device.type != "cuda" or size > SHARE * torch.cuda.mem_get_info(device)[1]:
         return []
+    dtype = getattr(torch, layouts[0].dtype.name)  # that of second models, too
     try:
-        return [CardRows.empty(rows, each, device) for each in layouts]
+        return [
+            CardRows(torch.empty(rows, each.size, dtype=dtype, device=device)) for each in layouts
+        ]
     except torch.OutOfMemoryError:  # something else uses the card
         return []
 

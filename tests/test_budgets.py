@@ -30,10 +30,10 @@ ROOMS: Mapping[str, int] = {
     "prediction": 878,
     "fairbloom": 701,
     "protocol": 830,
-    "rounds": 3_044,
+    "rounds": 3_076,
     "server": 985,
     "server/run_folder": 1_450,
-    "simulation": 1_032,
+    "simulation": 1_118,
     "simulation/stacked": 1_013,
     "strategies": 2_150,
     "tasks": 2_208,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_332
+WHOLE = 33_448
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900

@@ -24,7 +24,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep updates in tensors on any device."""
 
     def rows_of(layouts: Sequence[Layout], rows: int, device: torch.device) -> list[CardRows]:
-        return [CardRows.empty(rows, each, device) for each in layouts]
+        return [CardRows(torch.empty(rows, each.size, device=device)) for each in layouts]
 
     monkeypatch.setattr(clients, "rows_on_card", rows_of)
 
