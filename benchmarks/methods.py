@@ -1,28 +1,30 @@
 """Tune every method on validation examples, and test it against a tuned FedAvg with fresh seeds.
 
-For each workload, runs a search as `fairbloom search` does, in a folder below --out, and prints a
-table of the chosen arms: the clients' mean score, the score of the worst-served tenth (the worst
-client of up to ten), and the gains over FedAvg, with the 95 % interval of the paired difference.
-Each method, FedAvg included, chooses from four learning rates of the clients and the values of its
-own parameters that it declares, which its paper tunes.
+For each workload, searches FedAvg's learning rate and then, at this rate, at most four arms of each
+method, in folders below --out. Into --tables it writes the chosen arms: the clients' mean score,
+the score of the worst-served tenth (the worst client of up to ten), the gains over FedAvg with the
+95 % interval of the paired difference, and the values of each seed.
 
 The workload `own`, which has to be asked for, compares what clients may keep for themselves: heads,
 norms, personal models.
 
-Finished runs are not run again. Digits come with scikit-learn; FAIRBLOOM_DATA has the hospitals'
-files.
+Finished runs are not run again. FAIRBLOOM_DATA has the files of all workloads but the digits.
 """
 
+import csv
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from fairbloom import Comparison, compare, search
+from fairbloom import Comparison, Search, compare, search
 from fairbloom.experiments.results.differences import Difference
 from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
 
+from .federations.prepare import data_of
 from .tables import Row, parser_of, print_machine, print_table
 
 BASELINE = "fedavg"
@@ -30,39 +32,125 @@ BASELINE = "fedavg"
 SEARCHED = [name for name, method in METHODS.items() if not method.needs & BETWEEN_GROUPS]
 """The methods of the tables: those that do not need groups."""
 
+SOME = (
+    BASELINE,
+    "feddyn",
+    "qfedavg",
+    "term",
+    "propfair",
+    "fedmgdaplus",
+    "fedfv",
+    "fedlf",
+    "ditto",
+    "local",
+)
+"""The ten methods of the largest workloads."""
+
 RATES: Sequence[Value] = (0.01, 0.03, 0.1, 0.3)
-"""The clients' learning rates that each method tries."""
+"""The clients' learning rates that FedAvg tries."""
+
+MOST_ARMS = 4
+
+TRIED: Mapping[str, Mapping[str, Sequence[Value]]] = {
+    "fedavgn": {"server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0,)},
+    "qfedavg": {"q": (0.1, 1.0), "lipschitz": (0.1, 1.0)},
+    "qfedsgd": {"q": (0.1, 1.0), "lipschitz": (0.1, 1.0)},
+    "term": {"tilt": (0.1, 0.5, 1.0, 5.0)},
+    "deltafl": {"theta": (0.2, 0.4, 0.6, 0.8)},
+    "vred": {"beta": (0.05, 0.5)},
+    "semivred": {"beta": (0.05, 0.5)},
+    "fedmgda": {"epsilon": (0.05, 0.1, 0.5, 1.0)},
+    "fedmgdaplus": {"server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0,)},
+    "mgdaprox": {"mu": (0.2,), "server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0,)},
+    "fedfv": {"alpha": (0.1, 0.5), "tau": (1, 10)},
+    "fcfl": {"budget": (0.05, 0.1), "stage1_rounds": (25,)},
+}
+"""Of methods that declare more than four arms, the values that are tried here."""
+
+OWN_RATE = {"vred", "semivred"}
+"""Methods whose paper tunes the clients' learning rate for each: they try a third of FedAvg's too.
+"""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the runs of a search share, and how many there are.
+
+    Attributes
+    ----------
+    settings
+        The settings of all runs.
+    table
+        The federation's table, "" if the task has data of its own.
+    methods
+        The methods that are searched.
+    arms
+        The largest number of arms of a method.
+    seeds, tests
+        The number of seeds to choose by, and of fresh ones to test with.
+    """
+
+    settings: Mapping[str, Value]
+    table: str = ""
+    methods: Sequence[str] = tuple(SEARCHED)
+    arms: int = MOST_ARMS
+    seeds: int = 3
+    tests: int = 5
+
+    def settings_below(self, out: Path) -> dict[str, Value]:
+        """Return all settings; samples of tables are below `out`."""
+        if not self.table:
+            return {**self.settings}
+        data, schema = data_of(self.table, out)
+        return {**self.settings, "data-dir": str(data), "schema": str(schema)}
+
 
 PLAIN: Mapping[str, Value] = {"model": "logistic", "evaluate-every": 0, "num-rounds": 50}
 
-WORKLOADS: Mapping[str, Mapping[str, Value]] = {
-    "digits": {
-        **PLAIN,
-        "task": "digits",
-        "clients": 20,
-        "partition": "iid",
-        "digits.rotated-clients": 3,
-    },
-    "shards": {
-        **PLAIN,
-        "task": "digits",
-        "clients": 20,
-        "partition": "shards",
-    },
-    "hospitals": {
-        **PLAIN,
-        "task": "heart-disease",
-        "batch-size": 10,
-        "fraction": 1.0,
-    },
+TABLE: Mapping[str, Value] = {**PLAIN, "task": "csv", "csv.smallest-client": 10}
+
+WORKLOADS: Mapping[str, Workload] = {
+    "digits": Workload(
+        {
+            **PLAIN,
+            "task": "digits",
+            "clients": 20,
+            "partition": "iid",
+            "digits.rotated-clients": 3,
+        }
+    ),
+    "shards": Workload({**PLAIN, "task": "digits", "clients": 20, "partition": "shards"}),
+    "hospitals": Workload({**PLAIN, "task": "heart-disease", "batch-size": 10, "fraction": 1.0}),
+    "contraception": Workload(TABLE, "contraception"),
+    "star": Workload(TABLE, "star"),
+    "hsb82": Workload(TABLE, "hsb82"),
+    "chem97": Workload(TABLE, "chem97"),
+    "acs-income": Workload(TABLE, "acs-income", [*SEARCHED, "fairfed", "fcfl"]),
+    "acs-income-mlp": Workload({**TABLE, "model": "mlp"}, "acs-income"),
+    "insteval": Workload(
+        {**TABLE, "num-rounds": 30, "evaluate-every": 10}, "insteval", SOME, arms=2
+    ),
+    "fashion-mnist": Workload(
+        {
+            **PLAIN,
+            "task": "fashion-mnist",
+            "model": "cnn",
+            "clients": 100,
+            "fraction": 0.1,
+            "partition": "dirichlet",
+            "dirichlet-alpha": 0.3,
+        },
+        methods=SOME,
+        tests=3,
+    ),
 }
-"""The workloads of docs/measured.md: the settings that all runs of one share, by name."""
+"""The workloads of docs/which-method.md, by name."""
 
 OWN = "own"
 """The name of the comparison of what clients may keep for themselves."""
 
 OWN_SETTINGS: Mapping[str, Value] = {
-    **WORKLOADS["shards"],
+    **WORKLOADS["shards"].settings,
     "learning-rate": 0.3,  # the best of RATES for FedAvg
     "model": "benchmarks.networks:normed_cnn",  # logistic regression has no body and no norms
 }
@@ -97,44 +185,92 @@ def print_own(seeds: int, out: Path, jobs: int, *, as_csv: bool) -> None:
 
 
 def main() -> None:
-    """Run the missing runs, and print the tables."""
+    """Run the missing runs, and write the tables."""
     parser = parser_of(__doc__, [*WORKLOADS, OWN])
     parser.set_defaults(workloads=[*WORKLOADS])
-    parser.add_argument(
-        "--seeds", type=int, default=5, help="seeds to choose by, and fresh seeds to test with"
-    )
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
+    parser.add_argument("--tables", type=Path, default=Path("runs/methods/tables"))
+    parser.add_argument("--seeds", type=int, default=10, help="seeds of the workload own")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     chosen = parser.parse_args()
     print_machine()
     if OWN in chosen.workloads:
         print_own(chosen.seeds, chosen.out, chosen.jobs, as_csv=chosen.csv)
-    searched = [name for name in chosen.workloads if name != OWN]
-    if not searched:
-        return
-    summary: dict[str, dict[str, object]] = {
-        method: {"method": METHODS[method].__name__} for method in SEARCHED
-    }
-    for name in searched:
-        found = search(
-            methods=SEARCHED,
-            grid={"learning-rate": RATES},
-            baseline=BASELINE,
-            seeds=chosen.seeds,
-            jobs=chosen.jobs,
-            out=chosen.out / name,
-            settings=WORKLOADS[name],
-        )
+    for name in chosen.workloads:
+        if name == OWN:
+            continue
+        found = search_workload(WORKLOADS[name], chosen.out / name, chosen.jobs)
         if found.comparison is None:
             raise SystemExit(f"{name}: {found.sentences[0]}")
-        print_table(name, rows_of(found.comparison), as_csv=chosen.csv)
-        for label in found.found.best:
-            summary[found.of(label).arm.method][name] = gain(found.difference(label))
-    print_table(
-        "Gain of the worst-served client, or tenth, over FedAvg",
-        summary.values(),
-        as_csv=chosen.csv,
+        rows = [*rows_of(found.comparison)]
+        print_table(name, rows, as_csv=chosen.csv)
+        write_rows(chosen.tables / f"{name}.csv", rows)
+        write_rows(chosen.tables / f"{name}-seeds.csv", [*seeds_of(found)])
+
+
+def search_workload(workload: Workload, out: Path, jobs: int) -> Search:
+    """Search FedAvg's learning rate, then the arms of all methods at that rate."""
+    settings = workload.settings_below(out.parent)
+    rates = search(
+        methods=BASELINE,
+        grid={"learning-rate": RATES},
+        baseline=f"{BASELINE}(learning-rate={RATES[0]})",
+        seeds=workload.seeds,
+        test_seeds=1,
+        jobs=jobs,
+        out=out / "rates",
+        settings=settings,
     )
+    rate = float(rates.of(rates.best).arm.settings["learning-rate"])
+    return search(
+        methods=[text for method in workload.methods for text in arms_of(workload, method, rate)],
+        baseline=f"{BASELINE}(learning-rate={rate})",
+        seeds=workload.seeds,
+        test_seeds=workload.tests,
+        jobs=jobs,
+        out=out / "methods",
+        settings=settings,
+    )
+
+
+def arms_of(workload: Workload, method: str, rate: float) -> list[str]:
+    """Return the texts of a method's arms at FedAvg's learning rate."""
+    rates: Sequence[Value] = (rate, rate / 3.0) if method in OWN_RATE else (rate,)
+    tried = TRIED.get(method, METHODS[method].tries)
+    axes = {**tried, "learning-rate": rates}
+    texts = []
+    for point in itertools.product(*axes.values()):
+        values = ",".join(f"{name}={value}" for name, value in zip(axes, point, strict=True))
+        texts.append(f"{method}({values})")
+    if len(texts) <= workload.arms:
+        return texts
+    return [texts[0], texts[-1]]
+
+
+def seeds_of(found: Search) -> Iterator[Row]:
+    """Yield a row for each chosen arm and fresh seed, with the scores of the models it is for."""
+    if found.comparison is None:
+        return
+    rows = {(row["method"], row["seed"]): row for row in found.comparison.rows()}
+    for label in found.found.best:
+        for seed in found.found.fresh:
+            row = rows[found.tested(label), seed]
+            yield {
+                "method": found.of(label).arm.method,
+                "arm": label,
+                "seed": seed,
+                "mean": row["mean"],
+                "worst_10": row["worst_10"],
+            }
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write a table as a CSV file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def rows_of(tested: Comparison) -> Iterator[Row]:

@@ -294,6 +294,7 @@ def search(
     baseline: Named = "fedavg",
     budget: float | None = None,
     seeds: int = 3,
+    test_seeds: int | None = None,
     seed: int = 0,
     out: str | os.PathLike[str] = "runs/search",
     jobs: int | None = None,
@@ -333,7 +334,10 @@ def search(
         The minutes after which no further seed is begun. All methods are tried with one seed after
         the other; the tests with fresh seeds take additional time.
     seeds
-        The number of seeds to choose by, and of fresh ones to test with, which begin 1000 later.
+        The number of seeds to choose by.
+    test_seeds
+        The number of fresh seeds to test with, which begin 1000 later; by default as many as
+        `seeds`.
     out
         The folder of the tables, the report and the runs.
 
@@ -351,6 +355,8 @@ def search(
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a search takes at least one")
+    if test_seeds is not None and test_seeds < 1:
+        raise SettingsError(f"test-seeds = {test_seeds}: a search takes at least one")
     if budget is not None and not budget > 0.0:
         raise SettingsError(f"budget = {budget:g}: give a number of minutes above 0")
     if mean_within is not None and not mean_within >= 0.0:
@@ -372,6 +378,7 @@ def search(
         own.split(config) if own else config,
         app=own,
         criterion=find_measure(criterion).name,
+        tests=test_seeds or 0,
         mean_within=mean_within,
         minutes=budget,
     )

@@ -77,10 +77,11 @@ class Study:
     places: Mapping[str, str] = field(default_factory=dict)
     left_out: Sequence[str] = ()
 
-    # Of a search: the measure by which arms are judged, the largest loss in the mean against the
-    # baseline in points, the minutes after which no further seed is begun, and the outcome, None
-    # until the search ends.
+    # Of a search: the measure by which arms are judged, the number of fresh seeds (0: as many as
+    # `seeds`), the largest loss in the mean against the baseline in points, the minutes after which
+    # no further seed is begun, and the outcome, None until the search ends.
     criterion: str = ""
+    tests: int = 0
     mean_within: float | None = None
     minutes: float | None = None
     found: SearchOutcome | None = None

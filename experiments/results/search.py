@@ -10,7 +10,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.files import CLIENTS, ROUNDS
-from fairbloom.text import text_if
+from fairbloom.text import join_first, text_if
 
 from ..arms import Arm
 from ..study import SearchOutcome, Study
@@ -22,6 +22,10 @@ from .run import OpenedRuns, Run
 
 # The number of failed arms that notes explain one by one.
 NAMED = 3
+
+# The fewest test examples of a client that has a part in the choice: with the default shares, it
+# has at least 20 examples in all, three of them for validation.
+JUDGED_FROM = 4
 
 # How arms are judged ------------------------------------------------------------------------------
 
@@ -118,7 +122,16 @@ def read_scores(run: Run, evaluated: str) -> ClientScores:
             " clients more examples, so that validation-share leaves each of them some, or set"
             " validation-share = 0 where a recipe has it"
         )
-    return ClientScores(scores, run.score, groups=run.by_group(model, split))
+    few = few_examples(run)
+    judged = {client: score for client, score in scores.items() if client not in few}
+    return ClientScores(judged or scores, run.score, groups=run.by_group(model, split))
+
+
+def few_examples(run: Run) -> set[str]:
+    """Return the clients with too few examples for a part in the choice, if others have one."""
+    return {
+        client for client, count in run.test_examples(hostile=True).items() if count < JUDGED_FROM
+    }
 
 
 def choose(
@@ -331,5 +344,11 @@ def _notes(study: Study, judged: Sequence[ArmScore], first: Run) -> tuple[str, .
         notes.append(
             f"Without a validation {first.score.words}, and so without a part in the choice:"
             f" {', '.join(lacking)}. Give more examples, or raise validation-share."
+        )
+    few = few_examples(first)
+    if few and len(few) < len(first.test_examples(hostile=True)):
+        notes.append(
+            f"Tested, but without a part in the choice, because they have fewer than {JUDGED_FROM}"
+            f" test examples: {join_first(sorted(few))}."
         )
     return tuple(notes)

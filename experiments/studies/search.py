@@ -288,7 +288,7 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
             judged += seeds
         study = replace(study, found=SearchOutcome(judged), failed=work.failed)
         best = _choose(read_search(out, study))
-        fresh = [study.seeds[0] + FRESH_FROM + k for k in range(len(study.seeds))]
+        fresh = [study.seeds[0] + FRESH_FROM + k for k in range(study.tests or len(study.seeds))]
         study = replace(study, found=SearchOutcome(judged, best, fresh))
         study.write(out)
         runs = study.of(best, fresh).runs(out)

@@ -1,0 +1,1 @@
+"""Real federations for benchmarks: clients that exist, in tables that their sources publish."""

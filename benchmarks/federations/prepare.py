@@ -1,0 +1,81 @@
+"""Check the tables of the federations, and draw a tenth of each state's rows of acs-income.
+
+FAIRBLOOM_DATA names the folder that has them below `federations`; docs/data-sets.md says where they
+come from. `benchmarks.methods` calls this.
+"""
+
+import csv
+import hashlib
+import os
+from pathlib import Path
+
+import pandas as pd
+
+from fairbloom.errors import FairbloomError
+
+HERE = Path(__file__).parent
+
+SOURCES = HERE / "sources.csv"
+"""A row for each table: its clients, rows and source, its licence and its SHA-256."""
+
+ACS = "acs-income"
+
+SHARE = 0.1
+"""Of each state's rows in the sample."""
+
+CODES = ("COW", "MAR", "OCCP", "POBP", "RELP", "SEX", "RAC1P")
+"""The columns of acs-income whose numbers are codes; the others are quantities."""
+
+
+def data_of(table: str, out: Path) -> tuple[Path, Path]:
+    """Return the data and the schema of a federation, made below `out` if it is a sample.
+
+    Raise FairbloomError if a table is missing or another one than was measured.
+    """
+    folder = Path(os.environ.get("FAIRBLOOM_DATA", "data"), "federations")
+    if table != ACS:
+        path = folder / f"{table}.csv"
+        check(table, [path])
+        return path, HERE / f"{table}.toml"
+    states = sorted(folder.joinpath(ACS).glob("*.parquet"))
+    sample, schema = out / ACS, out / f"{ACS}.toml"
+    if not schema.exists():  # it is written last
+        check(table, states)
+        draw(states, sample, schema)
+    return sample, schema
+
+
+def check(table: str, files: list[Path]) -> None:
+    """Raise FairbloomError unless the files have the table's sum in SOURCES."""
+    with SOURCES.open(newline="") as file:
+        (wanted,) = (row["sha256"] for row in csv.DictReader(file) if row["table"] == table)
+    digest = hashlib.sha256()
+    for path in files:
+        if not path.is_file():
+            break
+        digest.update(path.read_bytes())
+    if digest.hexdigest() != wanted:
+        raise FairbloomError(
+            f"{table}: the tables below FAIRBLOOM_DATA/federations are missing, or others than"
+            " were measured: docs/data-sets.md says where they come from"
+        )
+
+
+def draw(states: list[Path], sample: Path, schema: Path) -> None:
+    """Write a tenth of each state's rows into `sample`, and the schema of all."""
+    sample.mkdir(parents=True, exist_ok=True)
+    found: dict[str, set[int]] = {column: set() for column in CODES}
+    for path in states:
+        rows = pd.read_parquet(path)
+        for column, codes in found.items():
+            codes.update(rows[column].tolist())
+        rows.sample(frac=SHARE, random_state=0).to_parquet(sample / path.name)
+    lines = ['target = "PINCP"', 'positive = "True"', 'groups = ["SEX", "RAC1P", "MAR"]']
+    for column in ("AGEP", "COW", "SCHL", "MAR", "OCCP", "POBP", "RELP", "WKHP", "SEX", "RAC1P"):
+        lines += ["", f"[fields.{column}]"]
+        if column in found:
+            lines += ['type = "integer"', f"categories = {sorted(found[column])}"]
+        else:
+            lines += ['type = "number"']
+    lines += ["", "[fields.PINCP]", 'type = "string"', 'categories = ["False", "True"]', ""]
+    schema.write_text("\n".join(lines))
