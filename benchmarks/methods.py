@@ -49,8 +49,6 @@ SOME = (
 RATES: Sequence[Value] = (0.01, 0.03, 0.1, 0.3)
 """The clients' learning rates that FedAvg tries."""
 
-MOST_ARMS = 4
-
 TRIED: Mapping[str, Mapping[str, Sequence[Value]]] = {
     "fedavgn": {"server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0,)},
     "qfedavg": {"q": (0.1, 1.0), "lipschitz": (0.1, 1.0)},
@@ -63,7 +61,7 @@ TRIED: Mapping[str, Mapping[str, Sequence[Value]]] = {
     "fedmgdaplus": {"server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0,)},
     "mgdaprox": {"mu": (0.2,), "server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0,)},
     "fedfv": {"alpha": (0.1, 0.5), "tau": (1, 10)},
-    "fcfl": {"budget": (0.05, 0.1), "stage1_rounds": (25,)},
+    "fcfl": {"budget": (0.05, 0.1), "stage1_rounds": (10,)},
 }
 """Of methods that declare more than four arms, the values that are tried here."""
 
@@ -84,8 +82,8 @@ class Workload:
         The federation's table, "" if the task has data of its own.
     methods
         The methods that are searched.
-    arms
-        The largest number of arms of a method.
+    most_arms
+        The largest number of arms of a method; of more, the first and the last are tried.
     seeds, tests
         The number of seeds to choose by, and of fresh ones to test with.
     """
@@ -93,7 +91,7 @@ class Workload:
     settings: Mapping[str, Value]
     table: str = ""
     methods: Sequence[str] = tuple(SEARCHED)
-    arms: int = MOST_ARMS
+    most_arms: int = 4
     seeds: int = 3
     tests: int = 5
 
@@ -108,6 +106,8 @@ class Workload:
 PLAIN: Mapping[str, Value] = {"model": "logistic", "evaluate-every": 0, "num-rounds": 50}
 
 TABLE: Mapping[str, Value] = {**PLAIN, "task": "csv", "csv.smallest-client": 10}
+
+LARGE_TABLE: Mapping[str, Value] = {**TABLE, "num-rounds": 20}
 
 WORKLOADS: Mapping[str, Workload] = {
     "digits": Workload(
@@ -125,15 +125,21 @@ WORKLOADS: Mapping[str, Workload] = {
     "star": Workload(TABLE, "star"),
     "hsb82": Workload(TABLE, "hsb82"),
     "chem97": Workload(TABLE, "chem97"),
-    "acs-income": Workload(TABLE, "acs-income", [*SEARCHED, "fairfed", "fcfl"]),
-    "acs-income-mlp": Workload({**TABLE, "model": "mlp"}, "acs-income"),
+    "acs-income": Workload(LARGE_TABLE, "acs-income", methods=[*SEARCHED, "fairfed", "fcfl"]),
+    "acs-income-mlp": Workload(
+        {**LARGE_TABLE, "model": "mlp"}, "acs-income", methods=SOME, most_arms=2
+    ),
     "insteval": Workload(
-        {**TABLE, "num-rounds": 30, "evaluate-every": 10}, "insteval", SOME, arms=2
+        {**TABLE, "num-rounds": 30, "evaluate-every": 10},
+        "insteval",
+        methods=SOME,
+        most_arms=2,
     ),
     "fashion-mnist": Workload(
         {
             **PLAIN,
             "task": "fashion-mnist",
+            "num-rounds": 30,
             "model": "cnn",
             "clients": 100,
             "fraction": 0.1,
@@ -141,6 +147,7 @@ WORKLOADS: Mapping[str, Workload] = {
             "dirichlet-alpha": 0.3,
         },
         methods=SOME,
+        most_arms=2,
         tests=3,
     ),
 }
@@ -242,7 +249,7 @@ def arms_of(workload: Workload, method: str, rate: float) -> list[str]:
     for point in itertools.product(*axes.values()):
         values = ",".join(f"{name}={value}" for name, value in zip(axes, point, strict=True))
         texts.append(f"{method}({values})")
-    if len(texts) <= workload.arms:
+    if len(texts) <= workload.most_arms:
         return texts
     return [texts[0], texts[-1]]
 
