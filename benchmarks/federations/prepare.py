@@ -23,8 +23,11 @@ ACS = "acs-income"
 SHARE = 0.1
 """Of each state's rows in the sample."""
 
-CODES = ("COW", "MAR", "OCCP", "POBP", "RELP", "SEX", "RAC1P")
-"""The columns of acs-income whose numbers are codes; the others are quantities."""
+COLUMNS = ("AGEP", "COW", "SCHL", "MAR", "OCCP", "POBP", "RELP", "WKHP", "SEX", "RAC1P")
+"""The inputs of acs-income, named as in the census."""
+
+QUANTITIES = ("AGEP", "SCHL", "WKHP")
+"""Age, years of schooling and hours a week; the numbers of the other columns are codes."""
 
 
 def data_of(table: str, out: Path) -> tuple[Path, Path]:
@@ -64,18 +67,18 @@ def check(table: str, files: list[Path]) -> None:
 def draw(states: list[Path], sample: Path, schema: Path) -> None:
     """Write a tenth of each state's rows into `sample`, and the schema of all."""
     sample.mkdir(parents=True, exist_ok=True)
-    found: dict[str, set[int]] = {column: set() for column in CODES}
+    codes: dict[str, set[int]] = {name: set() for name in COLUMNS if name not in QUANTITIES}
     for path in states:
         rows = pd.read_parquet(path)
-        for column, codes in found.items():
-            codes.update(rows[column].tolist())
+        for name, found in codes.items():
+            found.update(rows[name].tolist())
         rows.sample(frac=SHARE, random_state=0).to_parquet(sample / path.name)
     lines = ['target = "PINCP"', 'positive = "True"', 'groups = ["SEX", "RAC1P", "MAR"]']
-    for column in ("AGEP", "COW", "SCHL", "MAR", "OCCP", "POBP", "RELP", "WKHP", "SEX", "RAC1P"):
-        lines += ["", f"[fields.{column}]"]
-        if column in found:
-            lines += ['type = "integer"', f"categories = {sorted(found[column])}"]
+    for name in COLUMNS:
+        lines += ["", f"[fields.{name}]"]
+        if name in QUANTITIES:
+            lines.append('type = "number"')
         else:
-            lines += ['type = "number"']
+            lines += ['type = "integer"', f"categories = {sorted(codes[name])}"]
     lines += ["", "[fields.PINCP]", 'type = "string"', 'categories = ["False", "True"]', ""]
     schema.write_text("\n".join(lines))

@@ -1,32 +1,34 @@
 """Every benchmark does its work: the plain loop, the comparison of all methods, the commands of
 docs/measured.md."""
 
-import itertools
+import math
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import fairbloom
 from benchmarks.measuring import Side, in_turn
 from benchmarks.methods import (
-    BASELINE,
     OWN_ARMS,
     OWN_SETTINGS,
-    RATES,
-    SEARCHED,
+    TRIED,
     WORKLOADS,
+    Workload as MethodWorkload,
+    arms_of,
     rows_of,
+    search_workload,
+    seeds_of,
+    write_rows,
 )
 from benchmarks.networks import Transformer, pfl_cnn
 from benchmarks.plain import train_round
@@ -34,11 +36,11 @@ from benchmarks.research import Research
 from benchmarks.workloads import Workload
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.arms import parse_arms
-from fairbloom.experiments.studies.search import arms_of
 from fairbloom.protocol.settings import Value
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.run import simulate
+from fairbloom.strategies import METHODS
 from fairbloom.tasks import load_task
 from tests.deploy.flower import ROOT
 
@@ -62,37 +64,42 @@ def test_the_plain_loop_and_a_run_end_with_the_same_model(
             np.testing.assert_allclose(ours[name], array.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_every_method_takes_part_at_each_learning_rate() -> None:
-    for workload in WORKLOADS.values():
-        arms = arms_of(SEARCHED, {"learning-rate": RATES}, BASELINE, workload)
-        for arm in arms:
-            Settings.of({**workload, **arm.config})
-            check_used(workload, [arm.method], str(workload["task"]))
-        tried = Counter((arm.method, arm.settings["learning-rate"]) for arm in arms)
-        assert {*tried} == {*itertools.product(SEARCHED, RATES)}
-        assert all(tried[name, rate] == tried[name, RATES[0]] for name, rate in tried)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_arms_are_few_and_have_values_that_methods_declare(name: str) -> None:
+    workload = WORKLOADS[name]
+    shared = {**workload.settings, **({"data-dir": "data"} if workload.table else {})}
+    for method in workload.methods:
+        texts = arms_of(workload, method, 0.1)
+        assert 1 <= len(texts) <= workload.most_arms
+        for arm in parse_arms(texts, shared):
+            Settings.of({**shared, **arm.config})
+            check_used(shared, [arm.method], str(shared["task"]))
+    for method, values in TRIED.items():
+        declared = METHODS[method].tries
+        assert math.prod(map(len, declared.values())) > 4 or method == "fcfl"
+        for parameter, tried in values.items():
+            assert {*tried} <= {*declared.get(parameter, tried)}
+
+
+def test_the_arms_of_what_clients_keep_are_accepted() -> None:
     for arm in parse_arms([*OWN_ARMS], OWN_SETTINGS):
         Settings.of({**OWN_SETTINGS, **arm.config})
 
 
 @pytest.mark.slow
 def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
-    small: dict[str, Value] = {
+    settings: dict[str, Value] = {
         "task": "digits",
         "model": "logistic",
         "clients": 4,
         "partition": "iid",
         "num-rounds": 3,
+        "evaluate-every": 0,
     }
-    methods = [f"{BASELINE}(learning-rate=0.1)", "ditto(lam=0.1)", "ditto(lam=1)"]
-    found = fairbloom.search(
-        methods=methods,
-        seeds=3,
-        out=tmp_path,
-        settings=small | {"evaluate-every": 0},
-        progress=False,
-    )
+    workload = MethodWorkload(settings, methods=("fedavg", "ditto"), seeds=2, tests=3)
+    found = search_workload(workload, tmp_path / "small", jobs=1)
     assert found.comparison is not None
+    assert (len(found.found.judged), len(found.found.fresh)) == (2, 3)
     rows = {str(row["method"]): row for row in rows_of(found.comparison)}
     (chosen,) = (label for label in found.found.best if "Ditto" in label)
     assert set(rows) == {found.baseline, chosen, found.tested(chosen)}
@@ -103,6 +110,12 @@ def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
     # its global model is FedAvg's
     assert str(rows[chosen]["gain, worst client"]).startswith("+0.0")
     assert "to" in str(rows[found.tested(chosen)]["gain, mean"])
+
+    write_rows(tmp_path / "tables" / "seeds.csv", [*seeds_of(found)])
+    table = pandas.read_csv(tmp_path / "tables" / "seeds.csv")
+    assert sorted(table["seed"]) == sorted([*found.found.fresh] * 2)
+    means = table[table["method"] == "ditto"]["mean"]
+    assert means.mean() == pytest.approx(found.comparison.spread(found.tested(chosen), "mean")[0])
 
 
 @pytest.mark.parametrize(

