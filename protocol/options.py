@@ -15,6 +15,7 @@ PersonalSteps = Annotated[str, Choices("together", "head-first"), Default("toget
 HeadEpochs = Annotated[int, Range("[1, inf)"), Default(1), Mark.VARIANT]
 FineTuneEpochs = Annotated[int, Range("[0, inf)"), Default(0), Mark.VARIANT]
 Draw = Annotated[str, Choices("uniform", "examples"), Default("uniform"), Mark.VARIANT]
+Prior = Annotated[str, Default(""), Mark.VARIANT]
 ServerOptimizerName = Annotated[
     str, Choices("none", "avgm", "adagrad", "adam", "yogi"), Default("none"), Mark.VARIANT
 ]

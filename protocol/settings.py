@@ -228,6 +228,10 @@ class RunSettings(Setup):
         "How clients of a round are drawn: uniformly, or with replacement by their numbers of"
         " examples",
     )
+    prior: options.Prior = _of_methods(
+        options.Prior,
+        "Prior weights of clients, as a=2 b=1, in place of weighting; a client without one has 1",
+    )
     server_optimizer: options.ServerOptimizerName = _of_methods(
         options.ServerOptimizerName,
         "Optimizer that uses the method's step as its gradient on the server; none: no server"

@@ -95,12 +95,9 @@ def build_cohort(
     vectors = Vectors.concat([updates.vectors, *second, *kept.values()])
     exact = EXACT_GRAM in method.requires
     drawn = np.array([draws[name] for name in replies.names], np.float64)
-    if method.draw == "examples":
-        prior = drawn / drawn.sum()
-    elif method.weighting == "examples":
-        prior = counts / counts.sum()
-    else:
-        prior = np.full(len(counts), 1.0 / len(counts))
+    weights = drawn
+    if method.draw != "examples":
+        weights = np.array(list(map(method.prior_weight, replies.names, counts.tolist())))
 
     def compute_gram() -> FloatArray:
         if GRAM_BY_ARRAY in method.requires:
@@ -116,7 +113,7 @@ def build_cohort(
         names=replies.names,
         online=tuple(online),
         counts=counts,
-        prior=prior,
+        prior=weights / weights.sum(),
         draws=drawn,
         metrics=Needed(
             type(method).__name__, {metric: replies.column(metric) for metric in method.needs}

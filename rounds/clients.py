@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
@@ -254,3 +255,14 @@ class ClientPool(Protocol):
 
         The run may go back to round `since`.
         """
+
+
+def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
+    """Raise FairbloomError if a setting names an unknown client."""
+    known = set(clients)
+    for name in named:
+        if name not in known:
+            raise FairbloomError(
+                f"{key} names {name!r}, which is not a client:"
+                f" {did_you_mean(name, clients)}there are {join_names(clients)}"
+            )

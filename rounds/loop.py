@@ -16,7 +16,7 @@ from fairbloom.text import text_if
 
 from .aggregation import NoStepError, Step, aggregate, build_cohort, check_row
 from .arrays import Model
-from .clients import NOTHING, ClientPool, Metrics, Replies, TrainReplies
+from .clients import NOTHING, ClientPool, Metrics, Replies, TrainReplies, check_names
 from .cohort import MethodError
 from .compatibility import ROSTER
 from .in_progress import RoundInProgress, explain_unusable
@@ -398,11 +398,17 @@ class Rounds:
         return [name for name in names if name in chosen] if chosen else names
 
     def _check_training_clients(self) -> None:
-        """Log once which names in `training_clients` no client has, with the nearest names."""
+        """Log once which names in `training_clients` no client has, with the nearest names.
+
+        A run does not begin with such names in `prior`: it would be another prior.
+        """
         if self._has_checked_names:
             return
         self._has_checked_names = True
         known = self.known
+        if self._method.progress.finished_rounds == 0:
+            training = self._select_training(sorted(known))
+            check_names("prior", tuple(self._method.prior_weights), training)
         unknown = [name for name in self._method.training_clients if name not in known]
         for name in unknown:
             hint = ""

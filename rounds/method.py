@@ -31,7 +31,7 @@ from .defences import NONE, WEIGHING, Defence
 from .layout import Layout
 from .options import OPTIONS, Options as Options, checking
 from .progress import SERVER_OPTIMIZER, NormHistory, Progress
-from .ranges import names_in, one_of, pairs_in, whole
+from .ranges import amounts_in, names_in, one_of, pairs_in, whole
 from .sampling import sample, sample_by
 from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
@@ -101,6 +101,9 @@ class Method:
         "uniform", without replacement, or "examples": K draws with replacement by the clients'
         numbers of examples (Wang et al., FedFV, Algorithm 1). A client that is drawn twice trains
         once, and the prior p_k is its share of the draws.
+    prior
+        Weights of clients, as "a=2 b=1"; all others have 1. The prior p_k is a client's share of
+        the round's weights, in place of `weighting`.
     server_optimizer
         "avgm", "adagrad", "adam" or "yogi": the server uses the method's step as the gradient of a
         momentum or adaptive step (see `rounds.server_optimizer`). A skipped round, or a round
@@ -248,6 +251,8 @@ class Method:
         self.loss_limit: float = plain["loss_limit"]
         self.update_limit: float = plain["update_limit"]
         self.defence = self._checked_defence(plain)
+        self.prior: str = plain["prior"]
+        self.prior_weights = self._checked_prior(options.get("weighting"))
         self.unused_rounds: int = plain["unused_rounds"]
         self.enrolled_sizes = {
             name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
@@ -327,6 +332,31 @@ class Method:
         else:
             self.check_fit(compatibility.MIXED_UPDATES, "defence", name)
         return Defence(name, tolerance)
+
+    def _checked_prior(self, weighting: str | None) -> dict[str, float]:
+        """Return the user's weights of clients, empty without any."""
+        weights = amounts_in("(0, inf)", prior=self.prior)
+        if not weights:
+            return weights
+        self.check_fit(compatibility.WEIGHTING, "prior", self.prior)
+        rivals = {
+            "weighting": bool(weighting),
+            "draw": self.draw != UNIFORM,
+            "defence": self.defence is not None and self.defence.name in WEIGHING,
+        }
+        for rival, given in rivals.items():
+            if given:
+                raise ValueError(
+                    f"prior = {self.prior!r}: {rival} sets the clients' weights, too: leave one of"
+                    " them out"
+                )
+        return weights
+
+    def prior_weight(self, name: str, examples: float) -> float:
+        """Return a client's prior weight, of which the prior is its share."""
+        if self.prior_weights:
+            return self.prior_weights.get(name, 1.0)
+        return examples if self.weighting == "examples" else 1.0
 
     def _checked_head_epochs(self, plain: Mapping[str, Any]) -> int | None:
         """Return the passes for personal parameters that are trained first, None if none are."""

@@ -34,6 +34,7 @@ class OptionsWithoutPrior(TypedDict, total=False):
     head_epochs: of_runs.HeadEpochs
     fine_tune_epochs: of_runs.FineTuneEpochs
     draw: of_runs.Draw
+    prior: of_runs.Prior
     server_optimizer: of_runs.ServerOptimizerName
     server_optimizer_lr: float | None
     server_optimizer_beta1: of_runs.Beta1

@@ -66,8 +66,8 @@ def pairs_in(**named: object) -> dict[str, Any] | None:
     return None if value is None else dict(value)
 
 
-def amounts_in(lowest: float, **named: object) -> dict[str, float]:
-    """Return the one named value if it maps names to numbers of at least `lowest`.
+def amounts_in(interval: str, **named: object) -> dict[str, float]:
+    """Return the one named value if it maps names to numbers in `interval`, as for `within`.
 
     It may be a mapping or the text of one, as for `pairs_in`. None and "" give an empty mapping.
     """
@@ -75,7 +75,7 @@ def amounts_in(lowest: float, **named: object) -> dict[str, float]:
     amounts = {}
     for key, value in (pairs_in(**named) or {}).items():
         amount = parsed(value) if isinstance(value, str) else value
-        amounts[key] = within(f"[{lowest!r}, inf)", **{f"{name}[{key!r}]": amount})
+        amounts[key] = within(interval, **{f"{name}[{key!r}]": amount})
     return amounts
 
 

@@ -385,7 +385,7 @@ def check_used(
             "clients = 0: give at least 1, or leave it out for as many as the task has by itself"
         )
     if given.get("pooled"):
-        for key in ("fraction", "training-clients", "attack", "defence"):
+        for key in ("fraction", "training-clients", "prior", "attack", "defence"):
             if key in given:
                 raise SettingsError(
                     f"{key} has no effect with pooled = true, as one client a round trains: leave"

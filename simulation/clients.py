@@ -17,13 +17,20 @@ from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
 from fairbloom.client.local_round import Update, evaluate_client, train_client
 from fairbloom.client.states import ClientStates, StateDict, state_folder
-from fairbloom.errors import FairbloomError, did_you_mean, failure_reason, join_names
+from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
 from fairbloom.rounds.arrays import Model
-from fairbloom.rounds.clients import NOTHING, Replies, Reports, TrainReplies, layout_of_second
+from fairbloom.rounds.clients import (
+    NOTHING,
+    Replies,
+    Reports,
+    TrainReplies,
+    check_names,
+    layout_of_second,
+)
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
@@ -79,6 +86,7 @@ class LocalClients:
         self._names = load_task(self.settings).ascending
         check_names("training-clients", method.training_clients, self._names)
         check_names("enrolled-sizes", tuple(method.enrolled_sizes), self._names)
+        check_names("prior", tuple(method.prior_weights), self._names)
         check_tolerance(method, len(self._names))
         if self.settings.attack and share_in(self.settings.attackers) is None:
             check_names("attackers", split_names(self.settings.attackers), self._names)
@@ -334,17 +342,6 @@ def check_tolerance(method: Method, clients: int) -> None:
             f"defence-tolerance = {method.defence.tolerance}: it must be less than half of the"
             f" {per_round} clients of a round: {remedy}, or raise fraction or the number of clients"
         )
-
-
-def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
-    """Raise FairbloomError if a setting names an unknown client."""
-    known = set(clients)
-    for name in named:
-        if name not in known:
-            raise FairbloomError(
-                f"{key} names {name!r}, which is not a client:"
-                f" {did_you_mean(name, clients)}there are {join_names(clients)}"
-            )
 
 
 def call_client(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:

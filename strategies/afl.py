@@ -84,7 +84,7 @@ class AFL(FairStrategy):
 
     def _weights(self, cohort: Cohort) -> dict[str, float]:
         examples = self._examples(cohort)
-        shares = examples if self.weighting == "examples" else dict.fromkeys(examples, 1.0)
+        shares = {name: self.prior_weight(name, n) for name, n in examples.items()}
         return enter_clients(self.memory.get("weights", {}), shares)
 
 

@@ -116,7 +116,7 @@ class FCFL(FairStrategy):
     ) -> None:
         super().__init__(**options)
         self.budget = budget
-        self.budgets = amounts_in(0.0, budgets=budgets)
+        self.budgets = amounts_in("[0, inf)", budgets=budgets)
         self.stage1_rounds = stage1_rounds
         self.disparity = disparity
         self.delta = delta

@@ -60,7 +60,7 @@ class FedAvg(FairStrategy):
         kept = next(iter(self.progress.kept), None)
         if not self.control_variates or kept is None:
             return {}
-        total = sum(self._size(n) for n in self.progress.roster.values())
+        total = sum(self.prior_weight(name, n) for name, n in self.progress.roster.items())
         return {CONTROL: (kept, 1.0 / total)}
 
     def remember(
@@ -70,12 +70,9 @@ class FedAvg(FairStrategy):
         if not self.control_variates:
             return {}
         H = cohort.metrics[STEP_SUM]
-        n = np.array([self._size(cohort.roster[name]) for name in cohort.names]) * (H > 0.0)
+        sizes = [self.prior_weight(name, cohort.roster[name]) for name in cohort.names]
+        n = np.array(sizes) * (H > 0.0)
         of_updates = np.divide(n, H, out=np.zeros_like(n), where=H > 0.0)
         of_C = 1.0 - n.sum() * cohort.sent.get(CONTROL, 0.0)
         row = np.concatenate([of_updates, np.full(len(cohort.memory), of_C)])
         return {Kept(CONTROL, cohort.round): row}
-
-    def _size(self, examples: float) -> float:
-        """Return the n_k that weighs a control variate: 1 with a uniform prior."""
-        return examples if self.weighting == "examples" else 1.0

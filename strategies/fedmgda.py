@@ -75,6 +75,11 @@ class FedMGDA(Stepped):
             **options,
         )
         self.epsilon = epsilon
+        if self.prior_weights and epsilon >= 1.0:
+            raise ValueError(
+                f"prior = {self.prior!r} has no effect with epsilon = {epsilon:g}, by which a"
+                " weight may be anything: leave prior out, or lower epsilon, as in 0.1"
+            )
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the shortest combination, times the step size."""
@@ -173,8 +178,8 @@ class MGDAProx(FedMGDAPlus):
     Cost: a Gram matrix and a QP
     """
 
-    # The paper's 0.1: its proximal term has no factor 1/2. Its eighth decay is left out.
-    tries: ClassVar[Tries] = {"mu": (0.2,), "server_lr": STEPS, "decay": DECAYS}
+    # The paper's 0.1: its proximal term has no factor 1/2. It has a decay of 1/5 as well.
+    tries: ClassVar[Tries] = {"mu": (0.2,), "server_lr": STEPS, "decay": (*DECAYS, 0.2)}
     own_terms = frozenset({"proximal_mu"})
 
     def __init__(

@@ -30,7 +30,7 @@ ROOMS: Mapping[str, int] = {
     "prediction": 878,
     "fairbloom": 701,
     "protocol": 830,
-    "rounds": 3_076,
+    "rounds": 3_103,
     "server": 985,
     "server/run_folder": 1_450,
     "simulation": 1_118,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_448
+WHOLE = 33_472
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
