@@ -99,7 +99,7 @@ def test_a_run_does_not_begin_with_unknown_names_in_its_prior() -> None:
     words = "prior names 'siet-1', which is not a client: did you mean site-1"
     with pytest.raises(FairbloomError, match=words):
         run(FedAvg(prior="siet-1=2"))
-    with pytest.raises(FairbloomError, match="prior names 'site-0'.*there are site-1"):
+    with pytest.raises(FairbloomError, match=r"prior names 'site-0'.*there are site-1"):
         run(FedAvg(prior="site-0=2", training_clients=("site-1", "site-2")))
 
 
