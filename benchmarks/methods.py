@@ -5,8 +5,8 @@ method, in folders below --out. Into --tables it writes the chosen arms: the cli
 the score of the worst-served tenth (the worst client of up to ten), the gains over FedAvg with the
 95 % interval of the paired difference, and the values of each seed.
 
-The workload `own`, which has to be asked for, compares what clients may keep for themselves: heads,
-norms, personal models.
+`own` compares, without a search, what clients may keep for themselves: heads, norms, personal
+models. `shakespeare` is one seed of four methods.
 
 Finished runs are not run again. FAIRBLOOM_DATA has the files of all workloads but the digits.
 """
@@ -153,66 +153,90 @@ WORKLOADS: Mapping[str, Workload] = {
 }
 """The workloads of docs/which-method.md, by name."""
 
-OWN = "own"
-"""The name of the comparison of what clients may keep for themselves."""
 
-OWN_SETTINGS: Mapping[str, Value] = {
-    **WORKLOADS["shards"].settings,
-    "learning-rate": 0.3,  # the best of RATES for FedAvg
-    "model": "benchmarks.networks:normed_cnn",  # logistic regression has no body and no norms
+@dataclass(frozen=True)
+class Arms:
+    """A comparison of given arms, without a search."""
+
+    settings: Mapping[str, Value]
+    arms: Sequence[str]
+    seeds: int
+
+
+GIVEN: Mapping[str, Arms] = {
+    # What clients keep under FedAvg; a head under the best fair method of `shards` that allows it.
+    "own": Arms(
+        {
+            **WORKLOADS["shards"].settings,
+            "learning-rate": 0.3,  # the best of RATES for FedAvg
+            # logistic regression has no body and no norms
+            "model": "benchmarks.networks:normed_cnn",
+        },
+        (
+            BASELINE,
+            "fedavg(fine-tune-epochs=1)",
+            "fedavg(personal-parameters=head)",
+            "fedavg(personal-parameters=head,personal-steps=head-first)",
+            "fedavg(personal-parameters=body)",
+            "fedavg(personal-parameters=norm)",
+            "fedlf",
+            "fedlf(personal-parameters=head)",
+            "ditto(lam=0.1)",
+            "local",
+        ),
+        seeds=10,
+    ),
+    # One seed and one rate show that it runs, and how long: they compare nothing.
+    "shakespeare": Arms(
+        {
+            "task": "benchmarks.federations.speakers:speakers",
+            "model": "lstm",
+            "num-rounds": 60,
+            "fraction": 0.1,
+            "batch-size": 10,
+            "learning-rate": 0.8,  # of LEAF and q-FFL
+            "evaluate-every": 0,
+        },
+        (BASELINE, "qfedavg(q=0.001)", "fedfv(alpha=0.1,tau=1)", "fedmgdaplus"),
+        seeds=1,
+    ),
 }
-
-OWN_ARMS = (
-    BASELINE,
-    "fedavg(fine-tune-epochs=1)",
-    "fedavg(personal-parameters=head)",
-    "fedavg(personal-parameters=head,personal-steps=head-first)",
-    "fedavg(personal-parameters=body)",
-    "fedavg(personal-parameters=norm)",
-    "fedlf",
-    "fedlf(personal-parameters=head)",
-    "ditto(lam=0.1)",
-    "local",
-)
-"""What clients keep under FedAvg; a head under the best fair method of `shards` that allows it."""
+"""The comparisons of given arms, by name."""
 
 
-def print_own(seeds: int, out: Path, jobs: int, *, as_csv: bool) -> None:
-    """Compare what clients may keep for themselves, without a search, and print the table."""
+def compare_given(given: Arms, out: Path, jobs: int) -> list[Row]:
+    """Compare given arms, and return the rows of the table."""
     compared = compare(
-        methods=OWN_ARMS, seeds=seeds, jobs=jobs, out=out / OWN, settings=OWN_SETTINGS
+        methods=given.arms, seeds=given.seeds, jobs=jobs, out=out, settings=given.settings
     )
     rows = [*rows_of(compared)]
     # A common model with initial heads or norms says nothing: only the personal models are shown.
     end = ", personal)"
     names = [str(row["method"]) for row in rows]
     left_out = {name.removesuffix(end) + ")" for name in names if name.endswith(end)}
-    chosen = [row for row in rows if row["method"] not in left_out]
-    print_table(OWN, chosen, as_csv=as_csv)
+    return [row for row in rows if row["method"] not in left_out]
 
 
 def main() -> None:
     """Run the missing runs, and write the tables."""
-    parser = parser_of(__doc__, [*WORKLOADS, OWN])
-    parser.set_defaults(workloads=[*WORKLOADS])
+    parser = parser_of(__doc__, [*WORKLOADS, *GIVEN])
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
     parser.add_argument("--tables", type=Path, default=Path("runs/methods/tables"))
-    parser.add_argument("--seeds", type=int, default=10, help="seeds of the workload own")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     chosen = parser.parse_args()
     print_machine()
-    if OWN in chosen.workloads:
-        print_own(chosen.seeds, chosen.out, chosen.jobs, as_csv=chosen.csv)
     for name in chosen.workloads:
-        if name == OWN:
-            continue
-        found = search_workload(WORKLOADS[name], chosen.out / name, chosen.jobs)
-        if found.comparison is None:
-            raise SystemExit(f"{name}: {found.sentences[0]}")
-        rows = [*rows_of(found.comparison)]
+        out = chosen.out / name
+        if name in GIVEN:
+            rows = compare_given(GIVEN[name], out, chosen.jobs)
+        else:
+            found = search_workload(WORKLOADS[name], out, chosen.jobs)
+            if found.comparison is None:
+                raise SystemExit(f"{name}: {found.sentences[0]}")
+            rows = [*rows_of(found.comparison)]
+            write_rows(chosen.tables / f"{name}-seeds.csv", [*seeds_of(found)])
         print_table(name, rows, as_csv=chosen.csv)
         write_rows(chosen.tables / f"{name}.csv", rows)
-        write_rows(chosen.tables / f"{name}-seeds.csv", [*seeds_of(found)])
 
 
 def search_workload(workload: Workload, out: Path, jobs: int) -> Search:

@@ -19,10 +19,10 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.measuring import Side, in_turn
 from benchmarks.methods import (
-    OWN_ARMS,
-    OWN_SETTINGS,
+    GIVEN,
     TRIED,
     WORKLOADS,
+    Arms,
     Workload as MethodWorkload,
     arms_of,
     rows_of,
@@ -81,9 +81,10 @@ def test_arms_are_few_and_have_values_that_methods_declare(name: str) -> None:
             assert {*tried} <= {*declared.get(parameter, tried)}
 
 
-def test_the_arms_of_what_clients_keep_are_accepted() -> None:
-    for arm in parse_arms([*OWN_ARMS], OWN_SETTINGS):
-        Settings.of({**OWN_SETTINGS, **arm.config})
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+def test_given_arms_are_accepted(given: Arms) -> None:
+    for arm in parse_arms(given.arms, given.settings):
+        Settings.of({**given.settings, **arm.config})
 
 
 @pytest.mark.slow

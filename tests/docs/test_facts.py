@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 
 import pytest
 
-from benchmarks.methods import OWN_ARMS, OWN_SETTINGS, SEARCHED, WORKLOADS
+from benchmarks.methods import GIVEN, SEARCHED, WORKLOADS
 from docs.hospitals import FEW, HEADINGS, PICTURE, TABLE
 from fairbloom.experiments.arms import parse_arms
 from fairbloom.experiments.recipe import load_recipe
@@ -143,7 +143,7 @@ def test_the_summary_has_the_gains_of_each_method(subtests: pytest.Subtests) -> 
 def test_the_table_of_what_clients_keep_has_each_arm() -> None:
     with (DATA / "own.csv").open(newline="") as file:
         names = [row["method"] for row in csv.DictReader(file)]
-    labels = [arm.label for arm in parse_arms([*OWN_ARMS], OWN_SETTINGS)]
+    labels = [arm.label for arm in parse_arms(GIVEN["own"].arms, GIVEN["own"].settings)]
     assert [name.replace(", personal)", ")") for name in names] == labels
     assert ":file: data/own.csv\n" in MEASURED
 
