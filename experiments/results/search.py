@@ -10,7 +10,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.files import CLIENTS, ROUNDS
-from fairbloom.text import join_first, text_if
+from fairbloom.text import text_if
 
 from ..arms import Arm
 from ..study import SearchOutcome, Study
@@ -349,6 +349,6 @@ def _notes(study: Study, judged: Sequence[ArmScore], first: Run) -> tuple[str, .
     if few and len(few) < len(first.test_examples(hostile=True)):
         notes.append(
             f"Tested, but without a part in the choice, because they have fewer than {JUDGED_FROM}"
-            f" test examples: {join_first(sorted(few))}."
+            f" test examples: {join_names(sorted(few))}."
         )
     return tuple(notes)
