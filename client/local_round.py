@@ -34,14 +34,14 @@ from .rules.registry import kinds_of, rules_of
 from .rules.rule_round import RuleRound
 from .states import RULE, StateDict, Version
 from .support import Support
-from .training import train
+from .training import measure_slope, train
 from .work import Copy, LocalWork, StepsTaken, run_work
 
 # Everything: each engine that computes clients one by one supports it.
 SUPPORTED = Support(
     hooks=frozenset(HOOKS) | {"shift"},
     work=frozenset(each.name for each in fields(LocalWork)),
-    metrics=ALL_METRICS,
+    metrics=ALL_METRICS | {wire.INEXACTNESS},
 )
 
 
@@ -175,12 +175,22 @@ class _ClientTraining(ClientRound):
             self._scores |= self._client.measured(measurement, self._terms)
 
     def report(self) -> None:
+        if wire.INEXACTNESS in self._terms.measure:
+            self._anchor = [each.detach().clone() for _, each in self._client.trainable()]
+            self._slope = self._measure_slope()
         for rule in self._rules:
             self._scores |= rule.report(self._client)
         for rule in self._rules:
             self._scores |= rule.make_second_model(
                 self._client, self._received, self._work.learning_rate
             )
+
+    def _measure_slope(self) -> float:
+        """Return the gradient's norm of the loss with FedProx's term, at the current model."""
+        client = self._client
+        examples = client.splits.train
+        pull = self._terms.proximal_mu
+        return measure_slope(client.model, client.task, examples, pull, self._anchor)
 
     def start(self) -> None:
         for rule in self._rules:
@@ -245,6 +255,9 @@ class _ClientTraining(ClientRound):
         def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
             return [(self._received[name], each) for name, each in client.trainable()]
 
+        if wire.INEXACTNESS in terms.measure:
+            # Without a slope at first, the client began at its minimum.
+            self._scores[wire.INEXACTNESS] = self._measure_slope() / (self._slope or 1.0)
         done = WorkDone(lambda: self._work.learning_rate, changes, lambda: self._steps.rate_sum)
         metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
         metrics |= requested_metrics(terms.measure, self._scores, done)

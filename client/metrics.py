@@ -144,7 +144,7 @@ WORK_METRICS: Mapping[str, Callable[[WorkDone], float]] = {
 # The counts in `BETWEEN_GROUPS`; its other metrics also need `disparity` in the terms.
 GROUP_COUNTS = (*wire.POSITIVES, *wire.HITS)
 
-# All metrics of clients: patterns of measurements, and names.
+# The metrics that every engine of Fairbloom's clients has: patterns of measurements, and names.
 ALL_METRICS = frozenset(
     {
         *(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)),

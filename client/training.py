@@ -363,12 +363,35 @@ def measure(
 @torch.no_grad()
 def predict(model: nn.Module, task: Task, examples: AnyExamples) -> "Outputs":
     """Return the outputs and losses of `model`, in eval mode, on all `examples`."""
-    model.eval()
-    size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
-    batches = (examples[start : start + size] for start in range(0, len(examples), size))
     # Seeded, because a model may draw random numbers in evaluation, too.
     with seeded(0, examples.device):
-        return Outputs.of(model, task, batches)
+        return Outputs.of(model, task, (batch for _, batch in evaluation_batches(model, examples)))
+
+
+def evaluation_batches(
+    model: nn.Module, examples: AnyExamples
+) -> Iterator[tuple[slice, tuple[Inputs, Tensor]]]:
+    """Yield the slices of `examples` and their batches, and set `model` to eval mode."""
+    model.eval()
+    size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
+    for start in range(0, len(examples), size):
+        place = slice(start, start + size)
+        yield place, examples[place]
+
+
+def measure_slope(
+    model: nn.Module, task: Task, examples: AnyExamples, pull: float, anchor: Sequence[Tensor]
+) -> float:
+    """Return the gradient's norm of the mean loss with (pull/2)‖x − anchor‖², in eval mode."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    slopes = [pull * (new.detach() - old) for new, old in zip(parameters, anchor, strict=True)]
+    with seeded(0, examples.device):
+        for _, (inputs, targets) in evaluation_batches(model, examples):
+            loss = losses_of(model, task, inputs, targets).sum() / len(examples)
+            for slope, gradient in zip(slopes, gradients_of(loss, parameters), strict=True):
+                if gradient is not None:
+                    slope += gradient
+    return math.hypot(*(float(torch.linalg.vector_norm(in_double(slope))) for slope in slopes))
 
 
 class Outputs(NamedTuple):

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from .names import (
     ARRAYS_DISPARITY,
     BETWEEN_GROUPS,
+    INEXACTNESS,
     LOSS_BASELINE,
     SNAPSHOT,
     STATE_ROUND,
@@ -34,7 +35,15 @@ OF_A_TASK = (
 )
 
 _BEYOND_FUNCTIONS = frozenset(
-    {*BETWEEN_GROUPS, ARRAYS_DISPARITY, LOSS_BASELINE, STATE_ROUND, SNAPSHOT, TRAIN_LOSS}
+    {
+        *BETWEEN_GROUPS,
+        ARRAYS_DISPARITY,
+        INEXACTNESS,
+        LOSS_BASELINE,
+        STATE_ROUND,
+        SNAPSHOT,
+        TRAIN_LOSS,
+    }
     | {key for rule in RULES if rule not in (PROXIMAL, CLIENT_MOMENTUM) for key in rule.keys}
 )
 

@@ -129,6 +129,10 @@ STATE_ROUND = "state-round"
 # The Euclidean norm ‖w_k − w‖ of a client's update, over all trainable parameters.
 UPDATE_NORM = "update-norm"
 
+# How exactly a client has minimised its loss with the proximal term h (Li et al., FedProx,
+# Definition 2): the norm of h's gradient at the trained model, over that at the received one.
+INEXACTNESS = "inexactness"
+
 # These are measured with the received model on the client's test set.
 LOSS = "loss"
 ACCURACY = "accuracy"

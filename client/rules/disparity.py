@@ -17,13 +17,12 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, DISPARITY_STEP, EQUAL_OPPORTUNITY, Terms
 from fairbloom.tasks import Task
-from fairbloom.tasks.collated import BATCH, CollatedExamples
 from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.task import AnyExamples
 
 from ..local import LocalClient
 from ..metrics import GROUP_COUNTS
-from ..training import EVALUATION_BATCH, StateDict, outputs_of, seeded
+from ..training import StateDict, evaluation_batches, outputs_of, seeded
 from ..work import LocalWork, descend
 from .base import Rule, Scores
 
@@ -218,11 +217,7 @@ def _logits_of(
     model: nn.Module, task: Task, examples: AnyExamples
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield the slice of each batch of examples, and its logits of the positive class."""
-    model.eval()
-    size = BATCH if isinstance(examples, CollatedExamples) else EVALUATION_BATCH
-    for start in range(0, len(examples), size):
-        place = slice(start, start + size)
-        inputs, _ = examples[place]
+    for place, (inputs, _) in evaluation_batches(model, examples):
         yield place, logits_of(outputs_of(model, inputs, task.output), task.positive_place)
 
 

@@ -122,6 +122,7 @@ class ClientTable:
     disparity: bool = False
     two_classes: bool = False
     hostile: bool = False
+    inexactness: bool = False
     kept: bool = False
     loss: str = names.LOSS
 
@@ -183,6 +184,8 @@ class ClientTable:
                 (f"train_{each.replace('-', '_')}_before_round", column(each, trained))
                 for each in of_groups
             ]
+        if self.inexactness:
+            columns.append((names.INEXACTNESS, column(names.INEXACTNESS, trained)))
         if self.validated:
             loss = ("validation_loss_of_global_model", column(names.LOSS + ENDINGS["validation"]))
             columns += [*scores("validation", "global"), loss]

@@ -15,7 +15,7 @@ import numpy as np
 
 from fairbloom import __version__
 from fairbloom.logs import log
-from fairbloom.protocol.names import DISPARITY, LOSS, NUM_EXAMPLES, TRAIN_LOSS
+from fairbloom.protocol.names import DISPARITY, INEXACTNESS, LOSS, NUM_EXAMPLES, TRAIN_LOSS
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.method import Method
@@ -142,12 +142,13 @@ class RunRecorder:
             self._best_score = validation.score
         personal = method.terms(1).has_personal_models
         disparity = DISPARITY in method.needs
+        inexact = INEXACTNESS in method.needs
         hostile = bool(config.get("attack"))
         # metrics.csv has an app's validation scores, by client.
         validated = validation is not None and not app_metrics
         kept = method.terms(1).keeps_personal_models and not app_metrics
         self._table = ClientTable(
-            scores, validated, personal, disparity, two_classes, hostile, kept, loss
+            scores, validated, personal, disparity, two_classes, hostile, inexact, kept, loss
         )
         self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
         self._coefficients = TableWriter(COEFFICIENTS.path_in(path), COEFFICIENTS.needed)
