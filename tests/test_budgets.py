@@ -19,7 +19,7 @@ from tests.checkout import ROOT
 ROOMS: Mapping[str, int] = {
     "checks": 730,
     "cli": 700,
-    "client": 1_788,
+    "client": 1_814,
     "client/guard": 717,
     "client/rules": 681,
     "deploy/fleet": 2_513,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_472
+WHOLE = 33_502
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
