@@ -309,28 +309,30 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 def rows_of(tested: Comparison) -> Iterator[Row]:
     """Yield a row of the table for FedAvg, then one for each other chosen arm."""
     worst = "worst client" if len(tested.values[tested.baseline][0]) <= 10 else "worst 10 %"
+    digits = 1 if tested.score.percent else 2  # errors have the target's unit
     gains = {measure: tested.differences(measure) for measure in ("mean", "worst_10")}
     for label in tested.methods:
         yield {
             "method": label,
-            "mean": f"{tested.spread(label, 'mean')[0]:.1f}",
-            "gain, mean": gain(gains["mean"].get(label)),
-            worst: f"{tested.spread(label, 'worst_10')[0]:.1f}",
-            f"gain, {worst}": gain(gains["worst_10"].get(label)),
+            "mean": f"{tested.spread(label, 'mean')[0]:.{digits}f}",
+            "gain, mean": gain(gains["mean"].get(label), digits),
+            worst: f"{tested.spread(label, 'worst_10')[0]:.{digits}f}",
+            f"gain, {worst}": gain(gains["worst_10"].get(label), digits),
         }
 
 
-def gain(found: Difference | None) -> str:
-    """Return a difference with its interval.
+def gain(found: Difference | None, digits: int) -> str:
+    """Return a difference with its interval, rounded to `digits` decimal places.
 
     It is bold if the interval excludes 0, with * if Holm's correction agrees.
     """
     if found is None:
         return ""
-    words = f"{found.mean:+.1f}".replace("-0.0", "+0.0")
+    mean, low, high = (f"{x:+.{digits}f}" for x in (found.mean, found.low, found.high))
+    words = mean.replace("-0.0", "+0.0") if float(mean) == 0.0 else mean
     if math.isnan(found.low):  # a single seed, or the same difference for all
         return words
-    words = f"{words} ({found.low:+.1f} to {found.high:+.1f})"
+    words = f"{words} ({low} to {high})"
     if found.low <= 0.0 <= found.high:
         return words
     return f"**{words}***" if found.significant else f"**{words}**"
