@@ -101,6 +101,9 @@ class Terms:
         t, from 1.
     measure
         Names of the metrics that are asked for, in addition to those of every reply.
+    measures
+        Replaces `measure` for some clients, by name, in the terms of all clients. `of_client`
+        applies it. It is not sent.
     state_round
         The round of the client's last reply that was used: the client resumes from the state that
         it stored then. 0 if no reply was used; None: clients store no states.
@@ -157,6 +160,7 @@ class Terms:
 
     server_round: int
     measure: tuple[str, ...] = ()
+    measures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     state_round: int | None = None
     state_rounds: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
@@ -220,12 +224,16 @@ class Terms:
         return {key: value for key, value in config.items() if key != "measure" or value}
 
     def of_client(self, name: str) -> Self:
-        """Return these terms with this client's state round."""
+        """Return these terms with this client's metrics and state round."""
         # Nothing differs by client: share the object.
-        if not self.state_rounds:
+        if not self.state_rounds and not self.measures:
             return self
         return replace(
-            self, state_round=self.state_rounds.get(name, self.state_round), state_rounds={}
+            self,
+            measure=self.measures.get(name, self.measure),
+            measures={},
+            state_round=self.state_rounds.get(name, self.state_round),
+            state_rounds={},
         )
 
     @property

@@ -114,15 +114,18 @@ class Rounds:
         model
             The global model after the last finished round.
         measure
-            Returns the metrics that a round's training reports in addition to those that the method
-            needs.
+            Returns the metrics that clients which evaluate after a round report of its training, in
+            addition to those that the method needs. They are only recorded.
         measure_after
             The metrics that its participants report in evaluation.
         """
         check_model(self._method, model)
         first = self._method.progress.finished_rounds + 1
         for number in range(first, (self._num_rounds or 0) + 1):
-            current = self.configure_train(number, model, measure(number))
+            recorded = measure(number)
+            current = self.configure_train(number, model, recorded)
+            if recorded:
+                self._ask_evaluators_only(current)
             # The replies get no name here: their updates are as large as all models, and must be
             # gone before the clients evaluate.
             after, metrics = self.aggregate_train(
@@ -269,9 +272,7 @@ class Rounds:
         if self.evaluates(number):
             last = number == self._num_rounds
             free = self._wait_for_available(method.min_evaluate_nodes, trains=False, waits=last)
-            fraction = 1.0 if last and self._all_evaluate_last else method.fraction_evaluate
-            wanted = share(fraction, len(free), method.min_evaluate_nodes)
-            current.evaluators = sample(free, wanted, method.seed, "evaluate", number)
+            current.evaluators = self._draw_evaluators(free, number)
         return current.evaluators, terms, self.mean_model(model)
 
     def aggregate_evaluate(self, replies: Replies) -> Metrics | None:
@@ -380,6 +381,24 @@ class Rounds:
                 " be asked: return names that it gets"
             )
         return Counter(drawn)
+
+    def _draw_evaluators(self, free: Sequence[str], number: int) -> Sequence[str]:
+        """Draw the clients that evaluate after a round, from those that can be asked."""
+        method = self._method
+        all_evaluate = number == self._num_rounds and self._all_evaluate_last
+        fraction = 1.0 if all_evaluate else method.fraction_evaluate
+        wanted = share(fraction, len(free), method.min_evaluate_nodes)
+        return sample(free, wanted, method.seed, "evaluate", number)
+
+    def _ask_evaluators_only(self, current: RoundInProgress) -> None:
+        """Ask clients that will not evaluate only for the metrics that the method needs.
+
+        No table has a row of the others, and a loss costs a pass over their data.
+        """
+        evaluators = set(self._draw_evaluators(self.clients.free(), current.number))
+        needed = tuple(sorted(self._method.needs))
+        others = current.draws.keys() - evaluators
+        current.terms = replace(current.terms, measures=dict.fromkeys(others, needed))
 
     def _enter_new(self) -> None:
         """Enter new training clients into the roster, with their examples if these are known."""

@@ -554,12 +554,12 @@ class _Block(ClientRound):
             norms = read_scalars([each.norm_on_device() for each in done])
             for scores, norm in zip(self._scores, norms, strict=True):
                 scores[wire.UPDATE_NORM] = norm
-        keeps_states = bool(terms.state_rounds) or terms.state_round is not None
         for row, member in enumerate(self._block):
             metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
-            if terms.measure:
-                metrics |= requested_metrics(terms.measure, self._scores[row], done[row])
-            if keeps_states and terms.of_client(member.local.name).state_round is not None:
+            own = terms.of_client(member.local.name)
+            if own.measure:
+                metrics |= requested_metrics(own.measure, self._scores[row], done[row])
+            if own.state_round is not None:
                 metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
             if self._own:
                 trained = self._rows.trained(row)

@@ -77,6 +77,13 @@ def test_each_client_is_sent_the_round_of_its_own_state(
     assert of_all.of_client("a stranger, whose name is longer") == sent
 
 
+def test_a_client_may_be_asked_for_fewer_metrics_than_others() -> None:
+    of_all = Terms(server_round=1, measure=("loss-before", "loss-after"), measures={"a": ()})
+    assert of_all.to_config() == replace(of_all, measures={}).to_config()
+    assert of_all.of_client("a") == Terms(server_round=1)
+    assert of_all.of_client("b") == replace(of_all, measures={})
+
+
 def attribute(key: str) -> str:
     return key.replace("-", "_")
 

@@ -114,6 +114,7 @@ OF_THE_WORK: Mapping[str, Case] = {
 OF_THE_TERMS: Mapping[str, Case] = {
     "server_round": asked(server_round=5),
     "measure": asked(measure=("loss-before",)),
+    "measures": asked(measure=("loss-before", "loss-after"), measures={NAMES[1]: ("loss-after",)}),
     "proximal_mu": asked(proximal_mu=0.3),
     "personal_lambda": Case(terms=PERSONAL),
     "personal_epochs": Case(terms=replace(PERSONAL, personal_epochs=2)),
@@ -431,7 +432,9 @@ def test_what_stacked_clients_do_not_honour_is_known() -> None:
     assert stacked.SUPPORTED.metrics | {"inexactness"} == BY_A_CLIENT.metrics
 
 
-OF_NO_RULE = {"server_round", "measure", "state_round", "state_rounds", "seed", "others"}
+OF_NO_RULE = {
+    *("server_round", "measure", "measures", "state_round", "state_rounds", "seed", "others")
+}
 """The fields of the terms that every client supports."""
 
 

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from flwr.app import MessageType
 
+from fairbloom.protocol.names import LOSS_BEFORE, TRAIN_LOSS
 from fairbloom.rounds.clients import average_metrics
+from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.round import size_on_the_wire
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.clients import LocalClients
 from fairbloom.strategies import FedAvg, Round
 from tests.federation import (
     BUFFERS,
@@ -22,6 +26,8 @@ from tests.federation import (
     record,
     run,
 )
+
+from .implementations import IMPLEMENTATIONS, PLAIN, method_and_model
 
 
 def test_a_finished_round_has_its_participants_and_results() -> None:
@@ -81,6 +87,24 @@ def test_those_who_evaluate_are_drawn_apart(subtests: pytest.Subtests) -> None:
             _, rounds = run(FedAvg(fraction_train=0.5, fraction_evaluate=share), rounds=3)
             assert [len(each.evaluations) for each in rounds] == [clients] * 3
             assert any(set(each.evaluations) != set(each.participants) for each in rounds)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_recorded_losses_are_of_clients_that_evaluate(implementation: str) -> None:
+    """No table has a row of the others, and a loss costs a pass over their data."""
+    settings = Settings.of({**PLAIN, "method": "fedavg", "fraction-evaluate": 0.4})
+    method, model = method_and_model(settings)
+    clients = IMPLEMENTATIONS[implementation](method, dict(settings.run_config()))
+    loop = Rounds(method, clients, settings.num_rounds)
+    asked = [LOSS_BEFORE]
+    rounds = list(loop.run(model, measure=lambda number: asked, measure_after=[TRAIN_LOSS]))
+    if isinstance(clients, LocalClients):
+        clients.close()
+    for finished in rounds:
+        report = finished.train_metrics
+        assert set(report) - set(finished.evaluations)
+        measured = {name for name in report if LOSS_BEFORE in report[name]}
+        assert measured == set(report) & set(finished.evaluations)
 
 
 def test_means_are_weighted_and_of_what_half_of_them_report() -> None:
