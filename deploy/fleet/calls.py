@@ -195,10 +195,13 @@ class Calls:
         return self._retry(call)
 
     def reply(self, head: Head, data: Buffer) -> Taken:
-        """Send the reply to a message; return the server's answer."""
+        """Send the reply to a message; return the server's answer.
+
+        `head` may have the data's SHA-256 already.
+        """
         head.session = self._session
         head.size = len(data)
-        head.sha256 = hashlib.sha256(data).digest()
+        head.sha256 = head.sha256 or hashlib.sha256(data).digest()
         # enough time for a line of 10 kB a second
         seconds = ANSWER_SECONDS + len(data) / 10_000
         taken = self._retry(lambda: self._reply(in_chunks(head, slices(data)), timeout=seconds))

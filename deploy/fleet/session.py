@@ -99,12 +99,17 @@ class KeptReply:
     def __init__(self, state_dir: str) -> None:
         self._file = Path(state_dir, "reply")
         content = read_sealed(self._file, "the last reply is lost") or b""
-        size = int.from_bytes(content[:4], "big")
-        self.head = Head.FromString(content[4 : 4 + size])
-        self.data: Buffer = content[4 + size :]
+        size = int.from_bytes(content[-4:], "big")
+        self.head = Head.FromString(content[-4 - size : -4])
+        self.data: Buffer = content[: -4 - size]
 
     def save(self, head: Head, data: Buffer) -> None:
-        """Keep a reply in place of the last one; if the disk refuses it, only in memory."""
+        """Keep a reply in place of the last one; if the disk refuses it, only in memory.
+
+        The data are hashed once, for the head and for the file.
+        """
+        digest = hashlib.sha256(data)
+        head.sha256 = digest.digest()
         self.head = head
         self.data = data
         written = head.SerializeToString()
@@ -112,7 +117,7 @@ class KeptReply:
         try:
             # not synced: the disk may take longer than all else, and after a power cut this
             # device computes the reply again
-            write_sealed(self._file, size, written, data, durable=False)
+            write_sealed(self._file, data, written, size, durable=False, hashed=digest)
         except OSError as error:
             log.warning(
                 "%s cannot be written (%s): a restart would lose the last reply",

@@ -9,17 +9,18 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from fairbloom.deploy import fleet
 from fairbloom.deploy.fleet import passing
-from fairbloom.deploy.fleet.calls import receive
+from fairbloom.deploy.fleet.calls import Calls, Outage, receive
 from fairbloom.deploy.fleet.mailbox import Content, Envelope, Mailbox, MemoryBudget, Reply
 from fairbloom.deploy.fleet.messages import CHUNK_BYTES, Buffer, in_chunks, slices
 from fairbloom.deploy.fleet.session import KeptReply
-from fairbloom.deploy.fleet.wire_pb2 import Head
+from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
 from fairbloom.recorddict import deserialize, read_values, serialize, serialize_in_pieces
 from fairbloom.system import versions
 
@@ -140,9 +141,9 @@ def test_a_hop_copies_as_often_as_the_table_says(
         written.extend(map(len, pieces))
         return fill(file, pieces)
 
-    def count_seal(file: Path, *pieces: Any, durable: bool = True) -> None:
+    def count_seal(file: Path, *pieces: Any, **options: Any) -> None:
         written.extend(map(len, pieces))
-        seal(file, *pieces, durable=durable)
+        seal(file, *pieces, **options)
 
     for module in ("passing", "mailbox"):
         monkeypatch.setattr(f"fairbloom.deploy.fleet.{module}.fill", count_fill)
@@ -156,6 +157,25 @@ def test_a_hop_copies_as_often_as_the_table_says(
     # a piece, the one before it, and what reallocation adds to a growing buffer
     assert whole * SIZE <= peak < whole * SIZE * 9 / 8 + (1 + 2 * pieces) * CHUNK_BYTES
     del made
+
+
+def test_a_device_hashes_a_reply_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = list[int]()
+    sha256 = hashlib.sha256
+
+    def count(data: Buffer = b"") -> object:
+        hashed.append(len(data))
+        return sha256(data)
+
+    monkeypatch.setattr(hashlib, "sha256", count)
+    kept = KeptReply(str(tmp_path))
+    kept.save(Head(id="1", run=1), WHOLE)
+    calls = Calls("nowhere:1", grpc.ssl_channel_credentials(), b"", Outage(), lambda: None)
+    monkeypatch.setattr(calls, "_reply", lambda chunks, timeout: take(chunks) or Taken())
+    calls.reply(kept.head, kept.data)
+    calls.close()
+    assert hashed == [len(WHOLE)]
+    assert kept.head.sha256 == HEAD.sha256
 
 
 def test_the_table_has_these_numbers() -> None:
