@@ -395,9 +395,9 @@ class Rounds:
 
         No table has a row of the others, and a loss costs a pass over their data.
         """
-        evaluators = set(self._draw_evaluators(self.clients.free(), current.number))
+        evaluators = self._draw_evaluators(self.clients.free(), current.number)
+        others = current.draws.keys() - set(evaluators)
         needed = tuple(sorted(self._method.needs))
-        others = current.draws.keys() - evaluators
         current.terms = replace(current.terms, measures=dict.fromkeys(others, needed))
 
     def _enter_new(self) -> None:

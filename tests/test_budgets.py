@@ -22,7 +22,7 @@ ROOMS: Mapping[str, int] = {
     "client": 1_814,
     "client/guard": 717,
     "client/rules": 681,
-    "deploy/fleet": 2_513,
+    "deploy/fleet": 2_515,
     "experiments": 852,
     "experiments/pages": 1_280,
     "experiments/results": 1_988,
@@ -30,7 +30,7 @@ ROOMS: Mapping[str, int] = {
     "prediction": 878,
     "fairbloom": 701,
     "protocol": 830,
-    "rounds": 3_103,
+    "rounds": 3_117,
     "server": 985,
     "server/run_folder": 1_454,
     "simulation": 1_118,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_502
+WHOLE = 33_520
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
