@@ -17,12 +17,22 @@ from .defences import mixed, trimmed_mean
 from .layout import Layout
 from .method import Method
 from .round import Contribution
+from .sampling import sample
 from .screening import NormBounds, check_step, out_of_proportion
 from .server_optimizer import Moments
-from .vectors import Sum, Vectors, combine, subtract_sum
+from .updates import Updates
+from .vectors import Sum, Vectors, combine, gram_matrices, subtract_sum
 
 # Metrics beyond this are absurd: their squares may be beyond the range of numbers.
 LARGEST_METRIC = 1e150
+
+# Reports of a method: lower quartile, mean and upper quartile of the cosines between updates.
+COSINES = ("cosine-low", "cosine", "cosine-high")
+
+# The first rounds, in which cosines are measured, and the most updates of which. More updates would
+# cost as much as the Gram matrix of all of them, which no average needs.
+COSINE_ROUNDS = 10
+COSINE_UPDATES = 30
 
 
 class NoStepError(Exception):
@@ -43,6 +53,8 @@ class Step:
         c_k of the step, by client.
     contributions
         How far each client's update points along the step, see `Round`.
+    cosines
+        How alike the updates are, see `Round`.
     left_out
         The clients that the defence left out.
     """
@@ -51,6 +63,7 @@ class Step:
     metrics: Metrics
     coefficients: Mapping[str, float]
     contributions: Mapping[str, Contribution]
+    cosines: Mapping[str, float]
     left_out: tuple[str, ...]
 
 
@@ -321,6 +334,7 @@ def aggregate(
         metrics=method.own_metrics(cohort, coefficients),
         coefficients=dict(zip(cohort.names, of_clients.tolist(), strict=True)),
         contributions=measure_contributions(cohort.names, norms, of_clients, summed),
+        cosines=measure_cosines(method, cohort.round, replies.updates),
         left_out=left_out,
     )
 
@@ -387,6 +401,29 @@ def measure_contributions(
         for (name, cosine, along), moves in zip(found, moving.tolist(), strict=True)
         if moves
     }
+
+
+def measure_cosines(method: Method, server_round: int, updates: Updates) -> dict[str, float]:
+    """Return the quartiles and the mean of the cosines between updates, over all pairs.
+
+    Of many updates, COSINE_UPDATES are drawn by the seed. {} if the method does not report cosines,
+    after COSINE_ROUNDS, and without two updates that are not zero.
+    """
+    if COSINES[0] not in method.reports or server_round > COSINE_ROUNDS:
+        return {}
+    moving = np.flatnonzero(updates.norms).tolist()
+    drawn = sample(moving, COSINE_UPDATES, method.seed, "cosines", server_round)
+    if len(drawn) < 2:
+        return {}
+    vectors = Vectors.concat([updates.vectors[place] for place in drawn])
+    (gram,) = gram_matrices(vectors, (vectors.size,))
+    norms = np.sqrt(np.diag(gram))
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        cosines = (gram / norms / norms[:, None])[np.triu_indices(len(drawn), 1)].clip(-1.0, 1.0)
+    if not np.isfinite(cosines).all():
+        return {}
+    low, high = np.quantile(cosines, (0.25, 0.75))
+    return dict(zip(COSINES, map(float, (low, cosines.mean(), high)), strict=True))
 
 
 def _probe(

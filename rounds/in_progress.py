@@ -39,6 +39,8 @@ class RoundInProgress:
         The clients that have lost their state.
     coefficients
         c_k of the step, by client; empty without a step.
+    contributions, cosines
+        As in Round.
     left_out
         The clients that the defence left out.
     bytes_of_probe
@@ -60,6 +62,7 @@ class RoundInProgress:
     lost_states: tuple[str, ...] = ()
     coefficients: Mapping[str, float] = field(default_factory=dict)
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
+    cosines: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     bytes_of_probe: int = 0
     evaluators: Sequence[str] = ()
@@ -125,6 +128,7 @@ class RoundInProgress:
             offline=self.offline,
             coefficients=self.coefficients,
             contributions=self.contributions,
+            cosines=self.cosines,
             left_out=self.left_out,
             lost_states=self.lost_states,
             arrays=arrays,

@@ -468,6 +468,7 @@ class Rounds:
         step = aggregate(method, replies, norm_bounds, cohort, vectors, evaluate_probe)
         current.coefficients = step.coefficients
         current.contributions = step.contributions
+        current.cosines = step.cosines
         current.left_out = step.left_out
         return step
 

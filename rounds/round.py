@@ -68,6 +68,10 @@ class Round:
     contributions
         How far each used update points along the step, before a server optimizer; without updates
         of zero, and empty if no step was taken, or that of a trimmed mean.
+    cosines
+        How alike the updates are: `cosine`, the mean cosine over pairs of at most 30 updates that
+        are drawn by the seed, and the quartiles `cosine-low` and `cosine-high`. Empty after round
+        10, and if the method does not report them.
     arrays
         The global model after the round: NumPy arrays by name, or a Flower ArrayRecord if Flower's
         `start` runs the rounds.
@@ -114,6 +118,7 @@ class Round:
     bytes_sent: int
     bytes_received: int
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
+    cosines: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     lost_states: tuple[str, ...] = ()
     average: Any = None

@@ -3,11 +3,14 @@
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.streams import generator
+
+T = TypeVar("T")
 
 
 def usual_fraction(clients: int) -> float:
@@ -34,7 +37,7 @@ def sample_by(
     return [names[place] for place in sorted(places.tolist())]
 
 
-def sample(names: Sequence[str], wanted: int, seed: int, purpose: str, number: int) -> list[str]:
+def sample(names: Sequence[T], wanted: int, seed: int, purpose: str, number: int) -> list[T]:
     """Draw `wanted` names uniformly without replacement, from (seed, purpose, round).
 
     `names` and the result are in ascending order. The work grows with `wanted`, not with the number

@@ -6,6 +6,7 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.names import CONTROL, STEP_SUM
+from fairbloom.rounds.aggregation import COSINES
 from fairbloom.rounds.compatibility import CONTROL_VARIATES
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 
@@ -31,6 +32,8 @@ class FedAvg(FairStrategy):
     Memory: none
     Cost: a weighted sum
     """
+
+    reports = COSINES
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)

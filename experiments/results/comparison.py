@@ -18,6 +18,7 @@ from ..study import Study
 from .caveats import SharedData, caveats_of_comparison
 from .compared_scores import ComparedScores, personal_label, tabulate
 from .differences import Difference, difference_of
+from .federations import Federation, find_federation
 from .group_scores import GroupReport
 from .measures import AGAINST_BASELINE, CLIENT
 from .presentation import Shown
@@ -193,6 +194,16 @@ class Comparison(ComparedScores, Shown):
         return verdict_of(self)
 
     @cached_property
+    def federation(self) -> Federation | None:
+        """Which kind of federation it is, by the first runs of FedAvg that measured it."""
+        found = (
+            find_federation(by_seed)
+            for label in (self.baseline, *self.runs)
+            if (by_seed := self.runs.get(label)) and by_seed[0].method == "fedavg"
+        )
+        return next(filter(None, found), None)
+
+    @cached_property
     def table(self) -> "pandas.DataFrame":
         """A row a method: the mean over the seeds of each measure of fairness."""
         by_seed = frame(self.rows()).drop(columns=["seed", "score"])
@@ -291,6 +302,7 @@ class Comparison(ComparedScores, Shown):
             "methods": self.rows(),
             "clients": self.client_rows(),
             "left_out": {str(seed): [*clients] for seed, clients in self.left_out.items()},
+            "federation": asdict(self.federation) if self.federation else None,
         }
         if self.by_group:
             described |= {"groups": self.group_rows(), "gaps": self.gap_rows()}
