@@ -24,18 +24,18 @@ ROOMS: Mapping[str, int] = {
     "client/rules": 681,
     "deploy/fleet": 2_515,
     "experiments": 852,
-    "experiments/pages": 1_280,
-    "experiments/results": 1_988,
+    "experiments/pages": 1_281,
+    "experiments/results": 2_041,
     "experiments/studies": 959,
     "prediction": 878,
     "fairbloom": 701,
     "protocol": 830,
-    "rounds": 3_117,
+    "rounds": 3_145,
     "server": 985,
-    "server/run_folder": 1_454,
+    "server/run_folder": 1_455,
     "simulation": 1_118,
     "simulation/stacked": 1_013,
-    "strategies": 2_154,
+    "strategies": 2_156,
     "tasks": 2_208,
     "tasks/datasets": 693,
     "tasks/tables": 2_589,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_520
+WHOLE = 33_605
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
