@@ -67,9 +67,7 @@ def find_federation(runs: Sequence[Run]) -> Federation | None:
     of the three numbers.
     """
     tables = [run.rounds[[*COLUMNS]] for run in runs if {*COLUMNS} <= {*run.rounds}]
-    rows = [
-        row for table in tables for row in table.to_numpy().tolist() if all(map(is_shown, row))
-    ]
+    rows = [row for table in tables for row in table.to_numpy().tolist() if all(map(is_shown, row))]
     if not rows:
         return None
     cosines = Cosines(*(math.fsum(column) / len(rows) for column in zip(*rows, strict=True)))
