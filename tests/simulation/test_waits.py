@@ -1,5 +1,6 @@
 """How often a round waits for numbers that a device computes, counted on the CPU."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 from fairbloom.server.run_folder.recorded import RecordedRound
+from fairbloom.simulation import choice
 from fairbloom.simulation.run import simulate
+from fairbloom.tasks.models import on_processor
 from tests.simulation.helpers import small
 
 CLIENTS = 8
@@ -40,10 +43,11 @@ CASES = [
 
 
 class CountWaits(TorchFunctionMode):
-    """Counts the calls of WAITS by name."""
+    """Counts the calls of WAITS, and of more functions, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more: Callable[..., Any]) -> None:
         super().__init__()
+        self.functions = (*WAITS, *more)
         self.counts = Counter[str]()
 
     def __torch_function__(
@@ -53,7 +57,7 @@ class CountWaits(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in WAITS:
+        if func in self.functions:
             self.counts[func.__name__] += 1
         return func(*args, **kwargs or {})
 
@@ -100,3 +104,26 @@ def test_steps_and_measures_wait_for_no_step(
     with CountWaits() as waits:
         run_after_first_round(tmp_path / "run", engine, waits.counts.clear, **changes)
     assert waits.counts.total() <= most_waits(engine, 4)
+
+
+@pytest.mark.parametrize("block", [CLIENTS, 3])
+@pytest.mark.parametrize("changes", CASES[:3], ids=str)
+def test_a_stacked_round_waits_ten_times_and_once_a_block(
+    changes: dict[str, Any], block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the copies to the processor, of which each block's models are one."""
+    waits = CountWaits(Tensor.cpu)
+
+    def copy_once(state: Any) -> Any:
+        before = waits.counts["cpu"]
+        copied = on_processor(state)
+        waits.counts["cpu"] = before + 1
+        return copied
+
+    monkeypatch.setattr("fairbloom.tasks.models.registry.on_processor", copy_once)
+    monkeypatch.setattr(choice, "fitting_clients", lambda *_: block)
+    with waits:
+        run_after_first_round(tmp_path / "run", "stacked", waits.counts.clear, **changes)
+    blocks = math.ceil(CLIENTS / block)
+    assert blocks <= waits.counts["cpu"] / ROUNDS
+    assert waits.counts.total() / ROUNDS <= 10 + blocks
