@@ -1,6 +1,7 @@
 """Forked processes that answer through a pipe and end silently when this process ends."""
 
 import contextlib
+import ctypes
 import gc
 import mmap
 import os
@@ -21,6 +22,10 @@ from fairbloom.errors import FairbloomError
 from fairbloom.system.interrupts import hold_signals
 from fairbloom.system.parents import end_with_parent
 
+# Parameters of glibc's mallopt.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+
 
 def can_fork() -> bool:
     """Return whether forked processes can compute here: macOS's own libraries do not survive it."""
@@ -39,6 +44,17 @@ def shared_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
             " a time"
         ) from error
     return np.ndarray(shape, dtype, buffer=memory)
+
+
+def keep_freed_memory() -> None:
+    """Keep memory that PyTorch frees for its next step, as this process computes nothing else.
+
+    glibc would return it to the system, and take it page by page again: up to a fifth of a step.
+    """
+    with contextlib.suppress(AttributeError):  # other libraries have no mallopt
+        allocator = ctypes.CDLL(None)
+        allocator.mallopt(M_MMAP_THRESHOLD, 1 << 25)
+        allocator.mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
 class Forked:

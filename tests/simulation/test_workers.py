@@ -95,6 +95,28 @@ def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
         assert both_of(clients, FIVE, model, Terms(server_round=1)) == expected
 
 
+def test_workers_stay_for_the_clients_of_later_rounds() -> None:
+    """The data of these clients are read before the workers are forked."""
+    model = model_of(config_of())
+    with closing(workers_of()) as clients:
+        clients.train(FIVE[:2], model, Terms(server_round=1))
+        assert clients.workers
+        first = {worker.pid for worker in clients.workers.processes.values()}
+        clients.train(FIVE[3:], model, Terms(server_round=2))
+        assert {worker.pid for worker in clients.workers.processes.values()} == first
+
+
+def test_workers_without_a_clients_data_are_forked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairbloom.simulation.workers.READ_AHEAD_SECONDS", -1.0)
+    model = model_of(config_of())
+    with closing(workers_of()) as clients:
+        clients.train(FIVE[:2], model, Terms(server_round=1))
+        assert clients.workers
+        first = {worker.pid for worker in clients.workers.processes.values()}
+        clients.train(FIVE[3:], model, Terms(server_round=2))
+        assert first.isdisjoint(worker.pid for worker in clients.workers.processes.values())
+
+
 def test_it_is_said_how_a_process_ended(subtests: pytest.Subtests) -> None:
     for how in ("SIGKILL, as when memory runs short", "SIGTERM", "exit code 3", "exit code 0"):
         with subtests.test(how=how):
