@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "rounds": 3_145,
     "server": 985,
     "server/run_folder": 1_455,
-    "simulation": 1_118,
+    "simulation": 1_138,
     "simulation/stacked": 1_013,
     "strategies": 2_156,
     "tasks": 2_208,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_605
+WHOLE = 33_625
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
