@@ -1,0 +1,95 @@
+"""Stack Overflow by its users, from a generated file in TensorFlow Federated's layout."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairbloom.errors import FairbloomError
+from fairbloom.tasks.datasets.stackoverflow import BEGIN, END, LENGTH, PADDING, UNKNOWN
+from tests.simulation.helpers import run, table
+
+from . import made
+from .made import everything, load
+
+TEXTS = {
+    "u1": ["how do i sort a list", "i sort a list", "list", "how do i", "sort a list please"],
+    "u2": ["a b c"] * 6,
+    "u3": ["x"] * 4,
+}
+
+NUMBERS = {"a": 4, "b": 5, "c": 6, "list": 7, "i": 8, "sort": 9}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return made.stackoverflow(tmp_path, TEXTS)
+
+
+def test_users_with_five_sentences_are_clients(small: Path) -> None:
+    task = load("stackoverflow", small)
+    assert task.clients == ("u1", "u2")
+    assert load("stackoverflow", small, **{"stackoverflow.smallest": 24}).clients == ("u2",)
+
+
+def test_an_example_is_the_last_words_and_the_next_one(small: Path) -> None:
+    """Words are numbered by how often the clients write them, then by the alphabet."""
+    train, test = load("stackoverflow", small).splits("u2")
+    assert len(train) + len(test) == 6 * 4
+    inputs, targets = everything(test)
+    assert targets[:4].tolist() == [NUMBERS["a"], NUMBERS["b"], NUMBERS["c"], END]
+    padding = [PADDING] * (LENGTH - 3)
+    assert inputs[0].tolist() == [*padding, PADDING, PADDING, BEGIN]
+    assert inputs[2].tolist() == [*padding, BEGIN, NUMBERS["a"], NUMBERS["b"]]
+
+
+def test_rare_words_are_unknown(small: Path) -> None:
+    task = load("stackoverflow", small, **{"stackoverflow.words": 3})
+    train, test = task.splits("u1")
+    targets = torch.cat([everything(train)[1], everything(test)[1]])
+    assert set(targets.tolist()) == {4, END, UNKNOWN}  # a; neither b nor c is u1's
+    assert task.classes == 7
+
+
+def test_long_sentences_are_cut_to_the_last_words(tmp_path: Path) -> None:
+    words = [f"w{number:02}" for number in range(30)]
+    made.stackoverflow(tmp_path, {"u": [" ".join(words)] * 5})
+    _, test = load("stackoverflow", tmp_path).splits("u")
+    inputs, targets = everything(test)
+    numbers = {word: 4 + place for place, word in enumerate(words)}
+    assert inputs[25].tolist() == [numbers[word] for word in words[5:25]]
+    assert targets[25] == numbers["w25"]
+
+
+def test_sentences_of_test_and_training_are_apart(tmp_path: Path) -> None:
+    texts = [f"s{number} s{number}" for number in range(10)]
+    made.stackoverflow(tmp_path, {"u": texts})
+    train, test = load("stackoverflow", tmp_path, **{"test-share": 0.5}).splits("u")
+    trained, tested = ({*everything(part)[1].tolist()} - {END} for part in (train, test))
+    assert len(trained) == len(tested) == 5
+    assert not trained & tested
+
+
+def test_another_table_is_refused_by_its_path(tmp_path: Path) -> None:
+    made.stackoverflow(tmp_path, {"u": [1, 2, 3]})  # type: ignore[list-item]
+    with pytest.raises(FairbloomError, match="tokens must be texts: put the original in its place"):
+        load("stackoverflow", tmp_path)
+
+
+def test_a_missing_file_is_asked_for_by_its_path(tmp_path: Path) -> None:
+    words = r"nobody offers it in this format\): put the files there \(stackoverflow/stackoverflow_"
+    with pytest.raises(FairbloomError, match=words):
+        load("stackoverflow", tmp_path)
+
+
+def test_a_run_trains_its_network_on_the_words(small: Path, tmp_path: Path) -> None:
+    folder = run(
+        tmp_path / "run",
+        task="stackoverflow",
+        clients=0,
+        data_dir=str(small),
+        num_rounds=1,
+        fraction=1.0,
+        **{"stackoverflow.words": 10},
+    )
+    assert [row["client"] for row in table(folder / "clients.csv")] == ["u1", "u2"]
