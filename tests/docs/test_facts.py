@@ -7,13 +7,13 @@ from pkgutil import resolve_name
 
 import pytest
 
-from benchmarks.methods import GIVEN, SEARCHED, WORKLOADS
+from benchmarks.methods import GIVEN
 from docs.hospitals import FEW, HEADINGS, PICTURE, TABLE
 from fairbloom.experiments.arms import parse_arms
 from fairbloom.experiments.recipe import load_recipe
 from fairbloom.server.run_folder.csv_rows import ClientTable, round_columns
 from fairbloom.server.run_folder.files import ENTRIES
-from fairbloom.strategies import METHODS, SCAFFOLD, VRed
+from fairbloom.strategies import SCAFFOLD, VRed
 
 from .pages import ROOT
 
@@ -116,28 +116,6 @@ def test_what_is_linked_in_flowers_reference_is_there_in_flower() -> None:
 
 
 # Measurements -------------------------------------------------------------------------------------
-
-
-def tuned(name: str) -> list[dict[str, str]]:
-    """Return the rows of a workload's table, or of the summary, each of which is a file of its
-    own."""
-    with (DATA / "tuned" / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_the_summary_has_the_gains_of_each_method(subtests: pytest.Subtests) -> None:
-    summary = {row["method"]: row for row in tuned("summary")}
-    searched = {METHODS[name].__name__ for name in SEARCHED}
-    assert {*summary} == searched
-    for workload in WORKLOADS.keys() & {*next(iter(summary.values()))}:
-        with subtests.test(workload=workload):
-            gains = {}
-            for row in tuned(workload):  # a method's personal models come after its global one
-                (gain,) = (row[head] for head in row if head.startswith("gain, worst"))
-                gains[re.sub(r" \(.*", "", row["method"])] = gain
-            assert gains == {method: row[workload] for method, row in summary.items()}
-            assert f"[{workload}](data/tuned/{workload}.csv)" in MEASURED
-    assert ":file: data/tuned/summary.csv\n" in MEASURED
 
 
 def test_the_table_of_what_clients_keep_has_each_arm() -> None:
