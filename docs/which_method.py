@@ -283,7 +283,7 @@ def federations_table(federations: Sequence[Federation]) -> Table:
         sizes = f"{each.row['largest']}, {each.row['smallest']}"
         about = [each.row[name] for name in ("clients", "rows")]
         spread = f"{float(each.row['spread']):.{each.digits}f}"
-        score = each.row["score"].replace("-", " ")
+        score = {"mae": "MAE"}.get(each.row["score"], each.row["score"].replace("-", " "))
         quantity = each.is_error and each.row["model"] == "logistic"
         model = "linear" if quantity else each.row["model"]
         cosine = f"{mean} ({low} to {high})"
@@ -343,7 +343,7 @@ def is_clear(federation: Federation, method: str, sign: int) -> bool:
 def rank_sentence(ranks: Ranks) -> str:
     """Return the first methods by average rank, and Friedman's test."""
     first = [f"{title(m)} ({rank:.1f})" for m, rank in [*ranks.averages.items()][:3]]
-    differ = "finds" if ranks.friedman < LEVEL else "finds no"
+    differ = "finds a" if ranks.friedman < LEVEL else "finds no"
     return (
         f"**By average rank** of {len(ranks.methods)} methods over {len(ranks.federations)} data"
         f" sets, {join(first)} come first, FedAvg has {ranks.averages[BASELINE]:.1f};"
@@ -397,9 +397,12 @@ def predictor_sentence(ranks: Ranks) -> str:
 def correlations(ranks: Ranks) -> list[tuple[float, float]]:
     """Return Spearman's correlation and its p-value of each property with `fair_gain`."""
     gains = [fair_gain(each) for each in ranks.federations]
-    columns = zip(*(each.properties for each in ranks.federations), strict=True)
-    found = [stats.spearmanr(column, gains) for column in columns]
-    return [(float(each.statistic), float(each.pvalue)) for each in found]
+    found = []
+    for column in zip(*(each.properties for each in ranks.federations), strict=True):
+        varies = np.ptp(column) > 0.0 and np.ptp(gains) > 0.0
+        tested = stats.spearmanr(column, gains) if varies else None
+        found.append((float(tested.statistic), float(tested.pvalue)) if tested else (0.0, 1.0))
+    return found
 
 
 def fair_gain(federation: Federation) -> float:
