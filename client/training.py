@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ from fairbloom.tasks.inputs import (
     count_bytes,
     device_of,
     map_inputs,
-    move,
     split_inputs,
+    tensors_of,
 )
 from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, is_of_model
@@ -137,8 +137,11 @@ def train(
     if capture is not None and fixed is not None and take_step is by_autograd:
         take_step = capture.wrap(fixed, take_step)
     order = batches(len(examples), work, min_batch)
+    fetched = fetch_batches(examples, order, make_augmentation(work))
+    if in_tensors is not None and in_tensors.streamed_to is not None:
+        fetched = fetch_ahead(fetched, in_tensors.streamed_to)
     with seeded(work.draws, parameters[0].device):
-        for inputs, targets in fetch_batches(examples, order, make_augmentation(work)):
+        for inputs, targets in fetched:
             take_step(inputs, targets)
             taken += 1
             is_late = time.monotonic() > ends
@@ -169,11 +172,32 @@ def fetch_batches(
     for first in order:
         many = 2**19 // (size * len(first))  # about 0.5 MB are gathered at once
         several = [first, *itertools.islice(order, max(0, many - 1))]
-        inputs, targets = examples[move(torch.cat(several), examples.device)]
+        inputs, targets = examples[torch.cat(several)]
         if augment is not None:
             inputs = augment(inputs)
         lengths = [len(batch) for batch in several]
         yield from zip(split_inputs(inputs, lengths), torch.split(targets, lengths), strict=True)
+
+
+def fetch_ahead(
+    fetched: Iterator[tuple[Inputs, Tensor]], device: torch.device
+) -> Iterator[tuple[Inputs, Tensor]]:
+    """Yield batches; the next one comes to the card on a stream of its own while one is used."""
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    current = torch.cuda.current_stream(device)
+
+    def fetch() -> tuple[Inputs, Tensor] | None:
+        with torch.cuda.stream(stream):
+            return next(fetched, None)
+
+    upcoming = fetch()
+    while upcoming is not None:
+        current.wait_stream(stream)
+        inputs, targets = upcoming
+        for tensor in (*tensors_of(inputs), targets):
+            tensor.record_stream(current)  # so that its memory is not used again too early
+        upcoming = fetch()
+        yield inputs, targets
 
 
 def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:

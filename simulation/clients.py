@@ -91,6 +91,7 @@ class LocalClients:
         if self.settings.attack and share_in(self.settings.attackers) is None:
             check_names("attackers", split_names(self.settings.attackers), self._names)
         self._adversaries = Adversaries(settings, self._names, method) if settings.attack else None
+        self._hostile = self._adversaries.names if self._adversaries else frozenset[str]()
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
         self._archive = Archive(state_folder(self.settings))
@@ -99,10 +100,6 @@ class LocalClients:
         self._kept_preprocessing = False
         self.on_trained: OnTrained = ignore
         self.capture: Capture | None = None
-
-    @property
-    def _hostile(self) -> frozenset[str]:
-        return self._adversaries.names if self._adversaries else frozenset()
 
     # ClientPool, except train and evaluate --------------------------------------------------------
 

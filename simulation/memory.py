@@ -82,13 +82,13 @@ class CardRows(DeviceRows):
 
     def multiply(self, vectors: Vectors, ends: Sequence[int]) -> tuple[FloatArray, FloatArray]:
         """Return the result of `squares_and_products`."""
-        squares = self._zeros(len(vectors))
-        products = self._zeros(len(ends), len(vectors), len(vectors))
+        m = len(vectors)
+        squares = self.tensor.new_zeros(m, dtype=torch.float64)
+        products = squares.new_zeros(len(ends), m, m)
         for chunk, block in self._chunks(vectors):
             squares += torch.linalg.vecdot(block, block)
             for number, columns in split_at(ends, chunk) if ends else ():
-                part = block[:, columns]
-                products[number] += part @ part.T
+                products[number] += block[:, columns] @ block[:, columns].T
         # The order of a sum may differ between an entry and its mirror image.
         products = (products + products.mT) / 2.0
         found = arrays_of({"squares": squares, "products": products})
@@ -99,19 +99,15 @@ class CardRows(DeviceRows):
     ) -> Sum:
         """Subtract Σ_k c_k u_k from `into`; see the function `subtract_sum`."""
         weights = move(torch.tensor(coefficients), self.tensor.device)
-        step = self._zeros(into.size)
-        products = self._zeros(len(vectors))
+        step = weights.new_zeros(into.size)
+        products = weights.new_zeros(len(vectors))
         for chunk, block in self._chunks(vectors):
-            part = step[chunk]
             for number, columns in split_at(ends, chunk):
-                part[columns] = weights[number] @ block[:, columns]
-            products += block @ part
+                step[chunk][columns] = weights[number] @ block[:, columns]
+            products += block @ step[chunk]
         found = arrays_of({"step": step, "products": products, "square": step @ step})
         into[...] = into - found["step"]
         return Sum(found["products"], float(found["square"]))
-
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64, device=self.tensor.device)
 
     def _chunks(self, vectors: Vectors) -> Iterator[tuple[slice, Tensor]]:
         """Yield chunks of columns of all rows in float64; rows in this process are copied."""
@@ -123,8 +119,7 @@ class CardRows(DeviceRows):
                 if isinstance(block, CardRows):
                     parts.append(block.tensor[:, chunk].double())
                 elif isinstance(block, np.ndarray):  # a row that the method keeps
-                    kept = torch.tensor(block[:, chunk], dtype=torch.float64)
-                    parts.append(move(kept, self.tensor.device))
+                    parts.append(move(torch.tensor(block[:, chunk]).double(), self.tensor.device))
             yield chunk, torch.cat(parts)
 
 
@@ -134,12 +129,7 @@ def rows_on_card(layouts: Sequence[Layout], rows: int, device: torch.device) -> 
     if device.type != "cuda" or size > SHARE * torch.cuda.mem_get_info(device)[1]:
         return []
     dtype = getattr(torch, layouts[0].dtype.name)  # that of second models, too
-    try:
-        return [
-            CardRows(torch.empty(rows, each.size, dtype=dtype, device=device)) for each in layouts
-        ]
-    except torch.OutOfMemoryError:  # something else uses the card
-        return []
+    return [CardRows(torch.empty(rows, each.size, dtype=dtype, device=device)) for each in layouts]
 
 
 def write_models(

@@ -96,6 +96,16 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def has_room(device: torch.device, size: int) -> bool:
+    """Return whether a device has room for more examples: up to half of a card's memory."""
+    import torch  # imported late, see the module
+
+    if device.type != "cuda":
+        return True
+    total = torch.cuda.mem_get_info(device)[1]
+    return torch.cuda.memory_allocated(device) + size <= total / 2
+
+
 def device_of(inputs: Inputs) -> torch.device:
     """Return the device of inputs."""
     return tensors_of(inputs)[0].device

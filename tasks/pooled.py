@@ -49,9 +49,8 @@ def join_tensors(parts: Sequence[Examples]) -> Examples:
         tensors = (*tensors_of(part.inputs), part.targets, part.groups)
         identities.add((names_of(part.inputs), *map(id, tensors)))
     if len(rows) == len(parts) and len(identities) == 1:
-        return Examples(first.inputs, first.targets, torch.cat(rows), first.groups)
-    whole = [(part.inputs, part.targets) if part.rows is None else part[:] for part in parts]
-    inputs, targets = zip(*whole, strict=True)
+        return replace(first, rows=torch.cat(rows))
+    inputs, targets = zip(*(part[:] for part in parts), strict=True)
     groups = [places for part in parts if (places := part.group_places()) is not None]
     return Examples(
         combine_inputs(inputs, torch.cat),

@@ -15,7 +15,7 @@ from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.protocol.settings import Setup as Setup
 
-from .inputs import Inputs, map_inputs
+from .inputs import Inputs, has_room, map_inputs, move, tensors_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,12 +52,15 @@ class Examples:
     groups
         The group of each example, as an index into the groups of each of the task's groupings:
         shape (n, number of groupings), torch.int64. None if the task has no groupings.
+    streamed_to
+        The device that batches are moved to, if the examples do not fit there; else None.
     """
 
     inputs: Inputs
     targets: Tensor
     rows: Tensor | None = None
     groups: Tensor | None = None
+    streamed_to: torch.device | None = None
 
     @staticmethod
     def of(
@@ -101,16 +104,18 @@ class Examples:
 
     def __getitem__(self, chosen: Tensor | slice) -> tuple[Inputs, Tensor]:
         """Return inputs and targets of the examples at these indices of the split."""
+        if not isinstance(chosen, slice):
+            chosen = move(chosen, self.targets.device)
         rows = chosen if self.rows is None else _select(self.rows, chosen)
-        inputs = map_inputs(self.inputs, lambda tensor: _select(tensor, rows))
-        return inputs, _select(self.targets, rows)
+        inputs = map_inputs(self.inputs, lambda tensor: self._on_device(_select(tensor, rows)))
+        return inputs, self._on_device(_select(self.targets, rows))
 
     @property
     def all_targets(self) -> Tensor:
         """The targets of the examples of this split."""
         if self.rows is None:
-            return self.targets
-        return self.targets.index_select(0, self.rows)
+            return self._on_device(self.targets)
+        return self._on_device(self.targets.index_select(0, self.rows))
 
     @cached_property  # reading it waits for the device
     def target_range(self) -> tuple[int, int]:
@@ -120,8 +125,8 @@ class Examples:
 
     @property
     def device(self) -> torch.device:
-        """The device of the examples."""
-        return self.targets.device
+        """The device of the examples' batches."""
+        return self.streamed_to or self.targets.device
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Examples:
         """Return the examples with `change` applied to all their tensors."""
@@ -131,9 +136,13 @@ class Examples:
 
     def group_places(self) -> Tensor | None:
         """Return `groups` of the examples of this split; None if they have no groups."""
-        if self.rows is None or self.groups is None:
-            return self.groups
-        return self.groups.index_select(0, self.rows)
+        if self.groups is None:
+            return None
+        places = self.groups if self.rows is None else self.groups.index_select(0, self.rows)
+        return self._on_device(places)
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        return tensor if self.streamed_to is None else move(tensor, self.streamed_to)
 
 
 def _select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
@@ -381,22 +390,25 @@ class Task:
         """Return the same task with its examples on `device`.
 
         A tensor that clients share is moved once. The examples of the last MAX_CACHED_CLIENTS
-        clients are kept.
+        clients are kept. Those that do not fit on the device stay here, and their batches are
+        moved.
         """
         from .collated import CollatedExamples  # imported late: it needs PyTorch
 
         # A client has up to 16 tensors: inputs, targets, rows and groups of each split.
-        @lru_cache(maxsize=MAX_CACHED_CLIENTS * 16)
-        def move_tensor(tensor: Tensor) -> Tensor:
-            return tensor.to(device)
+        once = lru_cache(maxsize=MAX_CACHED_CLIENTS * 16)
+        move_tensor = once(lambda tensor: tensor.to(device))
+        fits = once(lambda tensor: has_room(device, tensor.nbytes))
 
-        def move(examples: AnyExamples) -> AnyExamples:
+        def move_examples(examples: AnyExamples) -> AnyExamples:
             if isinstance(examples, CollatedExamples):
                 return examples.to(device)
-            return examples.map(move_tensor)
+            if all(map(fits, (*tensors_of(examples.inputs), examples.targets))):
+                return examples.map(move_tensor)
+            return replace(examples, streamed_to=device)
 
         @lru_cache(maxsize=MAX_CACHED_CLIENTS)
         def splits(client: str) -> Splits:
-            return self.splits(client).map(move)
+            return self.splits(client).map(move_examples)
 
         return replace(self, splits=splits)

@@ -197,7 +197,7 @@ def pad_step(joined: Examples, starts: Tensor, chosen: Sequence[Tensor]) -> Step
 
 def take_rows(examples: Examples, places: Tensor) -> tuple[Inputs, Tensor]:
     """Return inputs and targets at places of shape (k, b), as tensors of shape (k, b, …)."""
-    inputs, targets = examples[move(places.flatten(), examples.device)]
+    inputs, targets = examples[places.flatten()]
 
     def shaped(tensor: Tensor) -> Tensor:
         return tensor.view(*places.shape, *tensor.shape[1:])

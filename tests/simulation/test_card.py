@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fairbloom.client import training
+from fairbloom.client.local import _load_for_device
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Vectors, gram_matrices, weighted_sum
@@ -125,6 +127,21 @@ def test_buffers_are_averaged_with_updates_on_a_card(
     expected = run(tmp_path / "here", **plain)
     request.getfixturevalue("on_card")
     assert_same_model(run(tmp_path / "there", **plain), expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("batch_size", [0, 10])
+def test_examples_that_do_not_fit_give_the_same_bits(
+    engine: str, batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = {"engine": engine, "num_rounds": 3, "batch_size": batch_size, "model": "mlp"}
+    expected = run(tmp_path / "here", **plain)
+    monkeypatch.setattr("fairbloom.tasks.task.has_room", lambda device, size: False)
+    monkeypatch.setattr(training, "fetch_ahead", lambda fetched, device: fetched)
+    _load_for_device.cache_clear()
+    streamed = run(tmp_path / "streamed", **plain)
+    _load_for_device.cache_clear()
+    assert not Outcome.of(streamed).differences(Outcome.of(expected))
 
 
 def test_updates_that_do_not_fit_stay_with_the_processor() -> None:

@@ -23,6 +23,7 @@ from fairbloom.tasks.inputs import (
     tensors_of,
 )
 from fairbloom.tasks.models import choose_output
+from fairbloom.tasks.pooled import join_tensors
 
 X = torch.arange(12.0).view(6, 2)
 Y = torch.arange(6) % 2
@@ -157,6 +158,21 @@ def test_targets_have_the_given_name_and_go_to_the_device() -> None:
         "meta",
         "meta",
     )
+
+
+@pytest.mark.parametrize("rows", [None, torch.tensor([4, 1, 2])])
+def test_batches_of_examples_that_do_not_fit_go_to_the_device(
+    rows: Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairbloom.tasks.task.has_room", lambda device, size: False)
+    given = Examples(X, Y, rows, groups=torch.zeros(len(X), 1, dtype=torch.int64))
+    examples = task_of(given).to(torch.device("meta")).splits("site").train
+    assert isinstance(examples, Examples)
+    assert (examples.targets.device.type, examples.device.type) == ("cpu", "meta")
+    inputs, targets = examples[torch.tensor([2, 0])]
+    moved = [*tensors_of(inputs), targets, examples.all_targets, examples.group_places()]
+    assert {each.device.type for each in moved if each is not None} == {"meta"}
+    assert join_tensors([examples, examples])[:][1].shape == (2 * len(examples),)
 
 
 class Streamed(IterableDataset[Any]):
