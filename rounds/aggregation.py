@@ -76,7 +76,8 @@ def screen_updates(method: Method, replies: TrainReplies, server_round: int) -> 
     The same pass computes the inner products that the method needs.
     """
     if GRAM not in method.requires or method.has_second_rows:
-        replies.screen()
+        few = len(replies.names) <= COSINE_UPDATES
+        replies.screen(gram=few and reports_cosines(method, server_round))
         return
     kept = recall_rows(method, replies, server_round).values()
     replies.screen(gram=True, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
@@ -403,20 +404,27 @@ def measure_contributions(
     }
 
 
+def reports_cosines(method: Method, server_round: int) -> bool:
+    """Return whether the method reports the cosines between updates of this round."""
+    return COSINES[0] in method.reports and server_round <= COSINE_ROUNDS
+
+
 def measure_cosines(method: Method, server_round: int, updates: Updates) -> dict[str, float]:
     """Return the quartiles and the mean of the cosines between updates, over all pairs.
 
     Of many updates, COSINE_UPDATES are drawn by the seed. {} if the method does not report cosines,
     after COSINE_ROUNDS, and without two updates that are not zero.
     """
-    if COSINES[0] not in method.reports or server_round > COSINE_ROUNDS:
+    if not reports_cosines(method, server_round):
         return {}
     moving = np.flatnonzero(updates.norms).tolist()
     drawn = sample(moving, COSINE_UPDATES, method.seed, "cosines", server_round)
     if len(drawn) < 2:
         return {}
-    vectors = Vectors.concat([updates.vectors[place] for place in drawn])
-    (gram,) = gram_matrices(vectors, (vectors.size,))
+    if len(updates) <= COSINE_UPDATES:  # the products of the screening
+        gram = updates.gram(updates.vectors, exact=False)[np.ix_(drawn, drawn)]
+    else:
+        (gram,) = gram_matrices(updates.vectors.take(drawn), (updates.layout.size,))
     norms = np.sqrt(np.diag(gram))
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         cosines = (gram / norms / norms[:, None])[np.triu_indices(len(drawn), 1)].clip(-1.0, 1.0)

@@ -30,7 +30,7 @@ ROOMS: Mapping[str, int] = {
     "prediction": 878,
     "fairbloom": 701,
     "protocol": 830,
-    "rounds": 3_145,
+    "rounds": 3_157,
     "server": 985,
     "server/run_folder": 1_455,
     "simulation": 1_131,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_705
+WHOLE = 33_717
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900

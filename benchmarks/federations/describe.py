@@ -58,7 +58,8 @@ def sizes_of(run: Run) -> list[int]:
     """Return the number of examples of each client of a run."""
     task = load_task(run.settings)
     splits = [task.splits(client) for client in task.clients]
-    return [sum(map(len, filter(None, (s.train, s.test, s.validation)))) for s in splits]
+    parts = [(each.train, each.test, each.validation) for each in splits]
+    return [sum(len(part) for part in of_client if part is not None) for of_client in parts]
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from scipy import stats
 
 from benchmarks.methods import SEARCHED, WORKLOADS
 from docs import which_method
-from docs.which_method import FAMILIES, KNOWN, Ranks, nemenyi, one_a_data_set, read_federations
+from docs.which_method import FAMILIES, Ranks, nemenyi, one_a_data_set, read_federations
+from fairbloom.experiments.results.federations import TABLE as KNOWN
 
 from .pages import ROOT
 

@@ -25,7 +25,7 @@ from .test_contributions import flat, rounds_of
 class Unmeasured(FedAvg):
     """FedAvg without cosines."""
 
-    reports = ()
+    reports = ()  # type: ignore[assignment]
 
 
 def expected(U: FloatArray) -> list[Any]:
