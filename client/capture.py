@@ -8,20 +8,26 @@ as without this module.
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import fields
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairbloom.errors import failure_reason
 from fairbloom.tasks.inputs import Inputs, map_inputs, names_of, tensors_of
-from fairbloom.tasks.optimizers import OF_PYTORCH
+from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
+from .generators import generators_of, restore_states
 from .linear import Step
 from .work import NON_STEP_FIELDS, LocalWork, unchanged
+
+T = TypeVar("T")
 
 # Ordinary steps of a shape before it is recorded; in these, obstacles are looked for.
 WARM_UPS = 2
@@ -29,49 +35,113 @@ WARM_UPS = 2
 # The fields of local work that change a step.
 STEP_FIELDS = sorted({each.name for each in fields(LocalWork)} - NON_STEP_FIELDS)
 
-# Graphs that are kept for one kind of step, each for a shape of batches; and kinds of steps: that
-# of the round's model, and that of a personal one. Another learning rate is another kind.
-MAX_KEPT = 8
+# Kinds of steps that are kept: that of the round's model, and that of a personal one. Work of
+# another momentum is another kind.
+MAX_KINDS = 8
 
-# Operations that draw random numbers, or whose result the processor must know.
-OBSTACLES = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output}
+# Graphs that are kept for a kind of step, each for a shape of batches.
+MAX_GRAPHS = 32
+
+# Of operations whose result the processor must know.
+WAITS = torch.Tag.data_dependent_output
 
 
 class CudaRecorder:
-    """Records steps as CUDA graphs."""
+    """Records steps as CUDA graphs, which share the memory of what they compute in between."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
+        self._pool: Any = None
 
-    def warm_up(self, step: Callable[[], None]) -> None:
-        """Take an ordinary step on a stream of its own, as PyTorch asks before a capture."""
-        stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+    @cached_property
+    def _stream(self) -> Any:
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-    def record(self, step: Callable[[], None]) -> Callable[[], object]:
-        """Return a function that takes the step again; the step is not taken now."""
+    def warm_up(self, step: Callable[[], T]) -> T:
+        """Take an ordinary step on the stream of the captures, as PyTorch asks before them."""
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = step()
+        current.wait_stream(self._stream)
+        return result
+
+    def record(self, step: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that takes the step again; the step is not taken now.
+
+        The function returns the tensors of `step`, which the next recorded step may overwrite.
+        """
         graph = torch.cuda.CUDAGraph()
-        # Other threads, which write checkpoints, may call CUDA at the same time.
-        with (
-            torch.cuda.device(self._device),
-            torch.cuda.graph(graph, capture_error_mode="thread_local"),
-        ):
-            step()
-        return graph.replay
+        current = torch.cuda.current_stream(self.device)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            # Other threads, which write checkpoints, may call CUDA at the same time.
+            with (
+                torch.cuda.device(self.device),
+                torch.cuda.graph(
+                    graph,
+                    pool=self._pool,
+                    stream=self._stream,
+                    capture_error_mode="thread_local",
+                ),
+            ):
+                result = step()
+        except Exception as error:
+            self._leave(current)
+            raise error.__context__ or error from None  # the end of a capture repeats its failure
+
+        def replay() -> T:
+            graph.replay()
+            return result
+
+        return replay
+
+    def _leave(self, stream: Any) -> None:
+        """End a capture that failed, as PyTorch does not: its stream, memory, and generator."""
+        torch.cuda.set_stream(stream)
+        with suppress(Exception):  # it has ended in some versions of PyTorch
+            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+        for generator in generators_of(self.device)[1:]:
+            usable = torch.Generator(self.device)
+            usable.set_state(generator.get_state())
+            generator.graphsafe_set_state(usable.graphsafe_get_state())
+
+    def release(self) -> None:
+        """Free the memory of graphs that are not used any more."""
+        self._pool = None
+        torch.cuda.empty_cache()
 
 
-class FixedStep:
-    """One kind of step, with the tensors that it uses besides the model's and the batch.
+class StepKind:
+    """Steps that differ only in their batches and in the numbers of the tensors that they use.
 
-    `graphs` has the tensors from which a recorded step reads its batch, and the recorded step.
+    `graphs` has, by shape, the tensors from which a recorded step reads its batch, and the step.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.graphs: dict[Hashable, tuple[list[Tensor], Callable[[], Any]]] = {}
+        self.steps = Counter[Hashable]()
+
+    def changing(self) -> list[Tensor]:
+        """Return the tensors that a step changes."""
+        raise NotImplementedError
+
+
+K = TypeVar("K", bound=StepKind)
+
+
+class FixedStep(StepKind):
+    """One kind of step of a model, with the tensors that it uses besides its own and the batch.
+
+    `rate` has the learning rate if steps are recorded.
     """
 
     def __init__(self, model: nn.Module, parameters: Sequence[Tensor], work: LocalWork) -> None:
-        self.model = model
-        self.arrays = [*parameters, *model.buffers()]
+        super().__init__(model)
+        self._parameters = parameters
+        self.rate: Tensor | None = None
         self.optimizer = work.make_optimizer(parameters)
         self.velocity = [
             torch.zeros_like(each)
@@ -79,25 +149,21 @@ class FixedStep:
             if self.optimizer is None and work.momentum > 0.0
         ]
         self.received = [torch.empty_like(each) for each in parameters if work.pull > 0.0]
-        self.graphs: dict[Hashable, tuple[list[Tensor], Callable[[], object]]] = {}
-        self.steps = Counter[Hashable]()
 
     @torch.no_grad()
-    def begin(self, pulled_to: Sequence[Tensor]) -> None:
+    def begin(self, pulled_to: Sequence[Tensor], rate: float) -> None:
         """Prepare the first step of a client."""
         for kept, array in zip(self.received, pulled_to, strict=False):
             kept.copy_(array)
-        for tensor in self.states():
+        for tensor in (*self.velocity, *states_of(self.optimizer)):
             tensor.zero_()
+        if self.rate is not None:
+            self.rate.fill_(rate)
 
-    def states(self) -> list[Tensor]:
-        """Return the velocity and the optimizer's tensors."""
-        states = () if self.optimizer is None else self.optimizer.state.values()
-        return [
-            each
-            for each in tree_leaves([self.velocity, *map(dict, states)])
-            if isinstance(each, Tensor)
-        ]
+    def changing(self) -> list[Tensor]:
+        """Return parameters, buffers, velocity and the optimizer's tensors."""
+        own = (*self._parameters, *self.model.buffers())
+        return [*own, *self.velocity, *states_of(self.optimizer)]
 
 
 class Capture:
@@ -109,104 +175,196 @@ class Capture:
     def __init__(self, recorder: CudaRecorder) -> None:
         self.why_not = ""
         self._recorder = recorder
-        self._kinds: dict[Hashable, FixedStep] = {}
+        self._kinds: dict[Hashable, Any] = {}
 
-    def find_kind(
-        self, model: nn.Module, parameters: Sequence[Tensor], work: LocalWork
-    ) -> FixedStep | None:
-        """Return the kind of step that this work takes; None if none of them can be recorded."""
-        self.why_not = self.why_not or _find_unsupported(model, work)
+    def find_kind(self, key: Hashable, make: Callable[[], K], unsupported: str) -> K | None:
+        """Return the kind of step with this key; None if none of its steps can be recorded."""
+        self.why_not = self.why_not or unsupported
         if self.why_not:
+            self.release()
             return None
-        kind = (*map(id, parameters), *(getattr(work, name) for name in STEP_FIELDS))
-        if kind not in self._kinds:
-            if len(self._kinds) == MAX_KEPT:
-                self._kinds.clear()
-            self._kinds[kind] = made = FixedStep(model, parameters, work)
-            if made.optimizer is not None and parameters[0].device.type == "cuda":
-                made.optimizer.param_groups[0]["capturable"] = True
-        return self._kinds[kind]
+        if key not in self._kinds:
+            if len(self._kinds) == MAX_KINDS:
+                self.release()
+            try:
+                self._kinds[key] = make()
+            except Exception as error:  # there may be too little memory
+                self.why_not = failure_reason(error)
+                return None
+        kind: K = self._kinds[key]
+        return kind
+
+    def release(self) -> None:
+        """Drop all recorded steps, and free their memory."""
+        if self._kinds:
+            self._kinds.clear()
+            self._recorder.release()
 
     def wrap(self, fixed: FixedStep, step: Step) -> Step:
-        """Return a function that takes a step, by its graph if it has one.
-
-        That may be the graph of another client, for which `step` computed the same.
-        """
+        """Return a function that takes a step of a client, by its graph if it has one."""
 
         def take(inputs: Inputs, targets: Tensor) -> None:
-            batch = [*tensors_of(inputs), targets]
-            shape = (names_of(inputs), *((each.shape, each.dtype) for each in batch))
-            if shape in fixed.graphs:
-                buffers, replay = fixed.graphs[shape]
-                torch._foreach_copy_(buffers, batch)
-                replay()
-                return
-            fixed.steps[shape] += 1
-            if self.why_not or len(fixed.graphs) == MAX_KEPT:
-                step(inputs, targets)
-            elif fixed.steps[shape] <= WARM_UPS:
-                self._watch(fixed, lambda: step(inputs, targets))
-            else:
-                self._record(fixed, shape, step, inputs, targets)
+            def of_batch(batch: Sequence[Tensor]) -> None:
+                left = iter(batch)
+                step(map_inputs(inputs, lambda _: next(left)), batch[-1])
+
+            self.take(fixed, names_of(inputs), [*tensors_of(inputs), targets], of_batch)
 
         return take
 
-    def _watch(self, fixed: FixedStep, step: Callable[[], None]) -> None:
+    def take(
+        self,
+        kind: StepKind,
+        names: Hashable,
+        batch: Sequence[Tensor],
+        step: Callable[[Sequence[Tensor]], T],
+    ) -> T:
+        """Take a step with a batch of tensors of these names, by its graph if it has one.
+
+        That may be the graph of another client, for which `step` computed the same.
+        """
+        shape = (names, *((each.shape, each.dtype) for each in batch))
+        if shape in kind.graphs:
+            buffers, replay = kind.graphs[shape]
+            torch._foreach_copy_(buffers, batch)
+            result: T = replay()
+            return result
+        kind.steps[shape] += 1
+        if self.why_not or len(kind.graphs) == MAX_GRAPHS:
+            return step(batch)
+        if kind.steps[shape] <= WARM_UPS:
+            return self._watch(kind, lambda: step(batch))
+        return self._record(kind, shape, batch, step)
+
+    def _watch(self, kind: StepKind, step: Callable[[], T]) -> T:
         """Take a step, and find what a graph cannot do again."""
-        before = _attributes(fixed.model)
-        with FindObstacle() as obstacle:  # type: ignore[no-untyped-call]
-            self._recorder.warm_up(step)
+        before = _attributes(kind.model)
+        with FindObstacle(self._recorder.device) as obstacle:  # type: ignore[no-untyped-call]
+            result = self._recorder.warm_up(step)
         if obstacle.found:
-            self.why_not = f"{obstacle.found} draws random numbers, or the processor waits for it"
-        elif [*map(id, before)] != [*map(id, _attributes(fixed.model))]:
+            self.why_not = f"{obstacle.found} draws by itself, or the processor waits for it"
+        elif [*map(id, before)] != [*map(id, _attributes(kind.model))]:
             self.why_not = "the model keeps values from one step to the next"
+        return result
 
     def _record(
-        self, fixed: FixedStep, shape: Hashable, step: Step, inputs: Inputs, targets: Tensor
-    ) -> None:
+        self,
+        kind: StepKind,
+        shape: Hashable,
+        batch: Sequence[Tensor],
+        step: Callable[[Sequence[Tensor]], T],
+    ) -> T:
         """Take a step, and record it for the next ones of its shape."""
-        own_inputs = map_inputs(inputs, torch.clone)
-        batch = [*tensors_of(own_inputs), targets.clone()]
-        changing = [each.detach() for each in (*fixed.arrays, *fixed.states())]
-        before = [each.clone() for each in changing]
-        step(inputs, targets)
-        after = [each.clone() for each in changing]
-        torch._foreach_copy_(changing, before)
+        changing = [each.detach() for each in kind.changing()]
+        generators = generators_of(self._recorder.device)
+        drawn = [each.get_state() for each in generators]
         try:
-            replay = self._recorder.record(lambda: step(own_inputs, batch[-1]))
+            buffers = [each.clone() for each in batch]
+            before = [each.clone() for each in changing]
+            after = [each.clone() for each in changing]
+        except torch.OutOfMemoryError as error:
+            self.why_not = failure_reason(error)
+            return step(batch)
+        result = step(buffers)  # not of the batch: algorithms are chosen for these addresses
+        drawn_after = [each.get_state() for each in generators]
+        torch._foreach_copy_(after, changing)
+        torch._foreach_copy_(changing, before)
+        restore_states(generators, drawn)
+        try:
+            replay = self._recorder.record(lambda: step(buffers))
             replay()
             for pair in zip(changing, after, strict=True):
                 if not torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True):
                     raise ValueError("a recorded step gives other numbers")
-            fixed.graphs[shape] = (batch, replay)
+            kind.graphs[shape] = (buffers, replay)
         except Exception as error:  # PyTorch may raise anything; training goes on without a graph
             self.why_not = failure_reason(error)
             torch._foreach_copy_(changing, after)
+            restore_states(generators, drawn_after)
+        return result
+
+
+def find_fixed(
+    capture: Capture,
+    model: nn.Module,
+    parameters: Sequence[Tensor],
+    work: LocalWork,
+    *,
+    corrected: bool,
+) -> FixedStep | None:
+    """Return the kind of step that this work takes; None if none of them can be recorded.
+
+    `corrected`: whether a rule corrects the gradients.
+    """
+
+    def make() -> FixedStep:
+        made = FixedStep(model, parameters, work)
+        made.rate = make_rate(work, parameters[0])
+        make_capturable(made.optimizer, parameters[0])
+        return made
+
+    unsupported = find_unsupported(model, work, corrected=corrected)
+    rate = work.learning_rate if make_rate(work, parameters[0]) is None else None
+    return capture.find_kind((*map(id, parameters), rate, *key_of(work)), make, unsupported)
+
+
+def make_rate(work: LocalWork, like: Tensor) -> Tensor | None:
+    """Return a tensor for learning rates; None if the optimizer needs a number, as on the CPU."""
+    if work.optimizer != SGD and like.device.type != "cuda":
+        return None
+    return torch.zeros((), dtype=like.dtype, device=like.device)
+
+
+def make_capturable(optimizer: Optimizer | None, like: Tensor) -> None:
+    """Let an optimizer of PyTorch count its steps on a CUDA device."""
+    if optimizer is not None and like.device.type == "cuda":
+        optimizer.param_groups[0]["capturable"] = True
+
+
+def states_of(optimizer: Optimizer | None) -> list[Tensor]:
+    """Return the tensors of an optimizer's state."""
+    states = () if optimizer is None else optimizer.state.values()
+    return [each for each in tree_leaves([*map(dict, states)]) if isinstance(each, Tensor)]
 
 
 class FindObstacle(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's own
-    """Finds the first of the obstacles, or operation that moves data to or from the device."""
+    """Finds the first operation that a graph cannot do again.
 
-    found = ""
+    It moves data to or from the device, its result is one that the processor must know, or it does
+    not draw from the generator that graphs draw from.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # PyTorch's own
+        self.found = ""
+        self._device = device
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call an operation of PyTorch."""
         made = func(*args, **kwargs or {})
-        devices = {
-            each.device
-            for each in tree_leaves((args, kwargs, made))
-            if isinstance(each, Tensor) and each.dim()
-        }
-        if not self.found and (len(devices) > 1 or OBSTACLES.intersection(func.tags)):
+        given = tree_leaves((args, kwargs, made))
+        tensors = [each for each in given if isinstance(each, Tensor)]
+        obstacle = len({each.device for each in tensors if each.dim()}) > 1
+        obstacle |= WAITS in func.tags
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            obstacle |= any(isinstance(each, torch.Generator) for each in given)
+            obstacle |= any(each.device != self._device for each in tensors)
+        if obstacle and not self.found:
             self.found = str(func)
         return made
 
 
-def _find_unsupported(model: nn.Module, work: LocalWork) -> str:
+def key_of(work: LocalWork) -> tuple[object, ...]:
+    """Return what changes the steps of some work, without its learning rate."""
+    return tuple(getattr(work, name) for name in STEP_FIELDS if name != "learning_rate")
+
+
+def find_unsupported(model: nn.Module, work: LocalWork, *, corrected: bool = False) -> str:
     """Return why this work cannot be recorded, or ""."""
     reasons = {
+        "a rule corrects the gradients": corrected,
         "time-budget stops between steps": work.time_budget < math.inf,
         "a rule changes the loss": work.transform is not unchanged,
         f"optimizer = {work.optimizer} is not one of PyTorch's": work.optimizer not in OF_PYTORCH,

@@ -1,7 +1,7 @@
 """The global random generators of Python, NumPy and PyTorch, which users' code uses."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,6 +19,22 @@ def seed_all(number: int | None) -> None:
         torch.seed()
     else:
         torch.manual_seed(number)
+
+
+def generators_of(device: torch.device) -> list[torch.Generator]:
+    """Return PyTorch's global generators that a model on this device draws from."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    elif device.type == "mps":
+        generators.append(torch.mps._get_default_mps_generator())
+    return generators
+
+
+def restore_states(generators: Sequence[torch.Generator], states: Sequence[torch.Tensor]) -> None:
+    """Set the state of each generator."""
+    for each, state in zip(generators, states, strict=True):
+        each.set_state(state)
 
 
 @contextmanager

@@ -30,8 +30,9 @@ from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, is_of_model
 
 from .augmentation import Augment, make_augmentation
-from .capture import Capture, FixedStep
+from .capture import Capture, FixedStep, find_fixed
 from .device import autocast, in_double, read_scalars
+from .generators import generators_of, restore_states
 from .group_metrics import measure_groups
 from .linear import Step, linear_step
 from .work import Copy, LocalWork, StepsTaken, descend
@@ -46,19 +47,14 @@ EVALUATION_BATCH = 4096
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed PyTorch's global generators, from which dropout draws; restore them at the end."""
     # One by one: torch.manual_seed takes 100 times as long, and seeds every CUDA device.
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    elif device.type == "mps":
-        generators.append(torch.mps._get_default_mps_generator())
+    generators = generators_of(device)
     states = [each.get_state() for each in generators]
     try:
         for each in generators:
             each.manual_seed(seed)
         yield
     finally:
-        for each, state in zip(generators, states, strict=True):
-            each.set_state(state)
+        restore_states(generators, states)
 
 
 # Maps the gradients of a step, and its number from 1, to the corrected gradients, in the model's
@@ -86,7 +82,7 @@ def train(
     Each step is the one of an optimizer of torch.optim. Frozen parameters are left unchanged, and
     so are parameters that the loss does not touch, unless gradients are corrected. The pull goes to
     `anchor`, the trainable parameters in the model's order; None: to the parameters at the start.
-    `capture` records the steps, unless gradients are corrected.
+    `capture` records the steps.
     """
     if work.idle:
         return StepsTaken()
@@ -98,10 +94,10 @@ def train(
             " (requires_grad)"
         )
     fixed = None
-    if capture is not None and correct is None:
-        fixed = capture.find_kind(model, parameters, work)
+    if capture is not None:
+        fixed = find_fixed(capture, model, parameters, work, corrected=correct is not None)
     tensors = fixed or FixedStep(model, parameters, work)
-    tensors.begin(parameters if anchor is None else anchor)
+    tensors.begin(parameters if anchor is None else anchor, work.learning_rate)
     ends = time.monotonic() + work.time_budget
     min_batch = min_batch_of(model)
     steps = count_steps(len(examples), work, min_batch)
@@ -127,6 +123,7 @@ def train(
                 work,
                 optimizer=tensors.optimizer,
                 correct=corrected,
+                rate=tensors.rate,
             )
 
     take_step: Step = by_autograd

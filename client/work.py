@@ -213,6 +213,7 @@ def descend(
     optimizer: Optimizer | None = None,
     correct: Correct | None = None,
     stacked: bool = False,
+    rate: Tensor | None = None,
 ) -> None:
     """Take one step in place, by `optimizer` or, if it is None, as torch.optim.SGD does.
 
@@ -222,7 +223,8 @@ def descend(
     corrected, its gradient is 0. SGD is written out because the first optimizer object of a process
     imports PyTorch's compiler.
 
-    Gradients and velocity are changed, too. `stacked` arrays hold one client per row.
+    Gradients and velocity are changed, too. `stacked` arrays hold one client per row. `rate` holds
+    the learning rate in the place of the work's, so that a recorded step can have another one.
     """
     if correct is not None:
         gradients = [
@@ -241,7 +243,7 @@ def descend(
         rows = directions if stacked else [each.unsqueeze(0) for each in directions]
         clip_norms(rows, work.gradient_clip)
     if optimizer is not None:
-        step_by(optimizer, touched, directions, work.learning_rate)
+        step_by(optimizer, touched, directions, work.learning_rate if rate is None else rate)
         return
     if work.weight_decay > 0.0:
         torch._foreach_add_(directions, touched, alpha=work.weight_decay)
@@ -255,14 +257,18 @@ def descend(
             directions = list(torch._foreach_add(directions, moving, alpha=work.momentum))
         else:
             directions = moving
-    torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
+    if rate is None:
+        torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
+    else:
+        # The same rounding: a product and a sum in one operation.
+        torch._foreach_addcmul_(touched, directions, [rate] * len(touched), value=-1.0)
 
 
 def step_by(
     optimizer: Optimizer,
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
-    learning_rate: float,
+    learning_rate: float | Tensor,
 ) -> None:
     """Take one step of an optimizer with these gradients; leave its other parameters unchanged."""
     for group in optimizer.param_groups:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -15,6 +15,8 @@ from fairbloom.client.capture import Capture, CudaRecorder
 from fairbloom.client.training import train
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples, Splits, Task
+
+T = TypeVar("T")
 
 ROWS = 23
 FEATURES = 16  # a batch of ten is aligned like a copy of it, on which the bits depend
@@ -29,24 +31,28 @@ class PlainRecorder(CudaRecorder):
         super().__init__(torch.device("cpu"))
         self.recorded = 0
         self.replayed = 0
+        self.released = 0
 
-    def warm_up(self, step: Callable[[], None]) -> None:
-        step()
+    def warm_up(self, step: Callable[[], T]) -> T:
+        return step()
 
-    def record(self, step: Callable[[], None]) -> Callable[[], object]:
+    def record(self, step: Callable[[], T]) -> Callable[[], T]:
         self.recorded += 1
 
-        def replay() -> None:
+        def replay() -> T:
             self.replayed += 1
-            step()
+            return step()
 
         return replay
+
+    def release(self) -> None:
+        self.released += 1
 
 
 class Failing(PlainRecorder):
     """Fails as PyTorch does when an operation is not permitted in a capture."""
 
-    def record(self, step: Callable[[], None]) -> Callable[[], object]:
+    def record(self, step: Callable[[], T]) -> Callable[[], T]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
@@ -113,12 +119,16 @@ def assert_equal(model: nn.Module, work: LocalWork, recorder: PlainRecorder) -> 
     ],
     ids=str,
 )
-@pytest.mark.parametrize("between", [(), (nn.BatchNorm1d(8),)], ids=["plain", "batch-norm"])
+@pytest.mark.parametrize(
+    "between",
+    [(), (nn.BatchNorm1d(8),), (nn.Dropout(0.5),)],
+    ids=["plain", "batch-norm", "dropout"],
+)
 def test_recorded_steps_have_the_bits_of_ordinary_ones(
     changes: dict[str, Any], between: tuple[nn.Module, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "optimizer" in changes:  # on the CPU, which cannot be captured, it reads its step count
-        monkeypatch.setattr("fairbloom.client.capture.OBSTACLES", set())
+        monkeypatch.setattr("fairbloom.client.capture.WAITS", None)
     recorder = PlainRecorder()
     capture = assert_equal(network(*copy.deepcopy(between)), replace(WORK, **changes), recorder)
     assert not capture.why_not
@@ -132,6 +142,18 @@ class Reading(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs * 2 if inputs.sum().item() > 0 else inputs
+
+
+class Noisy(nn.Module):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.generator.manual_seed(0)
+        return inputs + torch.rand(inputs.shape, generator=self.generator)
 
 
 class Counting(nn.Module):
@@ -164,7 +186,7 @@ def with_hook() -> nn.Module:
     ("between", "reason"),
     [
         (Reading(), "aten._local_scalar_dense"),
-        (nn.Dropout(0.5), "aten.bernoulli_"),
+        (Noisy(), "aten.rand"),
         (Counting(), "keeps values"),
         (Remembering(), "keeps values"),
         (with_hook(), "hooks"),
@@ -203,13 +225,60 @@ def test_a_failed_record_leaves_the_numbers_of_ordinary_steps(
     assert reason in assert_equal(network(nn.BatchNorm1d(8)), WORK, recorder).why_not
 
 
-def test_another_learning_rate_is_recorded_anew() -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "recorded"),
+    [("sgd", 2), ("adam", 4)],  # outside CUDA, Adam takes its rate as a number
+)
+def test_another_learning_rate_is_replayed(
+    optimizer: str, recorded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairbloom.client.capture.WAITS", None)
     recorder = PlainRecorder()
     model = network()
     capture = Capture(recorder)
     for rate in (0.1, 0.05):
-        work = replace(WORK, learning_rate=rate)
+        work = replace(WORK, learning_rate=rate, optimizer=optimizer)
         expected = train_clients(copy.deepcopy(model), work, None)
         for array, other in zip(train_clients(model, work, capture), expected, strict=True):
             assert torch.equal(array, other)
-    assert recorder.recorded == 4
+    assert recorder.recorded == recorded
+
+
+def test_corrected_gradients_are_not_recorded() -> None:
+    capture = Capture(PlainRecorder())
+    model = network()
+    work = replace(WORK, random=np.random.default_rng(0))
+    train(
+        model,
+        task_of(model),
+        examples_of(0),
+        work,
+        correct=lambda gradients, _: gradients,
+        capture=capture,
+    )
+    assert "corrects the gradients" in capture.why_not
+
+
+def test_a_step_without_memory_for_a_graph_is_an_ordinary_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = network()
+    expected = train_clients(copy.deepcopy(model), WORK, None)
+
+    def fail(_each: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    recorder = PlainRecorder()
+    capture = Capture(recorder)
+    taken = capture._record
+
+    def record(*given: Any) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(Tensor, "clone", fail)
+            taken(*given)
+
+    monkeypatch.setattr(capture, "_record", record)
+    for array, other in zip(train_clients(model, WORK, capture), expected, strict=True):
+        assert torch.equal(array, other)
+    assert "out of memory" in capture.why_not
+    assert recorder.released == 1  # before the second client's steps
