@@ -216,7 +216,7 @@ class Capture:
         self,
         kind: StepKind,
         names: Hashable,
-        batch: Sequence[Tensor],
+        batch: list[Tensor],
         step: Callable[[Sequence[Tensor]], T],
     ) -> T:
         """Take a step with a batch of tensors of these names, by its graph if it has one.
@@ -239,7 +239,7 @@ class Capture:
     def _watch(self, kind: StepKind, step: Callable[[], T]) -> T:
         """Take a step, and find what a graph cannot do again."""
         before = _attributes(kind.model)
-        with FindObstacle(self._recorder.device) as obstacle:  # type: ignore[no-untyped-call]
+        with FindObstacle(self._recorder.device) as obstacle:
             result = self._recorder.warm_up(step)
         if obstacle.found:
             self.why_not = f"{obstacle.found} draws by itself, or the processor waits for it"
@@ -300,7 +300,6 @@ def find_fixed(
     def make() -> FixedStep:
         made = FixedStep(model, parameters, work)
         made.rate = make_rate(work, parameters[0])
-        make_capturable(made.optimizer, parameters[0])
         return made
 
     unsupported = find_unsupported(model, work, corrected=corrected)
@@ -313,12 +312,6 @@ def make_rate(work: LocalWork, like: Tensor) -> Tensor | None:
     if work.optimizer != SGD and like.device.type != "cuda":
         return None
     return torch.zeros((), dtype=like.dtype, device=like.device)
-
-
-def make_capturable(optimizer: Optimizer | None, like: Tensor) -> None:
-    """Let an optimizer of PyTorch count its steps on a CUDA device."""
-    if optimizer is not None and like.device.type == "cuda":
-        optimizer.param_groups[0]["capturable"] = True
 
 
 def states_of(optimizer: Optimizer | None) -> list[Tensor]:
@@ -376,10 +369,13 @@ def find_unsupported(model: nn.Module, work: LocalWork, *, corrected: bool = Fal
 
 
 def _attributes(model: nn.Module) -> list[object]:
-    """Return the attributes of all modules, which are other objects once they were assigned."""
+    """Return the attributes of all modules, which are other objects once they were assigned.
+
+    Measuring switches `training`, and the next step switches it back.
+    """
     return [
         value
         for module in model.modules()
-        for value in vars(module).values()
-        if not isinstance(value, dict)
+        for name, value in vars(module).items()
+        if name != "training" and not isinstance(value, dict)
     ]

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from fairbloom.client.schedules import Schedule
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
-from fairbloom.tasks.optimizers import SGD, make_optimizer, optimizer_in
+from fairbloom.tasks.optimizers import OF_PYTORCH, SGD, make_optimizer, optimizer_in
 
 # The value of `augment` that leaves the examples as they are.
 NO_AUGMENTATION = "none"
@@ -94,13 +94,16 @@ class LocalWork:
         # The first optimizer object of a process imports PyTorch's compiler: that takes a second.
         if self.optimizer == SGD:
             return None
-        return make_optimizer(
+        made = make_optimizer(
             self.optimizer,
             parameters,
             learning_rate=self.learning_rate,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
+        if self.optimizer in OF_PYTORCH and parameters[0].device.type == "cuda":
+            made.param_groups[0]["capturable"] = True  # it counts its steps on the device
+        return made
 
 
 # The fields that choose which steps are taken, when, and on which inputs. All others change the

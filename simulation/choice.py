@@ -55,8 +55,8 @@ class Choice:
     block
         Most clients that are stacked at once; 0 without stacking.
     recorded
-        On a CUDA device, "steps" if the local steps of the loop are recorded as CUDA graphs, else
-        the reason why they are not.
+        On a CUDA device, "steps" if the local steps of loop and stacked are recorded as CUDA
+        graphs, or the reason why they are not, or not any more.
     """
 
     engine: str
@@ -78,19 +78,22 @@ class Choice:
 
         Raise FairbloomError for an unknown engine, as a damaged engine.json may name.
         """
+        clients: LocalClients
         match self.engine:
             case "stacked":
-                return StackedClients(method, settings, block=self.block)
+                clients = StackedClients(method, settings, block=self.block)
             case "workers":
-                return WorkerClients(method, settings, workers=self.workers)
+                clients = WorkerClients(method, settings, workers=self.workers)
             case "loop":
                 clients = LocalClients(method, settings)
-                if self.recorded == RECORDED:
-                    clients.capture = Capture(CudaRecorder(clients.device))
-                return clients
-        raise FairbloomError(
-            f"engine = {self.engine!r}: there are loop, stacked and workers: name one of them"
-        )
+            case _:
+                raise FairbloomError(
+                    f"engine = {self.engine!r}: there are loop, stacked and workers: name one of"
+                    " them"
+                )
+        if self.recorded == RECORDED:
+            clients.capture = Capture(CudaRecorder(clients.device))
+        return clients
 
 
 def choose(settings: RunSettings, processors: int) -> Choice:
@@ -110,13 +113,14 @@ def choose(settings: RunSettings, processors: int) -> Choice:
             try_first_step(settings, task, model)
         return Choice("workers", "it was asked for", workers=max(1, min(processors, cohort)))
     trial = try_first_step(settings, task, model)
+    recorded = RECORDED if device.type == "cuda" else ""
 
     def loop(reason: str) -> Choice:
-        if device.type != "cuda":
-            return Choice("loop", reason)
-        capture = Capture(CudaRecorder(device))
-        try_first_step(settings, task, model, capture)
-        return Choice("loop", reason, recorded=capture.why_not or RECORDED)
+        return Choice("loop", reason, recorded=recorded)
+
+    def stacked(reason: str) -> Choice:
+        block = min(cohort, fitting_clients(settings, task, model, trial.examples, device))
+        return Choice("stacked", reason, block=block, recorded=recorded)
 
     if settings.engine == "loop":
         return loop("it was asked for")
@@ -130,14 +134,11 @@ def choose(settings: RunSettings, processors: int) -> Choice:
     if settings.engine == "stacked":
         if why_not:
             return loop(f"stacked was asked for, but {why_not}")
-        block = min(cohort, fitting_clients(settings, task, model, trial.examples, device))
-        return Choice("stacked", "it was asked for", block=block)
+        return stacked("it was asked for")
     if cohort == 1:
         return loop("a round has one client")
     if not why_not:
-        reason = "the model can be computed for many clients at once"
-        block = min(cohort, fitting_clients(settings, task, model, trial.examples, device))
-        return Choice("stacked", reason, block=block)
+        return stacked("the model can be computed for many clients at once")
     seconds = cohort * count_steps(len(trial.examples), work) * trial.seconds
     because = f"{why_not}, and a round takes about {seconds:.2g} s"
     workers = min(processors, cohort)

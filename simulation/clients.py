@@ -140,7 +140,9 @@ class LocalClients:
             self._states.popitem(last=False)  # it is on disk
 
     def close(self) -> None:
-        """End the processes of the engine; this one has none."""
+        """End the processes of the engine, of which this one has none, and free its graphs."""
+        if self.capture is not None:
+            self.capture.release()
 
     # For engines ----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from fairbloom.server.run_folder.files import (
     find_damaged,
     is_finished,
 )
-from fairbloom.server.run_folder.recorded import OnRound, ignore
+from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings
 from fairbloom.system.processors import processors_here
 from fairbloom.tasks import check_data, load_task
@@ -67,6 +67,7 @@ def simulate(
     with_states = keep_schema(settings, folder).model_copy(update={"state_dir": state_dir})
     if is_finished(folder):
         _mend_preprocessing(with_states, folder)
+    watched: list[tuple[LocalClients, Choice]] = []
     with one_thread(), computing_in(settings.precision, device), ExitStack() as ending:
 
         def engine(method: Method) -> tuple[ClientPool, Mapping[str, object]]:
@@ -79,12 +80,27 @@ def simulate(
             clients = ending.enter_context(closing(usable.clients(method, of_method)))
             if on_trained is not None:
                 clients.on_trained = on_trained
+            watched.append((clients, choice))
             return clients, asdict(choice)
 
+        def note(recorded: RecordedRound) -> None:
+            for clients, choice in watched:
+                _note_end_of_recording(folder, choice, clients)
+            on_round(recorded)
+
         first = DebuggedClients if debug else LocalClients
-        return federate(
-            settings, lambda method: first(method, with_states), on_round, engine=engine
-        )
+        return federate(settings, lambda method: first(method, with_states), note, engine=engine)
+
+
+def _note_end_of_recording(folder: Path, choice: Choice, clients: LocalClients) -> None:
+    """Write and log once why local steps are not recorded any more; a continued run keeps to it."""
+    capture = clients.capture
+    if capture is None or not capture.why_not:
+        return
+    log.warning("local steps run without CUDA graphs: %s", capture.why_not)
+    ENGINE.write(folder, asdict(replace(choice, recorded=capture.why_not)))
+    capture.release()
+    clients.capture = None
 
 
 def _mend_preprocessing(settings: Settings, folder: Path) -> None:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from torch import nn
 
-from fairbloom.client.capture import WARM_UPS, Capture
 from fairbloom.client.plan import global_work
 from fairbloom.client.training import measure, train
 from fairbloom.client.work import batch_order
@@ -28,12 +27,9 @@ class TrialStep(NamedTuple):
     seconds: float
 
 
-def try_first_step(
-    settings: RunSettings, task: Task, model: nn.Module, capture: Capture | None = None
-) -> TrialStep:
+def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> TrialStep:
     """Take two local steps and measure the model at the first client that can do so.
 
-    With `capture`, try to record steps, too.
     If no client can, raise FairbloomError with the error of the first one. The model is unchanged.
     """
     try:
@@ -44,13 +40,6 @@ def try_first_step(
     for name in task.clients:
         try:
             splits = task.splits(name)
-            if capture is not None:
-                work = replace(
-                    global_work(settings, FIRST_ROUND),
-                    steps=WARM_UPS + 2,
-                    random=batch_order(settings, 1, name),
-                )
-                train(tried, task, splits.train, work, capture=capture)
             return TrialStep(splits.train, seconds_of_step(settings, task, tried, name, splits))
         except Exception as error:
             reasons[name] = failure_reason(error)

@@ -17,7 +17,7 @@ from fairbloom.client.local import LocalClient
 from fairbloom.client.training import batch_of, batches
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples
-from fairbloom.tasks.inputs import Inputs, count_bytes, map_inputs, move
+from fairbloom.tasks.inputs import Inputs, count_bytes, map_inputs, move, tensors_of
 from fairbloom.tasks.pooled import join_tensors
 
 from .programs import in_tensors
@@ -73,7 +73,20 @@ class Step:
         if self.counts is None:
             return values.mean(1)
         counted = torch.arange(values.shape[1], device=values.device) < self.counts.unsqueeze(1)
-        return torch.where(counted, values, 0.0).sum(1) / self.counts
+        # torch.where would copy its 0 to the device, and wait.
+        return values.masked_fill(~counted, 0.0).sum(1) / self.counts
+
+    def tensors(self) -> list[Tensor]:
+        """Return inputs, targets and, with padding, `counts`."""
+        batch = [*tensors_of(self.inputs), self.targets]
+        return batch if self.counts is None else [*batch, self.counts]
+
+    def of_tensors(self, tensors: Iterator[Tensor]) -> "Step":
+        """Return such a step of the next tensors."""
+        inputs = map_inputs(self.inputs, lambda _: next(tensors))
+        targets = next(tensors)
+        counts = None if self.counts is None else next(tensors)
+        return Step(inputs, targets, self.sizes, counts)
 
     def own(self, values: Tensor) -> Tensor:
         """Return values of shape (k, b, …) without padding, one client's after the other's."""

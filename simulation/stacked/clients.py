@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fairbloom.client.capture import Capture
 from fairbloom.client.device import read_scalars
 from fairbloom.client.local import Metrics, report_all
 from fairbloom.client.local_round import finish_rules, load_to_measure, start_rule, train_client
@@ -55,10 +56,12 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.vectors import Matrix
 from fairbloom.tasks import Examples, Task
-from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
+from fairbloom.tasks.inputs import names_of
+from fairbloom.tasks.optimizers import OF_PYTORCH
 
 from ..clients import LocalClients, Reply, call_client, refuse_failed, store_reply
 from ..memory import write_models
+from .arrays import BlockArrays, find_recorded
 from .batched_metrics import Measures, losses_of, measure_clients, score_clients, split_into_passes
 from .blocks import (
     StackedClient,
@@ -72,8 +75,7 @@ from .blocks import (
     takes_all,
 )
 from .dropout import draw_masks
-from .optimizers import RowOptimizer
-from .programs import Program, StepArrays, UnstackableError, in_tensors, make_program
+from .programs import Program, UnstackableError, in_tensors, make_program
 
 # The rules, work and metrics that stacked clients support. A rule may correct gradients only by
 # `shift`, which is added to those of all clients at once. Left out are the time budget, which is
@@ -200,7 +202,7 @@ class StackedClients(LocalClients):
 
     def __init__(self, method: Method, settings: RunSettings, block: int) -> None:
         super().__init__(method, settings)
-        self._block = block
+        self.block = block
         self._known: tuple[nn.Module, Program] | None = None
         self._full: dict[tuple[str, ...], Step] = {}
         self._cached_members: tuple[object, list[StackedClient]] = (None, [])
@@ -222,7 +224,7 @@ class StackedClients(LocalClients):
         training = _RoundTraining(self, received, terms, work, trained, vectors)
         try:
             members = self._members(names, terms, work, trained.refused)
-            for block in divide_into_blocks(members, self._block):
+            for block in divide_into_blocks(members, self.block):
                 self.on_trained(len(training.replies), len(names))
                 self._train_block(training, block)
         except UnstackableError as reason:
@@ -345,14 +347,16 @@ class StackedClients(LocalClients):
             raise
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError) and len(block) > 1:
-                self._block = len(block) // 2
+                self.block = len(block) // 2
                 log.warning(
                     "%d clients at once need more memory than is free: now %d are stacked",
                     len(block),
-                    self._block,
+                    self.block,
                 )
+                if self.capture is not None:
+                    self.capture.release()
                 torch.cuda.empty_cache()
-                for half in divide_into_blocks(block, self._block):
+                for half in divide_into_blocks(block, self.block):
                     self._train_block(training, half)
                 return
             answers = {
@@ -522,6 +526,8 @@ class _Block(ClientRound):
             shift,
             call_rules if watching else None,
             self._seeds(self._block, ""),
+            training.engine.capture,
+            training.engine.block,
         )
         if self._loss_before_in_first_step and first_losses is not None:
             self._add_scores(BEFORE, [{wire.LOSS: loss} for loss in first_losses.tolist()])
@@ -580,7 +586,16 @@ class _Block(ClientRound):
                         rows.load(row, last)
                 steps = training.engine.steps(block, work, terms, PERSONAL)
                 seeds = self._seeds(block, PERSONAL)
-                train_together(self._program, self._task, rows, steps, work, seeds=seeds)
+                train_together(
+                    self._program,
+                    self._task,
+                    rows,
+                    steps,
+                    work,
+                    seeds=seeds,
+                    capture=training.engine.capture,
+                    most=training.engine.block,
+                )
                 for row, member in enumerate(block):
                     member.local.keep_personal(terms.server_round, rows.model(row))
 
@@ -607,6 +622,8 @@ def train_together(
     shift: Sequence[Tensor] = (),
     after_step: Callable[[int, Copy], None] | None = None,
     seeds: Sequence[int] = (),
+    capture: Capture | None = None,
+    most: int = 0,
 ) -> Tensor | None:
     """Take the local steps of many clients in place, as `train` does for one.
 
@@ -614,35 +631,56 @@ def train_together(
 
     Return the mean loss of each client's first batch, shape (k,), or None without steps. A rule
     adds `shift` to the gradients, arrays of shape (k, *shape). After each step, `after_step` is
-    called with its number and a function that copies the models.
+    called with its number and a function that copies the models. `capture` records the steps of
+    blocks of up to `most` clients.
     """
     anchor = rows.anchor if work.pull > 0.0 else []
-    optimizer = None if work.optimizer == SGD else RowOptimizer(rows.arrays, work)
-    has_velocity = optimizer is None and work.momentum > 0.0
-    velocity = [torch.zeros_like(array) for array in rows.arrays] if has_velocity else []
-    first_losses = None
-    device = rows.arrays[0].device
-    generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
     take_step = program.make_step(work, shifted=bool(shift))
+    recorded = None
+    if capture is not None:
+        recorded = find_recorded(capture, most, program, work, rows.arrays, anchor, shift)
+    arrays = recorded or BlockArrays(program, work, rows.arrays, anchor, shift)
+    if recorded is not None:
+        rows.arrays = recorded.begin(rows.arrays, anchor, shift, work.learning_rate)
+
+    def compute(step: Step, masks: Sequence[Tensor]) -> Tensor:
+        of_step = arrays.of_first(step.shape[0], masks)  # the first clients still train
+        return take_step(of_step, step.inputs, partial(minimised_loss, task, step, work))
+
+    first_losses = None
+    generators = [torch.Generator(rows.arrays[0].device).manual_seed(seed) for seed in seeds]
     for number, step in enumerate(steps, start=1):
-        count = step.shape[0]  # clients that still train; they are the first ones
         masks: list[Tensor] = []
         if program.drops:
-            masks = draw_masks(program.drops, generators[:count], step.sizes)
-        arrays = StepArrays(
-            [array[:count] for array in rows.arrays],
-            [array[:count] for array in velocity],
-            [array[:count] for array in anchor],
-            optimizer,
-            [array[:count] for array in shift],
-            masks,
-        )
-        losses = take_step(arrays, step.inputs, partial(minimised_loss, task, step, work))
+            masks = draw_masks(program.drops, generators[: step.shape[0]], step.sizes)
+        if capture is None or recorded is None:
+            losses = compute(step, masks)
+        else:
+            losses = _take_recorded(capture, recorded, step, masks, compute)
         if first_losses is None:
             first_losses = step.means(losses.double())
         if after_step is not None:
             after_step(number, rows.copy)
+    if recorded is not None:  # the next block overwrites them
+        rows.arrays = [array.clone() for array in rows.arrays]
     return first_losses
+
+
+def _take_recorded(
+    capture: Capture,
+    recorded: BlockArrays,
+    step: Step,
+    masks: Sequence[Tensor],
+    compute: Callable[[Step, Sequence[Tensor]], Tensor],
+) -> Tensor:
+    """Take a step by its graph if it has one; return the losses."""
+
+    def of_batch(batch: Sequence[Tensor]) -> Tensor:
+        left = iter(batch)
+        return compute(step.of_tensors(left), [*left])
+
+    names = (names_of(step.inputs), step.counts is None)
+    return capture.take(recorded, names, [*step.tensors(), *masks], of_batch)
 
 
 def minimised_loss(

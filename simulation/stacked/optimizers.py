@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fairbloom.client.work import LocalWork
+from fairbloom.client.capture import states_of
+from fairbloom.client.work import LocalWork, step_by
 
 
 class RowOptimizer:
@@ -16,25 +18,36 @@ class RowOptimizer:
 
     def __init__(self, arrays: Sequence[Tensor], work: LocalWork) -> None:
         self._work = work
-        self._leaves, self._optimizer = self._make(arrays, len(arrays[0]))
+        self._most = len(arrays[0])
+        self._by_count = {self._most: self._make(arrays, self._most)}
 
     def of_first(self, count: int) -> tuple[list[Tensor], Optimizer]:
         """Return the arrays of the first clients, as leaves of autograd, and their optimizer.
 
         The other clients are done.
         """
-        if count < len(self._leaves[0]):
-            leaves_before = self._leaves
-            states_before = [self._optimizer.state[leaf] for leaf in leaves_before]
-            self._leaves, self._optimizer = self._make(leaves_before, count)
-            for fewer, leaf, state in zip(self._leaves, leaves_before, states_before, strict=True):
+        if count not in self._by_count:
+            before = min(each for each in self._by_count if each > count)
+            leaves_before, optimizer_before = self._by_count[before]
+            leaves, optimizer = self._make(leaves_before, count)
+            for fewer, leaf in zip(leaves, leaves_before, strict=True):
                 # The state has arrays of the leaf's shape, and others, such as a step count.
-                shortened = dict(state)
-                for name, value in state.items():
+                shortened = dict(optimizer_before.state[leaf])
+                for name, value in shortened.items():
                     if isinstance(value, Tensor) and value.shape == leaf.shape:
                         shortened[name] = value[:count]
-                self._optimizer.state[fewer] = shortened
-        return self._leaves, self._optimizer
+                optimizer.state[fewer] = shortened
+            self._by_count[count] = (leaves, optimizer)
+        return self._by_count[count]
+
+    def prepare_recording(self) -> None:
+        """Make the state of all clients before their first step; it is used in every round."""
+        leaves, optimizer = self._by_count[self._most]
+        step_by(optimizer, leaves, [torch.zeros_like(leaf) for leaf in leaves], 0.0)
+
+    def states(self) -> list[Tensor]:
+        """Return the tensors of the state of all clients."""
+        return states_of(self._by_count[self._most][1])
 
     def _make(self, arrays: Sequence[Tensor], count: int) -> tuple[list[Tensor], Optimizer]:
         leaves = [array.detach()[:count].requires_grad_() for array in arrays]

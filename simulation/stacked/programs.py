@@ -77,7 +77,7 @@ class StepArrays(NamedTuple):
 
     The anchor of a pull has one row for all clients, or one for each. Velocity, anchor and the
     shift of gradients are empty if they are not used, and so are the masks of dropout, each of
-    shape (k, b, …).
+    shape (k, b, …). `rate` holds the learning rate of recorded steps.
     """
 
     weights: Sequence[Tensor]
@@ -86,6 +86,7 @@ class StepArrays(NamedTuple):
     optimizer: RowOptimizer | None = None
     shift: Sequence[Tensor] = ()
     masks: Sequence[Tensor] = ()
+    rate: Tensor | None = None
 
 
 # (arrays of the step, inputs of shape (k, b, …), objective) → the losses, shape (k, b).
@@ -99,6 +100,7 @@ class Program(Protocol):
     training. `draws_alike`: whether clients that train by themselves draw the same masks.
     """
 
+    model: nn.Module
     drops: Sequence[Drop]
     draws_alike: bool
 
@@ -135,7 +137,7 @@ class Mapped:
 
         self.drops = drops
         self.draws_alike = True
-        self._model = model
+        self.model = model
         self._all = vmap(one, randomness="error")
 
     def __call__(
@@ -143,8 +145,8 @@ class Mapped:
     ) -> Tensor:
         """Return the outputs; see Program."""
         # Measuring clients switches the model, which they share.
-        if self.drops and self._model.training != bool(masks):
-            self._model.train(bool(masks))
+        if self.drops and self.model.training != bool(masks):
+            self.model.train(bool(masks))
         outputs: Tensor = self._all(tuple(weights), inputs, tuple(masks))
         return outputs
 
@@ -176,6 +178,7 @@ def step_by_autograd(
             optimizer=optimizer,
             correct=correct,
             stacked=True,
+            rate=arrays.rate,
         )
     return losses.detach()
 
@@ -189,6 +192,7 @@ class Chain:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = tuple(layers)
+        self.model: nn.Module = nn.ModuleList(layers)
         self.drops: Sequence[Drop] = ()
         self.draws_alike = True
 

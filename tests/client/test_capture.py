@@ -59,10 +59,10 @@ class Failing(PlainRecorder):
 class Wrong(PlainRecorder):
     """Replays a step twice."""
 
-    def record(self, step: Callable[[], None]) -> Callable[[], object]:
-        def replay() -> None:
+    def record(self, step: Callable[[], T]) -> Callable[[], T]:
+        def replay() -> T:
             step()
-            step()
+            return step()
 
         return replay
 

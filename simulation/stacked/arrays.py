@@ -1,0 +1,104 @@
+"""The arrays of a block of clients that train together."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fairbloom.client.capture import Capture, StepKind, find_unsupported, key_of, make_rate
+from fairbloom.client.work import LocalWork
+from fairbloom.tasks.optimizers import SGD
+
+from .optimizers import RowOptimizer
+from .programs import Chain, Program, StepArrays
+
+
+class BlockArrays(StepKind):
+    """The arrays that the steps of a block use besides their batches, with a row for each client.
+
+    `rate` has the learning rate if it may change from one recorded step to the next.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        work: LocalWork,
+        weights: Sequence[Tensor],
+        anchor: Sequence[Tensor],
+        shift: Sequence[Tensor],
+    ) -> None:
+        super().__init__(program.model)
+        self.weights = weights
+        self.anchor = anchor
+        self.shift = shift
+        self.rate: Tensor | None = None
+        self.optimizer = None if work.optimizer == SGD else RowOptimizer(weights, work)
+        has_velocity = self.optimizer is None and work.momentum > 0.0
+        self.velocity = [torch.zeros_like(array) for array in weights] if has_velocity else []
+
+    def begin(
+        self,
+        weights: Sequence[Tensor],
+        anchor: Sequence[Tensor],
+        shift: Sequence[Tensor],
+        rate: float,
+    ) -> list[Tensor]:
+        """Prepare the first step of a block; return the weights that its steps change."""
+        kept = (*self.weights, *self.anchor, *self.shift)
+        for array, given in zip(kept, (*weights, *anchor, *shift), strict=True):
+            array[: len(given)].copy_(given)
+        for array in self._states():
+            array.zero_()
+        if self.rate is not None:
+            self.rate.fill_(rate)
+        return [array[: len(weights[0])] for array in self.weights]
+
+    def of_first(self, count: int, masks: Sequence[Tensor]) -> StepArrays:
+        """Return the arrays of the first clients, which still train."""
+        return StepArrays(
+            [array[:count] for array in self.weights],
+            [array[:count] for array in self.velocity],
+            [array[:count] for array in self.anchor],
+            self.optimizer,
+            [array[:count] for array in self.shift],
+            masks,
+            self.rate,
+        )
+
+    def changing(self) -> list[Tensor]:
+        """Return weights, velocity and the optimizer's tensors."""
+        return [*self.weights, *self._states()]
+
+    def _states(self) -> list[Tensor]:
+        return [*self.velocity, *([] if self.optimizer is None else self.optimizer.states())]
+
+
+def find_recorded(
+    capture: Capture,
+    most: int,
+    program: Program,
+    work: LocalWork,
+    weights: Sequence[Tensor],
+    anchor: Sequence[Tensor],
+    shift: Sequence[Tensor],
+) -> BlockArrays | None:
+    """Return the arrays of recorded steps of up to `most` clients; None if none can be recorded."""
+    # A chain multiplies by the rate as it adds a product to the weights: it must be a number.
+    rate = None if isinstance(program, Chain) else make_rate(work, weights[0])
+    others = (*anchor, *shift)
+
+    def make() -> BlockArrays:
+        wide = [each.new_zeros(most, *each.shape[1:]) for each in weights]
+        kept = [each.new_zeros(1 if len(each) == 1 else most, *each.shape[1:]) for each in others]
+        made = BlockArrays(program, work, wide, kept[: len(anchor)], kept[len(anchor) :])
+        made.rate = rate
+        if made.optimizer is not None:
+            made.optimizer.prepare_recording()
+        return made
+
+    key = (
+        *(program, most, len(shift), work.learning_rate if rate is None else None, *key_of(work)),
+        *(each.shape[1:] for each in weights),
+        *(len(each) == 1 for each in others),
+    )
+    return capture.find_kind(key, make, find_unsupported(program.model, work))
