@@ -19,7 +19,7 @@ from tests.checkout import ROOT
 ROOMS: Mapping[str, int] = {
     "checks": 730,
     "cli": 700,
-    "client": 1_832,
+    "client": 1_936,
     "client/guard": 717,
     "client/rules": 681,
     "deploy/fleet": 2_515,
@@ -33,8 +33,8 @@ ROOMS: Mapping[str, int] = {
     "rounds": 3_157,
     "server": 985,
     "server/run_folder": 1_455,
-    "simulation": 1_131,
-    "simulation/stacked": 1_013,
+    "simulation": 1_137,
+    "simulation/stacked": 1_113,
     "strategies": 2_156,
     "tasks": 2_223,
     "tasks/datasets": 747,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_717
+WHOLE = 33_924
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
