@@ -6,20 +6,21 @@ may start a new process for every message.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
+from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER, ENDING, FLOAT32
 from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
@@ -30,8 +31,10 @@ from .guard.audit_log import log_exchange
 from .guard.limits import DEFAULT_MIN_ROWS
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from .local import LocalClient
-    from .states import StateDict
+    from .states import ClientStates, StateDict
 
 # Prefix of the records in Flower's context that hold a client's stored states. The state's name and
 # the round that made it follow: kept:personal:3.
@@ -87,18 +90,26 @@ def train(message: Message, context: Context) -> Message:
     Reply with the trained model and the metrics that the terms ask for.
     """
     from .local_round import SUPPORTED, train_client
+    from .states import ClientStates
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
         records = message.content.array_records.items()
         vectors = {name: _state(each) for name, each in records if name != wire.ARRAYS}
         update = train_client(local, received, terms, vectors)
-        save_states(context, local.states.in_memory)
         metrics = MetricRecord({**update.metrics})
         wanted = _wanted_arrays(local, message)
-        arrays = _record(update.arrays, wanted)
+        if terms.wire_dtype == FLOAT32:
+            arrays = _record(update.arrays, wanted)
+            second = _record(update.second, wanted)
+        else:
+            metrics[wire.UPDATE_BITS] = BITS_PER_NUMBER
+            rounded = functools.partial(_rounded_record, local, received, terms, wanted)
+            arrays = rounded(update.arrays, local.states)
+            second = rounded(update.second, ClientStates(None))
+        save_states(context, local.states.in_memory)
         content = RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics})
         if update.second:
-            content[update.record] = _record(update.second, wanted)
+            content[update.record] = second
         if terms.work:
             content[wire.CLIENT] = ConfigRecord({wire.HONOURS: SUPPORTED.wire_keys})
         return content
@@ -148,7 +159,7 @@ def _answer(
                 " leave it out with deployed clients, or use fairbloom run"
             )
         local = LocalClient.of(settings, partition, name, load_states(context), _min_rows(context))
-        received = _state(message.content.array_records[wire.ARRAYS])
+        received = _received(message.content.array_records[wire.ARRAYS], local.model)
         own = personal_arrays(local.model, terms.personal_parameters)
         digest = config.get(wire.FROZEN)
         if digest is not None and not received.keys() >= {*frozen_parameters(local.model), *own}:
@@ -165,7 +176,7 @@ def _answer(
         return Message(content, reply_to=message)
 
 
-@lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)
 def begin_run(run_id: int) -> None:
     """Forget loaded tasks at the first message of another run, as their files may have changed."""
     forget_tasks()
@@ -270,7 +281,8 @@ def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
     """
     from fairbloom.tasks.models import frozen_parameters
 
-    sent = message.content.array_records[wire.ARRAYS].keys()
+    arrays = message.content.array_records[wire.ARRAYS]
+    sent = {name.removesuffix(ENDING) for name in arrays}
     if wire.FROZEN not in message.content.config_records[wire.CONFIG]:
         return sent
     return sent - set(frozen_parameters(local.model))
@@ -279,6 +291,49 @@ def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
 def _state(arrays: ArrayRecord) -> StateDict:
     """Return arrays as tensors. PyTorch must be imported before, or Flower refuses to make them."""
     return dict(arrays.to_torch_state_dict())
+
+
+def _received(arrays: ArrayRecord, model: Module) -> StateDict:
+    """Return the received arrays; those in bfloat16 get the dtype of the client's model."""
+    import torch
+
+    from fairbloom.tasks.models import sendable
+
+    own = sendable(model.state_dict())
+    received = dict[str, torch.Tensor]()
+    for name, tensor in _state(arrays).items():
+        key = name.removesuffix(ENDING)
+        if key == name:
+            received[name] = tensor
+        else:
+            received[key] = tensor.view(torch.bfloat16).to(own[key].dtype)
+    return received
+
+
+def _rounded_record(
+    local: LocalClient,
+    received: StateDict,
+    terms: Terms,
+    names: Set[str],
+    state: StateDict,
+    states: ClientStates,
+) -> ArrayRecord:
+    """Return the arrays with these names; those that are trained as updates in bfloat16."""
+    from fairbloom.tasks.models import arrays_of
+
+    from .rounding import round_updates
+
+    parameters = local.model.named_parameters(remove_duplicate=False)
+    trained = {name for name, each in parameters if each.requires_grad} & names & state.keys()
+    bits = round_updates(
+        states,
+        terms.server_round,
+        arrays_of({name: received[name] for name in trained}),
+        arrays_of({name: state[name] for name in trained}),
+    )
+    record = _record(state, names - trained)
+    record.update({f"{name}{ENDING}": Array(each) for name, each in bits.items()})
+    return record
 
 
 def _record(state: StateDict, names: Set[str] | None = None) -> ArrayRecord:

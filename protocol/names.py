@@ -133,6 +133,9 @@ UPDATE_NORM = "update-norm"
 # Definition 2): the norm of h's gradient at the trained model, over that at the received one.
 INEXACTNESS = "inexactness"
 
+# In a reply with its update in place of the model, rounded: the bits of each number, 16.
+UPDATE_BITS = "update-bits"
+
 # These are measured with the received model on the client's test set.
 LOSS = "loss"
 ACCURACY = "accuracy"

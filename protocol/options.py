@@ -23,6 +23,9 @@ Beta1 = Annotated[float, Range("[0, 1)"), Default(0.9), Mark.VARIANT]
 Beta2 = Annotated[float, Range("[0, 1)"), Default(0.99), Mark.VARIANT]
 Tau = Annotated[float, Range("(0, inf)"), Default(1e-3), Mark.VARIANT]
 ControlVariates = Annotated[bool, Default(False), Mark.VARIANT]
+WireDtype = Annotated[
+    str, Choices("float32", "bfloat16-updates", "bfloat16"), Default("float32"), Mark.VARIANT
+]
 ClientRule = Annotated[str, Default(""), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP]
 MaxGrowth = Annotated[float, Range("[1, inf]"), Default(10.0), Mark.LIMIT]
 LossLimit = Annotated[float, Range("[1, inf]"), Default(1000.0), Mark.LIMIT]

@@ -336,6 +336,10 @@ class RunSettings(Setup):
         options.ClientRule,
         "Your own rule that corrects the clients' local steps, as my_module:MyRule",
     )
+    wire_dtype: options.WireDtype = _of_methods(
+        options.WireDtype,
+        "Numbers in messages: clients may reply updates in bfloat16, and may get the model in it",
+    )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.SENT_TO_CLIENTS] = Field(
         0.0,
         description=(

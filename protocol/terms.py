@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
+from .bfloat16 import FLOAT32
 from .names import FROZEN, PROTOCOL
 
 Value = bool | int | float | str | list[str]
@@ -63,6 +64,7 @@ BASELINE_TRAINING = Request(("baseline_epochs", "baseline_patience", "baseline_t
 CONTROL_VARIATES = Request(("control_variates",))
 DYNAMIC = Request(("dynamic_alpha",))
 OWN_RULE = Request(("client_rule",))
+ROUNDED_UPDATE = Request(("wire_dtype",))
 
 # The requests for all rules, in the order in which they are sent.
 RULES: tuple[Request, ...] = (
@@ -82,6 +84,7 @@ RULES: tuple[Request, ...] = (
     CONTROL_VARIATES,
     DYNAMIC,
     OWN_RULE,
+    ROUNDED_UPDATE,
 )
 
 # The rules that correct each step by a state which the client stores between rounds; a client
@@ -156,6 +159,9 @@ class Terms:
     client_rule
         A user's own rule of local work, the import string of the setting `client-rule`; "": no
         rule.
+    wire_dtype
+        The value of the setting: other than "float32", the reply has the rounded update in place of
+        the model.
     """
 
     server_round: int
@@ -187,6 +193,7 @@ class Terms:
     control_variates: bool = False
     dynamic_alpha: float | None = None
     client_rule: str = ""
+    wire_dtype: str = FLOAT32
 
     @property
     def keeps_arrays(self) -> bool:

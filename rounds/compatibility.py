@@ -144,6 +144,7 @@ OTHER_STEPS = Option(
     "other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM})
 )
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
+WIRE_DTYPE = Option('wire_dtype="bfloat16"', frozenset({WHOLE_UPDATES}))
 OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS}))
 
 

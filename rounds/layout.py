@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.protocol.bfloat16 import ALL, BITS, rounded
+
 from .arrays import Model, norm
 
 # The kinds of arrays that a model may have.
@@ -135,6 +137,20 @@ class Layout:
         return np.concatenate(parts).astype(self.dtype, copy=False)
 
     @cached_property
+    def rounded(self) -> frozenset[str]:
+        """The names of the arrays that messages may have in bfloat16: trainable and shared ones."""
+        return frozenset({*self.trainable, *self.shared})
+
+    def as_received(self, wire_dtype: str) -> Model:
+        """Return the model as clients receive it."""
+        if wire_dtype != ALL:
+            return self.arrays
+        names = self.rounded
+        return {
+            name: rounded(array) if name in names else array for name, array in self.arrays.items()
+        }
+
+    @cached_property
     def trainable_part(self) -> Layout:
         """The layout of a model that has only the trainable arrays; their slices are the same."""
         return Layout({name: self.arrays[name] for name in self.trainable}, buffers=())
@@ -157,9 +173,10 @@ class Layout:
             for name, place in self.slices
         }
 
-    def mismatch(self, arrays: Model) -> str | None:
+    def mismatch(self, arrays: Model, *, has_bits: bool = False) -> str | None:
         """Return how `arrays` differs from the model in names, shapes or kinds of dtype, or None.
 
+        With `has_bits`, arrays are the bits of updates in bfloat16 where messages may have them.
         Frozen arrays may be missing; if one is there, it must have the model's values.
         """
         for name, array in self.arrays.items():
@@ -174,7 +191,8 @@ class Layout:
                 return f"array {name!r} is missing"
             if arrays[name].shape != array.shape:
                 return f"array {name!r} has shape {arrays[name].shape}, the model has {array.shape}"
-            if arrays[name].dtype.kind != array.dtype.kind:
+            due = BITS if has_bits and name in self.rounded else array.dtype
+            if arrays[name].dtype.kind != due.kind:
                 return f"array {name!r} has dtype {arrays[name].dtype}, the model has {array.dtype}"
         for name in arrays:
             if name not in self.arrays:

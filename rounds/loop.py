@@ -265,6 +265,7 @@ class Rounds:
             personal_parameters=method_terms.personal_parameters,
             fine_tune_epochs=method_terms.fine_tune_epochs,
             local_only=method_terms.local_only,
+            wire_dtype=method_terms.wire_dtype,
             others=others or {},
         )
         current = self.current
@@ -477,7 +478,8 @@ class Rounds:
         free = self._select_training(self.clients.free())
         wanted = min(current.draws.total(), len(free))
         names = sample(free, wanted, self._method.seed, "losses", current.number)
-        terms = Terms(server_round=current.number, measure=(TRAIN_LOSS,))
+        wire_dtype = self._method.wire_dtype
+        terms = Terms(server_round=current.number, measure=(TRAIN_LOSS,), wire_dtype=wire_dtype)
         replies = self.clients.evaluate(names, model, terms, names)
         current.bytes_of_probe = replies.bytes_sent
         return replies

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.bfloat16 import FLOAT32
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.parameters import arguments_of
 from fairbloom.protocol.streams import generator
@@ -123,6 +124,10 @@ class Method:
     client_rule : import string, default none
         A class of your own, such as my_module:MyRule, that corrects clients' local steps by a state
         that they keep between rounds. The run's setting of the same name must have the same value.
+    wire_dtype
+        "bfloat16-updates": clients reply their updates rounded to bfloat16, and carry the rounding
+        error to their next update; "bfloat16": they get the model rounded, too. The server's own
+        model stays in float32. Methods with client state that follows from whole updates refuse it.
     max_growth
         A reply is refused if its num-examples (or the metric that `weighted_by_key` names) is more
         than this many times that of the client's first usable reply in this run. It may shrink.
@@ -247,6 +252,9 @@ class Method:
             self.check_fit(compatibility.FINE_TUNING, "fine_tune_epochs", self.fine_tune_epochs)
         self.draw = self._checked_draw(plain["draw"], options.get("weighting"))
         self.client_rule: str = plain["client_rule"]
+        self.wire_dtype: str = plain["wire_dtype"]
+        if self.wire_dtype != FLOAT32:
+            self.check_fit(compatibility.WIRE_DTYPE, "wire_dtype", self.wire_dtype)
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
         self.update_limit: float = plain["update_limit"]
@@ -506,6 +514,7 @@ class Method:
             fine_tune_epochs=self.fine_tune_epochs,
             control_variates=self.control_variates,
             client_rule=self.client_rule,
+            wire_dtype=self.wire_dtype,
         )
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:

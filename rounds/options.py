@@ -42,6 +42,7 @@ class OptionsWithoutPrior(TypedDict, total=False):
     server_optimizer_tau: of_runs.Tau
     control_variates: of_runs.ControlVariates
     client_rule: of_runs.ClientRule
+    wire_dtype: of_runs.WireDtype
     max_growth: of_runs.MaxGrowth
     loss_limit: of_runs.LossLimit
     update_limit: of_runs.UpdateLimit

@@ -7,6 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from fairbloom.logs import log
 from fairbloom.protocol.advice import advice_on
+from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER, ENDING, narrow
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import (
     CLIENT,
@@ -18,6 +19,7 @@ from fairbloom.protocol.names import (
     NAME,
     NUM_EXAMPLES,
     SNAPSHOT,
+    UPDATE_BITS,
     ZERO_RATE,
     is_usable_name,
 )
@@ -123,6 +125,17 @@ def record_of(model: Model) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in model.items()})
 
 
+def message_of(arrays: ArrayRecord, layout: Layout) -> ArrayRecord:
+    """Return a model's arrays in bfloat16 where messages may have them so, as Flower sends them."""
+    message = ArrayRecord()
+    for name, array in arrays.items():
+        if name in layout.rounded:
+            message[f"{name}{ENDING}"] = Array(narrow(read_values(array)))
+        else:
+            message[name] = array
+    return message
+
+
 def model_of(arrays: ArrayRecord) -> Model:
     """Return the arrays of a model from Flower, without a copy and read-only."""
     return {name: read_values(array) for name, array in arrays.items()}
@@ -134,16 +147,30 @@ def read_metrics(content: RecordDict) -> MetricRecord:
     return record
 
 
-def read_arrays(content: RecordDict, key: str, layout: Layout, second: str = "") -> Model:
+def check_rounded(metrics: dict[str, float]) -> None:
+    """Raise ValueError if a reply does not say that it has its update in bfloat16."""
+    if (bits := metrics.pop(UPDATE_BITS, None)) != BITS_PER_NUMBER:
+        raise ValueError(
+            f"metric {UPDATE_BITS!r} must be {BITS_PER_NUMBER}, got {bits!r}: the reply must have"
+            " the update in bfloat16 in place of the model"
+        )
+
+
+def read_arrays(
+    content: RecordDict, key: str, layout: Layout, second: str = "", *, has_bits: bool = False
+) -> Model:
     """Return a reply's arrays; raise ValueError if they do not fit the layout.
 
     The record may have another name than `key` if it is the only one besides that of a `second`
-    model.
+    model. With `has_bits`, trained arrays are the bits of updates in bfloat16.
     """
-    return _read_model(_find_record(content.array_records, key, "ArrayRecord", second), layout)
+    record = _find_record(content.array_records, key, "ArrayRecord", second)
+    return _read_model(record, layout, has_bits=has_bits)
 
 
-def read_second(content: RecordDict, record: str, into: Updates | None) -> Model:
+def read_second(
+    content: RecordDict, record: str, into: Updates | None, *, has_bits: bool = False
+) -> Model:
     """Return the second model of a reply, checked like a first one.
 
     Unless the record is a snapshot, arrays that are not part of an update are ignored.
@@ -159,23 +186,23 @@ def read_second(content: RecordDict, record: str, into: Updates | None) -> Model
     used = {
         name: array
         for name, array in content.array_records[record].items()
-        if is_snapshot or name in layout.arrays
+        if is_snapshot or name.removesuffix(ENDING) in layout.arrays
     }
     try:
-        return _read_model(used, layout)
+        return _read_model(used, layout, has_bits=has_bits)
     except ValueError as error:
         raise ValueError(f"ArrayRecord {record!r}: {error}") from error
 
 
-def _read_model(record: Mapping[str, Array], layout: Layout) -> Model:
+def _read_model(record: Mapping[str, Array], layout: Layout, *, has_bits: bool = False) -> Model:
     """Return a record's arrays; raise ValueError if names, shapes or kinds of dtype do not fit."""
     arrays = {}
     for name, array in record.items():
         try:
-            arrays[name] = read_values(array)
+            arrays[name.removesuffix(ENDING) if has_bits else name] = read_values(array)
         except Exception as error:  # a client's bytes can make NumPy raise anything
             raise ValueError(f"array {name!r} can't be read: {error}") from error
-    if (mismatch := layout.mismatch(arrays)) is not None:
+    if (mismatch := layout.mismatch(arrays, has_bits=has_bits)) is not None:
         raise ValueError(mismatch)
     return arrays
 

@@ -135,9 +135,14 @@ class Round:
         return self.arrays if self.average is None else self.average
 
 
-def size_on_the_wire(array: NDArray[Any]) -> int:
-    """Return the bytes that an array has, or would have, in a message: in numpy.save's format."""
-    return _header_size(array.dtype, array.shape, array.flags.fnc) + array.nbytes
+def size_on_the_wire(array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> int:
+    """Return the bytes that an array has, or would have, in a message: in numpy.save's format.
+
+    With `dtype`, they are those of the array in this dtype.
+    """
+    dtype = dtype or array.dtype
+    header = _header_size(dtype, array.shape, array.flags.fnc)
+    return header + array.size * dtype.itemsize
 
 
 @lru_cache(maxsize=4096)

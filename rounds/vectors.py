@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.protocol.bfloat16 import BITS, widen
 from fairbloom.system.processors import processors_here
 
 from . import arrays
@@ -157,7 +158,10 @@ class Vectors:
 
 
 class Borrowed:
-    """Updates of models that are not copied: w − w_k is computed when it is read."""
+    """Updates of models that are not copied: w − w_k is computed when it is read.
+
+    Of an update u in bfloat16, w_k is w − u.
+    """
 
     def __init__(self, layout: Layout, models: Sequence[list[NDArray[Any]]] = ()) -> None:
         self._layout = layout
@@ -197,7 +201,10 @@ class Borrowed:
             for model, row in zip(self._models, out, strict=True):
                 target = row if rounded is None else rounded
                 for array, received, source, to in pieces:
-                    np.subtract(received, model[array][source], out=target[to], casting="same_kind")
+                    values = model[array][source]
+                    if values.dtype == BITS:
+                        values = received - widen(values)
+                    np.subtract(received, values, out=target[to], casting="same_kind")
                 if rounded is not None:
                     row[:] = rounded
 

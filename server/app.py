@@ -148,7 +148,11 @@ def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
                 join_names(missing),
             )
             declare_arrays(method, load_task(settings).model())
-            terms = Terms(server_round=last, local_only=method.terms(last).local_only)
+            terms = Terms(
+                server_round=last,
+                local_only=method.terms(last).local_only,
+                wire_dtype=method.wire_dtype,
+            )
             clients.evaluate(missing, MODEL.read(folder), terms, ())
     except FairbloomError as error:
         log.warning("not all clients were sent the final model: %s", error)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import Module
@@ -16,9 +17,11 @@ from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
 from fairbloom.client.local_round import Update, evaluate_client, train_client
+from fairbloom.client.rounding import round_updates
 from fairbloom.client.states import ClientStates, StateDict, state_folder
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.attacks import share_in
+from fairbloom.protocol.bfloat16 import ALL, BITS, FLOAT32, widen
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
@@ -214,10 +217,11 @@ class LocalClients:
         vectors = sum(
             size_on_the_wire(array) for arrays in sent.values() for array in arrays.values()
         )
-        size = self._size_of(model)
-        reply_size = size
+        size = self._size_of(model, layout.rounded if terms.wire_dtype == ALL else ())
+        rounded = layout.rounded if terms.wire_dtype != FLOAT32 else ()
+        reply_size = self._size_of(model, rounded)
         if trained.second is not None:
-            reply_size += self._size_of(trained.second.layout.arrays)
+            reply_size += self._size_of(trained.second.layout.arrays, rounded)
         return replace(
             trained,
             bytes_sent=len(names) * (size + vectors),
@@ -239,13 +243,19 @@ class LocalClients:
         second = self.method.second
         return [layout, layout_of_second(layout, second)] if second else [layout]
 
-    def _size_of(self, model: Model) -> int:
+    def _size_of(self, model: Model, rounded: Collection[str] = ()) -> int:
         frozen = frozenset(self.method.frozen)
-        return sum(size_on_the_wire(array) for name, array in model.items() if name not in frozen)
+        return sum(
+            size_on_the_wire(array, BITS if name in rounded else array.dtype)
+            for name, array in model.items()
+            if name not in frozen
+        )
 
-    def collect(self, trained: TrainReplies, replies: Mapping[str, Reply]) -> None:
+    def collect(self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms) -> None:
         """Add the replies, by client in the order of names and rows; refuse unusable ones."""
         method = self.method
+        if terms.wire_dtype != FLOAT32:
+            self._round_updates(trained, replies, terms)
         metrics = {name: reply.metrics for name, reply in replies.items()}
         reports = screen_reports(
             metrics,
@@ -265,12 +275,30 @@ class LocalClients:
         if self._adversaries is not None:
             self._adversaries.attack(trained, trained.refused.round)
 
+    def _round_updates(
+        self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms
+    ) -> None:
+        """Round the updates of models in the rows as messages would, in place."""
+        for updates in (trained.updates, trained.second):
+            if updates is None:
+                continue
+            layout = updates.layout
+            received = layout.as_received(terms.wire_dtype)
+            flat = {name: received[name].ravel() for name in layout.trainable}
+            for name, reply in replies.items():
+                row = updates.matrix[reply.row]
+                states = self.states(name) if updates is trained.updates else ClientStates(None)
+                models = {array: row[place] for array, place in layout.slices}
+                sent = round_updates(states, terms.server_round, flat, models)
+                for array, place in layout.slices:
+                    np.subtract(layout.flat[place], widen(sent[array]), out=row[place])
+
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> TrainReplies:
         """Train the model at these clients on the terms, each on its own data."""
         self.evict_idle(names)
-        received = self.on_device(model)
+        received = self.on_device(self.received(model, terms))
         trained = self.empty_replies(names, model, terms, sent)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
 
@@ -280,7 +308,7 @@ class LocalClients:
             return store_reply(trained.updates, trained.second, row, update)
 
         answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}
-        self.collect(trained, refuse_failed(answers, trained.refused))
+        self.collect(trained, refuse_failed(answers, trained.refused), terms)
         return trained
 
     def evaluate(
@@ -290,7 +318,7 @@ class LocalClients:
 
         Only `participants` report the metrics in `terms.measure`.
         """
-        received = self.on_device(model)
+        received = self.on_device(self.received(model, terms))
         refused = Refusals(terms.server_round)
         terms_of_others = replace(terms, measure=())
         asked = set(participants)
@@ -301,22 +329,34 @@ class LocalClients:
             return evaluate_client(self.local(name), received, terms_here)
 
         reports = refuse_failed({name: self._answer(evaluate, name) for name in names}, refused)
-        return self.evaluated(reports, refused, names, model)
+        return self.evaluated(reports, refused, names, model, terms)
 
     def evaluated(
-        self, reports: Mapping[str, Metrics], refused: Refusals, names: Sequence[str], model: Model
+        self,
+        reports: Mapping[str, Metrics],
+        refused: Refusals,
+        names: Sequence[str],
+        model: Model,
+        terms: Terms,
     ) -> Replies:
         """Return the usable evaluations in the order of names; refuse the others."""
         usable = screen_reports(reports, usable_evaluation, self.method.weighted_by_key, refused)
         if self._adversaries is not None:
             self._adversaries.lie(usable, refused.round, evaluated=True)
-        bytes_sent = len(names) * self._size_of(model)
+        rounded = self.method.layout_of(model).rounded if terms.wire_dtype == ALL else ()
+        bytes_sent = len(names) * self._size_of(model, rounded)
         return Replies(
             metrics=usable, refused=refused, hostile=self._hostile, bytes_sent=bytes_sent
         )
 
     def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
         return call_client(compute, *args, **kwargs)
+
+    def received(self, model: Model, terms: Terms) -> Model:
+        """Return a model as clients receive it."""
+        if terms.wire_dtype != ALL:
+            return model
+        return self.method.layout_of(model).as_received(ALL)
 
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""

@@ -260,7 +260,7 @@ class WorkerClients(LocalClients):
         for name, reply in replies.items():
             for state, (origin, arrays) in (reply.made or {}).items():
                 self.states(name).keep(state, terms.server_round, self.on_device(arrays), origin)
-        self.collect(trained, replies)
+        self.collect(trained, replies, terms)
         return trained
 
     def evaluate(
@@ -282,7 +282,7 @@ class WorkerClients(LocalClients):
             some = names[start : start + at_once]
             replies = self._replies(Call("evaluate", terms), model, some, asked, refused)
             reports |= {name: reply.metrics for name, reply in replies.items()}
-        return self.evaluated(reports, refused, names, model)
+        return self.evaluated(reports, refused, names, model, terms)
 
     def _replies(
         self,
@@ -322,7 +322,9 @@ class WorkerClients(LocalClients):
                 self.on_trained(answered, len(names))
 
         workers = self._workers_for(model, min(1, len(prepared)), list(prepared))
-        answers = workers.answers(call, model, [job for _, job in largest_first], on_answers)
+        answers = workers.answers(
+            call, self.received(model, call.terms), [job for _, job in largest_first], on_answers
+        )
         return refuse_failed({name: answers[name] for name in prepared}, refused)
 
     def _workers_for(self, model: Model, rows: int, names: Collection[str] = ()) -> Workers:

@@ -20,6 +20,7 @@ from .own import OwnRule
 from .personal import FineTuning, HeadFirst, PersonalModel, PersonalParameters
 from .propfair import PropFairLoss
 from .proximal import ProximalTerm
+from .rounded import RoundedUpdate
 from .snapshot import SnapshotRule
 from .steps import ClientMomentum, FullBatchStep, LocalOnly, StepCount
 
@@ -42,6 +43,7 @@ RULES: tuple[type[Rule], ...] = (
     ControlVariates,
     DynamicRegularizer,
     OwnRule,
+    RoundedUpdate,
 )
 
 _BY_PARAMETERS: Mapping[Request | None, type[Rule]] = {

@@ -217,7 +217,7 @@ class StackedClients(LocalClients):
             return super().train(names, model, terms, sent)
         self.evict_idle(names)
         trained = self.empty_replies(names, model, terms, sent)
-        received = self.on_device(model)
+        received = self.on_device(self.received(model, terms))
         if self.method.frozen:  # programs take frozen arrays from the model
             self.task_and_model()[1].load_state_dict(received)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
@@ -232,7 +232,7 @@ class StackedClients(LocalClients):
             return super().train(names, model, terms, sent)
         failed = trained.refused.reasons
         replies = {name: training.replies[name] for name in names if name not in failed}
-        self.collect(trained, replies)
+        self.collect(trained, replies, terms)
         return trained
 
     def evaluate(
@@ -246,10 +246,11 @@ class StackedClients(LocalClients):
         if self._falls_back(SUPPORTED.find_unsupported(terms, (), by_group=self._by_group)):
             return super().evaluate(names, model, terms, participants)
         try:
-            reports = self._measures(names, self.on_device(model), terms, set(participants))
+            received = self.on_device(self.received(model, terms))
+            reports = self._measures(names, received, terms, set(participants))
         except Exception:  # computed one by one, only the failing client is refused
             return super().evaluate(names, model, terms, participants)
-        return self.evaluated(reports, Refusals(terms.server_round), names, model)
+        return self.evaluated(reports, Refusals(terms.server_round), names, model, terms)
 
     def _plan(self, terms: Terms) -> LocalWork | None:
         """Return the work on the global model, None if clients must be computed one by one."""
