@@ -322,9 +322,8 @@ class WorkerClients(LocalClients):
                 self.on_trained(answered, len(names))
 
         workers = self._workers_for(model, min(1, len(prepared)), list(prepared))
-        answers = workers.answers(
-            call, self.received(model, call.terms), [job for _, job in largest_first], on_answers
-        )
+        received = self.received(model, call.terms)
+        answers = workers.answers(call, received, [job for _, job in largest_first], on_answers)
         return refuse_failed({name: answers[name] for name in prepared}, refused)
 
     def _workers_for(self, model: Model, rows: int, names: Collection[str] = ()) -> Workers:

@@ -193,6 +193,17 @@ CASES: dict[str, Config] = {
         "model": "tests.nets:Adapted",
         "method": "drfa",
     },
+    "updates in bfloat16": {"wire-dtype": "bfloat16-updates", "method": "fedfv"},
+    "updates in bfloat16, and the model": {"wire-dtype": "bfloat16", "model": "tests.nets:Normed"},
+    "the model in bfloat16, snapshots of frozen parameters": {
+        "wire-dtype": "bfloat16",
+        "model": "tests.nets:Adapted",
+        "method": "drfa",
+    },
+    "the model in bfloat16, second models": {
+        "wire-dtype": "bfloat16",
+        **{"method": "eagle", "model": "mlp", **GROUPED.get("eagle", {})},
+    },
 }
 
 

@@ -138,6 +138,7 @@ OF_THE_TERMS: Mapping[str, Case] = {
     "control_variates": asked(control_variates=True),
     "dynamic_alpha": asked(dynamic_alpha=0.5),
     "client_rule": Case(OWN_RULE, Terms(server_round=1, client_rule=OWN_RULE["client-rule"])),
+    "wire_dtype": asked(wire_dtype="bfloat16"),
     "state_round": asked(dynamic_alpha=0.5, state_round=0),
     "state_rounds": asked(dynamic_alpha=0.5, state_rounds=dict.fromkeys(NAMES, 0)),
     "others": asked(others={"somebody's": 1.0}),

@@ -62,6 +62,7 @@ def test_a_client_without_a_methods_terms_is_refused_with_remedy(subtests: pytes
 
 def test_that_is_about_all_terms_and_about_no_other_key() -> None:
     of_options = {"client-rule", "personal-parameters", "head-epochs", "fine-tune-epochs"}
+    of_options.add("wire-dtype")
     assert {key for keys in SENT.values() for key in keys} | of_options == set(WORK)
     plain = Terms(server_round=3, measure=("loss-before",), others={"lr": 0.1})
     assert plain.work == {}
