@@ -202,7 +202,7 @@ CASES: dict[str, Config] = {
     },
     "the model in bfloat16, second models": {
         "wire-dtype": "bfloat16",
-        **{"method": "eagle", "model": "mlp", **GROUPED.get("eagle", {})},
+        **{"method": "fcfl", **GROUPED["fcfl"]},
     },
 }
 
