@@ -19,6 +19,7 @@ from fairbloom.rounds.compatibility import (
     SERVER_MOMENTUM,
     WEIGHT_DECAY,
     WEIGHTING,
+    WIRE_DTYPE,
     Option,
     find_conflict,
 )
@@ -46,6 +47,7 @@ OPTIONS = (
     PERSONAL_PARAMETERS,
     FINE_TUNING,
     DRAW,
+    WIRE_DTYPE,
 )
 """The options in the order of the table's columns."""
 

@@ -292,6 +292,7 @@ class LocalClients:
                 sent = round_updates(states, terms.server_round, flat, models)
                 for array, place in layout.slices:
                     np.subtract(layout.flat[place], widen(sent[array]), out=row[place])
+                updates.matrix[reply.row] = row  # that of a matrix on a card is a copy
 
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING

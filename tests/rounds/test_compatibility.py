@@ -25,6 +25,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "control_variates": {"control_variates": True},
     'defence="nnm"': {"defence": "nnm"},
     'defence="krum"': {"defence": "krum"},
+    'wire_dtype="bfloat16"': {"wire_dtype": "bfloat16"},
     "proximal_mu": {"proximal_mu": 0.1},
     "personal_lambda": {"personal_lambda": 0.1},
     "personal_parameters": {"personal_parameters": "head"},

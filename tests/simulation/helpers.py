@@ -139,12 +139,12 @@ def assert_whole(path: Path) -> None:
         assert row[0].isdigit()
 
 
-def newest_states(folder: Path) -> dict[str, bytes]:
-    """Return the newest personal model of each client of a run that has one, as bytes."""
+def newest_states(folder: Path, state: str = PERSONAL) -> dict[str, bytes]:
+    """Return the newest version of a state of each client of a run that has one, as bytes."""
     folders = [*(folder / "clients").glob("*")]
     archive = Archive(folders[0] if folders else None)
     names = sorted({row["client"] for row in table(folder / "clients.csv")})
-    found = {name: ArchivedStates(name, archive).find(PERSONAL, sys.maxsize) for name in names}
+    found = {name: ArchivedStates(name, archive).find(state, sys.maxsize) for name in names}
     return {name: save(version.state) for name, version in found.items() if version}
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from fairbloom.client.states import ROUNDING
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
@@ -42,6 +43,11 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "frozen parameters": ("fedfv", {"model": "tests.nets:Adapted"}),
+    "updates in bfloat16": (
+        "fedfv",
+        {"wire-dtype": "bfloat16-updates", "model": "mlp", "engine": "workers"},
+    ),
+    "the model in bfloat16": ("fedmgda", {"wire-dtype": "bfloat16", "engine": "loop"}),
     "an adaptive server": ("fedavg", {"server-optimizer": "adam", "server-optimizer-lr": 0.05}),
 }
 """Objectives that are tried with one method."""
@@ -62,6 +68,7 @@ def bits(folder: Path) -> dict[str, Any]:
         "best": (folder / "model-best.safetensors").read_bytes(),
         "clients": (folder / "clients.csv").read_bytes(),
         "personal": sorted(personal.values()),
+        "errors": sorted(newest_states(folder, ROUNDING).values()),
     }
 
 
@@ -96,5 +103,6 @@ def test_a_run_repeats_and_resumes_to_the_same_bits(
     with pytest.raises(StoppedError):
         simulate(resumed, stop_after(2))
     assert bits(simulate(resumed)) == expected
+    assert bool(expected["errors"]) == ("bfloat16" in objective)
     has_personal_models = "personal" in objective or method in ("ditto", "local")
     assert bool(expected["personal"]) == has_personal_models
