@@ -300,14 +300,14 @@ def _received(arrays: ArrayRecord, model: Module) -> StateDict:
     from fairbloom.tasks.models import sendable
 
     own = sendable(model.state_dict())
-    received = dict[str, torch.Tensor]()
-    for name, tensor in _state(arrays).items():
-        key = name.removesuffix(ENDING)
-        if key == name:
-            received[name] = tensor
-        else:
-            received[key] = tensor.view(torch.bfloat16).to(own[key].dtype)
-    return received
+    return {
+        name.removesuffix(ENDING): (
+            tensor.view(torch.bfloat16).to(own[name.removesuffix(ENDING)].dtype)
+            if name.endswith(ENDING)
+            else tensor
+        )
+        for name, tensor in _state(arrays).items()
+    }
 
 
 def _rounded_record(

@@ -31,8 +31,8 @@ def round_updates(
     left: dict[str, torch.Tensor] = {}
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in trained.items():
-            dtype = np.result_type(np.float32, received[name], array)
-            update = np.subtract(received[name], array, dtype=dtype).astype(np.float32, copy=False)
+            wide = array.astype(np.result_type(np.float32, array), copy=False)
+            update = (received[name] - wide).astype(np.float32, copy=False)
             if name in carried:
                 update += widen(carried[name])
             sent[name] = narrow(update)

@@ -145,9 +145,9 @@ class Layout:
         """Return the model as clients receive it."""
         if wire_dtype != ALL:
             return self.arrays
-        names = self.rounded
         return {
-            name: rounded(array) if name in names else array for name, array in self.arrays.items()
+            name: rounded(array) if name in self.rounded else array
+            for name, array in self.arrays.items()
         }
 
     @cached_property

@@ -478,8 +478,11 @@ class Rounds:
         free = self._select_training(self.clients.free())
         wanted = min(current.draws.total(), len(free))
         names = sample(free, wanted, self._method.seed, "losses", current.number)
-        wire_dtype = self._method.wire_dtype
-        terms = Terms(server_round=current.number, measure=(TRAIN_LOSS,), wire_dtype=wire_dtype)
+        terms = Terms(
+            server_round=current.number,
+            measure=(TRAIN_LOSS,),
+            wire_dtype=self._method.wire_dtype,
+        )
         replies = self.clients.evaluate(names, model, terms, names)
         current.bytes_of_probe = replies.bytes_sent
         return replies

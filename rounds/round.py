@@ -141,8 +141,7 @@ def size_on_the_wire(array: NDArray[Any], dtype: np.dtype[Any] | None = None) ->
     With `dtype`, they are those of the array in this dtype.
     """
     dtype = dtype or array.dtype
-    header = _header_size(dtype, array.shape, array.flags.fnc)
-    return header + array.size * dtype.itemsize
+    return _header_size(dtype, array.shape, array.flags.fnc) + array.size * dtype.itemsize
 
 
 @lru_cache(maxsize=4096)

@@ -279,9 +279,7 @@ class LocalClients:
         self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms
     ) -> None:
         """Round the updates of models in the rows as messages would, in place."""
-        for updates in (trained.updates, trained.second):
-            if updates is None:
-                continue
+        for updates in filter(None, (trained.updates, trained.second)):
             layout = updates.layout
             received = layout.as_received(terms.wire_dtype)
             flat = {name: received[name].ravel() for name in layout.trainable}
@@ -355,9 +353,7 @@ class LocalClients:
 
     def received(self, model: Model, terms: Terms) -> Model:
         """Return a model as clients receive it."""
-        if terms.wire_dtype != ALL:
-            return model
-        return self.method.layout_of(model).as_received(ALL)
+        return self.method.layout_of(model).as_received(ALL) if terms.wire_dtype == ALL else model
 
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""

@@ -78,7 +78,7 @@ def test_a_plain_run_takes_no_rounded_update() -> None:
     assert set(finished.refused) == {"site-1"}
 
 
-def test_a_client_that_does_not_know_the_setting_is_refused_by_it() -> None:
+def test_a_client_that_does_not_know_the_setting_is_refused() -> None:
     def ignorant(message: Message) -> Message:
         reply = quadratics(2)["site-1"](message)
         if "client" in reply.content:
