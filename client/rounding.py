@@ -38,7 +38,6 @@ def round_updates(
             sent[name] = narrow(update)
             error = update - widen(sent[name])
             # The server refuses an update that is not finite; its error must not come back.
-            error[~np.isfinite(error)] = 0.0
-            left[name] = torch.from_numpy(narrow(error))
+            left[name] = torch.from_numpy(narrow(np.where(np.isfinite(error), error, 0.0)))
     states.keep(ROUNDING, number, left, last.made)
     return sent

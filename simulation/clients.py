@@ -279,7 +279,8 @@ class LocalClients:
         self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms
     ) -> None:
         """Round the updates of models in the rows as messages would, in place."""
-        for updates in filter(None, (trained.updates, trained.second)):
+        given = (trained.updates, trained.second)
+        for updates in (each for each in given if each is not None):
             layout = updates.layout
             received = layout.as_received(terms.wire_dtype)
             flat = {name: received[name].ravel() for name in layout.trainable}

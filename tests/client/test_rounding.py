@@ -69,3 +69,12 @@ def test_the_error_takes_two_bytes_a_number() -> None:
     states = ClientStates(None)
     send(states, 1, UPDATES[0])
     assert states.in_memory[ROUNDING][1]["w"].dtype == torch.uint16
+
+
+def test_an_array_may_be_one_number() -> None:
+    states = ClientStates(None)
+    received = {"scale": np.array(0.5, np.float32)}
+    for number in (1, 2):
+        sent = round_updates(states, number, received, {"scale": np.array(0.2, np.float32)})
+        assert widen(sent["scale"]) == pytest.approx(0.3, rel=2.0**-8)
+        assert sent["scale"].shape == ()
