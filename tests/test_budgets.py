@@ -19,9 +19,9 @@ from tests.checkout import ROOT
 ROOMS: Mapping[str, int] = {
     "checks": 730,
     "cli": 700,
-    "client": 1_936,
+    "client": 1_990,
     "client/guard": 717,
-    "client/rules": 681,
+    "client/rules": 688,
     "deploy/fleet": 2_515,
     "experiments": 852,
     "experiments/pages": 1_281,
@@ -29,12 +29,12 @@ ROOMS: Mapping[str, int] = {
     "experiments/studies": 959,
     "prediction": 878,
     "fairbloom": 701,
-    "protocol": 830,
-    "rounds": 3_157,
+    "protocol": 867,
+    "rounds": 3_202,
     "server": 985,
     "server/run_folder": 1_455,
-    "simulation": 1_137,
-    "simulation/stacked": 1_113,
+    "simulation": 1_163,
+    "simulation/stacked": 1_114,
     "strategies": 2_156,
     "tasks": 2_223,
     "tasks/datasets": 747,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_924
+WHOLE = 34_094
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
