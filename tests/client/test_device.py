@@ -1,5 +1,6 @@
 """Where a client computes."""
 
+import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -157,3 +158,32 @@ def test_a_lost_gpu_ends_the_run_and_blames_no_client() -> None:
     with pytest.raises(FairbloomError, match=words):
         FedAvg().start(InProcessGrid(app, {}, 2), ArrayRecord({"w": torch.zeros(1)}), num_rounds=1)
     assert call_client(lambda: 1 / 0).startswith("ZeroDivisionError")  # type: ignore[union-attr]
+
+
+def test_batches_are_fetched_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            events.append("wait")
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(3):
+            events.append(f"fetch {number}")
+            yield torch.tensor([number]), torch.tensor([number])
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(Tensor, "record_stream", lambda *_: events.append("record"))
+    for inputs, _ in training.fetch_ahead(batches(), torch.device("cuda")):
+        events.append(f"use {int(inputs)}")
+    ready = ["wait", "record", "record"]
+    assert events == [
+        "fetch 0", *ready, "fetch 1", "use 0", *ready, "fetch 2", "use 1", *ready, "use 2"
+    ]  # fmt: skip
+
+
+def test_everyday_tests_see_no_card() -> None:
+    if not os.environ.get("FAIRBLOOM_TEST_CUDA"):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
