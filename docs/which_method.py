@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.methods import BASELINE, SEARCHED, WORKLOADS, gain
+from benchmarks.methods import BASELINE, WORKLOADS, gain
 from fairbloom.experiments.results.differences import Difference, correct_by_holm, differences_of
 from fairbloom.experiments.results.federations import COLUMNS, TABLE as KNOWN
 from fairbloom.experiments.studies.search import VALIDATION_SHARE
@@ -42,6 +42,7 @@ FAMILIES = {
     "common descent": (
         *("fedmgda", "fedmgdaplus", "mgdaprox", "fedfv", "adafed", "fedmdfg", "fedlf", "fairmoo"),
     ),
+    "fairness between groups": ("fairfed", "fcfl"),
     "personal models": ("ditto", "local"),
 }
 """The methods of each family, as in `strategies/registry.py`."""
@@ -192,7 +193,7 @@ class Ranks:
     @cached_property
     def methods(self) -> list[str]:
         """The methods that all federations have."""
-        return [m for m in SEARCHED if all(m in each.values for each in self.federations)]
+        return [m for m in METHODS if all(m in each.values for each in self.federations)]
 
     @property
     def enough(self) -> bool:
@@ -262,7 +263,9 @@ Table = Sequence[Sequence[str]]
 def gains_table(federations: Sequence[Federation], measure: str) -> Table:
     """Return a row a method: its gain over FedAvg on each federation; FedAvg's row has scores."""
     rows = [["method", *(each.name for each in federations)]]
-    for method in SEARCHED:
+    for method in METHODS:
+        if not any(method in each.values for each in federations):
+            continue
         cells = []
         for each in federations:
             if method == BASELINE:

@@ -7,6 +7,7 @@ import pytest
 
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
+from fairbloom.rounds import vectors
 from fairbloom.rounds.aggregation import COSINES, measure_cosines
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.layout import Layout
@@ -85,3 +86,17 @@ def test_measuring_cosines_changes_no_bit() -> None:
         rounds = Rounds(method, clients, 3).run(first, measure=lambda number: (), measure_after=())
         ends.append([(each.participants, flat(each.arrays).tobytes()) for each in rounds])
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("numbers", [0, 10**9])
+def test_rows_of_a_matrix_are_taken_as_they_are(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether few numbers are copied, or none."""
+    monkeypatch.setattr(vectors, "EXACT_NUMBERS", numbers)
+    U = np.random.default_rng(0).normal(size=(45, 7))
+    taken = vectors.Vectors((U,)).take([3, 8, 44])
+    np.testing.assert_array_equal(
+        np.concatenate([np.asarray(block) for block in taken.blocks]), U[[3, 8, 44]]
+    )
+    assert np.shares_memory(taken.blocks[0], U) == (not numbers)
