@@ -167,11 +167,15 @@ def test_a_device_hashes_a_reply_once(tmp_path: Path, monkeypatch: pytest.Monkey
         hashed.append(len(data))
         return sha256(data)
 
+    def send(chunks: Iterable[bytes], timeout: float) -> Taken:
+        take(chunks)
+        return Taken()
+
     monkeypatch.setattr(hashlib, "sha256", count)
     kept = KeptReply(str(tmp_path))
     kept.save(Head(id="1", run=1), WHOLE)
     calls = Calls("nowhere:1", grpc.ssl_channel_credentials(), b"", Outage(), lambda: None)
-    monkeypatch.setattr(calls, "_reply", lambda chunks, timeout: take(chunks) or Taken())
+    monkeypatch.setattr(calls, "_reply", send)
     calls.reply(kept.head, kept.data)
     calls.close()
     assert hashed == [len(WHOLE)]
