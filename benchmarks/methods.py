@@ -17,9 +17,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from fairbloom import Comparison, Search, compare, search
 from fairbloom.experiments.results.differences import Difference
+from fairbloom.experiments.results.group_scores import ALL
 from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
@@ -31,6 +33,9 @@ BASELINE = "fedavg"
 
 SEARCHED = [name for name, method in METHODS.items() if not method.needs & BETWEEN_GROUPS]
 """The methods of the tables: those that do not need groups."""
+
+FOR_GROUPS = ("fairfed", "fcfl")
+"""Methods that are fair to groups: with them, a workload has a table of gaps."""
 
 SOME = (
     BASELINE,
@@ -125,9 +130,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "star": Workload(TABLE, "star"),
     "hsb82": Workload(TABLE, "hsb82"),
     "chem97": Workload(TABLE, "chem97"),
-    "acs-income": Workload(
-        LARGE_TABLE, "acs-income", methods=(*SOME, "fairfed", "fcfl"), most_arms=2
-    ),
+    "acs-income": Workload(LARGE_TABLE, "acs-income", methods=(*SOME, *FOR_GROUPS), most_arms=2),
     "acs-income-mlp": Workload(
         {**LARGE_TABLE, "model": "mlp"}, "acs-income", methods=SOME, most_arms=2
     ),
@@ -237,6 +240,8 @@ def main() -> None:
                 raise SystemExit(f"{name}: {found.sentences[0]}")
             rows = [*rows_of(found.comparison)]
             write_rows(chosen.tables / f"{name}-seeds.csv", [*seeds_of(found)])
+            if {*FOR_GROUPS} & {*WORKLOADS[name].methods}:
+                write_rows(chosen.tables / f"{name}-gaps.csv", gaps_of(found.comparison))
         print_table(name, rows, as_csv=chosen.csv)
         write_rows(chosen.tables / f"{name}.csv", rows)
 
@@ -295,6 +300,19 @@ def seeds_of(found: Search) -> Iterator[Row]:
                 "mean": row["mean"],
                 "worst_10": row["worst_10"],
             }
+
+
+def gaps_of(tested: Comparison) -> list[Row]:
+    """Return a row for each chosen arm: the mean gap of each score between the groups of all."""
+    gaps: dict[str, dict[str, list[float]]] = {}
+    for row in tested.gap_rows():
+        if row["client"] == ALL and row["gap"] is not None:
+            heading = f"{row['grouping']}, {row['score']}"
+            gaps.setdefault(row["method"], {}).setdefault(heading, []).append(row["gap"])
+    return [
+        {"method": label} | {name: f"{fmean(values):.1f}" for name, values in of.items()}
+        for label, of in gaps.items()
+    ]
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
