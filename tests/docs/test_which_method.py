@@ -244,3 +244,12 @@ def test_the_pages_show_every_generated_file() -> None:
     )
     for path in (DATA / "which-method").iterdir():
         assert f"data/which-method/{path.name}" in pages
+
+
+def test_what_the_page_says_of_gaps_is_in_their_table() -> None:
+    gaps = {row.pop("method"): row for row in rows(DATA / "tuned" / "acs-income-gaps.csv")}
+    for column in ("SEX", "RAC1P", "MAR"):
+        of = {name: float(row[f"{column}, selection-rate"]) for name, row in gaps.items()}
+        assert min(of, key=of.__getitem__).startswith("FCFL")
+    means = {row["method"]: float(row["mean"]) for row in rows(DATA / "tuned" / "acs-income.csv")}
+    assert min(means, key=means.__getitem__).startswith("FCFL")
