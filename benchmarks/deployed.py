@@ -1,7 +1,8 @@
 """A deployed round of warm clients over mutual TLS, on loopback.
 
-Prints the seconds and CPU-seconds of a round, and memory (PSS: shared pages counted once). The load
-of the machine at the start is printed, because other work on the same cores slows a round down.
+Prints the seconds and CPU-seconds of a round, and the memory of each kind of process: when it is
+idle, and what its peak adds (RSS: mapped content counts in each process that reads it). The load of
+the machine at the start is printed, because other work on the same cores slows a round down.
 """
 
 import contextlib
@@ -12,18 +13,15 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.deploy.federation import Deployment, federation, names, rounds
-from tests.deploy.processes import pss, resident_memory
+from tests.deploy.processes import peak_memory, resident_memory
 
 from .tables import Row, parser_of, print_machine, print_table
 
 TICKS = os.sysconf("SC_CLK_TCK")
-MEMORY_SECONDS = 10.0
-"""Between two readings of the processes' memory, which slow them down."""
-
 LARGE = Path(__file__).parent / "large"
 """An app that sends a model of `floats` numbers back and forth."""
 
@@ -55,7 +53,9 @@ def main() -> None:
         settings = {"num-rounds": chosen.rounds + 1, "out": f"{scratch}/out"}
         if chosen.floats:
             run = there.submitting({**settings, "floats": chosen.floats}, LARGE)
-            rows.append(measure(there, run, lambda: seconds_of_app(Path(scratch, "out"))))
+            out = Path(scratch, "out")
+            row = measure(there, run, lambda: seconds_of_app(out))
+            rows.append({**row, "run idle MB": json.loads(out.read_text())["idle"]})
         else:
             plain = {**settings, "clients": chosen.clients, "fraction": 1.0, "device": "cpu"}
             for what, every in (("train", 0), ("train + evaluate", 1)):
@@ -75,15 +75,14 @@ def measure(
     `finished` returns the seconds of the rounds that are finished.
     """
     cpu: list[tuple[float, ...]] = []
-    memory: list[tuple[float, ...]] = []
-    looked = 0.0
+    memory: dict[str, dict[int, float]] = {}
+    idle = {pid: resident_memory(pid) for family in families(there) for pid in family}
     over = False
     while not over:
         over = run.poll() is not None  # then this is the last reading
-        if time.monotonic() - looked > MEMORY_SECONDS:
-            sides = [sum(map(pss, family)) for family in families(there)]
-            memory.append((*sides, resident_memory(there.server.pid)))
-            looked = time.monotonic()
+        for kind, pids in kinds(there).items():
+            peaks = memory.setdefault(f"{kind} MB", {})
+            peaks |= {pid: peak for pid in pids if (peak := peak_memory(pid))}
         while len(cpu) <= len(finished()):
             cpu.append(tuple(sum(map(cpu_seconds, family)) for family in families(there)))
         time.sleep(0.2)
@@ -93,15 +92,27 @@ def measure(
         f"{(last - first) / (len(cpu) - 3):.2f}"
         for first, last in zip(cpu[1], cpu[-2], strict=True)
     ]
-    most = [f"{max(each):.0f}" for each in zip(*memory, strict=True)]
     return {
         "seconds": f"{statistics.median(finished()[1:-1]):.2f}",
         "CPU-s clients": clients,
         "CPU-s server": server,
-        "PSS clients MB": most[0],
-        "PSS server MB": most[1],
-        "RSS daemon MB": f"{min(each[2] for each in memory):.0f}–{most[2]}",
+        **{kind: most_memory(idle, peaks) for kind, peaks in memory.items()},
     }
+
+
+def kinds(there: Deployment) -> dict[str, list[int]]:
+    """Return the process ids of each kind of process."""
+    runs = there.run_processes()
+    sessions = [client.pid for client in there.clients.values()]
+    workers = [pid for client in there.clients.values() for pid in there.offspring(client)]
+    return {"daemon": [there.server.pid], "run": runs, "session": sessions, "worker": workers}
+
+
+def most_memory(idle: Mapping[int, float], peaks: Mapping[int, float]) -> str:
+    """Return what the largest process of a kind has when idle, and what its peak adds."""
+    pid = max(peaks, key=peaks.__getitem__)
+    before = idle.get(pid, 0.0)  # runs and workers are started later
+    return f"{before:.0f} + {peaks[pid] - before:.0f}"
 
 
 def seconds_of_run(out: Path) -> list[float]:
@@ -115,7 +126,7 @@ def seconds_of_run(out: Path) -> list[float]:
 def seconds_of_app(out: Path) -> list[float]:
     """Return the seconds of the rounds that the app has recorded."""
     with contextlib.suppress(OSError, ValueError):  # no file yet, or it is being written
-        return [float(seconds) for seconds in json.loads(out.read_text())]
+        return [float(seconds) for seconds in json.loads(out.read_text())["seconds"]]
     return []
 
 

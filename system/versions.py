@@ -5,13 +5,11 @@ The process of a device imports this module, which therefore loads no library.
 
 import hashlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fairbloom.logs import log
 
 from .files import make_folder, whole_file
-
-Buffer = bytes | bytearray | memoryview
 
 
 class Step(NamedTuple):
@@ -66,19 +64,10 @@ class Versions:
         return self._folder / f"{step.round}-{step.work}"
 
 
-def write_sealed(
-    file: Path, first: Buffer, *others: Buffer, durable: bool = True, hashed: Any = None
-) -> None:
-    """Write content, in pieces, after its SHA-256, for this account only; see `whole_file`.
-
-    `hashed` is the hash object of the first piece, if the caller has computed it.
-    """
-    digest = hashed or hashlib.sha256(first)
-    for piece in others:
-        digest.update(piece)
+def write_sealed(file: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write content after its SHA-256, for this account only; see `whole_file`."""
     with whole_file(file, 0o600, durable=durable) as opened:
-        # in pieces, because joining them would copy a reply that may be large
-        opened.writelines([digest.digest(), first, *others])
+        opened.writelines([hashlib.sha256(content).digest(), content])
 
 
 def read_sealed(file: Path, loss: str) -> bytes | None:

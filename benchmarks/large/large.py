@@ -1,7 +1,11 @@
-"""An app that sends a model of many floats to and fro, and writes the seconds of each round."""
+"""An app that sends a model of many floats to and fro, and writes how long each round took.
+
+It also writes its memory in MB before it makes the model.
+"""
 
 import json
 import math
+import os
 import time
 from pathlib import Path
 
@@ -33,6 +37,8 @@ def train(message: Message, context: Context) -> Message:
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds and write how long each took."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    idle = pages * os.sysconf("SC_PAGE_SIZE") // 1_000_000
     seconds: list[float] = []
     started = time.perf_counter()
 
@@ -42,7 +48,9 @@ def main(grid: Grid, context: Context) -> None:
             raise RuntimeError(f"{finished.refused} {finished.missing}")
         seconds.append(time.perf_counter() - started)
         started = time.perf_counter()
-        Path(str(context.run_config["out"])).write_text(json.dumps(seconds))
+        Path(str(context.run_config["out"])).write_text(
+            json.dumps({"idle": idle, "seconds": seconds})
+        )
 
     floats = int(context.run_config["floats"])
     rounds = int(context.run_config["num-rounds"])

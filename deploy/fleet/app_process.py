@@ -12,12 +12,16 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import FileIO
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairbloom.logs import log
 from fairbloom.system.parents import end_with_parent
 
+from ..processes import free_cycles
+from .content import Content, write
 from .messages import Buffer
 from .passing import receive, send
 from .wire_pb2 import Head
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 
 # Libraries that are loaded before the first message.
 PRELOADED = ("flwr.app", "numpy", "torch")
+
+# The name of a reply's file below the state folder, until the client keeps it as the last reply.
+ANSWER_FILE = "answer"
 
 # Longest time to live of a message: ten years.
 LONGEST_SECONDS = 3.2e8
@@ -43,14 +50,14 @@ NO_HANDLER = re.compile(
 class Task:
     """A message with all that is needed to answer it.
 
-    `head` is a serialized `Head`, `settings` the JSON that came with the run, `data` the content,
-    and `state` the app's state of the run, b"" for none.
+    `head` is a serialized `Head`, `settings` the JSON that came with the run, and `state` the app's
+    state of the run, b"" for none.
     """
 
     node: int
     head: bytes
     settings: str
-    data: Buffer = field(repr=False)
+    content: Content = field(repr=False)
     state: bytes = field(default=b"", repr=False)
 
 
@@ -58,13 +65,15 @@ class Task:
 class Answer:
     """A reply: content in pieces, or an error's code and reason.
 
-    `state` is None if the app's state is unchanged.
+    `state` is None if the app's state is unchanged, and `content` has the pieces once the client
+    has received them.
     """
 
     pieces: Sequence[Buffer] = field(default=(), repr=False)
     code: int = 0
     reason: str = ""
     state: bytes | None = field(default=None, repr=False)
+    content: Content = field(default_factory=Content, repr=False)
 
     @classmethod
     def failed(cls, code: int, reason: str) -> Answer:
@@ -106,7 +115,7 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     # this node afterwards, for the reply.
     identify(run_id=head.run, node_id=1, task_id=0)
     message = Message(
-        deserialize(task.data),
+        deserialize(task.content.map()),
         task.node,
         head.type,
         ttl=min(max(1.0, head.seconds), LONGEST_SECONDS),  # in this order NaN becomes 1
@@ -131,11 +140,19 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     return Answer(serialize_in_pieces(reply.content), state=new_state)
 
 
-def answer_next(pipe: Connection, installed: Installed, node_config: Mapping[str, Any]) -> None:
-    """Answer the next task; its content and that of the answer are then freed."""
-    task, data = receive(pipe)
-    made = answer(installed, node_config, replace(task, data=data))
-    send(pipe, replace(made, pieces=()), made.pieces, str(node_config["state-dir"]))
+def answer_next(pipe: Connection, installed: Installed, node_config: Mapping[str, Any]) -> bool:
+    """Answer the next task; return whether its content, or that of the answer, is in a file."""
+    task, (content,) = receive(pipe)
+    made = answer(installed, node_config, replace(task, content=content))
+    file = Path(str(node_config["state-dir"]), ANSWER_FILE)
+
+    def open_file() -> FileIO:
+        file.unlink(missing_ok=True)  # the client may still read it, if it could not keep it
+        return FileIO(file, "x+")
+
+    answered = write(made.pieces, open_file, memory=0)
+    send(pipe, replace(made, pieces=()), [answered])
+    return content.file is not None or answered.file is not None
 
 
 def reason_of(error: Exception) -> str:
@@ -167,4 +184,5 @@ def main(parent: int) -> None:
     pipe.send(True)  # all libraries are loaded
     with contextlib.suppress(EOFError):  # the client's process has ended
         while True:
-            answer_next(pipe, installed, given["node"])
+            if answer_next(pipe, installed, given["node"]):
+                free_cycles()

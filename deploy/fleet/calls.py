@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 import random
@@ -21,15 +20,14 @@ from google.protobuf.message import DecodeError
 from fairbloom.logs import escape_unprintable
 
 from ..processes import duration
+from .content import MEMORY_FILE_BYTES, Content, MemoryBudget, StoredContent
 from .messages import (
     BEAT_SECONDS,
     CHUNK_BYTES,
     HELD_SECONDS,
     MAX_SETTINGS_BYTES,
     SERVICE,
-    Buffer,
     in_chunks,
-    slices,
 )
 from .wire_pb2 import Chunk, Drop, Head, Taken, Working
 
@@ -93,11 +91,11 @@ class IncompleteError(Exception):
 class Received:
     """A message to this device: its head, and its content (a serialized RecordDict).
 
-    `refused` is the reason if this device refuses it from its head; the content is then b"".
+    `refused` is the reason if this device refuses it from its head; the content is then empty.
     """
 
     head: Head
-    data: Buffer = field(repr=False)
+    content: Content = field(repr=False)
     refused: str = ""
 
 
@@ -138,7 +136,8 @@ class Outage:
 class Calls:
     """The calls of one device.
 
-    `find_fault` returns the reason why the server cannot be reached, or None. `memory` is the
+    `find_fault` returns the reason why the server cannot be reached, or None. Messages that are too
+    large for memory rest in `folder`. `memory` is the
     owner's limit for a message, in gigabytes; 0: half of the machine's memory.
     """
 
@@ -149,11 +148,14 @@ class Calls:
         session: bytes,
         outage: Outage,
         find_fault: Callable[[], str | None],
+        folder: Path,
         memory: float = 0.0,
     ) -> None:
         self._session = session
         self._outage = outage
         self._find_fault = find_fault
+        # for a message, and the one before it
+        self._budget = MemoryBudget(folder, 2 * MEMORY_FILE_BYTES)
         self._max_bytes = memory * GIGABYTE or half_of_memory()
         self._channel = grpc.secure_channel(server, credentials, options=OPTIONS)
         place = f"/{SERVICE}/"
@@ -187,24 +189,19 @@ class Calls:
             self._until = time.monotonic() + HELD_SECONDS + 2 * CHUNK_SECONDS
             self._receiving = chunks
             try:
-                return receive(self._in_time(chunks), self._max_bytes)
+                return receive(self._in_time(chunks), self._budget, self._max_bytes)
             finally:
                 self._receiving = None
                 chunks.cancel()  # no effect on a complete message
 
         return self._retry(call)
 
-    def reply(self, head: Head, data: Buffer) -> Taken:
-        """Send the reply to a message; return the server's answer.
-
-        `head` may have the data's SHA-256 already.
-        """
+    def reply(self, head: Head, content: Content) -> Taken:
+        """Send a reply; its head has size and SHA-256 already. Return the server's answer."""
         head.session = self._session
-        head.size = len(data)
-        head.sha256 = head.sha256 or hashlib.sha256(data).digest()
         # enough time for a line of 10 kB a second
-        seconds = ANSWER_SECONDS + len(data) / 10_000
-        taken = self._retry(lambda: self._reply(in_chunks(head, slices(data)), timeout=seconds))
+        seconds = ANSWER_SECONDS + content.size / 10_000
+        taken = self._retry(lambda: self._reply(in_chunks(head, content.pieces()), timeout=seconds))
         return Taken(answer=taken.answer, reason=taken.reason[:MAX_REASON])
 
     def beat(self, id: str, run: int) -> str:
@@ -280,11 +277,13 @@ def half_of_memory(root: Path = Path("/")) -> int:
     return memory // 2
 
 
-def receive(chunks: Iterable[bytes], max_bytes: float = math.inf) -> Received | None:
+def receive(
+    chunks: Iterable[bytes], budget: MemoryBudget, max_bytes: float = math.inf
+) -> Received | None:
     """Return the message in these chunks, None without a chunk.
 
     A message that is refused from its head is returned before its content is read. Raise
-    IncompleteError as soon as the chunks are not what the head announces.
+    IncompleteError as soon as the chunks are not what the head announces, or cannot be kept.
     """
     rest = iter(chunks)
     begun = next(rest, None)
@@ -298,18 +297,20 @@ def receive(chunks: Iterable[bytes], max_bytes: float = math.inf) -> Received | 
     if len(head.id) > MAX_ID:
         raise IncompleteError(f"a message's id has {len(head.id)} characters")
     if refused := refuse_head(head, max_bytes):
-        return Received(head, b"", refused)
-    # one buffer, as many small pieces would take many times their size
-    data = bytearray(first.data)
-    digest = hashlib.sha256(first.data)
-    for chunk in rest:
-        if not chunk or len(data) > head.size:
-            break
-        data += chunk
-        digest.update(chunk)
-    if len(data) != head.size or digest.digest() != head.sha256:
+        return Received(head, Content(), refused)
+    try:
+        content = StoredContent(budget, head.size)
+        content.append(first.data)
+        for chunk in rest:
+            if not chunk or content.size > head.size:
+                break
+            content.append(chunk)
+    except OSError as error:
+        reason = f"a message of {head.size} bytes cannot be kept ({error.strerror})"
+        raise IncompleteError(reason) from None
+    if content.size != head.size or content.digest() != head.sha256:
         raise IncompleteError("a message did not come whole")
-    return Received(head, data)
+    return Received(head, content)
 
 
 def refuse_head(head: Head, max_bytes: float) -> str:

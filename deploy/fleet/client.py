@@ -27,6 +27,7 @@ from fairbloom.system.supervise import STOPPING, become
 from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault
 from ..errors import DeployError
+from ..processes import reuse_memory
 from .calls import Calls, Outage, RefusedError, say
 from .session import Contexts, KeptReply, Session, load_session
 from .worker import Worker
@@ -65,6 +66,7 @@ def run(client: ClientSettings) -> None:
                 session,
                 outage,
                 lambda: connection_fault(client),
+                Path(client.state_dir),
                 memory,
             )
             try:
@@ -114,6 +116,7 @@ def main() -> int:
     os.umask(0o077)  # only this account may read the client's files
     logging.basicConfig(format="fairbloom client: %(message)s", level=logging.INFO)
     escape_all_records()
+    reuse_memory()
     settings = json.loads(sys.argv[1])
     try:
         for number in STOPPING:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -22,10 +20,12 @@ from fairbloom.system.supervise import STOPPING
 
 from .. import pki
 from ..errors import DeployError
+from ..processes import reuse_memory
 from .connections import OTHER_FILES, connection_limit, raise_file_limit
+from .content import MemoryBudget
 from .faults import Faults
 from .federation import NOW, Federation, read_now
-from .mailbox import Mailbox, MemoryBudget
+from .mailbox import Mailbox
 from .members import Members
 from .port import Port
 from .runs import Runs
@@ -197,11 +197,7 @@ def main() -> int:
     # a traceback for each call that a device cuts, or that has nonsense as content
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
     escape_all_records()
-    # Fix glibc's M_MMAP_THRESHOLD at its default, 128 KiB: larger blocks are mapped separately and
-    # returned as they are freed. Otherwise glibc raises it to the largest freed block, and chunks
-    # fragment the heap: with four clients and 44 MB, 180 MB became 370.
-    with contextlib.suppress(AttributeError):  # other libraries have no mallopt
-        ctypes.CDLL(None).mallopt(-3, 1 << 17)
+    reuse_memory()
     try:
         serve(Path(sys.argv[1]))
     except FairbloomError as error:

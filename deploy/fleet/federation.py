@@ -24,7 +24,7 @@ from fairbloom.system.lock import is_held
 from .. import pki
 from ..errors import DeployError
 from ..processes import split_address
-from .mailbox import MEMORY_BYTES
+from .content import MEMORY_BYTES
 from .members import Member, Members
 
 # The template of a server's systemd unit.

@@ -18,6 +18,8 @@ from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import RUN_FOLDER
 from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
 
+from ..processes import free_cycles
+from .content import Content, open_on_disk, write
 from .mailbox import Collected, Envelope
 from .messages import Buffer, id_of
 from .passing import receive, send
@@ -48,6 +50,8 @@ class RunGrid(Grid):
         self._run_id = run_id
         self._run: Any = None
         self._saves = False
+        self._has_files = False
+        """Whether a reply since the last messages had its content in a file."""
         self._sent: dict[str, Message] = {}
         """The unanswered messages by id, without content."""
 
@@ -88,6 +92,9 @@ class RunGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; return their ids, "" for a device that is not enrolled."""
+        if self._has_files:
+            free_cycles()
+            self._has_files = False
         messages = list(messages)
         contents = serialize_once([message.content for message in messages])
         digests = {
@@ -118,12 +125,11 @@ class RunGrid(Grid):
         replies = list[Message]()
         more = bool(ids)
         while more:
-            (batch, more), content = self._call("collect", ids)
-            for each in batch:
-                size = each.size or 0
-                if (reply := self._read(each, content[:size])) is not None:
+            (batch, more), contents = self._call("collect", ids)
+            for each, content in zip(batch, contents, strict=True):
+                self._has_files |= content.file is not None
+                if (reply := self._read(each, content)) is not None:
                     replies.append(reply)
-                content = content[size:]
             collected = {each.id for each in batch}
             ids = [id for id in ids if id not in collected]
         return replies
@@ -164,17 +170,18 @@ class RunGrid(Grid):
                 break
         return replies
 
-    def _store(self, content: Sequence[Buffer]) -> str:
+    def _store(self, pieces: Sequence[Buffer]) -> str:
         """Have the server store content, and return its digest; wait while its disk is full."""
         logged = False
         while True:
-            (digest, fault), _ = self._call("store", pieces=content)
+            content = write(pieces, lambda: open_on_disk(self._folder))
+            (digest, fault), _ = self._call("store", content=[content])
             if digest:
                 return str(digest)
             if not logged:
                 log.warning(
                     "the server cannot keep a message of %d bytes and is asked again: %s",
-                    sum(map(len, content)),
+                    content.size,
                     fault,
                 )
             logged = True
@@ -203,27 +210,27 @@ class RunGrid(Grid):
             kept=kept,
         )
 
-    def _read(self, reply: Collected, content: Buffer) -> Message | None:
+    def _read(self, reply: Collected, content: Content) -> Message | None:
         """Return a reply as Flower's message, or None if this process did not send its message."""
         if (sent := self._sent.pop(reply.id, None)) is None:
             return None
-        if reply.size is None:
+        if reply.code:
             return Message(Error(reply.code, reply.reason), reply_to=sent)
         try:
-            return Message(deserialize(content), reply_to=sent)
+            return Message(deserialize(content.map()), reply_to=sent)
         except Exception as error:  # a device's bytes may raise anything
             reason = f"the reply cannot be read ({type(error).__name__})"
             return Message(Error(UNREADABLE_REPLY, reason), reply_to=sent)
 
     def _call(
-        self, name: str, *arguments: Any, pieces: Sequence[Buffer] = ()
-    ) -> tuple[Any, Buffer]:
-        """Ask the server; return its answer, and the content that comes with it.
+        self, name: str, *arguments: Any, content: Sequence[Content] = ()
+    ) -> tuple[Any, list[Content]]:
+        """Ask the server; return its answer, and the contents that come with it.
 
         Raise EOFError if the server has ended, which ends this process too.
         """
         with self._lock:
-            send(self._pipe, (name, arguments), pieces, self._folder)
+            send(self._pipe, (name, arguments), content)
             return receive(self._pipe)
 
 

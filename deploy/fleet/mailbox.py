@@ -1,26 +1,17 @@
-"""Messages for devices and their replies, held in memory and, beyond a budget, in files."""
+"""Messages for devices and their replies, held in memory and, beyond a budget, on the disk."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from io import FileIO
-from pathlib import Path
 
 from fairbloom.protocol.error_codes import ErrorCode
 
-from .messages import CHUNK_BYTES, Buffer, slices
-from .passing import fill, open_on_disk
+from .content import Content, MemoryBudget, StoredContent
 from .wire_pb2 import Taken
 
-# Bytes of content held in memory, unless federation.toml sets mailbox-memory.
-MEMORY_BYTES = 256 << 20
-
-# Most bytes of replies collected in one call. A single larger reply is collected too.
+# Most bytes of replies without files collected in one call. A single larger reply is collected too.
 COLLECT_BYTES = 4 << 20
 
 # How often a device is sent a message that it received in full but did not answer.
@@ -32,129 +23,11 @@ KEPT_SECONDS = 600.0
 TIME_OVER = "the message's time is over"
 
 
-class MemoryBudget:
-    """The memory that contents share, and the folder of files for the rest, at most `files`."""
-
-    def __init__(self, folder: Path, memory: int = MEMORY_BYTES, files: int = 10_000) -> None:
-        self.folder = folder
-        self._memory = memory
-        self._files = files
-        self.used = 0
-
-    def take(self, size: int) -> bool:
-        """Take memory; return False and take none if there is not enough."""
-        if self.used + size > self._memory:
-            return False
-        self.used += size
-        return True
-
-    def give_back(self, size: int) -> None:
-        """Give memory back."""
-        self.used -= size
-
-    def open_file(self) -> ContentFile:
-        """Return a new unnamed file; raise OSError without room or beyond the number of files."""
-        if self._files <= 0:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        opened = ContentFile(open_on_disk(str(self.folder)), self)
-        self._files -= 1
-        return opened
-
-    def give_back_file(self) -> None:
-        """Count a file as closed."""
-        self._files += 1
-
-
-class ContentFile:
-    """An unnamed file, which is closed once nothing refers to it.
-
-    A content may be closed while it is being sent: both use the same open file, because there may
-    be as many calls as connections.
-    """
-
-    def __init__(self, file: FileIO, budget: MemoryBudget) -> None:
-        self.file = file
-        self._budget = budget
-
-    def __del__(self) -> None:
-        self.file.close()
-        self._budget.give_back_file()
-
-
-class Content:
-    """Bytes that are appended piece by piece, with their size and SHA-256.
-
-    Once they exceed the budget they move to an unnamed file, which disappears with this process.
-    Appending raises OSError if the disk is full.
-    """
-
-    def __init__(self, budget: MemoryBudget) -> None:
-        self.size = 0
-        self._budget = budget
-        self._held = 0
-        self._pieces: list[Buffer] = []
-        self._file: ContentFile | None = None
-        self._hash = hashlib.sha256()
-
-    @classmethod
-    def of(cls, budget: MemoryBudget, data: Buffer) -> Content:
-        """Return these bytes as content."""
-        content = cls(budget)
-        try:
-            for piece in slices(data):
-                content.append(piece)
-        except BaseException:
-            content.close()
-            raise
-        return content
-
-    @property
-    def sha256(self) -> bytes:
-        """The digest of the content so far."""
-        return self._hash.digest()
-
-    def append(self, piece: Buffer) -> None:
-        """Add a piece of at most CHUNK_BYTES."""
-        if self._file is None and self._budget.take(len(piece)):
-            self._held += len(piece)
-            self._pieces.append(piece)
-        else:
-            if self._file is None:
-                self._file = self._budget.open_file()
-                fill(self._file.file, self._pieces)
-                self._free_memory()
-            fill(self._file.file, [piece])
-        self._hash.update(piece)
-        self.size += len(piece)
-
-    def pieces(self) -> Iterator[Buffer]:
-        """Return the bytes in pieces of at most CHUNK_BYTES."""
-        if self._file is None:
-            return iter(self._pieces)
-        return read_pieces(self._file, self.size)
-
-    def close(self) -> None:
-        """Free the memory and the file."""
-        self._free_memory()
-        self._file = None
-
-    def _free_memory(self) -> None:
-        self._budget.give_back(self._held)
-        self._held = 0
-        self._pieces = []
-
-
-def read_pieces(opened: ContentFile, size: int) -> Iterator[bytes]:
-    """Yield the content of a file of this size."""
-    for start in range(0, size, CHUNK_BYTES):
-        yield os.pread(opened.file.fileno(), CHUNK_BYTES, start)
-
-
 @dataclass
 class Reply:
     """A device's answer: content, or Flower's code of an error and the reason."""
 
-    content: Content | None
+    content: StoredContent | None
     code: int = 0
     reason: str = ""
 
@@ -189,7 +62,7 @@ class QueuedMessage:
 
     envelope: Envelope
     run: int
-    content: Content
+    content: StoredContent
     until: float
     deliveries: int = 0
     working: bool = False
@@ -199,10 +72,9 @@ class QueuedMessage:
 
 @dataclass(frozen=True)
 class Collected:
-    """A reply as a run gets it, with the size of its content; `size` is None for an error."""
+    """A reply as a run gets it, apart from its content; an error has a code."""
 
     id: str
-    size: int | None
     code: int = 0
     reason: str = ""
 
@@ -222,7 +94,7 @@ class Mailbox:
         self._messages: dict[str, QueuedMessage] = {}
         self._open: dict[str, dict[str, QueuedMessage]] = {}
         """The unanswered messages by device and id, in the order in which they were sent."""
-        self._contents: dict[str, Content] = {}
+        self._contents: dict[str, StoredContent] = {}
         self._uses: dict[str, int] = {}
         self._saved: dict[int, int] = {}
         """The last saved round of each open run."""
@@ -243,16 +115,14 @@ class Mailbox:
         self._saved.pop(run, None)
         self._forget(message for message in self._messages.values() if message.run == run)
 
-    def store(self, data: Buffer) -> str:
+    def store(self, given: Content) -> str:
         """Store content for the messages that are sent next; return its digest.
 
         Raise OSError if the disk is full.
         """
-        content = Content.of(self.budget, data)
-        digest = content.sha256.hex()
-        if digest in self._contents:
-            content.close()
-        else:
+        content = StoredContent.of(self.budget, given)
+        digest = content.digest().hex()
+        if digest not in self._contents:
             self._contents[digest] = content
             self._uses[digest] = 0
         return digest
@@ -282,33 +152,28 @@ class Mailbox:
         message = self._messages.get(id)
         return message is None or message.reply is not None or message.until < self._clock()
 
-    def collect(self, ids: Iterable[str]) -> tuple[tuple[list[Collected], bool], list[Buffer]]:
+    def collect(self, ids: Iterable[str]) -> tuple[tuple[list[Collected], bool], list[Content]]:
         """Return replies to these messages, up to COLLECT_BYTES, and whether more are waiting.
 
-        Their contents are returned apart, one after the other, in pieces.
+        Their contents are returned apart, in the same order.
         """
         found = list[Collected]()
-        contents = list[Buffer]()
+        contents = list[Content]()
         size = 0
         for id in ids:
             message = self._messages.get(id)
             if message is None or (message.reply is None and message.until < self._clock()):
-                found.append(Collected(id, None, ErrorCode.MESSAGE_UNAVAILABLE, TIME_OVER))
+                found.append(Collected(id, ErrorCode.MESSAGE_UNAVAILABLE, TIME_OVER))
+                contents.append(Content())
                 continue
             if (reply := message.reply) is None:
                 continue
-            if reply.content is None:
-                found.append(Collected(id, None, reply.code, reply.reason))
-            else:
-                size += reply.content.size
-                if size > COLLECT_BYTES and size > reply.content.size:
-                    return (found, True), contents
-                try:
-                    contents += [*reply.content.pieces()]
-                    found.append(Collected(id, reply.content.size))
-                except (OSError, MemoryError) as error:
-                    reason = f"the server cannot read the reply: {describe_fault(error)}"
-                    found.append(Collected(id, None, ErrorCode.MESSAGE_UNAVAILABLE, reason))
+            content = reply.content or Content()
+            size += len(content.data)
+            if size > COLLECT_BYTES and size > len(content.data):
+                return (found, True), contents
+            found.append(Collected(id, reply.code, reply.reason))
+            contents.append(content)
             message.collected = True
             if not self._is_kept(message):
                 self._forget([message])
@@ -331,8 +196,6 @@ class Mailbox:
             if message.collected:
                 self._forget([message])
             elif message.reply is not None:
-                if message.reply.content is not None:
-                    message.reply.content.close()
                 reason = f"the reply came after round {number} had ended"
                 message.reply = Reply(None, ErrorCode.NODE_UNAVAILABLE, reason)
             elif not message.working:
@@ -377,8 +240,6 @@ class Mailbox:
         """Take the reply to a message; drop it if the message has one already, or is forgotten."""
         if message.reply is None and self._messages.get(message.envelope.id) is message:
             self._settle(message, reply)
-        elif reply.content is not None:
-            reply.content.close()
 
     def work_status(self, device: str, id: str, run: int) -> Taken:
         """Return whether a reply is wanted (TAKEN), not known yet (LATER), or unwanted (DROP)."""
@@ -407,14 +268,12 @@ class Mailbox:
         for message in list(messages):
             del self._messages[message.envelope.id]
             self._open[message.envelope.device].pop(message.envelope.id, None)
-            if message.reply is not None and message.reply.content is not None:
-                message.reply.content.close()
             self._uses[message.envelope.digest] -= 1
             if not self._uses[message.envelope.digest]:
                 self._release(message.envelope.digest)
 
     def _release(self, digest: str) -> None:
-        self._contents.pop(digest).close()
+        del self._contents[digest]
         del self._uses[digest]
 
 

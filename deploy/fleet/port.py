@@ -22,8 +22,9 @@ from fairbloom.protocol.version import PROTOCOL
 
 from .admission import IDLE_SECONDS, Admission, CallRefusedError
 from .connections import FULL, count_sockets
+from .content import StoredContent
 from .faults import SAY_SECONDS, Faults
-from .mailbox import Content, Mailbox, QueuedMessage, Reply, describe_fault
+from .mailbox import Mailbox, QueuedMessage, Reply, describe_fault
 from .members import Members
 from .messages import CHUNK_BYTES, HELD_SECONDS, LARGEST_CHUNK, SERVICE, in_chunks, node_id_of
 from .wire_pb2 import Chunk, Drop, Head, Taken, Working
@@ -77,7 +78,7 @@ class Device:
     nexts: int = 0
     held: int = 0
     """The number of the held call of Next, 0 if no call is held."""
-    receiving: Content | None = None
+    receiving: StoredContent | None = None
     """The received part of the reply that is being sent."""
     others_seen: int = 0
     """The number of times that a second process with this client's key was refused."""
@@ -211,7 +212,7 @@ class Port:
             seconds=max(0.0, message.until - monotonic()),
             protocol=PROTOCOL,
             size=message.content.size,
-            sha256=message.content.sha256,
+            sha256=message.content.digest(),
             settings="" if known == digest else settings,
         )
         for chunk in in_chunks(head, message.content.pieces()):
@@ -252,11 +253,10 @@ class Port:
                 " federation.toml)"
             )
             return self._take_refusal(message, reason)
-        content = Content(self._mailbox.budget)
         try:
+            content = StoredContent(self._mailbox.budget, head.size)
             fault = await self._receive(content, first, sent, device)
         except (OSError, MemoryError) as error:
-            content.close()
             reason = f"the server cannot keep the reply now: {describe_fault(error)}"
             self._faults.say(
                 f"replies of {name}",
@@ -265,20 +265,16 @@ class Port:
             )
             # a code that is not in `calls.FINAL`, so that the device keeps the reply and retries
             raise CallRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, reason) from None
-        except BaseException:  # the call was cut, or refused
-            content.close()
-            raise
         self._faults.clear(f"replies of {name}")
-        if content.size != head.size or content.sha256 != head.sha256:
+        if content.size != head.size or content.digest() != head.sha256:
             fault = fault or "the reply's bytes are not those that its head announces"
         if fault:
-            content.close()
             return self._take_refusal(message, fault)
         self._mailbox.answer(message, Reply(content))
         return status
 
     async def _receive(
-        self, content: Content, first: Chunk, sent: AsyncIterator[bytes], device: Device
+        self, content: StoredContent, first: Chunk, sent: AsyncIterator[bytes], device: Device
     ) -> str:
         """Append the chunks to `content`, up to the size in the head; return why not, or "".
 
@@ -287,20 +283,26 @@ class Port:
         if device.receiving is not None:
             device.receiving.close()  # of an older call, which may never end
         device.receiving = content
-        content.append(first.data)
         size = first.head.size
-        # an empty chunk counts as well: a reply cannot go on for ever
-        for _ in range(size // CHUNK_BYTES + MORE_CHUNKS):
-            if content.size >= size:
-                break
-            piece = await receive_bytes(sent, CHUNK_SECONDS)
-            if device.receiving is not content:
-                raise CallRefusedError(
-                    grpc.StatusCode.ABORTED, "the same client replies in a newer call"
-                )
-            device.seen = monotonic()
-            content.append(piece)
-        device.receiving = None
+        try:
+            content.append(first.data)
+            # an empty chunk counts as well: a reply cannot go on for ever
+            for _ in range(size // CHUNK_BYTES + MORE_CHUNKS):
+                if content.size >= size:
+                    break
+                piece = await receive_bytes(sent, CHUNK_SECONDS)
+                if device.receiving is not content:
+                    raise CallRefusedError(
+                        grpc.StatusCode.ABORTED, "the same client replies in a newer call"
+                    )
+                device.seen = monotonic()
+                content.append(piece)
+        except BaseException:  # the call was cut, or refused; its traceback may live on
+            content.close()
+            raise
+        finally:
+            if device.receiving is content:
+                device.receiving = None
         if content.size < size:
             return f"the reply of {size} bytes comes in more chunks than it needs"
         return ""

@@ -31,10 +31,10 @@ from fairbloom.system.files import make_folder, read_small, write_whole
 from fairbloom.system.supervise import exit_reason
 
 from ..errors import DeployError
+from .content import Content
 from .faults import Faults
 from .mailbox import Mailbox, describe_fault
 from .members import Members
-from .messages import Buffer
 from .passing import receive, send
 from .port import Port
 
@@ -379,16 +379,16 @@ class Runs:
         with pipe, contextlib.suppress(EOFError, OSError, RuntimeError):
             pipe.send(description)
             while True:
-                (name, arguments), content = receive(pipe)
-                answer, pieces = asyncio.run_coroutine_threadsafe(
-                    self._answer(description["run"], name, arguments, content), loop
-                ).result()
-                send(pipe, answer, pieces, description["place"])
+                (name, arguments), contents = receive(pipe)
+                answered = asyncio.run_coroutine_threadsafe(
+                    self._answer(description["run"], name, arguments, contents), loop
+                )
+                send(pipe, *answered.result())
 
     async def _answer(
-        self, run: int, name: str, arguments: tuple[Any, ...], content: Buffer
-    ) -> tuple[Any, Sequence[Buffer]]:
-        """Answer a request of a run's process, which `RunGrid` sends; content is in pieces.
+        self, run: int, name: str, arguments: tuple[Any, ...], contents: Sequence[Content]
+    ) -> tuple[Any, Sequence[Content]]:
+        """Answer a request of a run's process, which `RunGrid` sends, with contents.
 
         `store` takes the request's content and returns its digest, or "" and why it is not taken.
         `wait` returns once the given number of messages is answered, or after the given seconds.
@@ -404,7 +404,7 @@ class Runs:
                 }, ()
             case "store":
                 try:
-                    return (self._mailbox.store(content), ""), ()
+                    return (self._mailbox.store(contents[0]), ""), ()
                 except (OSError, MemoryError) as error:
                     return ("", describe_fault(error)), ()
             case "send":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import secrets
 import shutil
 import threading
 import time
+from io import FileIO
 from pathlib import Path
 
 from fairbloom.client.guard.log_files import AuditLog
@@ -18,9 +20,10 @@ from fairbloom.protocol.version import PROTOCOL
 from fairbloom.system.files import write_private
 from fairbloom.system.versions import FIRST, Step, Versions, read_sealed, write_sealed
 
-from .app_process import Answer, Task
+from .app_process import ANSWER_FILE, Answer, Task
 from .calls import Calls, Received
-from .messages import BEAT_SECONDS, Buffer, node_id_of
+from .content import Content
+from .messages import BEAT_SECONDS, node_id_of
 from .wire_pb2 import Head, Taken
 from .worker import CrashedError, DroppedError, Worker
 
@@ -38,6 +41,9 @@ KEPT_RUNS = 5
 
 # The group of a message of a run folder: the folder's id, and the round.
 GROUP = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})")
+
+
+LOST = "the last reply is lost"
 
 
 class Contexts:
@@ -94,30 +100,43 @@ def find_step(head: Head) -> tuple[str, Step | None]:
 
 
 class KeptReply:
-    """The last reply, head and content, in memory and in a file of the state folder."""
+    """The last reply, head and content, which a restart of this device finds again.
+
+    The head is in a file of the state folder. Large content is in another one, which the worker has
+    written there and which only gets its name here.
+    """
 
     def __init__(self, state_dir: str) -> None:
         self._file = Path(state_dir, "reply")
-        content = read_sealed(self._file, "the last reply is lost") or b""
-        size = int.from_bytes(content[-4:], "big")
-        self.head = Head.FromString(content[-4 - size : -4])
-        self.data: Buffer = content[: -4 - size]
+        self._large = Path(state_dir, "reply-content")
+        self._answer = Path(state_dir, ANSWER_FILE)
+        kept = read_sealed(self._file, LOST) or b""
+        size = int.from_bytes(kept[:4], "big")
+        self.head = Head.FromString(kept[4 : 4 + size])
+        self.content = Content(kept[4 + size :])
+        if self.content.size < self.head.size:
+            with contextlib.suppress(OSError):
+                self.content = Content(file=FileIO(self._large))
+            if self.content.digest() != self.head.sha256:
+                log.error("%s is damaged: %s", self._large, LOST)
+                self.head = Head()
 
-    def save(self, head: Head, data: Buffer) -> None:
-        """Keep a reply in place of the last one; if the disk refuses it, only in memory.
-
-        The data are hashed once, for the head and for the file.
-        """
-        digest = hashlib.sha256(data)
-        head.sha256 = digest.digest()
+    def save(self, head: Head, content: Content) -> None:
+        """Keep a reply in place of the last one; if the disk refuses it, only in memory."""
         self.head = head
-        self.data = data
+        self.content = content
+        head.size = content.size
+        head.sha256 = content.digest()
         written = head.SerializeToString()
         size = len(written).to_bytes(4, "big")
         try:
+            if content.file is not None:
+                # in two steps: ext4 begins at once to write what replaces a file to the disk
+                self._large.unlink(missing_ok=True)
+                self._answer.rename(self._large)
             # not synced: the disk may take longer than all else, and after a power cut this
             # device computes the reply again
-            write_sealed(self._file, data, written, size, durable=False, hashed=digest)
+            write_sealed(self._file, size + written + content.data, durable=False)
         except OSError as error:
             log.warning(
                 "%s cannot be written (%s): a restart would lose the last reply",
@@ -169,7 +188,7 @@ class Session:
                 log.info("received %s", name)
                 self._answer(message)
             self._asked = time.monotonic()
-            taken = self._calls.reply(self._kept.head, self._kept.data)
+            taken = self._calls.reply(self._kept.head, self._kept.content)
             if taken.answer == Taken.TAKEN and not taken.reason:
                 log.info("answered %s", name)
             else:
@@ -188,7 +207,7 @@ class Session:
         head = Head(
             id=message.head.id, run=message.head.run, code=answer.code, reason=answer.reason
         )
-        self._kept.save(head, next(iter(answer.pieces), b""))
+        self._kept.save(head, answer.content)
 
     def _work(self, message: Received) -> Answer:
         head = message.head
@@ -204,7 +223,7 @@ class Session:
                 f" {older}",
             )
         state = self._contexts.load(head)
-        task = Task(self._node, head.SerializeToString(), self._settings, message.data, state)
+        task = Task(self._node, head.SerializeToString(), self._settings, message.content, state)
         try:
             answer: Answer = self._worker.answer(task, head.id)
         except DroppedError as error:

@@ -17,6 +17,7 @@ from typing import Any
 from fairbloom.system.supervise import exit_reason
 
 from ..device.client import ClientSettings
+from .content import Content
 from .passing import receive, send
 
 # Seconds that the worker may take to end before it is killed.
@@ -128,7 +129,7 @@ class Worker:
                 self._ready = loaded and self._pipe.recv()
                 if self._reason:
                     raise DroppedError(self._reason)
-        send(self._pipe, replace(task, data=b""), [task.data], self._client.state_dir)
+        send(self._pipe, replace(task, content=Content()), [task.content])
         deadline = time.monotonic() + self._limit
         while not self._wait(self._pipe):
             if self._limit and time.monotonic() > deadline:
@@ -136,8 +137,8 @@ class Worker:
                 self.drop(
                     self.working, f"it took longer than the owner of this device allows ({seconds})"
                 )
-        answer, data = receive(self._pipe)
-        return replace(answer, pieces=[data])
+        answer, (content,) = receive(self._pipe)
+        return replace(answer, content=content)
 
     def _wait(self, pipe: Connection) -> bool:
         """Return whether the pipe has an answer within 0.2 s; raise EOFError without a process."""

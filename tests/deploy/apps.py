@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fairbloom.deploy.device.accepted import RunDescription
 from fairbloom.deploy.fleet.app_process import Answer, Task
+from fairbloom.deploy.fleet.content import Content
 from fairbloom.deploy.fleet.wire_pb2 import Head
 from fairbloom.recorddict import deserialize, serialize
 
@@ -62,10 +63,10 @@ def task_of(do: str, kind: str = "train", state: bytes = b"", run: RunDescriptio
         "version": run.version,
         "settings": dict(run.settings),
     }
-    return Task(2, head.SerializeToString(), json.dumps(described), content, state)
+    return Task(2, head.SerializeToString(), json.dumps(described), Content(content), state)
 
 
 def content_of(answer: Answer) -> RecordDict:
     """Return the content of a reply, which must not be an error."""
     assert not answer.code, answer.reason
-    return deserialize(b"".join(answer.pieces))
+    return deserialize(b"".join(answer.pieces) or answer.content.map())

@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 import grpc
 
 from fairbloom.deploy.fleet.calls import Calls, Outage
+from fairbloom.deploy.fleet.content import Content, MemoryBudget
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
-from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox, MemoryBudget
+from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.messages import SERVICE
 from fairbloom.deploy.fleet.port import Port
+from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
 
 RUN = 7
 T = TypeVar("T")
@@ -57,7 +59,7 @@ class Served:
 
     def send(self, id: str, device: str = "a", data: bytes = b"model") -> None:
         def push() -> None:
-            digest = self.mailbox.store(data)
+            digest = self.mailbox.store(Content(data))
             self.mailbox.send(
                 RUN, [Envelope(id, device, 1, "group", "train", digest, 600.0, kept=True)]
             )
@@ -66,10 +68,10 @@ class Served:
 
     def collect(self, id: str) -> Any:
         """Return a reply's code and reason, and its content as `data`; None without a reply."""
-        (found, _), pieces = self.do(lambda: self.mailbox.collect([id]))
+        (found, _), contents = self.do(lambda: self.mailbox.collect([id]))
         if not found:
             return None
-        data = None if found[0].size is None else b"".join(pieces)
+        data = None if found[0].code else bytes(contents[0].map())
         return SimpleNamespace(code=found[0].code, reason=found[0].reason, data=data)
 
     def credentials(
@@ -81,7 +83,8 @@ class Served:
 
     def calls(self, name: str = "a", session: bytes = b"1" * 16) -> Calls:
         outage = Outage(lambda words: None)
-        return Calls(self.address, self.credentials(name), session, outage, lambda: None)
+        credentials = self.credentials(name)
+        return Calls(self.address, credentials, session, outage, lambda: None, self.place)
 
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self.port.stop(), self.loop).result(30)
@@ -100,6 +103,14 @@ def make_place(place: Path) -> Path:
 def next_later(calls: Calls) -> "Future[Any]":
     """Return the future of a held call for the next message."""
     return ThreadPoolExecutor(1).submit(calls.next, "")
+
+
+def give_reply(calls: Calls, head: Head, data: bytes) -> Taken:
+    """Send a reply as a session does, with size and SHA-256 in its head."""
+    content = Content(data)
+    head.size = content.size
+    head.sha256 = content.digest()
+    return calls.reply(head, content)
 
 
 class Caller:

@@ -1,9 +1,9 @@
 """A run's grid and a device's session: they send lost messages again and compute each once."""
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from io import FileIO
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 
 from fairbloom.client.guard.log_files import AuditLog
 from fairbloom.deploy.fleet import grid as grids
-from fairbloom.deploy.fleet.app_process import Answer, Task
+from fairbloom.deploy.fleet.app_process import ANSWER_FILE, Answer, Task
 from fairbloom.deploy.fleet.calls import Received
+from fairbloom.deploy.fleet.content import SMALL_BYTES, Content
 from fairbloom.deploy.fleet.grid import UNREADABLE_REPLY, RunGrid, group_of
 from fairbloom.deploy.fleet.mailbox import Collected, Envelope
-from fairbloom.deploy.fleet.messages import Buffer, node_id_of
+from fairbloom.deploy.fleet.messages import node_id_of
 from fairbloom.deploy.fleet.passing import receive, send
 from fairbloom.deploy.fleet.session import (
     KEPT_RUNS,
@@ -50,25 +51,25 @@ class Server:
     def _serve(self) -> None:
         while True:
             try:
-                (name, arguments), content = receive(self.ours)
-                answer, pieces = self._answer(name, arguments, content)
-                send(self.ours, answer, pieces, "")
+                (name, arguments), contents = receive(self.ours)
+                answer, given = self._answer(name, arguments, contents)
+                send(self.ours, answer, given)
             # the test is over; TypeError, because the handle of a closed pipe is None
             except (EOFError, OSError, TypeError):
                 return
 
-    def _answer(self, name: str, arguments: tuple[Any, ...], content: Buffer) -> Any:
+    def _answer(self, name: str, arguments: tuple[Any, ...], contents: list[Content]) -> Any:
         if name == "store" and self.full:
             self.full -= 1
             return ("", "No space left on device"), []
         if name == "store":
-            return (hashlib.sha256(content).hexdigest(), ""), []
+            return (contents[0].digest().hex(), ""), []
         if name == "send":
             self.sent += arguments[0]
         if name == "collect":
             found = [each for each in self.replies if each[0].id in arguments[0]]
             self.replies = []
-            return ([each for each, _ in found], False), [data for _, data in found]
+            return ([each for each, _ in found], False), [Content(data) for _, data in found]
         return {"nodes": self.online, "names": {NODE: "a"}}.get(name), []
 
 
@@ -128,11 +129,11 @@ def test_replies_are_flowers_messages(server: Server) -> None:
     ids = server.grid.push_messages([message(), message(), message()])
     good = serialize(RecordDict({"config": ConfigRecord({"x": 1})}))
     server.replies = [
-        (Collected(ids[0], len(good)), good),
-        (Collected(ids[1], 2), b"\xff\xff"),
-        (Collected(ids[2], None, 8, "it crashed"), b""),
+        (Collected(ids[0]), good),
+        (Collected(ids[1]), b"\xff\xff"),
+        (Collected(ids[2], 8, "it crashed"), b""),
     ]
-    server.replies.append((Collected("unknown", len(good)), good))
+    server.replies.append((Collected("unknown"), good))
     replies = server.grid.pull_messages([*ids, "unknown"])
     assert [reply.metadata.reply_to_message_id for reply in replies] == ids
     assert {reply.metadata.src_node_id for reply in replies} == {NODE}
@@ -184,8 +185,8 @@ class FakeCalls:
             raise EndedError
         return self.messages.pop(0)
 
-    def reply(self, head: Head, data: bytes) -> Taken:
-        self.replies.append((head.id, data, head.code))
+    def reply(self, head: Head, content: Content) -> Taken:
+        self.replies.append((head.id, bytes(content.map()), head.code))
         return Taken()
 
 
@@ -206,7 +207,9 @@ class FakeWorker:
 def received(
     id: str, data: bytes = b"model", protocol: int = PROTOCOL, settings: str = ""
 ) -> Received:
-    return Received(Head(id=id, run=7, type="train", protocol=protocol, settings=settings), data)
+    return Received(
+        Head(id=id, run=7, type="train", protocol=protocol, settings=settings), Content(data)
+    )
 
 
 def serve(state: Path, worker: Any, *messages: Received) -> FakeCalls:
@@ -221,18 +224,42 @@ def serve(state: Path, worker: Any, *messages: Received) -> FakeCalls:
 
 
 def test_a_restarted_device_gives_its_last_reply_again(tmp_path: Path) -> None:
-    worker = FakeWorker(lambda task: Answer([task.data[::-1]]))
+    worker = FakeWorker(lambda task: Answer(content=Content(bytes(task.content.map())[::-1])))
     assert serve(tmp_path, worker, received("1")).replies == [("1", b"ledom", 0)]
     calls = serve(tmp_path, worker, received("1"), received("2", b"other"))
     assert calls.replies == [("1", b"ledom", 0), ("2", b"rehto", 0)]
-    assert [task.data for task in worker.asked] == [b"model", b"other"]
+    assert [task.content.map() for task in worker.asked] == [b"model", b"other"]
     (tmp_path / "reply").write_bytes(b"damaged")
     assert serve(tmp_path, worker, received("2", b"other")).replies == [("2", b"rehto", 0)]
     assert len(worker.asked) == 3
 
 
+def test_a_large_reply_keeps_the_file_that_the_worker_wrote(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = bytes(range(256)) * (SMALL_BYTES // 128)
+
+    def answer(task: Task) -> Answer:
+        (tmp_path / ANSWER_FILE).write_bytes(data)
+        return Answer(content=Content(file=FileIO(tmp_path / ANSWER_FILE)))
+
+    worker = FakeWorker(answer)
+    assert serve(tmp_path, worker, received("1")).replies == [("1", data, 0)]
+    assert {*tmp_path.glob("*eply*"), *tmp_path.glob(ANSWER_FILE)} == {
+        tmp_path / "reply",
+        tmp_path / "reply-content",
+    }
+    assert (tmp_path / "reply").stat().st_size < SMALL_BYTES
+    assert serve(tmp_path, worker, received("1")).replies == [("1", data, 0)]
+    assert len(worker.asked) == 1
+    (tmp_path / "reply-content").write_bytes(data[::-1])
+    assert serve(tmp_path, worker, received("1")).replies == [("1", data, 0)]
+    assert len(worker.asked) == 2
+    assert f"{tmp_path / 'reply-content'} is damaged: the last reply is lost" in caplog.text
+
+
 def test_settings_are_kept_until_others_come(tmp_path: Path) -> None:
-    worker = FakeWorker(lambda task: Answer([task.settings.encode()]))
+    worker = FakeWorker(lambda task: Answer(content=Content(task.settings.encode())))
     calls = serve(tmp_path, worker, received("1", settings="{}"), received("2"))
     assert [data for _, data, _ in calls.replies] == [b"{}", b"{}"]
     assert calls.known[0] != calls.known[1] == calls.known[2]
@@ -257,14 +284,14 @@ def in_round(number: int, kind: str, run: int = 7, again: str = "") -> Received:
         protocol=PROTOCOL,
         round=f"{FOLDER}/{number}",
     )
-    return Received(head, b"model")
+    return Received(head, Content(b"model"))
 
 
 def counting(task: Task) -> Answer:
     """Count a training in the app's state; an evaluation leaves it unchanged."""
     if Head.FromString(task.head).type == "evaluate":
-        return Answer([task.state])
-    return Answer([task.state + b"x"], state=task.state + b"x")
+        return Answer(content=Content(task.state))
+    return Answer(content=Content(task.state + b"x"), state=task.state + b"x")
 
 
 def test_states_belong_to_the_run_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -278,7 +305,7 @@ def test_states_belong_to_the_run_folder(tmp_path: Path, caplog: pytest.LogCaptu
         f"the app's state is that after round 4 of run folder {FOLDER}"
     ]
     # in another folder, and in a run without one, the app begins without a state
-    other = Received(Head(id="x", run=8, type="train", protocol=PROTOCOL), b"model")
+    other = Received(Head(id="x", run=8, type="train", protocol=PROTOCOL), Content(b"model"))
     assert serve(tmp_path, worker, other).replies[0][1] == b"x"
 
 
@@ -313,7 +340,7 @@ def test_a_device_keeps_the_states_of_a_few_runs(tmp_path: Path) -> None:
         serve(
             tmp_path,
             worker,
-            Received(Head(id=str(run), run=run, type="train", protocol=PROTOCOL), b""),
+            Received(Head(id=str(run), run=run, type="train", protocol=PROTOCOL), Content(b"")),
         )
     assert len(list((tmp_path / "contexts").glob("*/"))) == KEPT_RUNS
 

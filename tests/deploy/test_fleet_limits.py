@@ -37,6 +37,7 @@ from tests.deploy.served import (
     Caller,
     Served,
     code_of,
+    give_reply,
     make_place,
     next_later,
 )
@@ -128,7 +129,7 @@ def test_a_reply_that_stops_ends_and_is_given_again(
     assert code_of(begin_reply(served, caller)) == grpc.StatusCode.DEADLINE_EXCEEDED
     assert served.mailbox.budget.used == len(b"model")
     calls = served.calls()
-    calls.reply(Head(id="1", run=RUN), b"update")
+    give_reply(calls, Head(id="1", run=RUN), b"update")
     assert served.collect("1").data == b"update"
     calls.close()
 
@@ -356,7 +357,7 @@ def test_a_device_may_connect_again_and_again(served: Served) -> None:
         served.look()
         served.send(str(number))
         assert held.result(10).head.id == str(number)
-        calls.reply(Head(id=str(number), run=RUN), b"update")
+        give_reply(calls, Head(id=str(number), run=RUN), b"update")
         assert served.collect(str(number)).data == b"update"
         calls.close()
 

@@ -19,10 +19,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet import runs as module
+from fairbloom.deploy.fleet.content import Content, MemoryBudget
 from fairbloom.deploy.fleet.daemon import Daemon, read_identity, renew_if_due
 from fairbloom.deploy.fleet.enrolment import enroll, revoke
 from fairbloom.deploy.fleet.federation import NOW, Federation, Now, read_now
-from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox, MemoryBudget, Reply
+from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox, Reply
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.port import Port
 from fairbloom.deploy.fleet.runs import MAX_RESTARTS, Order, RunFiles, Runs, submit
@@ -99,7 +100,7 @@ def test_a_wait_ends_once_enough_replies_are_there(tmp_path: Path) -> None:
     runs, _ = make_runs(tmp_path, lambda: 0)
     mailbox = runs._mailbox
     mailbox.begin(1)
-    digest = mailbox.store(b"model")
+    digest = mailbox.store(Content(b"model"))
     ids = ["a", "b", "c"]
     mailbox.send(1, [Envelope(id, id, 1, "", "train", digest, 60.0, kept=True) for id in ids])
 

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -27,11 +28,11 @@ from fairbloom.deploy.fleet.calls import (
     Calls,
     IncompleteError,
     Outage,
-    Received,
     RefusedError,
     half_of_memory,
     receive,
 )
+from fairbloom.deploy.fleet.content import SMALL_BYTES, MemoryBudget
 from fairbloom.deploy.fleet.messages import CHUNK_BYTES, MAX_SETTINGS_BYTES, SERVICE
 from fairbloom.deploy.fleet.session import Contexts, KeptReply, Session
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Drop, Head, Taken, Working
@@ -41,6 +42,7 @@ from fairbloom.protocol.version import PROTOCOL
 
 from .apps import NODE, content_of, task_of, write_version
 
+HERE = Path(tempfile.gettempdir())
 FORGED = "train\nfairbloom client: connected as client FAKE\x1b[2J\x9b31m\u202e"
 
 
@@ -92,7 +94,8 @@ class Lying:
     def calls(self, **limits: float) -> Calls:
         outage = Outage(lambda words: None)
         credentials = grpc.local_channel_credentials()
-        return Calls(self.address, credentials, b"1" * 16, outage, lambda: None, **limits)
+        given = (self.address, credentials, b"1" * 16, outage, lambda: None, HERE)
+        return Calls(*given, **limits)
 
     def stop(self) -> None:
         self._server.stop(None).wait()
@@ -120,18 +123,18 @@ def endless(first: bytes, then: bytes) -> Iterator[bytes]:
 )
 def test_no_more_is_taken_than_a_head_announces(first: Head, then: bytes) -> None:
     with pytest.raises(IncompleteError, match="did not come whole"):
-        receive(endless(in_head(first), then))
+        receive(endless(in_head(first), then), MemoryBudget(HERE))
 
 
 def test_many_small_chunks_take_no_more_than_their_bytes() -> None:
     data = bytes(100_000)
     pieces = (data[start : start + 2] for start in range(0, len(data), 2))
     tracemalloc.start()
-    received = receive(chain([in_head(head_of(data))], pieces))
+    received = receive(chain([in_head(head_of(data))], pieces), MemoryBudget(HERE))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert received is not None
-    assert received.data == data
+    assert received.content.map() == data
     assert peak < 5 * len(data)
 
 
@@ -152,7 +155,7 @@ def test_a_message_is_refused_from_its_head(head: Head, words: str) -> None:
         yield in_head(head)
         raise AssertionError("the content is not read")
 
-    received = receive(chunks(), 4e9)
+    received = receive(chunks(), MemoryBudget(HERE), 4e9)
     assert received is not None
     assert re.search(words, received.refused)
     assert "FAKE" not in received.refused
@@ -161,7 +164,17 @@ def test_a_message_is_refused_from_its_head(head: Head, words: str) -> None:
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query", "train.personal"])
 def test_flowers_types_and_those_of_an_own_handler_are_taken(kind: str) -> None:
     head = head_of(type=kind)
-    assert receive([in_head(head, b"model")]) == Received(head, b"model")
+    received = receive([in_head(head, b"model")], MemoryBudget(HERE))
+    assert received is not None
+    assert (received.head, received.content.map(), received.refused) == (head, b"model", "")
+
+
+def test_a_message_that_the_disk_has_no_room_for_is_asked_for_again(tmp_path: Path) -> None:
+    data = bytes(SMALL_BYTES + 1)
+    nowhere = MemoryBudget(tmp_path / "missing", memory=0)
+    words = f"^a message of {len(data)} bytes cannot be kept \\(No such file or directory\\)$"
+    with pytest.raises(IncompleteError, match=words):
+        receive([in_head(head_of(data)), data], nowhere)
 
 
 def test_a_message_ends_at_its_size_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +213,7 @@ def test_a_slow_line_has_time_for_each_chunk(monkeypatch: pytest.MonkeyPatch) ->
     calls = lying.calls()
     received = calls.next("")
     assert received is not None
-    assert received.data == data
+    assert received.content.map() == data
     calls.close()
     lying.stop()
 
@@ -222,7 +235,7 @@ def test_a_server_that_stops_sending_is_asked_again(monkeypatch: pytest.MonkeyPa
     calls = lying.calls()
     received = calls.next("")
     assert received is not None
-    assert received.data == b"model"
+    assert received.content.map() == b"model"
     calls.close()
     lying.stop()
 

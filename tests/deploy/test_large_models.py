@@ -209,7 +209,7 @@ def test_disks_full_in_mid_transfer_are_one_sentence_each(
     submitted = there.submitting({**SETTINGS, "out": str(out)})
     with site.valve.stopped_in_transfer("down"):
         hog = fill(disks["device"])
-    words = "cannot be written (No space left on device): a restart would lose the last reply"
+    words = "stays in memory only, as no file could be written: No space left on device"
     there.wait_for_words(device, words)
     hog.unlink()
     with site.valve.stopped_in_transfer("up"):

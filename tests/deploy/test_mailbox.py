@@ -1,20 +1,19 @@
 """The mailbox: messages that wait for devices, replies, and how long both are kept."""
 
 import tempfile
-from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from fairbloom.deploy.fleet.connections import list_open_files
+from fairbloom.deploy.fleet.content import SMALL_BYTES, Content, MemoryBudget, StoredContent, write
 from fairbloom.deploy.fleet.mailbox import (
     COLLECT_BYTES,
     KEPT_SECONDS,
     MAX_DELIVERIES,
-    Content,
     Envelope,
     Mailbox,
-    MemoryBudget,
     QueuedMessage,
     Reply,
 )
@@ -53,7 +52,7 @@ def send(
     kept: bool = True,
     data: bytes = b"model",
 ) -> None:
-    digest = box.store(data)
+    digest = box.store(Content(data))
     box.send(RUN, [Envelope(id, device, number, "", "train", digest, 10.0, kept)])
 
 
@@ -66,19 +65,20 @@ def taken(box: Mailbox, device: str = "a") -> QueuedMessage:
     return message
 
 
+def stored(budget: MemoryBudget, data: bytes) -> StoredContent:
+    return StoredContent.of(budget, Content(data))
+
+
 def answer(box: Mailbox, message: QueuedMessage, data: bytes = b"update") -> None:
-    box.answer(message, Reply(Content.of(box.budget, data)))
+    box.answer(message, Reply(stored(box.budget, data)))
 
 
 def collected(box: Mailbox, *ids: str) -> dict[str, bytes | int]:
-    (found, _), pieces = box.collect(ids)
-    content = b"".join(pieces)
-    read = dict[str, bytes | int]()
-    for each in found:
-        size = each.size or 0
-        read[each.id] = each.code if each.size is None else content[:size]
-        content = content[size:]
-    return read
+    (found, _), contents = box.collect(ids)
+    return {
+        each.id: each.code or bytes(content.map())
+        for each, content in zip(found, contents, strict=True)
+    }
 
 
 def test_a_message_is_given_until_it_is_answered(mailbox: Mailbox) -> None:
@@ -189,16 +189,29 @@ def test_equal_content_is_stored_once(mailbox: Mailbox) -> None:
 
 def test_more_than_the_memory_goes_to_files_without_names(tmp_path: Path) -> None:
     room = MemoryBudget(tmp_path, memory=3 << 20)
-    small = Content.of(room, b"s" * (1 << 20))
-    large = Content.of(room, bytes(range(256)) * (20 << 10))
+    small = stored(room, b"s" * (1 << 20))
+    large = stored(room, bytes(range(256)) * (20 << 10))
     assert room.used == 1 << 20
     assert [*tmp_path.iterdir()] == []
     pieces = large.pieces()
     first = next(pieces)
-    large.close()  # while it is sent to a device
+    del large  # while it is sent to a device
     assert b"".join([first, *pieces]) == bytes(range(256)) * (20 << 10)
-    small.close()
+    del small
     assert room.used == 0
+
+
+@pytest.mark.parametrize(("memory", "copies"), [(1 << 20, 0), (0, 1)])
+def test_a_file_of_a_run_is_kept_if_there_is_memory_for_it(
+    tmp_path: Path, memory: int, copies: int
+) -> None:
+    data = bytes(range(256)) * (SMALL_BYTES // 128)
+    passed = write([data], FileIO)  # type: ignore[arg-type]
+    file = passed.file
+    content = StoredContent.of(MemoryBudget(tmp_path, memory), passed)
+    assert (content.file is not file) == copies
+    assert b"".join(content.pieces()) == data
+    assert content.digest() == Content(data).digest()
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing(
@@ -210,19 +223,20 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(
     box = Mailbox(MemoryBudget(tmp_path, memory=1 << 20))
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(OSError, match="No space left"):
-        box.store(b"x" * (5 << 20))
+        box.store(Content(b"x" * (5 << 20)))
     assert box.budget.used == 0
 
 
-def test_replies_are_collected_in_parts(mailbox: Mailbox) -> None:
+def test_replies_without_files_are_collected_in_parts(tmp_path: Path) -> None:
+    mailbox = Mailbox(MemoryBudget(tmp_path, files=0))
+    mailbox.begin(RUN)
     ids = [str(number) for number in range(3)]
     for id in ids:
         send(mailbox, id, device=id)
         answer(mailbox, taken(mailbox, id), b"x" * (COLLECT_BYTES * 2 // 3))
-    mailbox.save(RUN, 0)
-    (first, more), pieces = mailbox.collect(ids)
+    (first, more), contents = mailbox.collect(ids)
     assert [each.id for each in first] == ["0"]
-    assert sum(map(len, pieces)) == first[0].size
+    assert [content.size for content in contents] == [COLLECT_BYTES * 2 // 3]
     assert more
 
 
@@ -231,42 +245,28 @@ def test_replies_are_collected_in_parts(mailbox: Mailbox) -> None:
 
 def test_contents_leave_files_for_connections(tmp_path: Path) -> None:
     budget = MemoryBudget(tmp_path, memory=0, files=1)
-    first = Content.of(budget, b"first")
+    first = stored(budget, b"first")
     with pytest.raises(OSError, match="Too many open files"):
-        Content.of(budget, b"second")
+        stored(budget, b"second")
     pieces = first.pieces()
-    first.close()
+    del first
     with pytest.raises(OSError, match="Too many open files"):
-        Content.of(budget, b"second")  # the first one is still being sent
+        stored(budget, b"second")  # the first one is still being sent
     assert list(pieces) == [b"first"]
     del pieces
-    assert b"".join(Content.of(budget, b"second").pieces()) == b"second"
+    assert b"".join(stored(budget, b"second").pieces()) == b"second"
 
 
 def test_a_content_that_many_calls_read_has_one_file(tmp_path: Path) -> None:
-    content = Content.of(MemoryBudget(tmp_path, memory=0), bytes(3 << 20))
+    content = stored(MemoryBudget(tmp_path, memory=0), bytes(3 << 20))
     before = len(list_open_files())
     readers = [content.pieces() for _ in range(100)]
     assert [len(next(reader)) for reader in readers] == [CHUNK_BYTES] * 100
     assert len(list_open_files()) == before
 
 
-@pytest.mark.parametrize("fault", [OSError(5, "Input/output error"), MemoryError()])
-def test_a_reply_that_cannot_be_read_is_an_error(
-    mailbox: Mailbox, fault: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for id in ("1", "2"):
-        send(mailbox, id, kept=False)
-        content = Content.of(mailbox.budget, id.encode())
-        message = mailbox.find("a", id)
-        assert message is not None
-        mailbox.answer(message, Reply(content))
-        if id == "1":
-
-            def fail() -> Iterator[bytes]:
-                raise fault
-
-            monkeypatch.setattr(content, "pieces", fail)
-    ((broken, whole), more), pieces = mailbox.collect(["1", "2"])
-    assert "the server cannot read the reply" in broken.reason
-    assert (broken.size, whole.size, pieces, more) == (None, 1, [b"2"], False)
+def test_without_files_content_stays_in_memory(tmp_path: Path) -> None:
+    budget = MemoryBudget(tmp_path, files=0)
+    content = stored(budget, bytes(3 << 20))
+    assert (content.file, budget.used) == (None, 3 << 20)
+    assert b"".join(content.pieces()) == bytes(3 << 20)

@@ -13,26 +13,28 @@ from typing import Any
 
 import pytest
 
-from fairbloom.deploy.fleet import passing
+from fairbloom.deploy.fleet import content as contents
 from fairbloom.deploy.fleet.connections import list_open_files
+from fairbloom.deploy.fleet.content import MEMORY_FILE_BYTES, SMALL_BYTES, open_on_disk, write
 from fairbloom.deploy.fleet.messages import Buffer
-from fairbloom.deploy.fleet.passing import MEMORY_FILE_BYTES, PIPE_BYTES, receive, send
+from fairbloom.deploy.fleet.passing import receive, send
 
-LARGE = [b"a" * PIPE_BYTES, memoryview(b"b")]
+LARGE = [b"a" * SMALL_BYTES, memoryview(b"b")]
 
 
 def passed(pieces: Sequence[Buffer], folder: Path) -> tuple[Any, Buffer]:
     """Return what another end of a pipe receives."""
     ours, theirs = Pipe()
     with ours, theirs:
-        sender = threading.Thread(target=send, args=(ours, "head", pieces, str(folder)))
+        given = [write(pieces, lambda: open_on_disk(str(folder)))]
+        sender = threading.Thread(target=send, args=(ours, "head", given))
         sender.start()
-        received = receive(theirs)
+        head, (content,) = receive(theirs)
         sender.join()
-    return received
+    return head, content.map()
 
 
-@pytest.mark.parametrize("size", [0, 1, PIPE_BYTES])
+@pytest.mark.parametrize("size", [0, 1, SMALL_BYTES])
 def test_small_content_goes_through_the_pipe(size: int, tmp_path: Path) -> None:
     half = size // 2
     head, content = passed([b"x" * half, b"y" * (size - half)], tmp_path)
@@ -51,27 +53,23 @@ def test_large_content_is_mapped_and_its_file_closed(tmp_path: Path) -> None:
     assert len(list_open_files()) == len(before)
 
 
-def test_content_beyond_the_limit_rests_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_content_beyond_the_limit_rests_on_the_disk(tmp_path: Path) -> None:
     opened = list[str]()
-    real = passing.open_on_disk
 
-    def note(folder: str) -> FileIO:
-        opened.append(folder)
-        return real(folder)
+    def note() -> FileIO:
+        opened.append("opened")
+        return open_on_disk(str(tmp_path))
 
-    monkeypatch.setattr(passing, "open_on_disk", note)
-    monkeypatch.setattr(passing, "MEMORY_FILE_BYTES", PIPE_BYTES + 1)
-    assert bytes(passed(LARGE, tmp_path)[1]) == b"".join(LARGE)
+    limit = SMALL_BYTES + 1
+    assert bytes(write(LARGE, note, limit).map()) == b"".join(LARGE)
     assert opened == []  # exactly the limit
-    assert bytes(passed([*LARGE, b"c"], tmp_path)[1]) == b"".join(LARGE) + b"c"
-    assert opened == [str(tmp_path)]
+    assert bytes(write([*LARGE, b"c"], note, limit).map()) == b"".join(LARGE) + b"c"
+    assert opened == ["opened"]
     assert [*tmp_path.iterdir()] == []
 
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Full(FileIO):
         def write(self, data: Any) -> int:
@@ -80,20 +78,21 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
             return super().write(bytes(data[:600]))
 
     before = len(list_open_files())
-    monkeypatch.setattr(passing, "open_on_disk", lambda folder: Full(tmp_path / "file", "w"))
-    monkeypatch.setattr(passing, "MEMORY_FILE_BYTES", PIPE_BYTES)
-    assert bytes(passed(LARGE, tmp_path)[1]) == b"".join(LARGE)
+    content = write(LARGE, lambda: Full(tmp_path / "file", "w"), 0)
+    assert bytes(content.map()) == b"".join(LARGE)
     assert [record.message for record in caplog.records] == [
-        f"{tmp_path} has no room for a message of {PIPE_BYTES + 1} bytes, which stays in memory:"
+        f"a message of {SMALL_BYTES + 1} bytes stays in memory only, as no file could be written:"
         " No space left on device"
     ]
+    del content
     assert len(list_open_files()) == before
 
 
-def test_a_system_without_memory_files_uses_the_pipe(
+def test_a_system_without_memory_files_uses_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(contents.tempfile, "tempdir", str(tmp_path))
     assert passed(LARGE, tmp_path)[1] == b"".join(LARGE)
 
 
