@@ -22,7 +22,7 @@ ROOMS: Mapping[str, int] = {
     "client": 1_990,
     "client/guard": 717,
     "client/rules": 688,
-    "deploy/fleet": 2_515,
+    "deploy/fleet": 2_566,
     "experiments": 852,
     "experiments/pages": 1_281,
     "experiments/results": 2_041,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 34_094
+WHOLE = 34_151
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900

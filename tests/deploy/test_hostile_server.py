@@ -169,7 +169,7 @@ def test_flowers_types_and_those_of_an_own_handler_are_taken(kind: str) -> None:
     assert (received.head, received.content.map(), received.refused) == (head, b"model", "")
 
 
-def test_a_message_that_the_disk_has_no_room_for_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_message_that_cannot_be_kept_is_incomplete(tmp_path: Path) -> None:
     data = bytes(SMALL_BYTES + 1)
     nowhere = MemoryBudget(tmp_path / "missing", memory=0)
     words = f"^a message of {len(data)} bytes cannot be kept \\(No such file or directory\\)$"
