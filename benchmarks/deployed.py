@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from tests.deploy.federation import Deployment, federation, names, rounds
@@ -54,16 +55,14 @@ def main() -> None:
         if chosen.floats:
             run = there.submitting({**settings, "floats": chosen.floats}, LARGE)
             out = Path(scratch, "out")
-            row = measure(there, run, lambda: seconds_of_app(out))
+            row = measure(there, run, partial(seconds_of_app, out))
             rows.append({**row, "run idle MB": json.loads(out.read_text())["idle"]})
         else:
             plain = {**settings, "clients": chosen.clients, "fraction": 1.0, "device": "cpu"}
             for what, every in (("train", 0), ("train + evaluate", 1)):
                 out = Path(scratch, f"out-{every}")
                 run = there.submitting({**plain, "evaluate-every": every, "out": str(out)})
-                rows.append(
-                    {"a round": what, **measure(there, run, lambda out=out: seconds_of_run(out))}
-                )
+                rows.append({"a round": what, **measure(there, run, partial(seconds_of_run, out))})
     print_table(f"{chosen.clients} clients, {model}, mutual TLS", rows, as_csv=chosen.csv)
 
 

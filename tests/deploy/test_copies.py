@@ -72,8 +72,8 @@ def run_to_server(content: Content, place: Path) -> object:
     return box
 
 
-def server_to_device(content: Content, place: Path) -> object:
-    return take(in_chunks(HEAD, StoredContent.of(MemoryBudget(place), content).pieces()))
+def server_to_device(content: Content, place: Path) -> None:
+    take(in_chunks(HEAD, StoredContent.of(MemoryBudget(place), content).pieces()))
 
 
 def in_the_device(content: Content, place: Path) -> object:
@@ -92,8 +92,8 @@ def worker_to_session(content: Content, place: Path) -> object:
     return kept
 
 
-def device_to_server(content: Content, place: Path) -> object:
-    return take(in_chunks(HEAD, content.pieces()))
+def device_to_server(content: Content, place: Path) -> None:
+    take(in_chunks(HEAD, content.pieces()))
 
 
 def answered(box: Mailbox, budget: MemoryBudget) -> Mailbox:

@@ -94,8 +94,9 @@ class Lying:
     def calls(self, **limits: float) -> Calls:
         outage = Outage(lambda words: None)
         credentials = grpc.local_channel_credentials()
-        given = (self.address, credentials, b"1" * 16, outage, lambda: None, HERE)
-        return Calls(*given, **limits)
+        return Calls(
+            self.address, credentials, b"1" * 16, outage, lambda: None, folder=HERE, **limits
+        )
 
     def stop(self) -> None:
         self._server.stop(None).wait()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 import threading
 import tracemalloc
 from collections.abc import Sequence
@@ -13,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from fairbloom.deploy.fleet import content as contents
 from fairbloom.deploy.fleet.connections import list_open_files
 from fairbloom.deploy.fleet.content import MEMORY_FILE_BYTES, SMALL_BYTES, open_on_disk, write
 from fairbloom.deploy.fleet.messages import Buffer
 from fairbloom.deploy.fleet.passing import receive, send
 
-LARGE = [b"a" * SMALL_BYTES, memoryview(b"b")]
+LARGE: list[Buffer] = [b"a" * SMALL_BYTES, memoryview(b"b")]
 
 
 def passed(pieces: Sequence[Buffer], folder: Path) -> tuple[Any, Buffer]:
@@ -92,7 +92,7 @@ def test_a_system_without_memory_files_uses_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr(contents.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert passed(LARGE, tmp_path)[1] == b"".join(LARGE)
 
 
