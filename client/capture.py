@@ -279,6 +279,7 @@ class Capture:
             kind.graphs[shape] = (buffers, replay)
         except Exception as error:  # PyTorch may raise anything; training goes on without a graph
             self.why_not = failure_reason(error)
+            kind.graphs.clear()  # they would draw from the generator's former state
             torch._foreach_copy_(changing, after)
             restore_states(generators, drawn_after)
         return result
