@@ -88,7 +88,14 @@ class CudaRecorder:
             ):
                 result = step()
         except Exception as error:
-            self._leave(current)
+            # PyTorch leaves its stream, its memory, and a generator that refuses to draw.
+            torch.cuda.set_stream(current)
+            with suppress(Exception):  # the memory's use has ended in some versions
+                torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+            for generator in generators_of(self.device)[1:]:
+                usable = torch.Generator(self.device)
+                usable.set_state(generator.get_state())
+                generator.graphsafe_set_state(usable.graphsafe_get_state())
             raise error.__context__ or error from None  # the end of a capture repeats its failure
 
         def replay() -> T:
@@ -96,16 +103,6 @@ class CudaRecorder:
             return result
 
         return replay
-
-    def _leave(self, stream: Any) -> None:
-        """End a capture that failed, as PyTorch does not: its stream, memory, and generator."""
-        torch.cuda.set_stream(stream)
-        with suppress(Exception):  # it has ended in some versions of PyTorch
-            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
-        for generator in generators_of(self.device)[1:]:
-            usable = torch.Generator(self.device)
-            usable.set_state(generator.get_state())
-            generator.graphsafe_set_state(usable.graphsafe_get_state())
 
     def release(self) -> None:
         """Free the memory of graphs that are not used any more."""
