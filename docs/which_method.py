@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, cycle
 from pathlib import Path
 
 import matplotlib
@@ -141,6 +141,9 @@ class Federation:
         """The decimal places of its scores."""
         return 2 if self.is_error else 1
 
+
+INKS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#666666")
+"""The colours of federations; with four markers, each federation has its own pair."""
 
 PREDICTORS = (
     "mean cosine between updates",
@@ -480,25 +483,28 @@ def join(names: Sequence[str]) -> str:
 def picture(federations: Sequence[Federation]) -> Figure:
     """Return the figure: the median fair method's gain against each property."""
     with matplotlib.rc_context({"font.size": 8}):
-        figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+        figure = Figure(figsize=(7.2, 3.3), layout="constrained")
         panels = figure.subplots(1, 3, sharey=True)
         for place, (axes, heading) in enumerate(zip(panels, PREDICTORS, strict=True)):
             axes.axhline(0.0, color="#B0B0B0", linewidth=0.8, zorder=1)
-            for each in federations:
-                x = each.properties[place]
-                axes.scatter([x], [fair_gain(each)], color="#0072B2", s=18, zorder=2)
-                axes.annotate(
-                    each.name,
-                    (x, fair_gain(each)),
-                    xytext=(3, 3),
-                    textcoords="offset points",
-                    fontsize=6,
+            for each, color, marker in zip(federations, cycle(INKS), cycle("osD^"), strict=False):
+                axes.scatter(
+                    [each.properties[place]],
+                    [fair_gain(each)],
+                    color=color,
+                    marker=marker,
+                    label=each.name,
+                    s=26,
+                    zorder=2,
                 )
             axes.set_xlabel(heading)
-            axes.margins(x=0.25, y=0.1)
+            axes.margins(x=0.1, y=0.1)
             axes.spines[["top", "right"]].set_visible(False)
         panels[2].set_xscale("log")
         panels[0].set_ylabel("error of the worst 10 % removed, %")
+        if federations:
+            handles = panels[0].get_legend_handles_labels()
+            figure.legend(*handles, loc="outside upper center", ncols=6, frameon=False)
     return figure
 
 
