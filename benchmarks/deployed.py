@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument(
         "--floats", type=int, help="send a model of this many floats back and forth instead"
     )
+    parser.add_argument("--wire-dtype", choices=("float32", "bfloat16"), default="float32")
     chosen = parser.parse_args()
     print_machine()
     model = f"{chosen.floats / 1e6:.1f} M floats" if chosen.floats else "logistic 64-10"
@@ -51,7 +52,11 @@ def main() -> None:
         for name in names(chosen.clients):
             there.start_client(name, *options)
         there.wait_for_clients(*names(chosen.clients), seconds=60.0 + 10.0 * chosen.clients)
-        settings = {"num-rounds": chosen.rounds + 1, "out": f"{scratch}/out"}
+        settings = {
+            "num-rounds": chosen.rounds + 1,
+            "wire-dtype": chosen.wire_dtype,
+            "out": f"{scratch}/out",
+        }
         if chosen.floats:
             run = there.submitting({**settings, "floats": chosen.floats}, LARGE)
             out = Path(scratch, "out")

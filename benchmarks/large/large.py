@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fairbloom.protocol.bfloat16 import ENDING, narrow
 from fairbloom.server.polling import PollingGrid
 from fairbloom.strategies import FedAvg, Round
 
@@ -23,14 +24,17 @@ server = ServerApp()
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """Add one to every number."""
-    arrays = {
-        name: Array(array.numpy() + 1)
-        for name, array in message.content.array_records["arrays"].items()
-    }
-    content = RecordDict(
-        {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 1})}
-    )
+    """Add one to every number, or reply this update in bfloat16 if the message asks for it."""
+    received = message.content.array_records["arrays"]
+    metrics = MetricRecord({"num-examples": 1})
+    if "wire-dtype" not in message.content.config_records["config"]:
+        arrays = {name: Array(array.numpy() + 1) for name, array in received.items()}
+    else:
+        metrics["update-bits"] = 16
+        update = narrow(np.full(received[f"weights{ENDING}"].shape, -1.0, np.float32))
+        arrays = {f"weights{ENDING}": Array(update)}
+    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+    content["client"] = ConfigRecord({"honours": ["wire-dtype"]})
     return Message(content, reply_to=message)
 
 
@@ -55,6 +59,7 @@ def main(grid: Grid, context: Context) -> None:
     floats = int(context.run_config["floats"])
     rounds = int(context.run_config["num-rounds"])
     model = ArrayRecord({"weights": Array(np.zeros(floats, np.float32))})
-    FedAvg(fraction_evaluate=0.0, update_limit=math.inf).start(
+    wire_dtype = str(context.run_config["wire-dtype"])
+    FedAvg(fraction_evaluate=0.0, update_limit=math.inf, wire_dtype=wire_dtype).start(
         PollingGrid(grid), model, rounds, on_round=on_round
     )

@@ -44,12 +44,17 @@ def restart(there: Deployment, name: str, *, without_state: bool = False) -> Non
     there.wait_for_clients(name)
 
 
-@pytest.mark.parametrize("method", ["scaffold", "eagle"])
+@pytest.mark.parametrize(
+    ("method", "wire_dtype"), [("scaffold", "float32"), ("eagle", "float32"), ("fedfv", "bfloat16")]
+)
 def test_killed_clients_and_servers_leave_no_trace_in_numbers(
-    there: Deployment, tmp_path: Path, method: str
+    there: Deployment, tmp_path: Path, method: str, wire_dtype: str
 ) -> None:
-    """Each client of EAGLE measures a number once; in a later round, the number would differ."""
-    settings = {**SETTINGS, "method": method, "num-rounds": 30}
+    """Each client of EAGLE measures a number once; in a later round, the number would differ.
+
+    In bfloat16, each client keeps what rounding left of its last update.
+    """
+    settings = {**SETTINGS, "method": method, "wire-dtype": wire_dtype, "num-rounds": 30}
     submitted = there.submitting({**settings, "out": str(tmp_path / "run")})
     wait_for_rounds(tmp_path / "run", 3)
     restart(there, CLIENTS[1])
