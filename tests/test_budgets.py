@@ -19,7 +19,7 @@ from tests.checkout import ROOT
 ROOMS: Mapping[str, int] = {
     "checks": 730,
     "cli": 700,
-    "client": 1_992,
+    "client": 1_990,
     "client/guard": 717,
     "client/rules": 688,
     "deploy/fleet": 2_566,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 34_159
+WHOLE = 34_157
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
