@@ -33,8 +33,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copytree(
         ROOT / "docs", folder / "docs", ignore=ignore_patterns("_build", "methods", "__pycache__")
     )
-    for file in ("CHANGELOG.md", "CITATION.cff"):
-        copy(ROOT / file, folder)
+    for file in ("CHANGELOG.md", "CITATION.cff", "benchmarks/federations/sources.csv"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        copy(ROOT / file, folder / file)
     (folder / "docs" / "methods").mkdir()
     (folder / "docs" / "methods" / "fedold.md").write_text("# A method that is no more")
     build = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "docs", "built"]
