@@ -111,7 +111,7 @@ def build_cohort(
     drawn = np.array([draws[name] for name in replies.names], np.float64)
     weights = drawn
     if method.draw != "examples":
-        weights = np.array(list(map(method.prior_weight, replies.names, counts.tolist())))
+        weights = method.prior_weights_of(replies.names, counts.tolist())
 
     def compute_gram() -> FloatArray:
         if GRAM_BY_ARRAY in method.requires:

@@ -360,11 +360,11 @@ class Method:
                 )
         return weights
 
-    def prior_weight(self, name: str, examples: float) -> float:
-        """Return a client's prior weight, of which the prior is its share."""
+    def prior_weights_of(self, names: Sequence[str], examples: Sequence[float]) -> FloatArray:
+        """Return the prior weights of clients, of which the prior is their shares."""
         if self.prior_weights:
-            return self.prior_weights.get(name, 1.0)
-        return examples if self.weighting == "examples" else 1.0
+            return np.array([self.prior_weights.get(name, 1.0) for name in names])
+        return np.array(examples if self.weighting == "examples" else [1.0] * len(names))
 
     def _checked_head_epochs(self, plain: Mapping[str, Any]) -> int | None:
         """Return the passes for personal parameters that are trained first, None if none are."""

@@ -84,8 +84,10 @@ class AFL(FairStrategy):
 
     def _weights(self, cohort: Cohort) -> dict[str, float]:
         examples = self._examples(cohort)
-        shares = {name: self.prior_weight(name, n) for name, n in examples.items()}
-        return enter_clients(self.memory.get("weights", {}), shares)
+        shares = self.prior_weights_of([*examples], [*examples.values()]).tolist()
+        return enter_clients(
+            self.memory.get("weights", {}), dict(zip(examples, shares, strict=True))
+        )
 
 
 def enter_clients(weights: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:

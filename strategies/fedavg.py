@@ -63,7 +63,8 @@ class FedAvg(FairStrategy):
         kept = next(iter(self.progress.kept), None)
         if not self.control_variates or kept is None:
             return {}
-        total = sum(self.prior_weight(name, n) for name, n in self.progress.roster.items())
+        roster = self.progress.roster
+        total = float(self.prior_weights_of([*roster], [*roster.values()]).sum())
         return {CONTROL: (kept, 1.0 / total)}
 
     def remember(
@@ -73,8 +74,8 @@ class FedAvg(FairStrategy):
         if not self.control_variates:
             return {}
         H = cohort.metrics[STEP_SUM]
-        sizes = [self.prior_weight(name, cohort.roster[name]) for name in cohort.names]
-        n = np.array(sizes) * (H > 0.0)
+        sizes = [cohort.roster[name] for name in cohort.names]
+        n = self.prior_weights_of(cohort.names, sizes) * (H > 0.0)
         of_updates = np.divide(n, H, out=np.zeros_like(n), where=H > 0.0)
         of_C = 1.0 - n.sum() * cohort.sent.get(CONTROL, 0.0)
         row = np.concatenate([of_updates, np.full(len(cohort.memory), of_C)])

@@ -561,9 +561,10 @@ class _Block(ClientRound):
             norms = read_scalars([each.norm_on_device() for each in done])
             for scores, norm in zip(self._scores, norms, strict=True):
                 scores[wire.UPDATE_NORM] = norm
+        each_its_own = bool(terms.measures or terms.state_rounds)
         for row, member in enumerate(self._block):
             metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
-            own = terms.of_client(member.local.name)
+            own = terms.of_client(member.local.name) if each_its_own else terms
             if own.measure:
                 metrics |= requested_metrics(own.measure, self._scores[row], done[row])
             if own.state_round is not None:
