@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.bfloat16 import ALL, BITS_PER_NUMBER, ENDING, FLOAT32
+from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER, ENDING
 from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
@@ -98,14 +98,14 @@ def train(message: Message, context: Context) -> Message:
         update = train_client(local, received, terms, vectors)
         metrics = MetricRecord({**update.metrics})
         wanted = _wanted_arrays(local, message)
-        if terms.wire_dtype == FLOAT32:
-            arrays = _record(update.arrays, wanted)
-            second = _record(update.second, wanted) if update.second else ArrayRecord()
-        else:
+        if terms.rounds_updates:
             metrics[wire.UPDATE_BITS] = BITS_PER_NUMBER
             rounded = functools.partial(_rounded_record, local, received, terms, wanted)
             arrays = rounded(update.arrays, local.states)
             second = rounded(update.second, ClientStates(None))
+        else:
+            arrays = _record(update.arrays, wanted)
+            second = _record(update.second, wanted) if update.second else ArrayRecord()
         save_states(context, local.states.in_memory)
         content = RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics})
         if update.second:
@@ -160,7 +160,7 @@ def _answer(
             )
         local = LocalClient.of(settings, partition, name, load_states(context), _min_rows(context))
         arrays = message.content.array_records[wire.ARRAYS]
-        received = _received(arrays, local.model) if terms.wire_dtype == ALL else _state(arrays)
+        received = _received(arrays, local.model) if terms.rounds_model else _state(arrays)
         own = personal_arrays(local.model, terms.personal_parameters)
         digest = config.get(wire.FROZEN)
         if digest is not None and not received.keys() >= {*frozen_parameters(local.model), *own}:

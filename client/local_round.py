@@ -186,10 +186,10 @@ class _ClientTraining(ClientRound):
             )
 
     def _measure_slope(self) -> float:
-        """Return the gradient's norm of the loss with FedProx's term, at the current model."""
+        """Return the gradient's norm of the loss with the rules' pull, at the current model."""
         client = self._client
         examples = client.splits.train
-        pull = self._terms.proximal_mu
+        pull = sum(rule.pull() for rule in self._rules)
         return measure_slope(client.model, client.task, examples, pull, self._anchor)
 
     def start(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from .bfloat16 import FLOAT32
+from .bfloat16 import ALL, FLOAT32
 from .names import FROZEN, PROTOCOL
 
 Value = bool | int | float | str | list[str]
@@ -242,6 +242,16 @@ class Terms:
             state_round=self.state_rounds.get(name, self.state_round),
             state_rounds={},
         )
+
+    @property
+    def rounds_updates(self) -> bool:
+        """Whether updates are rounded for the wire."""
+        return self.wire_dtype != FLOAT32
+
+    @property
+    def rounds_model(self) -> bool:
+        """Whether the model that clients receive is rounded, too."""
+        return self.wire_dtype == ALL
 
     @property
     def work(self) -> dict[str, Any]:

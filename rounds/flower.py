@@ -18,7 +18,6 @@ from flwr.serverapp import Grid
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.flower import SimulationError, is_simulated, most_nodes
 from fairbloom.protocol.advice import ADVICE, SECURE_AGGREGATION
-from fairbloom.protocol.bfloat16 import ALL, FLOAT32
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.names import FROZEN, PROTOCOL, RUN_FOLDER, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
@@ -136,7 +135,7 @@ class FlowerClients:
         self._evaluation = Exchange()
         self._sent_to_train: Mapping[str, Any] = {}
         self._work: Mapping[str, Any] = {}
-        self._wire_dtype = FLOAT32
+        self._has_bits = False
         # The ids of the messages that were answered at the last delivery.
         self._delivered = set[str]()
         self._answers_query: bool | None = None  # None before a node has answered
@@ -334,8 +333,8 @@ class FlowerClients:
         self._training = Exchange(terms.server_round)
         self._sent_to_train = terms.others
         self._work = terms.work
-        self._wire_dtype = terms.wire_dtype
-        if terms.wire_dtype == ALL:
+        self._has_bits = terms.rounds_updates
+        if terms.rounds_model:
             arrays = message_of(arrays, self._layout)
         for name in names:
             config = terms.of_client(name).to_config()
@@ -357,7 +356,6 @@ class FlowerClients:
         contents = self._read_contents(exchange, replies, refused)
         self._note_states_of_contexts(contents)
         supported = self._find_supported_terms(contents)
-        has_bits = self._wire_dtype != FLOAT32
         trained = TrainReplies.empty(
             self._layout, refused=refused, missing=exchange.missing, second=method.second
         )
@@ -365,11 +363,17 @@ class FlowerClients:
             try:
                 check_supported(self._work, supported[name])
                 report = usable_metrics(read_metrics(content), method.weighted_by_key, method.needs)
-                if has_bits:
+                if self._has_bits:
                     check_rounded(report)
-                second = read_second(content, method.second, trained.second, has_bits=has_bits)
+                second = read_second(
+                    content, method.second, trained.second, has_bits=self._has_bits
+                )
                 arrays = read_arrays(
-                    content, method.arrayrecord_key, self._layout, method.second, has_bits=has_bits
+                    content,
+                    method.arrayrecord_key,
+                    self._layout,
+                    method.second,
+                    has_bits=self._has_bits,
                 )
                 trained.add(name, report, arrays, second)
             except ValueError as reason:
@@ -437,7 +441,7 @@ class FlowerClients:
     ) -> list[Message]:
         """Return a message to each of the clients."""
         self._evaluation = Exchange(terms.server_round)
-        if terms.wire_dtype == ALL:
+        if terms.rounds_model:
             arrays = message_of(arrays, self._method.layout_of(model_of(arrays)))
         measuring = terms.to_config()
         plain = {key: value for key, value in measuring.items() if key != "measure"}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.protocol.bfloat16 import ALL, BITS, rounded
+from fairbloom.protocol.bfloat16 import BITS, rounded
 
 from .arrays import Model, norm
 
@@ -141,10 +141,8 @@ class Layout:
         """The names of the arrays that messages may have in bfloat16: trainable and shared ones."""
         return frozenset({*self.trainable, *self.shared})
 
-    def as_received(self, wire_dtype: str) -> Model:
-        """Return the model as clients receive it."""
-        if wire_dtype != ALL:
-            return self.arrays
+    def rounded_model(self) -> Model:
+        """Return the model with the arrays that travel in bfloat16 rounded."""
         return {
             name: rounded(array) if name in self.rounded else array
             for name, array in self.arrays.items()

@@ -21,7 +21,7 @@ from fairbloom.client.rounding import round_updates
 from fairbloom.client.states import ClientStates, StateDict, state_folder
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.attacks import share_in
-from fairbloom.protocol.bfloat16 import ALL, BITS, FLOAT32, widen
+from fairbloom.protocol.bfloat16 import BITS, widen
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
@@ -217,8 +217,8 @@ class LocalClients:
         vectors = sum(
             size_on_the_wire(array) for arrays in sent.values() for array in arrays.values()
         )
-        size = self._size_of(model, layout.rounded if terms.wire_dtype == ALL else ())
-        rounded = layout.rounded if terms.wire_dtype != FLOAT32 else ()
+        size = self._size_of(model, layout.rounded if terms.rounds_model else ())
+        rounded = layout.rounded if terms.rounds_updates else ()
         reply_size = self._size_of(model, rounded)
         if trained.second is not None:
             reply_size += self._size_of(trained.second.layout.arrays, rounded)
@@ -254,7 +254,7 @@ class LocalClients:
     def collect(self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms) -> None:
         """Add the replies, by client in the order of names and rows; refuse unusable ones."""
         method = self.method
-        if terms.wire_dtype != FLOAT32:
+        if terms.rounds_updates:
             self._round_updates(trained, replies, terms)
         metrics = {name: reply.metrics for name, reply in replies.items()}
         reports = screen_reports(
@@ -282,7 +282,7 @@ class LocalClients:
         given = (trained.updates, trained.second)
         for updates in (each for each in given if each is not None):
             layout = updates.layout
-            received = layout.as_received(terms.wire_dtype)
+            received = layout.rounded_model() if terms.rounds_model else layout.arrays
             flat = {name: received[name].ravel() for name in layout.trainable}
             for name, reply in replies.items():
                 row = updates.matrix[reply.row]
@@ -343,7 +343,7 @@ class LocalClients:
         usable = screen_reports(reports, usable_evaluation, self.method.weighted_by_key, refused)
         if self._adversaries is not None:
             self._adversaries.lie(usable, refused.round, evaluated=True)
-        rounded = self.method.layout_of(model).rounded if terms.wire_dtype == ALL else ()
+        rounded = self.method.layout_of(model).rounded if terms.rounds_model else ()
         bytes_sent = len(names) * self._size_of(model, rounded)
         return Replies(
             metrics=usable, refused=refused, hostile=self._hostile, bytes_sent=bytes_sent
@@ -354,7 +354,7 @@ class LocalClients:
 
     def received(self, model: Model, terms: Terms) -> Model:
         """Return a model as clients receive it."""
-        return self.method.layout_of(model).as_received(ALL) if terms.wire_dtype == ALL else model
+        return self.method.layout_of(model).rounded_model() if terms.rounds_model else model
 
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""

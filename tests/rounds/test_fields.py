@@ -491,6 +491,7 @@ SET_AGAIN |= {
     for name in ("disparity", "disparity_sharpness")
 }
 SET_AGAIN |= {"terms: fine_tune_epochs"}  # only an evaluation reads it
+SET_AGAIN |= {"terms: wire_dtype"}  # what all engines share rounds the models of replies
 SET_AGAIN |= {"metric: disparity-hard"}  # its terms are not supported either
 
 

@@ -1,4 +1,4 @@
-"""Run folders of format 4 stay readable: this pins their content, which other tests read."""
+"""Run folders of format 5 stay readable: this pins their content, which other tests read."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 
 
-def test_a_run_folder_is_laid_out_as_format_4(tmp_path: Path) -> None:
-    assert RUN_FOLDER_FORMAT == 4
+def test_a_run_folder_is_laid_out_as_format_5(tmp_path: Path) -> None:
+    assert RUN_FOLDER_FORMAT == 5
     config = {"task": "digits", "clients": 2, "method": "ditto", "num-rounds": 2, "device": "cpu"}
     simulate(Settings.of({**config, "out": str(tmp_path)}))
     with safe_open(tmp_path / "checkpoint" / "2.safetensors", framework="numpy") as file:
