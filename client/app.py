@@ -6,11 +6,11 @@ may start a new process for every message.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,19 +97,20 @@ def train(message: Message, context: Context) -> Message:
         vectors = {name: _state(each) for name, each in records if name != wire.ARRAYS}
         update = train_client(local, received, terms, vectors)
         metrics = MetricRecord({**update.metrics})
-        wanted = _wanted_arrays(local, message)
         if terms.rounds_updates:
             metrics[wire.UPDATE_BITS] = BITS_PER_NUMBER
-            rounded = functools.partial(_rounded_record, local, received, terms, wanted)
-            arrays = rounded(update.arrays, local.states)
-            second = rounded(update.second, ClientStates(None))
-        else:
-            arrays = _record(update.arrays, wanted)
-            second = _record(update.second, wanted) if update.second else ArrayRecord()
-        save_states(context, local.states.in_memory)
-        content = RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics})
+        wanted = _wanted_arrays(local, message)
+
+        def record(state: StateDict, states: ClientStates) -> ArrayRecord:
+            if terms.rounds_updates:
+                return _rounded_record(local, received, terms, wanted, state, states)
+            return _record(state, wanted)
+
+        content = RecordDict({wire.ARRAYS: record(update.arrays, local.states)})
+        content[wire.METRICS] = metrics
         if update.second:
-            content[update.record] = second
+            content[update.record] = record(update.second, ClientStates(None))
+        save_states(context, local.states.in_memory)
         if terms.work:
             content[wire.CLIENT] = ConfigRecord({wire.HONOURS: SUPPORTED.wire_keys})
         return content
@@ -177,7 +178,7 @@ def _answer(
         return Message(content, reply_to=message)
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def begin_run(run_id: int) -> None:
     """Forget loaded tasks at the first message of another run, as their files may have changed."""
     forget_tasks()
