@@ -71,7 +71,7 @@ TRIED: Mapping[str, Mapping[str, Sequence[Value]]] = {
 """Of methods that declare more than four arms, the values that are tried here."""
 
 OWN_RATE = {"vred", "semivred"}
-"""Methods whose paper tunes the clients' learning rate for each: they try a third of FedAvg's too.
+"""Methods of a paper that tunes the rate of each method: they try a third of FedAvg's rate, too.
 """
 
 

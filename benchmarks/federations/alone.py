@@ -1,11 +1,10 @@
 """Compare each state's own model of acs-income with scikit-learn's, on the same rows and inputs.
 
 FAIRBLOOM_DATA names the folder that has the tables below `federations`. The accuracies that the
-set's authors published stand beside both; their split and scaling differ.
+set's authors published are a third column; their split and scaling differ.
 """
 
 import csv
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +16,7 @@ import fairbloom
 from fairbloom.tasks import load_task
 
 from ..tables import Row, parser_of, print_machine, print_table
-from .prepare import ACS, check
+from .prepare import ACS, folder_of_tables, states_of
 
 EPOCHS = 200
 
@@ -27,13 +26,12 @@ def main() -> None:
     parser = parser_of(__doc__)
     chosen = parser.parse_args()
     print_machine()
-    folder = Path(os.environ.get("FAIRBLOOM_DATA", "data"), "federations")
-    print_table(ACS, [*compare_states(folder)], as_csv=chosen.csv)
+    print_table(ACS, [*compare_states(folder_of_tables())], as_csv=chosen.csv)
 
 
 def compare_states(folder: Path) -> Iterator[Row]:
     """Yield a row for each state: its test rows and accuracies in percent."""
-    check(ACS, sorted(folder.joinpath(ACS).glob("*.parquet")))
+    states_of(folder)  # checks the files
     with folder.joinpath(f"{ACS}-published.csv").open(newline="") as file:
         published = {
             row["dataset"]: 100.0 * float(row["accuracy"])

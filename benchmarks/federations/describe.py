@@ -19,7 +19,7 @@ from ..tables import Row, parser_of
 
 TABLE = "federations.csv"
 
-DATA = {"digits": "digits", "shards": "digits", "acs-income-mlp": "acs-income"}
+DATA = {"shards": "digits", "acs-income-mlp": "acs-income"}
 """The data set of a workload, if it has another name."""
 
 

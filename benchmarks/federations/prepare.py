@@ -35,17 +35,27 @@ def data_of(table: str, out: Path) -> tuple[Path, Path]:
 
     Raise FairbloomError if a table is missing or another one than was measured.
     """
-    folder = Path(os.environ.get("FAIRBLOOM_DATA", "data"), "federations")
     if table != ACS:
-        path = folder / f"{table}.csv"
+        path = folder_of_tables() / f"{table}.csv"
         check(table, [path])
         return path, HERE / f"{table}.toml"
-    states = sorted(folder.joinpath(ACS).glob("*.parquet"))
-    sample, schema = out / ACS, out / f"{ACS}.toml"
+    sample = out / ACS
+    schema = out / f"{ACS}.toml"
     if not schema.exists():  # it is written last
-        check(table, states)
-        draw(states, sample, schema)
+        draw(states_of(folder_of_tables()), sample, schema)
     return sample, schema
+
+
+def folder_of_tables() -> Path:
+    """Return the folder that has the tables."""
+    return Path(os.environ.get("FAIRBLOOM_DATA", "data"), "federations")
+
+
+def states_of(folder: Path) -> list[Path]:
+    """Return the files of acs-income; raise FairbloomError as `check`."""
+    states = sorted(folder.joinpath(ACS).glob("*.parquet"))
+    check(ACS, states)
+    return states
 
 
 def check(table: str, files: list[Path]) -> None:
