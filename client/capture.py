@@ -42,7 +42,7 @@ MAX_KINDS = 8
 # Graphs that are kept for a kind of step, each for a shape of batches.
 MAX_GRAPHS = 32
 
-# Of operations whose result the processor must know.
+# Marks operations with a result that the processor must know.
 WAITS = torch.Tag.data_dependent_output
 
 

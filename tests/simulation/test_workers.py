@@ -85,8 +85,7 @@ def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
     model = model_of(config_of())
     clients = workers_of()
     expected = both_of(clients, FIVE, model, Terms(server_round=1))
-    assert clients.workers
-    there = {worker.pid for worker in clients.workers.processes.values()}
+    there = pids_of(clients)
     clients.close()
     clients.close()
     assert len(there) == 2
@@ -95,15 +94,20 @@ def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
         assert both_of(clients, FIVE, model, Terms(server_round=1)) == expected
 
 
+def pids_of(clients: WorkerClients) -> set[int | None]:
+    """Return the process ids of the workers, of which there are some."""
+    assert clients.workers
+    return {worker.pid for worker in clients.workers.processes.values()}
+
+
 def test_workers_stay_for_the_clients_of_later_rounds() -> None:
     """The data of these clients are read before the workers are forked."""
     model = model_of(config_of())
     with closing(workers_of()) as clients:
         clients.train(FIVE[:2], model, Terms(server_round=1))
-        assert clients.workers
-        first = {worker.pid for worker in clients.workers.processes.values()}
+        first = pids_of(clients)
         clients.train(FIVE[3:], model, Terms(server_round=2))
-        assert {worker.pid for worker in clients.workers.processes.values()} == first
+        assert pids_of(clients) == first
 
 
 def test_workers_without_a_clients_data_are_forked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,10 +115,9 @@ def test_workers_without_a_clients_data_are_forked_again(monkeypatch: pytest.Mon
     model = model_of(config_of())
     with closing(workers_of()) as clients:
         clients.train(FIVE[:2], model, Terms(server_round=1))
-        assert clients.workers
-        first = {worker.pid for worker in clients.workers.processes.values()}
+        first = pids_of(clients)
         clients.train(FIVE[3:], model, Terms(server_round=2))
-        assert first.isdisjoint(worker.pid for worker in clients.workers.processes.values())
+        assert first.isdisjoint(pids_of(clients))
 
 
 def test_it_is_said_how_a_process_ended(subtests: pytest.Subtests) -> None:
