@@ -253,10 +253,16 @@ def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) ->
 
 
 def _likeliest_target(table: Table, names: Sequence[str]) -> str:
-    """Return the last of these columns with two distinct values, or else the last; "" of none."""
+    """Return the last of these columns with two distinct values, or else the last; "" of none.
+
+    A column with empty cells is rather a feature.
+    """
     for name in reversed(names):
         cells = table.columns[name]
-        if cells is not None and len({str(cell).strip() for cell in cells} - {""}) == 2:
+        if cells is None or cells.null_count:
+            continue
+        values = {str(cell).strip() for cell in cells}
+        if len(values) == 2 and "" not in values:
             return name
     return names[-1] if names else ""
 
