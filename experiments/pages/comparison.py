@@ -18,7 +18,7 @@ from ..results.presentation import page_of
 from . import charts
 from .cells import CLEAR, NONE, SHOWN, Digits, mark_significant, tone_of
 from .chart_rows import Line, Scene, mean_and_range, shown_of, worst_first
-from .group_sections import LEFT_OUT, gaps_table, subgroups_section
+from .group_sections import LEFT_OUT, gaps_table, subgroups_section, without_gaps
 from .sections import (
     ABOUT_CONTRIBUTION,
     absences_section,
@@ -101,6 +101,7 @@ def brief_sections(comparison: Comparison) -> list[Section]:
         for seed, clients in comparison.left_out.items()
         if clients
     ]
+    left_out += without_gaps(comparison.by_group)
     return present(
         [*sections, caveats_section([*comparison.verdict.further, *comparison.caveats, *left_out])]
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fairbloom.protocol.scores import GroupScore
-from fairbloom.text import text_if
+from fairbloom.text import join_first, text_if
 
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..results.differences import mean_and_deviation
@@ -167,6 +167,22 @@ def gaps_table(reports: Reports) -> Table:
     if is_partial:
         note += f" {PARTIAL} the table of groups names them."
     return Table("gaps", "Gaps between groups over all clients", headings, rows, note, keys=3)
+
+
+def without_gaps(reports: Reports) -> list[str]:
+    """Return a sentence on the groupings that have no gap over all clients with any method."""
+    every = [report for by_seed in reports.values() for report in by_seed]
+    lacking = [
+        grouping
+        for grouping in (every[0].grouped.groupings if every else ())
+        if not any(gap.grouping == grouping for report in every for gap in report.gaps(ALL))
+    ]
+    if not lacking:
+        return []
+    return [
+        f"No gap by {join_first(lacking)}: over all clients, fewer than two groups have enough test"
+        " examples to be reported."
+    ]
 
 
 def _group_rows(

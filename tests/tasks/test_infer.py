@@ -181,7 +181,9 @@ def test_a_draft_names_ten_of_its_files_and_counts_the_others(folder: Folder) ->
 
 
 def test_without_a_target_the_likeliest_column_is_suggested(folder: Folder) -> None:
-    rows = [f"{k},{'yes' if k % 3 else 'no'},{k % 7},{'fm'[k % 2] * (k % 5 > 0)}" for k in range(30)]
+    rows = [
+        f"{k},{'yes' if k % 3 else 'no'},{k % 7},{'fm'[k % 2] * (k % 5 > 0)}" for k in range(30)
+    ]
     there = folder(a="\n".join(["age,ré admis,ward,sex", *rows]) + "\n")
     with pytest.raises(FairbloomError, match=r"add --set 'csv.target=ré admis', the likeliest of"):
         inferred(there)

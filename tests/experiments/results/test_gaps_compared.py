@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fairbloom.experiments.pages.comparison import gap_tables
+from fairbloom.experiments.pages.comparison import brief_sections, gap_tables
+from fairbloom.experiments.render.page import Note
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.group_scores import Group, GroupReport
 from fairbloom.protocol.scores import GroupScore
@@ -100,6 +101,20 @@ def test_a_gap_counts_with_the_seeds_that_have_it() -> None:
     assert none.gaps_compared == {}
     assert [each.caption for each in gap_tables(none)] == [gap_tables(BY_HAND)[0].caption]
     assert not any(row["measure"].startswith("group-gap:") for row in none.difference_rows())
+
+
+def test_a_grouping_without_a_gap_is_named() -> None:
+    """Of two groups, one is too small to be reported: the table of gaps has no row for it."""
+    small = compared(FedAvg=[math.nan], FairFed=[math.nan])
+    sentence = "No gap by sex: over all clients, fewer than two groups have enough test examples"
+    assert any(sentence in text for text in texts_of(small))
+    assert not any("No gap" in text for text in texts_of(BY_HAND))
+
+
+def texts_of(comparison: Comparison) -> list[str]:
+    """Return the sentences below the tables of a comparison in the terminal."""
+    blocks = [block for section in brief_sections(comparison) for block in section.blocks]
+    return [text for block in blocks if isinstance(block, Note) for text in block.sentences]
 
 
 def test_without_groups_or_methods_no_gaps_are_compared() -> None:
