@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shlex
 import sys
 import time
 import tomllib
@@ -11,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from fairbloom import __version__
 from fairbloom.client.guard.accepted_settings import SCHEMA, settings_to_allow
 from fairbloom.errors import did_you_mean
@@ -20,14 +17,12 @@ from fairbloom.imports import is_import_string
 from fairbloom.logs import escape_unprintable
 from fairbloom.protocol.parameters import of_kind
 from fairbloom.protocol.settings import (
-    OWN_SETTINGS,
     Mark,
     RunSettings,
     SettingsError,
     Value,
     flatten_tables,
     marked,
-    parsed,
 )
 from fairbloom.server.settings import Settings, check_pace, check_used, default_config
 from fairbloom.tasks import find_task
@@ -193,7 +188,7 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
         say(warning)
     if settings.schema_:
         config["schema"] = settings.schema_  # its text, instead of the name of its file
-    return pack_own_settings(config)
+    return config
 
 
 def find_device_warnings(
@@ -231,26 +226,6 @@ def check_not_pythons(given: Mapping[str, Any]) -> None:
                 f"{key} = {value!r}: {module} belongs to Python and holds no {key}, so no device"
                 f" allows it: name your own, as in my_module:{key}"
             )
-
-
-def pack_own_settings(config: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a run config with user-defined settings, unknown to Flower, in `own-settings`."""
-    known = default_config()
-    own = [f"{key}={format_value(value)}" for key, value in config.items() if key not in known]
-    if not own:
-        return dict(config)
-    packed = list(map(shlex.quote, own))
-    if before := config.get(OWN_SETTINGS):
-        packed = [str(before), *packed]
-    rest = {key: value for key, value in config.items() if key in known}
-    return {**rest, OWN_SETTINGS: " ".join(packed)}
-
-
-def format_value(value: Value) -> str:
-    """Return a setting's value as a user would write it, so that it is read as the same value."""
-    if isinstance(value, str) and parsed(value.strip()) == value:
-        return value
-    return tomli_w.dumps({"": value}).removeprefix('"" = ').rstrip("\n")
 
 
 def follow(federation: Federation, run: RunFiles) -> int:

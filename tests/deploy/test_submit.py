@@ -1,6 +1,7 @@
 """Runs on a federation are submitted, followed and stopped through files, without a server."""
 
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +14,9 @@ from hypothesis import given, strategies as st
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.messages import MAX_SETTINGS_BYTES
-from fairbloom.deploy.fleet.runs import STOPPED, Order, RunFiles, list_runs
+from fairbloom.deploy.fleet.runs import STOPPED, Order, RunFiles, list_runs, submit
 from fairbloom.deploy.operator import submit as runs
-from fairbloom.protocol.settings import OWN_SETTINGS, Value, expand_own_settings
+from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings, default_config
 from tests.experiments.helpers import fairbloom
 from tests.tasks.tables import SCHEMA
@@ -380,7 +381,6 @@ def test_settings_of_a_users_method_and_task_are_sent(made: Path, own: str) -> N
         == 0
     )
     sent = submitted_settings(made)
-    assert set(sent) == set(default_config())
     received = Settings.of(sent)
     assert received.parameters == {
         "worsthalf.share": 0.25,
@@ -391,17 +391,14 @@ def test_settings_of_a_users_method_and_task_are_sent(made: Path, own: str) -> N
     assert received.max_growth == float("inf")
 
 
-def test_a_users_settings_are_added_to_own_settings(own: str) -> None:
-    packed = runs.pack_own_settings({OWN_SETTINGS: "points.noise=0.3", "worsthalf.share": 0.5})
-    assert packed == {OWN_SETTINGS: "points.noise=0.3 worsthalf.share=0.5"}
-
-
 VALUES = st.booleans() | st.integers() | st.floats() | st.text()
 
 
 @given(st.dictionaries(st.sampled_from(["own.a", "own.b-c"]), VALUES))
 def test_any_value_of_a_users_setting_arrives(settings: dict[str, Value]) -> None:
-    arrived = expand_own_settings(runs.pack_own_settings(settings))
+    order = Order("app", "hers", "1.0", settings)
+    with tempfile.TemporaryDirectory() as folder:
+        arrived = Order.read(submit(Path(folder, "runs"), order).order).settings
     assert {key: repr(value) for key, value in arrived.items()} == {
         key: repr(value) for key, value in settings.items()
     }
