@@ -8,6 +8,7 @@ from fairbloom.text import text_if
 
 SHARE = (0.0, 1.0)
 
+# The possible values of known scores, by name.
 INTERVALS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("accuracy", "balanced-accuracy", "sensitivity", "specificity"), SHARE),
     **dict.fromkeys(("auc", "f1", "calibration-error", "larger-class"), SHARE),
@@ -16,10 +17,9 @@ INTERVALS: Mapping[str, tuple[float, float]] = {
     "mae": (0.0, math.inf),
     "rmse": (0.0, math.inf),
 }
-"""The possible values of known scores, by name."""
 
+# The names of known scores of which lower is better and that have no upper end.
 ERRORS = frozenset({"loss", "mae", "rmse"})
-"""The names of known scores of which lower is better and that have no upper end."""
 
 # Sums of probabilities in float32 may exceed their interval by this.
 ROUNDING = 1e-6
@@ -112,40 +112,41 @@ class Score:
         return f"{split}_{self.name.replace('-', '_')}_of_{model}_model"
 
 
+# The share of examples that are classified correctly.
 ACCURACY = Score("accuracy", percent=True)
-"""The share of examples that are classified correctly."""
 
+# The mean of the task's loss, which every client reports.
 LOSS_SCORE = Score("loss", higher_is_better=False)
-"""The mean of the task's loss, which every client reports."""
 
 
+# The name of the number of examples of a group.
 COUNT = "count"
-"""The name of the number of examples of a group."""
 
 
+# 2 TP / (2 TP + FP + FN): the harmonic mean of precision and sensitivity.
 F1 = Score("f1")
-"""2 TP / (2 TP + FP + FN): the harmonic mean of precision and sensitivity."""
 
+# The share of the positive examples that are predicted as positive.
 SENSITIVITY = Score("sensitivity", percent=True)
-"""The share of the positive examples that are predicted as positive."""
 
+# The share of the negative examples that are predicted as negative.
 SPECIFICITY = Score("specificity", percent=True)
-"""The share of the negative examples that are predicted as negative."""
 
+# The mean distance of confidence and accuracy over ten equal bins of confidence, weighted by
+# examples.
 CALIBRATION_ERROR = Score("calibration-error", higher_is_better=False)
-"""The mean distance of confidence and accuracy over ten equal bins of confidence, weighted by
-examples."""
 
+# The mean squared distance of probabilities and outcomes: of the positive class if there are two
+# classes, else summed over all classes.
 BRIER = Score("brier", higher_is_better=False)
-"""The mean squared distance of probabilities and outcomes: of the positive class if there are two
-classes, else summed over all classes."""
 
+# The scores that a run may ask for in addition to those of its task, by name.
 FURTHER: Mapping[str, Score] = {
     score.name: score for score in (F1, SENSITIVITY, SPECIFICITY, CALIBRATION_ERROR, BRIER)
 }
-"""The scores that a run may ask for in addition to those of its task, by name."""
 
 
+# The reason why a client may have no value of a score, by the score's name.
 WHY_UNDEFINED: Mapping[str, str] = {
     "auc": "one class in its test examples",
     "sensitivity": "no positive test example",
@@ -153,7 +154,6 @@ WHY_UNDEFINED: Mapping[str, str] = {
     "f1": "no test example is positive or predicted to be",
     "r2": "all its test targets are the same",
 }
-"""The reason why a client may have no value of a score, by the score's name."""
 
 
 @dataclass(frozen=True)

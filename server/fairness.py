@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+# The shares of clients, in percent, over which the mean of the worst and of the best is taken.
 SHARES = (5, 10, 20, 30)
-"""The shares of clients, in percent, over which the mean of the worst and of the best is taken."""
 
 
 def summarize(values: Mapping[str, float], *, lower_is_better: bool = False) -> dict[str, float]:

@@ -142,12 +142,12 @@ class Admission:
         self._members = members
         self._clock = clock
         self._close = close
+        # The callers by the digest of their key.
         self._callers: dict[str, Caller] = {}
-        """The callers by the digest of their key."""
+        # The caller to which each connection belongs: addresses are used again.
         self._owners: dict[str, Caller] = {}
-        """The caller to which each connection belongs: addresses are used again."""
+        # The connections to close at the next look.
         self._unwelcome: set[str] = set()
-        """The connections to close at the next look."""
         self._faults = Faults(clock)
 
     @contextlib.asynccontextmanager

@@ -166,8 +166,8 @@ class Calls:
         self._beat: Any = self._channel.unary_unary(
             f"{place}Beat", Working.SerializeToString, Drop.FromString
         )
+        # The call of which chunks are awaited: the next one until `_until`.
         self._receiving: Any = None
-        """The call of which chunks are awaited: the next one until `_until`."""
         self._until = math.inf
         self._closed = threading.Event()
         threading.Thread(target=self._cancel_late, daemon=True).start()

@@ -50,10 +50,10 @@ class RunGrid(Grid):
         self._run_id = run_id
         self._run: Any = None
         self._saves = False
+        # Whether a reply since the last messages had its content in a file.
         self._has_files = False
-        """Whether a reply since the last messages had its content in a file."""
+        # The unanswered messages by id, without content.
         self._sent: dict[str, Message] = {}
-        """The unanswered messages by id, without content."""
 
     def set_run(self, run: Any) -> None:
         """Set the run."""

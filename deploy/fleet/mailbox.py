@@ -92,12 +92,12 @@ class Mailbox:
         self.on_message: Callable[[Collection[str]], None] = lambda devices: None
         self.on_reply: Callable[[str], None] = lambda id: None
         self._messages: dict[str, QueuedMessage] = {}
+        # The unanswered messages by device and id, in the order in which they were sent.
         self._open: dict[str, dict[str, QueuedMessage]] = {}
-        """The unanswered messages by device and id, in the order in which they were sent."""
         self._contents: dict[str, StoredContent] = {}
         self._uses: dict[str, int] = {}
+        # The last saved round of each open run.
         self._saved: dict[int, int] = {}
-        """The last saved round of each open run."""
 
     # The run's side -------------------------------------------------------------------------------
 

@@ -55,8 +55,8 @@ class Members:
         self._faults = Faults()
         self._files: dict[str, tuple[tuple[int, int, int], Member]] = {}
         self.by_name: dict[str, Member] = {}
+        # The members' names by node id.
         self.names: dict[int, str] = {}
-        """The members' names by node id."""
 
     def look(self) -> None:
         """Read the files that have changed.

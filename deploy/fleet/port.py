@@ -76,12 +76,12 @@ class Device:
     session: bytes = b""
     seen: float = -math.inf
     nexts: int = 0
+    # The number of the held call of Next, 0 if no call is held.
     held: int = 0
-    """The number of the held call of Next, 0 if no call is held."""
+    # The received part of the reply that is being sent.
     receiving: StoredContent | None = None
-    """The received part of the reply that is being sent."""
+    # The number of times that a second process with this client's key was refused.
     others_seen: int = 0
-    """The number of times that a second process with this client's key was refused."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -109,8 +109,8 @@ class Port:
         self._own_sockets = 0
         self._faults = Faults()
         self.devices: dict[str, Device] = {}
+        # The digest and the JSON of the settings of each open run, by its number.
         self.settings: dict[int, tuple[str, str]] = {}
-        """The digest and the JSON of the settings of each open run, by its number."""
         self.connections = {"open": 0, "limit": max_connections}
         self._server: grpc.aio.Server | None = None
         mailbox.on_message = self.wake

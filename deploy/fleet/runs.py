@@ -249,8 +249,8 @@ class Runs:
         self._port = port
         self._faults = Faults()
         self._ended: set[int] = set()
+        # The number of the run that is carried out, or 0.
         self.current = 0
-        """The number of the run that is carried out, or 0."""
         self._awaited: set[str] = set()
         self._missing = 0
         self._arrived = asyncio.Event()

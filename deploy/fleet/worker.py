@@ -44,8 +44,8 @@ class Worker:
     def __init__(self, client: ClientSettings) -> None:
         self._client = client
         self._limit = float(client.limits.get("round-seconds", 0.0))
+        # The id of the current message, or "".
         self.working = ""
-        """The id of the current message, or ""."""
         self._reason = ""
         self._ready = False
         self._lock = threading.Lock()

@@ -105,8 +105,8 @@ class RunFolder:
         self.scores = scores_in([score] if isinstance(score, str | Score) else score, loss)
         self.loss = loss
         self.early_stopping = whole(0, early_stopping=early_stopping)
+        # The metric that chooses the best model and stops the run early; None: the first score.
         self.validation: Validation | None = None
-        """The metric that chooses the best model and stops the run early; None: the first score."""
         if best_model:
             self.validation = find_validation(best_model, self.scores, loss)
         elif early_stopping:

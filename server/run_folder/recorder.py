@@ -114,13 +114,13 @@ class RunRecorder:
         code: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path = path
+        # The round of the last checkpoint, or 0.
         self.saved = 0
-        """The round of the last checkpoint, or 0."""
+        # Why the run ends before its last round, or "".
         self.stopped = ""
-        """Why the run ends before its last round, or ""."""
+        # The training losses, by client, of the model that the next round begins with; empty if
+        # they are unknown.
         self._losses: Mapping[str, float] = {}
-        """The training losses, by client, of the model that the next round begins with; empty if
-        they are unknown."""
         self.method = method
         self._scores = scores
         self._score = scores[0]
@@ -152,24 +152,23 @@ class RunRecorder:
         )
         self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
         self._coefficients = TableWriter(COEFFICIENTS.path_in(path), COEFFICIENTS.needed)
+        # The names of clients as cells, which are formatted once: a round may take a millisecond.
         self._name_cells: dict[str, str] = {}
-        """The names of clients as cells, which are formatted once: a round may take a
-        millisecond."""
         self._stopping = stopping
         self._metrics: TableWriter | None = None
         if app_metrics:
             self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS)
         self._participations = Participations()
         self._best: Mapping[str, float] = {}
+        # The score that chooses the best model in the last round that this process has evaluated,
+        # NaN before it.
         self._last = math.nan
-        """The score that chooses the best model in the last round that this process has evaluated,
-        NaN before it."""
         self._new_best: Arrays | None = None
+        # The last round and its model, while it has no checkpoint.
         self._unsaved: tuple[int, Mapping[str, Any]] | None = None
-        """The last round and its model, while it has no checkpoint."""
         self._seconds = 0.0
+        # The new settings of a run that is continued or extended, until it begins.
         self._changed: RecordedSettings | None = None
-        """The new settings of a run that is continued or extended, until it begins."""
         self._open(config, {**digest_code(config), **code})
 
     def _open(self, config: Mapping[str, Any], code: Mapping[str, str]) -> None:
