@@ -104,8 +104,11 @@ def read_name(certificate: Path) -> str:
     return common_name(_load_certificate(certificate).subject)
 
 
-def normalise_host(host: str) -> str:
-    """Return a host in the form for certificates: bücher.example becomes xn--bcher-kva.example."""
+def normalise_host(host: str, option: str = "--host") -> str:
+    """Return a host in the form for certificates: bücher.example becomes xn--bcher-kva.example.
+
+    Raise DeployError, which names the `option` that has the host, if it is no host.
+    """
     with contextlib.suppress(ValueError):
         if "%" not in host:
             return str(ipaddress.ip_address(host))
@@ -115,14 +118,16 @@ def normalise_host(host: str) -> str:
         # with ß, have another form by today's rules.
         if not host.isascii() and name.encode().decode("idna").lower() != host.lower():
             raise DeployError(
-                f"{host!r} may be spelt in two ways on the wire: give it in its ASCII form, xn--..."
+                f"{option} {host!r} may be spelt in two ways on the wire: give it in its ASCII"
+                " form, xn--..."
             )
     except UnicodeError:
         name = ""
     labels = name.split(".")
     if len(name) > 253 or labels[-1].isdigit() or not all(map(LABEL.fullmatch, labels)):
         raise DeployError(
-            f"{host!r}: give a name or an address without port, for example server.example.org"
+            f"{option} {host!r}: give a name or an address without port, for example"
+            " server.example.org"
         )
     return name
 

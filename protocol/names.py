@@ -157,5 +157,10 @@ TRAIN = "train"
 # An evaluation with this in its terms measures the received model on the training set, too.
 TRAIN_LOSS = "train-loss"
 
+# Environment variables by which `fairbloom server` names two folders to a run: that with a file for
+# each client ever enrolled, and that of the run's order and log.
+CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
+ORDER_FOLDER = "FAIRBLOOM_RUN"
+
 # Key in the config of every message of our server: the number of its protocol, see version.py.
 PROTOCOL = "fairbloom-protocol"

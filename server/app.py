@@ -15,6 +15,7 @@ from fairbloom.errors import FairbloomError, join_names
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.protocol.names import (
+    CLIENTS_FOLDER,
     DISPARITY,
     DISPARITY_HARD,
     LOSS_BEFORE,
@@ -78,7 +79,7 @@ from .run_folder.recorder import RunRecorder
 from .run_folder.stopping import EarlyStopping
 from .run_folder.values import RunStart
 from .settings import Settings, digest_changed, find_grown, may_differ, may_grow, resolve
-from .waiting import CLIENTS_FOLDER, MOST_TIMES, check_sizes, drop_revoked, wait_for_clients
+from .waiting import MOST_TIMES, check_sizes, drop_revoked, wait_for_clients
 
 app = ServerApp()
 

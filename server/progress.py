@@ -7,16 +7,14 @@ from statistics import median
 from typing import Any
 
 from fairbloom.logs import log
+from fairbloom.protocol.names import ORDER_FOLDER
 from fairbloom.system.files import write_whole
 
 from .run_folder.csv_rows import parse_refusals
 from .run_folder.errors import RunFolderError
 from .run_folder.files import CONFIG, ROUNDS, state_of
 
-# Environment variable by which the server names the folder of a deployed run's order and log.
-RUN_FOLDER = "FAIRBLOOM_RUN"
-
-# File in that folder with the path of the run folder.
+# File in the folder of a deployed run's order with the path of the run folder.
 ANNOUNCED = "folder"
 
 
@@ -25,7 +23,7 @@ def announce(folder: Path) -> None:
 
     A failure to write is only logged.
     """
-    place = os.environ.get(RUN_FOLDER)
+    place = os.environ.get(ORDER_FOLDER)
     if not place:
         return
     try:

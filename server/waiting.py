@@ -9,6 +9,7 @@ from pathlib import Path
 from fairbloom.errors import FairbloomError, describe_online, join_names
 from fairbloom.flower import SimulationError
 from fairbloom.logs import log
+from fairbloom.protocol.names import CLIENTS_FOLDER
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError, Wait, quorum_of
 from fairbloom.rounds.screening import beyond_others
@@ -16,10 +17,6 @@ from fairbloom.rounds.screening import beyond_others
 # A client that reports more than this multiple of the others' median number of examples needs a
 # number that the operator has stated (enrolled-sizes).
 MOST_TIMES = 10
-
-# Environment variable by which `fairbloom server` names the folder with a file for each client ever
-# enrolled.
-CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
 
 
 class ImplausibleSizeError(FairbloomError):

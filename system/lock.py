@@ -7,10 +7,9 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
@@ -27,36 +26,11 @@ class LockedError(FairbloomError):
         self.holder = holder
 
 
-class Lock:
-    """A lock that this process holds until the block ends; its file is removed then."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
-        self._descriptor = descriptor
-        _held_here.add(descriptor)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _held_here.discard(self._descriptor)
-        # Remove the file while the lock is held: a waiting process then notices that the path has
-        # another file, or none, and opens that.
-        with contextlib.suppress(OSError):
-            if _lies_at(self._path, self._descriptor):
-                self._path.unlink()
-        os.close(self._descriptor)
-
-
+@contextlib.contextmanager
 def exclusive_lock(
     path: Path, *, seconds: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None
-) -> Lock:
-    """Lock a file, created if missing: `with exclusive_lock(path): ...`.
+) -> Iterator[None]:
+    """Lock a file, created if missing, until the block ends; the file is removed then.
 
     The file names the process that holds the lock. If another process holds it, call `on_wait`
     once with the name of that process and wait up to `seconds`; then raise LockedError.
@@ -65,7 +39,7 @@ def exclusive_lock(
     reported = False
     while True:
         try:
-            lock = Lock(path, descriptor := open_locked(path, wait=seconds == math.inf))
+            descriptor = open_locked(path, wait=seconds == math.inf)
             break
         except BlockingIOError:
             try:
@@ -78,11 +52,21 @@ def exclusive_lock(
             on_wait(holder)
             reported = True
         time.sleep(LOOK_SECONDS)
+    _held_here.add(descriptor)
     # on a full disk the name is missing, but the lock is held
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    return lock
+    try:
+        yield
+    finally:
+        _held_here.discard(descriptor)
+        # Remove the file while the lock is held: a waiting process then notices that the path has
+        # another file, or none, and opens that.
+        with contextlib.suppress(OSError):
+            if _lies_at(path, descriptor):
+                path.unlink()
+        os.close(descriptor)
 
 
 def is_held(path: Path) -> bool:

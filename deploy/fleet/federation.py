@@ -101,7 +101,7 @@ class Federation:
                 host, port = split_address(settings.get(key, DEFAULTS[key]))
             except ValueError as error:
                 raise DeployError(f"{key} in {file}: {error}") from None
-            normalise_host(f"{key} in {file}:", host)
+            pki.normalise_host(host, f"{key} in {file}:")
             check_port(f"{key} in {file}:", port)
         values = DEFAULTS | settings
         return cls(path, **{key.replace("-", "_"): value for key, value in values.items()})
@@ -123,7 +123,7 @@ class Federation:
                 f"{path} belongs to another account, which could change its files: choose"
                 " another folder"
             )
-        names = [normalise_host("--host", host) for host in hosts]
+        names = [pki.normalise_host(host) for host in hosts]
         check_port("--port", port)
         first = names[0]
         if ":" in first:  # an IPv6 address
@@ -180,7 +180,7 @@ class Federation:
 
         Without `hosts`, it has the names of the old certificate.
         """
-        names = [normalise_host("--host", host) for host in hosts]
+        names = [pki.normalise_host(host) for host in hosts]
         if not hosts:
             try:
                 old = pki.read_hosts(self.identity[0])
@@ -210,14 +210,6 @@ class Federation:
     def enrolled(self) -> list[Member]:
         """Return the clients that are not revoked, sorted by name."""
         return [member for member in self.members() if not member.revoked]
-
-
-def normalise_host(option: str, given: str) -> str:
-    """Return a host's name or address in the form for certificates; `option` is for the error."""
-    try:
-        return pki.normalise_host(given)
-    except DeployError as error:
-        raise DeployError(f"{option} {error}") from None
 
 
 def check_port(option: str, given: int) -> None:

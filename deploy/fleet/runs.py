@@ -27,6 +27,7 @@ from typing import Any
 import tomli_w
 
 from fairbloom.logs import log
+from fairbloom.protocol.names import CLIENTS_FOLDER, ORDER_FOLDER
 from fairbloom.system.files import make_folder, read_small, write_whole
 from fairbloom.system.supervise import exit_reason
 
@@ -47,12 +48,6 @@ END_SECONDS = 15.0
 
 # Pause in seconds between two looks at orders.
 LOOK_SECONDS = 0.5
-
-# Environment variables that tell a run the folders of the registry and of its files. The names are
-# repeated in server/waiting.py and server/progress.py, which load libraries that this module must
-# not load.
-CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
-RUN_FOLDER = "FAIRBLOOM_RUN"
 
 # Exit status of a run that was stopped by its operator.
 STOPPED = 130
@@ -332,7 +327,7 @@ class Runs:
         program = f"from fairbloom.deploy.fleet.run_process import main; main({os.getpid()})"
         places = {
             CLIENTS_FOLDER: str(self._members.folder.absolute()),
-            RUN_FOLDER: str(run.folder.absolute()),
+            ORDER_FOLDER: str(run.folder.absolute()),
         }
         with run.log.open("ab") as file:
             process = subprocess.Popen(  # noqa: S603 (this Python)

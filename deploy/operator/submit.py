@@ -58,16 +58,11 @@ class App:
     config: Mapping[str, Any] | None
     folder: Path | None = None
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this is Fairbloom's app, installed or in a folder."""
-        return self.distribution == "fairbloom"
-
     def order(self, federation: Federation, given: Mapping[str, Value]) -> Order:
         """Return the order of a run of this app with the checked settings."""
-        settings = prepare(federation, given) if self.is_ours else self.check(given)
+        settings = prepare(federation, given) if self is OURS else self.check(given)
         folder = ""
-        if self.folder is not None and not self.is_ours:
+        if self.folder is not None:
             folder = str(self.folder.absolute())
         settings = {**(self.config or {}), **settings}
         size = len(json.dumps(settings).encode())

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.system.files import write_whole
+from fairbloom.system.lock import is_held
 from fairbloom.system.values import decode_as
 from fairbloom.tasks.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
 from fairbloom.tasks.schema import SCHEMA as SCHEMA_NAME
@@ -21,7 +22,6 @@ from fairbloom.tasks.schema import SCHEMA as SCHEMA_NAME
 from ..checkpoint import Arrays, load_last, load_model, read_about, save_model
 from .errors import RunFolderError, explain_read_errors, explain_write_errors
 from .group_rows import GROUP_KEYS, Grouped
-from .lock import LOCK as LOCK_NAME, is_running
 from .metrics import METRIC_COLUMNS
 from .tables import Cells, read_table
 from .values import Known, RecordedSettings, RunStart
@@ -289,7 +289,8 @@ EXPORTS = Entry(name="exports")
 # The clients' data frames as Parquet files; a study's folder has them, too.
 FRAMES = Entry(name="data")
 
-LOCK = Entry(name=LOCK_NAME)
+# Names the process that writes to the folder, while that process works.
+LOCK = Entry(name=".lock")
 
 # All that a run folder may have: every file and folder that is declared above, in this order.
 ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value, Entry))
@@ -335,7 +336,7 @@ def is_finished(folder: Path) -> bool:
 def state_of(folder: Path) -> str:
     """Return the state of the run in a folder: finished, running or interrupted."""
     # The lock is checked first: a run that ends in between is finished, not interrupted.
-    running = is_running(folder)
+    running = is_held(LOCK.path_in(folder))
     if is_finished(folder):
         return "finished"
     return "running" if running else "interrupted"

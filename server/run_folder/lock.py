@@ -1,16 +1,14 @@
 """A lock that lets one process at a time write to a run folder, also if a process is killed."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fairbloom.logs import log
-from fairbloom.system.lock import LockedError, exclusive_lock, is_held
+from fairbloom.system.lock import LockedError, exclusive_lock
 
 from .errors import RunFolderError, explain_write_errors
-
-# The file that names the process that writes to a folder, while that process works.
-LOCK = ".lock"
+from .files import LOCK
 
 # How long to wait for another process to end: a process that has lost its run notices it within
 # this time.
@@ -28,20 +26,16 @@ def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
     def log_wait(holder: str) -> None:
         log.warning("%s is written by %s: waiting up to a minute for it to end", folder, holder)
 
-    with explain_write_errors(f"the file {LOCK}", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            seconds = WAIT_SECONDS if wait else 0.0
-            lock = exclusive_lock(folder / LOCK, seconds=seconds, on_wait=log_wait)
-        except LockedError as error:
-            raise RunFolderError(
-                f"{folder} is written by {error.holder}: wait for it to end, or choose another"
-                " folder (--out)"
-            ) from None
-    with lock:
+    seconds = WAIT_SECONDS if wait else 0.0
+    with ExitStack() as stack:
+        with explain_write_errors(f"the file {LOCK.name}", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = exclusive_lock(LOCK.path_in(folder), seconds=seconds, on_wait=log_wait)
+            try:
+                stack.enter_context(lock)
+            except LockedError as error:
+                raise RunFolderError(
+                    f"{folder} is written by {error.holder}: wait for it to end, or choose another"
+                    " folder (--out)"
+                ) from None
         yield
-
-
-def is_running(folder: Path) -> bool:
-    """Return whether a process seems to write to a folder; do not disturb it."""
-    return is_held(folder / LOCK)

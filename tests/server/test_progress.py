@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.server.progress import RUN_FOLDER, announce, describe_progress, find_announced
+from fairbloom.protocol.names import ORDER_FOLDER
+from fairbloom.server.progress import announce, describe_progress, find_announced
 from fairbloom.server.run_folder.csv_rows import parse_refusals
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings
@@ -40,11 +41,11 @@ def test_a_run_that_ends_during_the_look_is_not_interrupted(
     folder = shutil.copytree(run, tmp_path / "run")
     model = (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
 
-    def is_running(path: Path) -> bool:  # it has just written its model and given the folder back
+    def is_held(path: Path) -> bool:  # it has just written its model and given the folder back
         model.rename(folder / "model.safetensors")
         return False
 
-    monkeypatch.setattr("fairbloom.server.run_folder.files.is_running", is_running)
+    monkeypatch.setattr("fairbloom.server.run_folder.files.is_held", is_held)
     assert describe_progress(folder)["state"] == "finished"
 
 
@@ -95,7 +96,7 @@ def test_a_cell_of_refusals_is_read_as_it_is_written(
 def test_a_run_goes_on_where_its_word_cannot_be_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "gone"))
+    monkeypatch.setenv(ORDER_FOLDER, str(tmp_path / "gone"))
     announce(tmp_path / "run")
     assert (
         f"will not show the rounds of this run: {tmp_path / 'gone'} cannot be written"
@@ -107,7 +108,7 @@ def test_a_run_announces_its_folder_to_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announce(tmp_path / "unasked")
-    monkeypatch.setenv(RUN_FOLDER, str(tmp_path))
+    monkeypatch.setenv(ORDER_FOLDER, str(tmp_path))
     assert find_announced(tmp_path) is None
     announce(tmp_path / "run é")
     assert find_announced(tmp_path) == tmp_path / "run é"

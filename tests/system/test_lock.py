@@ -42,8 +42,8 @@ def test_a_held_lock_is_refused_at_once_with_its_name(
         raise AssertionError("it waits")
 
     monkeypatch.setattr(lock.time, "sleep", sleep)
-    with pytest.raises(LockedError) as refusal:
-        exclusive_lock(path)
+    with pytest.raises(LockedError) as refusal, exclusive_lock(path):
+        pass
     assert refusal.value.holder == f"process {holder.pid} on {socket.gethostname()}"
     assert str(path) in str(refusal.value)
     assert is_held(path)
@@ -152,8 +152,8 @@ def test_a_forked_process_does_not_hold_on_to_a_lock(path: Path) -> None:
 def test_a_link_in_the_files_place_is_not_followed(path: Path, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     path.symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError, match="symbolic links"):
-        exclusive_lock(path)
+    with pytest.raises(OSError, match="symbolic links"), exclusive_lock(path):
+        pass
     assert (tmp_path / "precious").read_text() == "precious"
 
 
