@@ -157,7 +157,7 @@ class PollingGrid(Grid):
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
+    ) -> list[Message]:
         """Send messages; return enough replies, or those that came within `timeout` seconds.
 
         If the clients that answered would be too few for the quorum, one more minute shows whether
@@ -278,9 +278,8 @@ class PollingGrid(Grid):
         )
         answered = {reply.metadata.reply_to_message_id for reply in came}
         given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]
-        error = Error(
-            ErrorCode.NODE_UNAVAILABLE, "the node was offline and is back without this reply"
-        )
+        reason = f"the node was offline for {GRACE_SECONDS:.0f} s, or is back without this reply"
+        error = Error(ErrorCode.NODE_UNAVAILABLE, reason)
         return came + [Message(error, reply_to=pending[sent]) for sent in given_up]
 
 

@@ -14,9 +14,9 @@ from flwr.serverapp import Grid
 
 from fairbloom.flower import node_info, set_message_id
 from fairbloom.logs import log
-from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import RUN_FOLDER
 from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
+from fairbloom.server.polling import PollingGrid
 
 from ..processes import free_cycles
 from .content import Content, open_on_disk, write
@@ -29,10 +29,6 @@ UNREADABLE_REPLY = 422
 
 # Pause in seconds before the server is asked again to store a message for which its disk was full.
 AGAIN_SECONDS = 1.0
-
-# Seconds that one wait for replies takes, and after which an offline device is given up.
-LOOK_SECONDS = 1.0
-AWAY_SECONDS = 60.0
 
 
 class RunGrid(Grid):
@@ -141,34 +137,8 @@ class RunGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send messages; return the replies that arrive in time.
-
-        A device that was offline for AWAY_SECONDS gets an error as its reply.
-        """
-        pending = [id for id in self.push_messages(messages) if id]
-        replies = list[Message]()
-        until = time.monotonic() + (timeout if timeout is not None else float("inf"))
-        last_online = dict[int, float]()
-        while pending:
-            self.wait_for_replies(
-                pending, len(pending), min(LOOK_SECONDS, max(0.0, until - time.monotonic()))
-            )
-            arrived = self.pull_messages(pending)
-            now = time.monotonic()
-            last_online |= dict.fromkeys(self.get_node_ids(), now)
-            answered = {reply.metadata.reply_to_message_id for reply in arrived}
-            for id in [id for id in pending if id not in answered]:
-                node_id = self._sent[id].metadata.dst_node_id
-                if now - last_online.setdefault(node_id, now) >= AWAY_SECONDS:
-                    reason = f"the client was offline for {AWAY_SECONDS:.0f} s"
-                    error = Error(ErrorCode.NODE_UNAVAILABLE, reason)
-                    arrived.append(Message(error, reply_to=self._sent.pop(id)))
-                    answered.add(id)
-            replies += arrived
-            pending = [id for id in pending if id not in answered]
-            if now >= until:
-                break
-        return replies
+        """Send messages; return the replies that arrive in time, as PollingGrid does."""
+        return PollingGrid(self).send_and_receive(messages, timeout=timeout)
 
     def _store(self, pieces: Sequence[Buffer]) -> str:
         """Have the server store content, and return its digest; wait while its disk is full."""

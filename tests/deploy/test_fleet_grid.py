@@ -32,6 +32,7 @@ from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
 from fairbloom.deploy.fleet.worker import DroppedError
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.recorddict import serialize
+from fairbloom.server import polling
 
 NODE = node_id_of("a")
 
@@ -153,7 +154,7 @@ def test_a_full_disk_of_the_server_is_waited_for(
 def test_a_client_that_is_away_too_long_ends_as_an_error(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grids, "AWAY_SECONDS", 0.1)
+    monkeypatch.setattr(polling, "GRACE_SECONDS", 0.1)
     server.online = []
     (reply,) = server.grid.send_and_receive([message()])
     assert reply.error.code == 5  # Flower's code for a node that is not available
