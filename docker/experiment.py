@@ -1,6 +1,5 @@
 """A run's container: it checks SETTINGS, submits and follows, and exits with its status."""
 
-import csv
 import os
 import shlex
 import signal
@@ -17,6 +16,7 @@ from fairbloom.deploy.operator import submit as runs
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import parse_assignments
 from fairbloom.server.progress import find_announced
+from fairbloom.server.run_folder.files import CLIENTS, SCORES
 from fairbloom.server.settings import Settings
 
 FEDERATION = Path("/federation")
@@ -69,13 +69,10 @@ def follow(federation: Federation, run: RunFiles) -> int:
 
 def show(folder: Path) -> None:
     """Print each client's last score of the global model."""
-    with (folder / "clients.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    column = next(
-        name for name in rows[0] if name.startswith("test_") and name.endswith("_of_global_model")
-    )
+    column = SCORES.read(folder)[0].column()
     table = Table("client", column)
-    for name, value in {row["client"]: row[column] for row in rows if row[column]}.items():
+    last = {row["client"]: row[column] for row in CLIENTS.read(folder) if row[column]}
+    for name, value in last.items():
         table.add_row(name, f"{float(value):.4g}")
     Console().print(table)
 

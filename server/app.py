@@ -285,10 +285,13 @@ def _run_rounds(
     model = _resume(recorder, method, module)
     method.summary()
     if (usual := usual_learning_rate(settings)) is not None:
-        words = (
-            "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g say"
+        log.warning(
+            "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g"
+            " say",
+            settings.learning_rate,
+            settings.optimizer,
+            usual,
         )
-        log.warning(words, settings.learning_rate, settings.optimizer, usual)
 
     def measure(number: int) -> list[str]:
         # These metrics are only recorded. A loss costs a pass over the data, so that only evaluated

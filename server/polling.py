@@ -295,10 +295,9 @@ def _retry(call: Callable[[], T]) -> T:
                 raise
             if since == math.inf:
                 since = now
-                minutes = PATIENCE_SECONDS / 60.0
                 log.warning(
                     "the SuperLink fails this run, which waits for it up to %.0f minutes: %s",
-                    minutes,
+                    PATIENCE_SECONDS / 60.0,
                     error,
                 )
         else:

@@ -97,17 +97,16 @@ class Settings(RunSettings):
         info.check(setup)
         info.check_parameters(given)
         info.check_schema(setup, given, run.schema_)
-        # A task with clients of its own leaves `clients` at 0; a deployed run may still wait for
-        # this many.
-        clients = setup.clients or run.clients
         resolved = {
             "method": method,
             "model": setup.model,
             "partition": setup.partition,
-            "clients": clients,
+            # A task with clients of its own leaves `clients` at 0; a deployed run may still wait
+            # for this many.
+            "clients": setup.clients or run.clients,
+            "optimizer": optimizer_in(run),
+            "schema": setup.schema_,
         }
-        resolved["optimizer"] = optimizer_in(run)
-        resolved["schema"] = setup.schema_
         # Clients must measure it.
         if run.score in FURTHER and run.score not in split_names(run.scores):
             resolved["scores"] = ",".join([*split_names(run.scores), run.score])
@@ -116,8 +115,7 @@ class Settings(RunSettings):
         settings.check_attack()
         settings.check_quorum()
         settings.check_scores()
-        settings.check_early_stopping()
-        settings.check_best_model()
+        settings.check_evaluation()
         settings.check_norm()
         settings.check_training()
         return settings
@@ -173,8 +171,7 @@ class Settings(RunSettings):
 
     def check_scores(self) -> None:
         """Raise SettingsError if `scores` names an unknown score."""
-        named = split_names(self.scores)
-        for name in named:
+        for name in split_names(self.scores):
             if name not in FURTHER:
                 hint = did_you_mean(name, FURTHER)
                 raise SettingsError(
@@ -212,26 +209,20 @@ class Settings(RunSettings):
             blamed = f"method = {self.method!r}: " if by_method else ""
             raise SettingsError(f"{blamed}{error}") from error
 
-    def check_early_stopping(self) -> None:
-        """Raise SettingsError if early stopping has no validation scores to watch."""
-        early = f"early-stopping = {self.early_stopping}"
+    def check_evaluation(self) -> None:
+        """Raise SettingsError if early stopping or `best-model` has no scores to choose by."""
         if self.early_stopping and not self.validation_share:
             raise SettingsError(
-                f"{early} needs validation examples: set validation-share, such as 0.2"
+                f"early-stopping = {self.early_stopping} needs validation examples: set"
+                " validation-share, such as 0.2"
             )
-        if self.early_stopping and not self.evaluate_every:
-            raise SettingsError(
-                f"{early} has no effect with evaluate-every = 0, which evaluates only the last"
-                " round: set evaluate-every, as in 1"
-            )
-
-    def check_best_model(self) -> None:
-        """Raise SettingsError if there is one evaluation, so that nothing is chosen."""
-        if self.best_model != "mean" and not self.evaluate_every:
-            raise SettingsError(
-                f"best-model = {self.best_model!r} has no effect with evaluate-every = 0, which"
-                " evaluates only the last round: set evaluate-every, as in 1"
-            )
+        for key in ("early-stopping", "best-model"):
+            value = getattr(self, SETTINGS[key].argument)
+            if value != SETTINGS[key].default and not self.evaluate_every:
+                raise SettingsError(
+                    f"{key} = {value!r} has no effect with evaluate-every = 0, which evaluates only"
+                    " the last round: set evaluate-every, as in 1"
+                )
 
     def check_norm(self) -> None:
         """Raise SettingsError if initial weights would go into other norm layers than their own."""
@@ -412,9 +403,9 @@ def check_used(
                 f"{key} has no effect with task = {task!r}: leave it out, or set task={owner}"
             )
         if dot and owner in METHODS and owner not in chosen_methods:
-            chosen = ", ".join(map(repr, methods))
             raise SettingsError(
-                f"{key} has no effect with method = {chosen}: leave it out, or set method={owner}"
+                f"{key} has no effect with method = {', '.join(map(repr, methods))}: leave it out,"
+                f" or set method={owner}"
             )
         if none_to_choose.get(key):
             raise SettingsError(
@@ -423,8 +414,10 @@ def check_used(
         if info.partitions and key in SETTINGS:
             wanted = SETTINGS[key].partitions
             if wanted and partition not in wanted:
-                remedy = f"leave it out, or set partition={wanted[0]}"
-                raise SettingsError(f"{key} has no effect with partition = {partition!r}: {remedy}")
+                raise SettingsError(
+                    f"{key} has no effect with partition = {partition!r}: leave it out, or set"
+                    f" partition={wanted[0]}"
+                )
 
 
 def check_pace(settings: Settings) -> None:

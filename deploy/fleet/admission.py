@@ -124,8 +124,12 @@ class Caller:
             return True
         for call in running:
             if call.peer != peer:
-                words = "a newer connection of this client has taken the place of this one"
-                call.end(CallRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, words))
+                call.end(
+                    CallRefusedError(
+                        grpc.StatusCode.RESOURCE_EXHAUSTED,
+                        "a newer connection of this client has taken the place of this one",
+                    )
+                )
                 return True
         return False
 
@@ -259,8 +263,11 @@ class Admission:
             SAY_SECONDS,
         )
         await asyncio.sleep(PAUSE_SECONDS)
-        reason = "this client calls too often: the server takes the call later"
-        await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        await abort(
+            context,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "this client calls too often: the server takes the call later",
+        )
 
 
 async def abort(context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:

@@ -183,8 +183,7 @@ class Calls:
         """
 
         def call() -> Received | None:
-            working = Working(session=self._session, settings=settings)
-            chunks = self._next(working)
+            chunks = self._next(Working(session=self._session, settings=settings))
             # a deadline of the whole call would cut long messages on a slow line
             self._until = time.monotonic() + HELD_SECONDS + 2 * CHUNK_SECONDS
             self._receiving = chunks
@@ -306,8 +305,9 @@ def receive(
                 break
             content.append(chunk)
     except OSError as error:
-        reason = f"a message of {head.size} bytes cannot be kept ({error.strerror})"
-        raise IncompleteError(reason) from None
+        raise IncompleteError(
+            f"a message of {head.size} bytes cannot be kept ({error.strerror})"
+        ) from None
     if content.size != head.size or content.digest() != head.sha256:
         raise IncompleteError("a message did not come whole")
     return Received(head, content)

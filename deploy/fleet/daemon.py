@@ -68,9 +68,9 @@ class Daemon:
         try:
             port = await self._port.start(self._federation.listen, key, certificate, authority)
         except RuntimeError as error:
-            words = "another program listens there, or it is no address of this machine"
             raise DeployError(
-                f"listen = {self._federation.listen}: {words}: end that program, or change the line"
+                f"listen = {self._federation.listen}: another program listens there, or it is no"
+                " address of this machine: end that program, or change the line"
             ) from error
         log.info(
             "at most %d connections are taken; this process may have %d open files",
@@ -122,8 +122,7 @@ class Daemon:
     def _write_now(self) -> None:
         """Write which clients are online, and the current run."""
         at = time.time()
-        devices = self._port.devices
-        online = {name: devices[name].others_seen for _, name in self._port.online()}
+        online = {name: self._port.devices[name].others_seen for _, name in self._port.online()}
         self._seen |= dict.fromkeys(online, at)
         now = {
             "at": at,

@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fairbloom.flower import node_info, set_message_id
+from fairbloom.flower import empty_run, node_info, set_message_id
 from fairbloom.logs import log
 from fairbloom.protocol.names import RUN_FOLDER
 from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
@@ -43,8 +43,7 @@ class RunGrid(Grid):
         self._pipe = pipe
         self._folder = folder
         self._lock = threading.Lock()
-        self._run_id = run_id
-        self._run: Any = None
+        self._run: Any = empty_run(run_id)
         self._saves = False
         # Whether a reply since the last messages had its content in a file.
         self._has_files = False
@@ -58,8 +57,6 @@ class RunGrid(Grid):
     @property
     def run(self) -> Any:
         """Run information."""
-        if self._run is None:
-            raise RuntimeError("set_run has not been called")
         return self._run
 
     def save(self, last: int) -> None:
@@ -166,7 +163,7 @@ class RunGrid(Grid):
             and metadata.message_type in (MessageType.TRAIN, MessageType.EVALUATE)
         )
         if kept:
-            id = id_of(self._run_id, metadata.message_type, number, name, digest)
+            id = id_of(self._run.run_id, metadata.message_type, number, name, digest)
         else:
             id = secrets.token_hex(16)  # equal content sent twice is two messages
         return Envelope(

@@ -112,9 +112,9 @@ class Members:
                 f" enrolment, or {remedy} again"
             )
         if self._clock() > caller.end:
-            day = datetime.fromtimestamp(caller.end, UTC).date()
             raise NotAdmittedError(
-                f"the certificate of client {name!r} expired on {day}: {remedy} again"
+                f"the certificate of client {name!r} expired on"
+                f" {datetime.fromtimestamp(caller.end, UTC).date()}: {remedy} again"
             )
         return member
 

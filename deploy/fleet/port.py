@@ -117,8 +117,9 @@ class Port:
 
     async def start(self, address: str, key: bytes, certificate: bytes, authority: bytes) -> int:
         """Listen at HOST:PORT; return the port. Raise RuntimeError if that is not possible."""
-        options = [*OPTIONS, ("grpc.max_allowed_incoming_connections", self._max_connections)]
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(
+            options=[*OPTIONS, ("grpc.max_allowed_incoming_connections", self._max_connections)]
+        )
         self._server.add_generic_rpc_handlers((Service(self),))
         credentials = grpc.ssl_server_credentials(
             [(key, certificate)], authority, require_client_auth=True
@@ -158,11 +159,12 @@ class Port:
         number = min(limit, max(0, count_sockets() - self._own_sockets))
         self.connections = {"open": number, "limit": limit}
         if number >= FULL * limit:
-            words = (
+            self._faults.say(
+                "connections",
                 f"all {limit} connections of the port are in use, and further devices are kept out:"
-                " limit the connections of an address by a firewall (docs/deployment.md)"
+                " limit the connections of an address by a firewall (docs/deployment.md)",
+                SAY_SECONDS,
             )
-            self._faults.say("connections", words, SAY_SECONDS)
 
     # Calls ----------------------------------------------------------------------------------------
 
@@ -248,23 +250,25 @@ class Port:
             return status
         limit = max(self._max_reply, REPLY_TIMES * message.content.size + REPLY_BYTES)
         if head.size > limit:
-            reason = (
+            return self._take_refusal(
+                message,
                 f"the reply has {head.size} bytes, and at most {limit} are taken (max-reply in"
-                " federation.toml)"
+                " federation.toml)",
             )
-            return self._take_refusal(message, reason)
         try:
             content = StoredContent(self._mailbox.budget, head.size)
             fault = await self._receive(content, first, sent, device)
         except (OSError, MemoryError) as error:
-            reason = f"the server cannot keep the reply now: {describe_fault(error)}"
             self._faults.say(
                 f"replies of {name}",
                 f"the reply of client {name} is not taken, and the client tries again:"
                 f" {describe_fault(error)}",
             )
             # a code that is not in `calls.FINAL`, so that the device keeps the reply and retries
-            raise CallRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, reason) from None
+            raise CallRefusedError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"the server cannot keep the reply now: {describe_fault(error)}",
+            ) from None
         self._faults.clear(f"replies of {name}")
         if content.size != head.size or content.digest() != head.sha256:
             fault = fault or "the reply's bytes are not those that its head announces"
@@ -330,12 +334,12 @@ class Port:
         if session != device.session:
             if device.session and device.online:
                 device.others_seen += 1
-                reason = (
+                raise CallRefusedError(
+                    grpc.StatusCode.ALREADY_EXISTS,
                     f"another process with the key of client {name!r} is connected, from another"
                     " state folder: end one of the two, or ask the federation's operator for a key"
-                    " of its own"
+                    " of its own",
                 )
-                raise CallRefusedError(grpc.StatusCode.ALREADY_EXISTS, reason)
             device.session = session
         return device
 
@@ -372,8 +376,9 @@ async def receive(sent: AsyncIterator[bytes], kind: type[Any], seconds: float) -
     try:
         return kind.FromString(data)
     except DecodeError:
-        words = "the call's content is not what the port reads"
-        raise CallRefusedError(grpc.StatusCode.INVALID_ARGUMENT, words) from None
+        raise CallRefusedError(
+            grpc.StatusCode.INVALID_ARGUMENT, "the call's content is not what the port reads"
+        ) from None
 
 
 async def receive_bytes(sent: AsyncIterator[bytes], seconds: float) -> bytes:
@@ -382,8 +387,10 @@ async def receive_bytes(sent: AsyncIterator[bytes], seconds: float) -> bytes:
         async with asyncio.timeout(seconds):
             data = await anext(aiter(sent), None)
     except TimeoutError:
-        words = f"the call's next chunk did not come within {seconds:.0f} s"
-        raise CallRefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, words) from None
+        raise CallRefusedError(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            f"the call's next chunk did not come within {seconds:.0f} s",
+        ) from None
     if data is None:  # a cut call may look like a finished one
         raise CallRefusedError(grpc.StatusCode.ABORTED, "the call broke off")
     return data

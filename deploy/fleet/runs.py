@@ -275,8 +275,10 @@ class Runs:
                     run.end(status)
                 except (OSError, MemoryError, RuntimeError) as error:
                     # Python raises a RuntimeError if no thread can be started
-                    words = f"run {run.number} cannot go on, and is tried again: {error}"
-                    self._faults.say(run.folder.name, words)
+                    self._faults.say(
+                        run.folder.name,
+                        f"run {run.number} cannot go on, and is tried again: {error}",
+                    )
                     if isinstance(error, OSError) and error.errno in OWN_ERRORS:
                         continue
                     break  # for example a full disk: the run stays the first one

@@ -133,9 +133,10 @@ class Worker:
         deadline = time.monotonic() + self._limit
         while not self._wait(self._pipe):
             if self._limit and time.monotonic() > deadline:
-                seconds = f"{self._limit:g} s, limits.round-seconds"
                 self.drop(
-                    self.working, f"it took longer than the owner of this device allows ({seconds})"
+                    self.working,
+                    "it took longer than the owner of this device allows"
+                    f" ({self._limit:g} s, limits.round-seconds)",
                 )
         answer, (content,) = receive(self._pipe)
         return replace(answer, content=content)

@@ -92,8 +92,10 @@ class App:
         for key, value in given.items():
             if key not in self.config:
                 hint = did_you_mean(key, self.config)
-                keys = ", ".join(self.config) or "no key"
-                raise SettingsError(f"unknown setting {key} = {value!r}: {hint}{where} has {keys}")
+                raise SettingsError(
+                    f"unknown setting {key} = {value!r}: {hint}{where} has"
+                    f" {', '.join(self.config) or 'no key'}"
+                )
             kind = type(self.config[key])
             if not of_kind(value, kind):
                 raise SettingsError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.settings import split_names
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
+from fairbloom.text import join_first
 
 from ..checkpoint import list_checkpoints
 from ..settings import default_config, find_grown, may_differ, resolve
@@ -110,10 +111,7 @@ def digest_code(config: Config) -> dict[str, str]:
 
 def _list_changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    listed = ", ".join(changed[:5])
-    if len(changed) > 5:
-        listed += f" and {len(changed) - 5} more"
-    return listed
+    return join_first(changed, 5)
 
 
 def _check_same_settings(

@@ -179,16 +179,17 @@ class ClientTable:
             ("train_loss_of_global_model", column(names.TRAIN_LOSS)),
         ]
         if self.disparity:
-            of_groups = (names.DISPARITY, names.DISPARITY_HARD)
             columns += [
                 (f"train_{each.replace('-', '_')}_before_round", column(each, trained))
-                for each in of_groups
+                for each in (names.DISPARITY, names.DISPARITY_HARD)
             ]
         if self.inexactness:
             columns.append((names.INEXACTNESS, column(names.INEXACTNESS, trained)))
         if self.validated:
-            loss = ("validation_loss_of_global_model", column(names.LOSS + ENDINGS["validation"]))
-            columns += [*scores("validation", "global"), loss]
+            columns += [
+                *scores("validation", "global"),
+                ("validation_loss_of_global_model", column(names.LOSS + ENDINGS["validation"])),
+            ]
             if self.personal:
                 columns += scores("validation", "personal")
         if self.kept:

@@ -398,16 +398,14 @@ def complete_result(result: Result, path: Path) -> Result:
         if not row["client"]:
             metrics = recorded[row["phase"]].setdefault(int(row["round"]), {})
             metrics[row["metric"]] = number_of(row["value"])
-    by_phase = [
-        {number: MetricRecord({**metrics}) for number, metrics in recorded[phase].items()} | table
-        for phase, table in tables.items()
-    ]
-    train, evaluate, server = (dict(sorted(table.items())) for table in by_phase)
+    for phase, table in tables.items():
+        earlier = {number: MetricRecord({**each}) for number, each in recorded[phase].items()}
+        tables[phase] = dict(sorted((earlier | table).items()))
     return Result(
         arrays=result.arrays,
-        train_metrics_clientapp=train,
-        evaluate_metrics_clientapp=evaluate,
-        evaluate_metrics_serverapp=server,
+        train_metrics_clientapp=tables["train"],
+        evaluate_metrics_clientapp=tables["evaluate"],
+        evaluate_metrics_serverapp=tables["server"],
     )
 
 
@@ -532,12 +530,11 @@ def collect_options(strategy: Strategy) -> dict[str, Value]:
         if "__init__" in vars(each)
     ]
     own = set(OPTIONS).union(*(signature.parameters for signature in signatures[:-1]))
-    plain = {
-        name: value
+    named = {
+        name.replace("_", "-"): value
         for name, value in plain_values(inner).items()
         if name in own and name not in FREE
     }
-    named = {name.replace("_", "-"): value for name, value in plain.items()}
     around = []
     for wrapper in wrappers:
         values = [f"{name}={value!r}" for name, value in plain_values(wrapper).items()]

@@ -116,8 +116,13 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
                     if cells := {name: report[key] for name, key in keys.items() if key in report}:
                         by_group[group] = cells
                 if fault := grouped.find_fault(by_group, most):
-                    words = "round %d: the report of client %s on its groups by %s is left out: %s"
-                    log.warning(words, finished.number, client, grouping, fault)
+                    log.warning(
+                        "round %d: the report of client %s on its groups by %s is left out: %s",
+                        finished.number,
+                        client,
+                        grouping,
+                        fault,
+                    )
                     continue
                 rows += [
                     (

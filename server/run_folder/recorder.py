@@ -140,15 +140,18 @@ class RunRecorder:
         if validation is not None:
             self._best_by = validation.column
             self._best_score = validation.score
-        personal = method.terms(1).has_personal_models
-        disparity = DISPARITY in method.needs
-        inexact = INEXACTNESS in method.needs
-        hostile = bool(config.get("attack"))
-        # metrics.csv has an app's validation scores, by client.
-        validated = validation is not None and not app_metrics
-        kept = method.terms(1).keeps_personal_models and not app_metrics
+        terms = method.terms(1)
         self._table = ClientTable(
-            scores, validated, personal, disparity, two_classes, hostile, inexact, kept, loss
+            scores,
+            # metrics.csv has an app's validation scores, by client.
+            validated=validation is not None and not app_metrics,
+            personal=terms.has_personal_models,
+            disparity=DISPARITY in method.needs,
+            two_classes=two_classes,
+            hostile=bool(config.get("attack")),
+            inexactness=INEXACTNESS in method.needs,
+            kept=terms.keeps_personal_models and not app_metrics,
+            loss=loss,
         )
         self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
         self._coefficients = TableWriter(COEFFICIENTS.path_in(path), COEFFICIENTS.needed)
@@ -177,10 +180,13 @@ class RunRecorder:
         if not is_run_folder(self.path):
             with explain_write_errors("the run folder", self.path):
                 self._checkpoints.mkdir(parents=True, exist_ok=True)
-            machine = {"machine": platform.platform(), "processors": os.cpu_count()}
-            packages = {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
-            python = {"python": platform.python_version(), "fairbloom": __version__}
-            about = {**machine, **python, **packages}
+            about = {
+                "machine": platform.platform(),
+                "processors": os.cpu_count(),
+                "python": platform.python_version(),
+                "fairbloom": __version__,
+                **{name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")},
+            }
             if self._metrics is not None:
                 about["run-folder"] = secrets.token_hex(8)
             ENVIRONMENT.write(self.path, about)
@@ -282,10 +288,9 @@ class RunRecorder:
             self._clients.add(self._table.rows(finished, self._participations))
             for name in finished.coefficients.keys() - self._name_cells.keys():
                 self._name_cells[name] = format_cell(name)
-            coefficients = sorted(finished.coefficients.items())
             lines = [
                 f"{finished.number},{self._name_cells[name]},{value}\n"
-                for name, value in coefficients
+                for name, value in sorted(finished.coefficients.items())
             ]
             self._coefficients.add_lines("".join(lines))
             if self._grouped is not None and self._groups is not None:
@@ -293,8 +298,11 @@ class RunRecorder:
             if self._metrics is not None:
                 self._metrics.add(format_metrics(finished))
         if EXAMPLES.exists_in(self.path):
-            metrics = finished.train_metrics.items()
-            counts = {name: own[NUM_EXAMPLES] for name, own in metrics if NUM_EXAMPLES in own}
+            counts = {
+                name: own[NUM_EXAMPLES]
+                for name, own in finished.train_metrics.items()
+                if NUM_EXAMPLES in own
+            }
             record_trained(self.path, counts)
         if self._stopping is not None:
             self._stopping.observe(finished)
