@@ -3,7 +3,6 @@
 A restarted container finds its folder free and continues as the same client.
 """
 
-import fcntl
 import itertools
 import os
 import sys
@@ -11,6 +10,7 @@ import time
 from pathlib import Path
 
 from fairbloom.deploy.device.keys import make
+from fairbloom.system.lock import open_locked
 
 CLIENTS = Path("/clients")
 LOOK_SECONDS = 0.5
@@ -21,11 +21,9 @@ def take_folder() -> Path:
     for number in itertools.count():
         folder = CLIENTS / f"client-{number}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(folder / "taken", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = open_locked(folder / "taken", mode=0o600)
         except BlockingIOError:
-            os.close(lock)
             continue
         # the client, which replaces this process, must keep the lock
         os.set_inheritable(lock, True)

@@ -23,7 +23,7 @@ from fairbloom.protocol.names import (
     TRAIN_LOSS,
 )
 from fairbloom.protocol.scores import Score, put_first
-from fairbloom.protocol.settings import split_names
+from fairbloom.protocol.settings import Mark, marked, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.arrays import Model
@@ -78,7 +78,7 @@ from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
 from .run_folder.stopping import EarlyStopping
 from .run_folder.values import RunStart
-from .settings import Settings, digest_changed, find_grown, may_differ, may_grow, resolve
+from .settings import Settings, digest_changed, find_grown, resolve
 from .waiting import MOST_TIMES, check_sizes, drop_revoked, wait_for_clients
 
 app = ServerApp()
@@ -398,7 +398,7 @@ def choose_run_folder(settings: Settings) -> Path:
     if settings.out:
         return Path(settings.out).absolute()
     config = {**settings.run_config(), "data-dir": resolve(settings.data_dir)}
-    letters = digest_changed(config, {*may_differ(finished=False), *may_grow()})
+    letters = digest_changed(config, marked(Mark.FREE, Mark.LIMIT, Mark.EXTENDABLE))
     # Not every file system allows a colon in a name.
     named = f"{settings.task}-{settings.method}".replace(":", ".")
     return Path("runs", f"{named}-seed{settings.seed}-{letters}").absolute()

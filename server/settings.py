@@ -426,13 +426,6 @@ def check_pace(settings: Settings) -> None:
         raise SettingsError(f"{settings.method}.{idle}")
 
 
-def may_differ(*, finished: bool) -> Collection[str]:
-    """Return the keys of settings that may differ from the run's: fewer if it is finished."""
-    if finished:
-        return frozenset(marked(Mark.FREE))
-    return frozenset(marked(Mark.FREE, Mark.LIMIT))
-
-
 def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set[str]:
     """Return the keys of raised settings among those that may be raised when a run continues.
 
@@ -447,17 +440,12 @@ def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set
             return value
         return None
 
-    pairs = {key: (reach(there, key), reach(config, key)) for key in may_grow()}
+    pairs = {key: (reach(there, key), reach(config, key)) for key in marked(Mark.EXTENDABLE)}
     return {
         key
         for key, (before, now) in pairs.items()
         if before is not None and now is not None and now > before
     }
-
-
-def may_grow() -> Collection[str]:
-    """Return the keys of settings that may be raised when a run is continued, finished or not."""
-    return frozenset(marked(Mark.EXTENDABLE))
 
 
 def default_config() -> dict[str, Value]:

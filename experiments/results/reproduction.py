@@ -9,7 +9,6 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Mark, Value, marked
-from fairbloom.server.settings import may_differ
 from fairbloom.strategies.named import format_value
 
 from ..arms import Arm
@@ -102,7 +101,7 @@ class Reproduction(Shown):
     @property
     def comparable(self) -> bool:
         """Whether the runs are as in the recipe, neither cut short nor with other settings."""
-        free = {*may_differ(finished=True), *marked(Mark.PLACE, Mark.ROUNDING)}
+        free = marked(Mark.FREE, Mark.PLACE, Mark.ROUNDING)
         return not self.study.quick and not self.study.overrides.keys() - free
 
     def runs(self, index: int) -> list[Run]:

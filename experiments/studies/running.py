@@ -147,7 +147,7 @@ def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]
     with explain_write_errors("the tables", folder):
         for name, rows in tables.items():
             if rows:
-                write_whole(folder / name, format_csv(tuple(rows[0]), rows, header=True).encode())
+                write_whole(folder / name, format_csv(tuple(rows[0]), rows).encode())
             else:
                 (folder / name).unlink(missing_ok=True)
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fairbloom.own_code import digest_own_code
-from fairbloom.protocol.settings import split_names
+from fairbloom.protocol.settings import Mark, marked, split_names
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 from fairbloom.text import join_first
 
 from ..checkpoint import list_checkpoints
-from ..settings import default_config, find_grown, may_differ, resolve
+from ..settings import default_config, find_grown, resolve
 from .errors import RunFolderError, check_place, explain_access_errors
 from .files import (
     CHECKPOINTS,
@@ -125,7 +125,10 @@ def _check_same_settings(
     before = there.get("num-rounds")
     now = config.get("num-rounds")
     shorter = isinstance(before, int) and isinstance(now, int) and now < before
-    free = {*may_differ(finished=finished and not grown), *grown}
+    marks = [Mark.FREE]
+    if grown or not finished:
+        marks.append(Mark.LIMIT)
+    free = {*marked(*marks), *grown}
     if shorter:
         free.add("num-rounds")
     # A continued run keeps the values that were decided when it began.

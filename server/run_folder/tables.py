@@ -62,14 +62,9 @@ def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[
     return rows
 
 
-def format_csv(
-    columns: tuple[str, ...], rows: Iterable[Mapping[str, object]], *, header: bool = False
-) -> str:
-    """Return rows as CSV text with Unix line ends."""
-    cells: list[Iterable[object]] = [[row.get(column, "") for column in columns] for row in rows]
-    if header:
-        cells.insert(0, columns)
-    return _format_rows(cells)
+def format_csv(columns: tuple[str, ...], rows: Iterable[Mapping[str, object]]) -> str:
+    """Return a table, its columns and its rows, as CSV text with Unix line ends."""
+    return _format_rows([columns, *([row.get(column, "") for column in columns] for row in rows)])
 
 
 def _format_rows(rows: Iterable[Iterable[object]]) -> str:
@@ -110,7 +105,7 @@ class TableWriter:
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
         self.path = path
         self.columns = columns
-        self._header = format_csv(columns, [], header=True).encode()
+        self._header = format_csv(columns, []).encode()
         self.size = len(self._header)
 
     def begin(self) -> None:

@@ -141,16 +141,12 @@ def make_run(
             about | {f"{score.column()}_{measure}": value for measure, value in spread.items()}
         )
     columns = round_columns(find_method(method)(), score)
-    ROUNDS.path_in(folder).write_text(
-        format_csv(columns, round_rows, header=True), encoding="utf-8"
-    )
+    ROUNDS.path_in(folder).write_text(format_csv(columns, round_rows), encoding="utf-8")
     CLIENTS.path_in(folder).write_text(
-        format_csv(ClientTable([score]).columns, client_rows, header=True), encoding="utf-8"
+        format_csv(ClientTable([score]).columns, client_rows), encoding="utf-8"
     )
     used = [row for row in client_rows if "coefficient" in row]
-    COEFFICIENTS.path_in(folder).write_text(
-        format_csv(COEFFICIENTS.needed, used, header=True), encoding="utf-8"
-    )
+    COEFFICIENTS.path_in(folder).write_text(format_csv(COEFFICIENTS.needed, used), encoding="utf-8")
     if dealt:
         examples = 45 * len(clients)
         owner = np.arange(examples) % len(clients)

@@ -155,7 +155,7 @@ def test_escaped_cells_read_back_as_they_were(tmp_path: Path) -> None:
     columns = ("round", "client")
     path = tmp_path / "clients.csv"
     path.write_text(
-        format_csv(columns, [{"round": 1, "client": name} for name in NAMES], header=True),
+        format_csv(columns, [{"round": 1, "client": name} for name in NAMES]),
         newline="",
     )
     assert [row["client"] for row in read_table(path, columns, finished=True)] == NAMES

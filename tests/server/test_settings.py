@@ -28,7 +28,6 @@ from fairbloom.server.settings import (
     SettingsError,
     check_used,
     default_config,
-    may_differ,
     parameters,
 )
 from fairbloom.strategies import METHODS, FedAvg, Options
@@ -444,9 +443,8 @@ def test_waiting_for_clients_has_no_effect_in_one_process(subtests: pytest.Subte
 def test_marks_decide_which_settings_a_continued_run_may_change() -> None:
     free = {"out", "enrolled-sizes", "unused-rounds", "memory"}
     free |= {"min-clients", "wait-for-clients"}
-    assert may_differ(finished=True) == free
-    limits = {"max-growth", "loss-limit", "update-limit"}
-    assert may_differ(finished=False) == free | limits
+    assert set(marked(Mark.FREE)) == free
+    assert set(marked(Mark.LIMIT)) == {"max-growth", "loss-limit", "update-limit"}
     assert set(marked(Mark.PLACE)) == {"data-dir", "state-dir", "device"}
     assert set(marked(Mark.DEVICE)) == {"data-dir", "state-dir"}
     assert set(marked(Mark.ROUNDING)) == {"engine", "device"}

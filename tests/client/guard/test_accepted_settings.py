@@ -15,8 +15,8 @@ from fairbloom.client.guard.accepted_settings import (
     fingerprint,
     work_settings,
 )
-from fairbloom.protocol.settings import RunSettings
-from fairbloom.server.settings import default_config, may_differ, may_grow
+from fairbloom.protocol.settings import Mark, RunSettings, marked
+from fairbloom.server.settings import default_config
 from fairbloom.tasks import Setup, Task
 
 from ..helpers import ask, context, run_config
@@ -209,7 +209,7 @@ def test_places_and_what_may_change_make_no_other_run(subtests: pytest.Subtests)
     plain = fingerprint(run_config())
     assert len(plain) == 8
     assert fingerprint(json.loads(json.dumps(run_config()))) == plain
-    for key in ("state-dir", "data-dir", "out", "device", *may_differ(finished=False)):
+    for key in ("state-dir", "data-dir", "out", "device", *marked(Mark.FREE, Mark.LIMIT)):
         with subtests.test(key=key):
             assert fingerprint({**run_config(), key: "elsewhere"}) == fingerprint(
                 {**run_config(), key: "here"}
@@ -218,8 +218,7 @@ def test_places_and_what_may_change_make_no_other_run(subtests: pytest.Subtests)
 
 def test_whatever_else_a_run_sets_makes_it_another_run(subtests: pytest.Subtests) -> None:
     free = {
-        *may_differ(finished=False),
-        *may_grow(),
+        *marked(Mark.FREE, Mark.LIMIT, Mark.EXTENDABLE),
         "state-dir",
         "data-dir",
         "device",

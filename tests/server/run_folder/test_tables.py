@@ -41,7 +41,7 @@ DAMAGED = {
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / "clients.csv").write_text(format_csv(ClientTable().columns, ROWS, header=True))
+    (tmp_path / "clients.csv").write_text(format_csv(ClientTable().columns, ROWS))
     read = read_table(tmp_path / "clients.csv", ClientTable().columns, finished=True)
     assert [(row["round"], row["client"]) for row in read] == [
         (str(row["round"]), row["client"]) for row in ROWS
@@ -98,7 +98,7 @@ def test_long_cells_are_read_and_csvs_limit_is_restored(tmp_path: Path, finished
     limit = csv.field_size_limit()
     reasons = "site-a: " + "it was refused " * limit
     (tmp_path / "rounds.csv").write_text(
-        format_csv(("round", "refused"), [{"round": 1, "refused": reasons}], header=True)
+        format_csv(("round", "refused"), [{"round": 1, "refused": reasons}])
     )
     (row,) = read_table(tmp_path / "rounds.csv", ["round", "refused"], finished=finished)
     assert row["refused"] == reasons
