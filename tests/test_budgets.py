@@ -22,17 +22,17 @@ ROOMS: Mapping[str, int] = {
     "client": 1_990,
     "client/guard": 717,
     "client/rules": 688,
-    "deploy/fleet": 2_566,
+    "deploy/fleet": 2_578,
     "experiments": 852,
     "experiments/pages": 1_281,
     "experiments/results": 2_041,
     "experiments/studies": 959,
     "prediction": 878,
     "fairbloom": 701,
-    "protocol": 867,
+    "protocol": 876,
     "rounds": 3_202,
-    "server": 985,
-    "server/run_folder": 1_455,
+    "server": 986,
+    "server/run_folder": 1_473,
     "simulation": 1_163,
     "simulation/stacked": 1_114,
     "strategies": 2_156,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 34_160
+WHOLE = 34_019
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
