@@ -1,6 +1,6 @@
 """The clients of a file: views of its rows, which are encoded once for all of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -34,44 +34,33 @@ Rows = NDArray[np.intp]
 class FileExamples(NamedTuple):
     """The examples of a file's clients, those of a client one after the other.
 
-    `moments` has the mean and deviation of each client's own columns, shape (clients, columns, 2).
+    `moments` has the mean and deviation of each own column of a client, shape (columns, 2), by its
+    name.
     """
 
     inputs: Tensor
     targets: Tensor
     groups: Tensor | None
-    moments: NDArray[np.float64]
+    moments: Mapping[str, NDArray[np.float64]]
 
 
 class FileClients:
-    """The clients of one file.
+    """The clients of one file, `encoded`.
 
-    `rows` has the rows of each client. Clients with fewer than `smallest` usable rows are left out.
+    `rows` has the rows of each client in it. Clients with fewer than `smallest` usable rows are
+    left out: `names` are those of the others.
     """
 
     def __init__(
-        self, file: EncodedFile, rows: Mapping[str, Rows], setup: Setup, smallest: int = 0
+        self, encoded: EncodedFile, rows: Mapping[str, Rows], setup: Setup, smallest: int = 0
     ) -> None:
-        self._file = file
-        self._rows = rows
-        usable = {name: each[file.usable[each]] for name, each in rows.items()}
+        self.encoded = encoded
+        self.rows = rows
+        usable = {name: each[encoded.usable[each]] for name, each in rows.items()}
         self._usable = {name: each for name, each in usable.items() if len(each) >= smallest}
         self._setup = setup
+        self.names = tuple(self._usable)
         self.left_out = tuple(name for name in rows if name not in self._usable)
-
-    @property
-    def encoded(self) -> EncodedFile:
-        """The file."""
-        return self._file
-
-    def rows_of(self, client: str) -> Rows:
-        """Return the rows of a client in the file."""
-        return self._rows[client]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the clients."""
-        return tuple(self._usable)
 
     def splits(self, client: str) -> Splits:
         """Return the examples of a client, in the tensors of all; raise DataError if unusable."""
@@ -88,20 +77,20 @@ class FileClients:
     def preprocessing(self, client: str) -> Preprocessing:
         """Return a client's preprocessing: numbers are standardised by its training rows."""
         self._parts_of(client)
-        moments = self._examples.moments[self._places[client]].tolist()
+        moments = self._examples.moments[client].tolist()
         return preprocessing_of(self._setup.schema_).of_client(client, moments)
 
     def values(self, client: str) -> Mapping[str, ColumnValues]:
         """Return the values of a client in each column that the file has."""
-        rows = self._rows[client]
-        return {name: self._file.columns[name][rows] for name in self._file.found}
+        rows = self.rows[client]
+        return {name: self.encoded.columns[name][rows] for name in self.encoded.found}
 
     def describe(self, client: str) -> Mapping[str, str | int]:
         """Return the client's row in the table of `fairbloom data`."""
         parts = self._parts_of(client)
-        schema = self._file.schema
+        schema = self.encoded.schema
         rows = self._usable[client]
-        target = self._file.columns[schema.target][rows]
+        target = self.encoded.columns[schema.target][rows]
         classes = schema.predicted.categories
         if classes:
             counts = np.bincount(target, minlength=len(classes))
@@ -114,7 +103,7 @@ class FileClients:
             "train": len(parts.train),
             "test": len(parts.test),
             "target": held,
-            "rows left out": len(self._rows[client]) - len(rows),
+            "rows left out": len(self.rows[client]) - len(rows),
         }
 
     def _parts_of(self, client: str) -> Parts:
@@ -131,38 +120,33 @@ class FileClients:
                 start += len(rows)
         return parts
 
-    @cached_property
-    def _places(self) -> Mapping[str, int]:
-        """The index of each usable client."""
-        return {client: place for place, client in enumerate(self._parts)}
-
     def _split(self, client: str, start: int) -> Parts:
         """Split a client's examples, which begin at row `start` of the tensors."""
-        self._file.raise_faults(self._rows[client])
-        rows = len(self._rows[client])
+        self.encoded.raise_faults(self.rows[client])
+        rows = len(self.rows[client])
         kept = len(self._usable[client])
         if kept < MIN_EXAMPLES:
             dropped = text_if(kept < rows, f", {kept} of them without a missing value")
             raise DataError(
-                f"{self._file.path} has {plural(rows, '1 row', f'{rows} rows')}{dropped}: at least"
-                f" {MIN_EXAMPLES} are needed, four fifths for training and one for testing: add"
-                " rows, or leave this client out",
+                f"{self.encoded.path} has {plural(rows, '1 row', f'{rows} rows')}{dropped}: at"
+                f" least {MIN_EXAMPLES} are needed, four fifths for training and one for testing:"
+                " add rows, or leave this client out",
                 "few-rows",
                 rows=rows,
                 kept=kept,
                 fewest=MIN_EXAMPLES,
             )
-        if self._file.units is None:
+        if self.encoded.units is None:
             return split(np.arange(start, start + kept), self._setup, client)
-        units = self._file.units[self._usable[client]]
+        units = self.encoded.units[self._usable[client]]
         count = len(np.unique(units))
         # One for each part of the split.
         fewest = 3 if self._setup.validation_share else 2
         if count < fewest:
             raise DataError(
-                f"{self._file.path} has {plural(count, '1 value', f'{count} values')} in column"
-                f" {self._file.schema.unit!r}, the schema's unit: at least {fewest} are needed: add"
-                " rows, or leave this client out",
+                f"{self.encoded.path} has {plural(count, '1 value', f'{count} values')} in column"
+                f" {self.encoded.schema.unit!r}, the schema's unit: at least {fewest} are needed:"
+                " add rows, or leave this client out",
                 "few-units",
                 units=count,
                 fewest=fewest,
@@ -172,24 +156,18 @@ class FileClients:
     @cached_property
     def _examples(self) -> FileExamples:
         """The examples of all usable clients, encoded in whole columns."""
-        rows = [self._usable[client] for client in self._parts]
-        examples = self._encode(rows)
-        self._warn_of_clipped(np.concatenate(rows), examples.inputs)
-        return examples
-
-    def _encode(self, usable: Sequence[Rows]) -> FileExamples:
-        """Return the examples in these rows of each usable client."""
-        schema = self._file.schema
+        usable = [self._usable[client] for client in self._parts]
+        schema = self.encoded.schema
         order = np.concatenate(usable)
         own = own_columns(schema)
         numbers = np.empty((len(own), len(order)))  # a row for each column
         for row, name in zip(numbers, own, strict=True):
-            row[:] = self._file.columns[name][order]
+            row[:] = self.encoded.columns[name][order]
         moments = np.stack(
             [measure_columns(numbers.take(parts.train, axis=1)) for parts in self._parts.values()]
         )
         values = dict(zip(own, numbers, strict=True))
-        for name, column in self._file.columns.items():
+        for name, column in self.encoded.columns.items():
             if name not in values:
                 values[name] = column[order]
         inputs = encode_columns(
@@ -198,8 +176,10 @@ class FileClients:
             {name: moments[:, place] for place, name in enumerate(own)},
             [len(rows) for rows in usable],
         )
+        self._warn_of_clipped(order, inputs)
         targets = as_targets(values[schema.target], Target.of(schema))
-        return FileExamples(inputs, targets, encode_groups(schema, values), moments)
+        moments_of = dict(zip(self._parts, moments, strict=True))
+        return FileExamples(inputs, targets, encode_groups(schema, values), moments_of)
 
     def _warn_of_clipped(self, order: Rows, inputs: Tensor) -> None:
         """Log the columns in which numbers are cut off as inputs; `order` has the inputs' rows."""
@@ -208,7 +188,7 @@ class FileClients:
             log.warning(
                 "%s, column %r: %s more than %g deviations away from the mean of training, where"
                 " they are cut off, the first in row %d of the table: correct them",
-                self._file.path,
+                self.encoded.path,
                 name,
                 plural(len(rows), "1 number is", f"{len(rows)} numbers are"),
                 MAX_INPUT,

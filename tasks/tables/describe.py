@@ -91,14 +91,14 @@ def _describe_clients(files: Files) -> Iterator[Row]:
     for name, file in files.items():
         problem = "faults, listed below"
         if isinstance(file, FileClients):
-            rows = int(file.encoded.faulty[file.rows_of(name)].sum())
+            rows = int(file.encoded.faulty[file.rows[name]].sum())
             if not rows:
                 try:
                     yield {"client": name, **file.describe(name)}
                     continue
                 except FairbloomError as error:
                     problem = str(error)
-            elif rows < len(file.rows_of(name)):
+            elif rows < len(file.rows[name]):
                 having = plural(rows, "1 row has", f"{rows} rows have")
                 problem = f"{having} faults, listed below"
         yield {"client": name, "problem": problem}
@@ -222,7 +222,7 @@ def _summarise_faults(files: Files) -> Iterator[Row]:
             yield from _summarise_errors(name, [file, *getattr(file, "others", ())])
         elif file.encoded.path not in seen:
             seen.add(file.encoded.path)
-            clients = {each: other.rows_of(each) for each, other in files.items() if other is file}
+            clients = {each: other.rows[each] for each, other in files.items() if other is file}
             yield from _summarise_file(file.encoded, clients)
 
 

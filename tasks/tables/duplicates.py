@@ -56,7 +56,7 @@ def find_duplicates(files: Mapping[str, FileClients]) -> Iterator[tuple[str, str
     clients: list[_Rows] = []
     for name, file in files.items():
         key = id(file.encoded)
-        rows = file.rows_of(name)
+        rows = file.rows[name]
         rows = rows[readable_of[key][rows]]
         clients.append(_Rows(name, file.encoded, rows, hashes_of[key][rows]))
     if not any(len(each.rows) for each in clients):
