@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from multiprocessing import parent_process
 from pathlib import Path
@@ -87,27 +87,19 @@ def files_in(place: str) -> dict[str, Path]:
     path = _existing_path(place)
     if path.suffix.lower() in ENDINGS and path.is_dir() and _has_parts(path):
         raise DataError(f"data-dir = {place!r}: {IN_PARTS}", "other-format")
-    found: dict[str, Path] = {}
-    folded: dict[str, Path] = {}
-    others: list[Path] = []
-    for file in [path] if path.is_file() else _list_entries(path):
+    files = [path] if path.is_file() else _list_entries(path)
+    for file in files:
         if (problem := _find_unread(file, is_named=file == path)) is not None:
             raise DataError(f"{file}: {problem}", "other-format")
-        if file.suffix.lower() not in ENDINGS and file != path:
-            others.append(file)
-            continue
-        client = normalize("NFC", file.stem)
-        other = folded.setdefault(fold_value(client), file)
-        if other != file:
-            raise _same_client(place, f"{other.name} and {file.name}", client)
-        found[client] = file
-    if not found:
+    tables = {file: file.stem for file in files if file.suffix.lower() in ENDINGS or file == path}
+    if not tables:
         raise DataError(
             f"data-dir = {place!r}: there is no {', '.join(ENDINGS)} file in it, but"
             f" {_contents(path)}",
             "no-file",
         )
-    _name_others(place, others)
+    found = _name_clients(place, tables, "")
+    _name_others(place, [file for file in files if file not in tables])
     return found
 
 
@@ -119,35 +111,36 @@ def folders_in(place: str) -> dict[str, Path]:
     if not place:
         return {}
     path = _existing_path(place)
-    found: dict[str, Path] = {}
-    folded: dict[str, Path] = {}
-    others: list[Path] = []
-    for entry in _list_entries(path) if path.is_dir() else ():
-        if entry.suffix.lower() in PACKED and not entry.is_dir():
-            raise DataError(
-                f"{entry}: {entry.suffix} files are not read: unpack it", "other-format"
-            )
-        if not entry.is_dir():
-            others.append(entry)
-            continue
-        name = normalize("NFC", entry.name)
-        other = folded.setdefault(fold_value(name), entry)
-        if other != entry:
-            raise _same_client(place, f"the folders {other.name} and {entry.name}", name)
-        found[name] = entry
-    if not found:
+    entries = _list_entries(path) if path.is_dir() else []
+    folders = {entry: entry.name for entry in entries if entry.is_dir()}
+    files = [entry for entry in entries if entry not in folders]
+    for file in files:
+        if file.suffix.lower() in PACKED:
+            raise DataError(f"{file}: {file.suffix} files are not read: unpack it", "other-format")
+    if not folders:
         raise DataError(
             f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file"
         )
-    _name_others(place, others)
+    found = _name_clients(place, folders, "the folders ")
+    _name_others(place, files)
     return found
 
 
-def _same_client(place: str, both: str, client: str) -> DataError:
-    return DataError(
-        f"data-dir = {place!r}: {both} would both be client {client}: rename one of them",
-        "same-name",
-    )
+def _name_clients(place: str, names: Mapping[Path, str], what: str) -> dict[str, Path]:
+    """Return entries of a folder by the clients' names; raise DataError if two have the same."""
+    found: dict[str, Path] = {}
+    folded: dict[str, Path] = {}
+    for path, name in names.items():
+        client = normalize("NFC", name)
+        other = folded.setdefault(fold_value(client), path)
+        if other != path:
+            raise DataError(
+                f"data-dir = {place!r}: {what}{other.name} and {path.name} would both be client"
+                f" {client}: rename one of them",
+                "same-name",
+            )
+        found[client] = path
+    return found
 
 
 def is_visible(name: str) -> bool:
