@@ -109,17 +109,10 @@ class Wanted(NamedTuple):
     kind: str = "auto"
 
 
-class Inferred(NamedTuple):
-    """A schema as TOML with comments, and why columns are left out, by name."""
+def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> tuple[str, dict[str, str]]:
+    """Return the schema that files suggest, with comments, and why columns are left out, by name.
 
-    text: str
-    left_out: Mapping[str, str]
-
-
-def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> Inferred:
-    """Return the schema that files suggest; `paths` are by client.
-
-    Raise DataError if no file can be read.
+    `paths` are by client. Raise DataError if no file can be read.
     """
     tables, unread = _read_all(paths)
     first = next(iter(tables.values()))
@@ -128,17 +121,20 @@ def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> Inferred:
     unit = _find(first, wanted.unit, "csv.unit") if wanted.unit else ""
     notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
     read = dict(tables)
-    raw = _survey_files([*tables.values()])
-    for (name, table), columns in zip([*tables.items()], raw, strict=True):
+    raw: list[dict[str, FileColumn]] = []
+    for name, table in read.items():
+        columns = _survey_file(table, File())
         marks = _find_marks(table, columns)
-        tables[name] = replace(table, file=_with_marks(table.file, marks))
+        how = {"decimalChar": marks.decimal, "groupChar": marks.group}
+        tables[name] = replace(table, file=table.file.model_copy(update=how))
         if marks.unclear:
             notes.append(
                 f"{table.path.name}: {marks.unclear!r} can be read in two ways: state decimalChar"
                 f" or groupChar under [files.{quote(table.path.name)}]"
             )
         if (marks.decimal, marks.group) != (".", ""):
-            _read_again(tables[name], columns)
+            columns = _survey_file(table, tables[name].file)
+        raw.append(columns)
     names = _match_names(tables, target)
     sites = Sites.of_files(tables)
     if client:
@@ -187,7 +183,7 @@ def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> Inferred:
     unused = {
         name: NUMBERS_OF_ROWS for name, each in draft.fields.items() if NO_INPUT in each.lines
     }
-    return Inferred("\n".join(lines) + "\n", {**draft.ignored, **unused})
+    return "\n".join(lines) + "\n", {**draft.ignored, **unused}
 
 
 def _positive_lines(target: Drafted) -> Iterator[str]:
@@ -267,16 +263,13 @@ def _likeliest_target(table: Table, names: Sequence[str]) -> str:
     return names[-1] if names else ""
 
 
-def _survey_files(tables: Sequence[Table]) -> list[dict[str, FileColumn]]:
-    """Return the columns of each file by folded name, read with a decimal point."""
-    return [
-        {
-            fold(name): FileColumn.of(values, File())
-            for name, values in table.columns.items()
-            if values is not None
-        }
-        for table in tables
-    ]
+def _survey_file(table: Table, file: File) -> dict[str, FileColumn]:
+    """Return the columns of a table by folded name; its texts are read as `file` says."""
+    return {
+        fold(name): FileColumn.of(values, file)
+        for name, values in table.columns.items()
+        if values is not None
+    }
 
 
 def _find_marks(table: Table, columns: Mapping[str, FileColumn]) -> Marks:
@@ -290,18 +283,6 @@ def _find_marks(table: Table, columns: Mapping[str, FileColumn]) -> Marks:
         texts += [column.texts[place] for place in np.flatnonzero(column.is_wrong).tolist()]
         cells.append([*dict.fromkeys(texts)])
     return infer_marks(cells)
-
-
-def _with_marks(file: File, marks: Marks) -> File:
-    return file.model_copy(update={"decimalChar": marks.decimal, "groupChar": marks.group})
-
-
-def _read_again(table: Table, columns: dict[str, FileColumn]) -> None:
-    """Read the columns of texts by the file's marks."""
-    for name in columns:
-        values: Values = table.columns[table.by_name[name]]
-        if str(values.type) == "string":
-            columns[name] = FileColumn.of(values, table.file)
 
 
 def _match_names(tables: dict[str, Table], target: str) -> dict[str, str]:

@@ -73,7 +73,7 @@ NAMES = (
 
 def unannounced(folder: Path, **wanted: Any) -> Iterator[str]:
     """Yield the faults of files by the schema that they suggest, except those that it names."""
-    text = infer_schema(files_in(str(folder)), Wanted(**wanted)).text
+    text, _ = infer_schema(files_in(str(folder)), Wanted(**wanted))
     schema = parse_schema(text)
     comments: dict[str, str] = {}
     for part in text.split("\n\n")[1:]:
