@@ -40,4 +40,4 @@ def read_columns(path: Path, columns: Sequence[str], schema: Schema) -> Mapping[
     if not len(table):
         raise FairbloomError(f"{path} has no rows: put the original in its place")
     texts = {name: table.column(name) for name in columns}
-    return encode(Table(path, texts, np.arange(1, len(table) + 1), "row", header=0), schema)
+    return encode(Table(path, texts, np.arange(1, len(table) + 1), "row"), schema)

@@ -72,11 +72,9 @@ def shorten(text: str) -> str:
 
 def different_cells(values: Any) -> tuple[list[str], NDArray[np.int32]]:
     """Return the distinct cells of a column as texts, then "", and the index of each row's cell."""
-    import pyarrow as pa  # imported late: a server reads no tables
-
     coded = values.dictionary_encode().combine_chunks()
     cells = coded.dictionary.to_pylist()
-    if not pa.types.is_string(values.type):
+    if str(values.type) != "string":
         cells = [format_number(each) if isinstance(each, float) else str(each) for each in cells]
     codes = np.from_dlpack(coded.indices.fill_null(len(cells)))
     return [*cells, ""], codes.astype(np.int32)
@@ -89,7 +87,7 @@ def parse_numbers(
 
     `units` may follow the numbers; `missing` are texts in lower case.
     """
-    import pyarrow as pa
+    import pyarrow as pa  # imported late: a server reads no tables
     from pyarrow import compute
 
     codes = [number for each in missing if (number := parse_number(each)) is not None]

@@ -86,15 +86,13 @@ class Table:
     """A file's columns by name; None for a column that holds neither numbers nor texts.
 
     `lines` has the line in which each row ends (`unit` "line"), or the row of a sheet or the number
-    of a record ("row"), from 1. `header` is the line of the names, 0 if the names are in no line.
-    `file` describes how the file is written.
+    of a record ("row"), from 1. `file` describes how the file is written.
     """
 
     path: Path
     columns: dict[str, Values | None]
     lines: NDArray[np.int64]
     unit: Literal["line", "row"] = "line"
-    header: int = 1
     file: File = field(default_factory=File)
 
     def __len__(self) -> int:
@@ -288,7 +286,7 @@ def _read_text(path: Path, file: File) -> Table:
     columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
     decimal = file.decimalChar or _infer_decimal(file, columns)
     file = file.model_copy(update={"decimalChar": decimal, "delimiter": delimiter})
-    return Table(path, _by_names(path, names, columns), lines[1:], header=int(lines[0]), file=file)
+    return Table(path, _by_names(path, names, columns), lines[1:], file=file)
 
 
 def _infer_decimal(file: File, columns: Sequence[Values]) -> Decimal:
@@ -503,7 +501,7 @@ def _read_parquet(path: Path, file: File) -> Table:
     named = _by_names(
         path, [each.name.strip() for each in shown], [columns.get(each.name) for each in shown]
     )
-    return Table(path, named, np.arange(1, rows + 1), "row", header=0, file=file)
+    return Table(path, named, np.arange(1, rows + 1), "row", file)
 
 
 def _is_plain(kind: Any) -> bool:
@@ -611,16 +609,13 @@ def _read_workbook(path: Path, file: File) -> Table:
         return str(cell).strip()
 
     texts = [[as_text(cell) for cell in row] for cells in sheets.values() for row in cells]
-    (header, names), *rows = [
-        (number, row) for number, row in enumerate(texts, start=1) if any(row)
-    ]
+    (_, names), *rows = [(number, row) for number, row in enumerate(texts, start=1) if any(row)]
     columns = [[row[place] for _, row in rows] for place in range(len(names))]
     kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
     arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]
     lines = np.array([number for number, _ in rows], np.int64)
-    return Table(
-        path, _by_names(path, [names[place] for place in kept], arrays), lines, "row", header, file
-    )
+    named = _by_names(path, [names[place] for place in kept], arrays)
+    return Table(path, named, lines, "row", file)
 
 
 def _check_sheets(path: Path) -> list[str]:

@@ -105,8 +105,6 @@ class FileColumn:
     @classmethod
     def of(cls, values: Values, file: File) -> "FileColumn":
         """Return a column of a file that writes its numbers as `file` says."""
-        import pyarrow as pa  # imported late: a server reads no tables
-
         sample = parse_numbers(values.slice(0, SAMPLE), file, (), MISSING)
         if len(np.unique(sample[0])) > MAX_CATEGORIES and not sample[1].any():
             numbers, is_wrong, is_missing = parse_numbers(values, file, (), MISSING)
@@ -114,7 +112,7 @@ class FileColumn:
                 codes = np.arange(len(values), dtype=np.int32)
                 return cls((), codes, numbers, is_wrong, is_missing)
         texts, codes = different_cells(values)
-        how = file if pa.types.is_string(values.type) else File()  # numbers need no decimal mark
+        how = file if str(values.type) == "string" else File()  # numbers need no decimal mark
         return cls(texts, codes, *parse_texts(texts, how, (), MISSING))
 
 
