@@ -189,9 +189,9 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {' or '.join(nearest)}{by_case}? "
 
 
-def find_nearest(name: str, choices: Iterable[str], least: float = 0.6) -> str | None:
-    """Return the choice nearest to a name, None where none has a difflib ratio of `least`."""
-    return next(iter(find_equally_near(name, choices, least)), None)
+def find_nearest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the choice nearest to a name, None where none is near."""
+    return next(iter(find_equally_near(name, choices)), None)
 
 
 def find_equally_near(name: str, choices: Iterable[str], least: float = 0.6) -> list[str]:

@@ -217,30 +217,23 @@ class _Graph:
 
         A refused row has NaN and "".
         """
-        rows = self.add("Reshape", refused, self.constant(np.array([-1]))) if refused else ""
+        rows = self.add("Reshape", refused, self.constant(np.array([-1])))
         if not classes:
-            self._unless(rows, math.nan, found, names[0], np.float64)
+            nothing = self.constant(np.array(math.nan))
+            self.add("Where", rows, nothing, found, name=names[0])
             return [_value(names[0], TensorProto.DOUBLE)]
         label = self.add(
             "Gather",
             self.constant(np.array(classes)),
             self.add("ArgMax", found, axis=1, keepdims=0),
         )
-        self._unless(rows, "", label, names[0], np.str_)
-        self._unless(refused, math.nan, found, names[1], np.float32)
+        self.add("Where", rows, self.constant(""), label, name=names[0])
+        nothing = self.constant(np.array(math.nan, np.float32))
+        self.add("Where", refused, nothing, found, name=names[1])
         return [
             _value(names[0], TensorProto.STRING),
             _value(names[1], TensorProto.FLOAT, len(classes)),
         ]
-
-    def _unless(
-        self, refused: str, nothing: float | str, values: str, name: str, dtype: type
-    ) -> None:
-        """Add an output that is `nothing` for refused rows; `refused` is "" if there are none."""
-        if refused:
-            self.add("Where", refused, self.constant(np.array(nothing, dtype)), values, name=name)
-        else:
-            self.add("Identity", values, name=name)
 
 
 def _vary_case(word: str) -> set[str]:
