@@ -18,7 +18,7 @@ from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import RunSettings, Setup, Value
 
 from .classifiers import PREFIX, check_classifier
-from .schema import read_schema
+from .schema import SCHEMA, read_schema
 from .task import Splits, Task
 
 # How lists name the user's own partition, which every task that splits its examples accepts.
@@ -211,11 +211,8 @@ class TaskInfo:
         """
         if not (setup.schema_ and self.schema):
             return
-        parse = imported("task", self.schema)
-        if "\n" in place:  # the setting holds the schema's text, which has no file
-            parse(setup.schema_)
-        else:
-            parse(setup.schema_, place)
+        # The setting may hold the schema's text, which has no file.
+        imported("task", self.schema)(setup.schema_, SCHEMA if "\n" in place else place)
         for each in self.settings:
             value = config.get(each.key, each.default)
             if value != each.default and each.name not in self.in_process:

@@ -38,7 +38,7 @@ class Device(NamedTuple):
     b: NDArray[np.float64]
 
 
-def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
+def load(setup: Setup, *, alpha: float, beta: float) -> Task:
     """Return the task; a device's examples depend on the seed, not on the number of devices.
 
     W and b of device k are drawn from N(u_k, 1), and the means of its inputs from N(B_k, 1): alpha
@@ -50,7 +50,7 @@ def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
 
     @cache
     def splits(client: str) -> Splits:
-        inputs, targets = draw_examples(setup.seed, places[client], alpha, beta, iid=iid)
+        inputs, targets = draw_examples(setup.seed, places[client], alpha, beta)
         parts = split(np.arange(len(targets)), setup, client)
         return splits_of(
             torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets), parts
@@ -60,10 +60,10 @@ def load(setup: Setup, *, alpha: float, beta: float, iid: bool) -> Task:
 
 
 def draw_examples(
-    seed: int, place: int, alpha: float, beta: float, *, iid: bool
+    seed: int, place: int, alpha: float, beta: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return a device's inputs, shape (n, 60), and classes, shape (n,): the highest x W + b."""
-    device = draw_common_device(seed) if iid else draw_device(seed, place, alpha, beta)
+    device = draw_device(seed, place, alpha, beta)
     random = generator(seed, "synthetic examples", place)
     count = MIN_EXAMPLES + int(random.lognormal(MEAN_LOG, DEVIATION_LOG))
     inputs = device.mean + DEVIATIONS * random.standard_normal((count, INPUTS))
@@ -77,11 +77,3 @@ def draw_device(seed: int, place: int, alpha: float, beta: float) -> Device:
     B = beta * random.standard_normal()
     mean = random.normal(B, 1.0, INPUTS)
     return Device(mean, random.normal(u, 1.0, (INPUTS, CLASSES)), random.normal(u, 1.0, CLASSES))
-
-
-def draw_common_device(seed: int) -> Device:
-    """Draw the distribution that all devices share if they are alike."""
-    random = generator(seed, "synthetic iid")
-    return Device(
-        np.zeros(INPUTS), random.standard_normal((INPUTS, CLASSES)), random.standard_normal(CLASSES)
-    )

@@ -182,13 +182,13 @@ def _list_entries(folder: Path) -> list[Path]:
 
 def _is_run_folder(path: Path) -> bool:
     """Return whether a folder is one of a run or a study, or holds such."""
-    return path.is_dir() and any(map(_has_run, (path, *path.glob("*/"))))
-
-
-def _has_run(folder: Path) -> bool:
     # Two entries each: a folder of pictures may have a study.json of its own.
     kinds = (("config.toml", "env.json"), ("study.json", "runs"))
-    return any((folder / one).exists() and (folder / other).exists() for one, other in kinds)
+    return path.is_dir() and any(
+        (folder / one).exists() and (folder / other).exists()
+        for folder in (path, *path.glob("*/"))
+        for one, other in kinds
+    )
 
 
 @lru_cache(maxsize=64)
@@ -217,11 +217,8 @@ def _find_unread(path: Path, is_named: bool) -> str | None:
         return f"{path.suffix} files are not read: {REMEDY}"
     if ending in (*ENDINGS, *TEXTS) or is_named or not _is_table(path):
         return None
-    return f"it holds a table, and {_kind(path)} are not read: {REMEDY}"
-
-
-def _kind(path: Path) -> str:
-    return f"{path.suffix} files" if path.suffix else "files without an ending"
+    kind = f"{path.suffix} files" if path.suffix else "files without an ending"
+    return f"it holds a table, and {kind} are not read: {REMEDY}"
 
 
 def _is_of_parts(folder: Path) -> bool:

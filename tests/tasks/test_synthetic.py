@@ -4,19 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from fairbloom.tasks.datasets.synthetic import (
-    DEVIATIONS,
-    draw_common_device,
-    draw_device,
-    draw_examples,
-)
+from fairbloom.tasks.datasets.synthetic import DEVIATIONS, draw_device, draw_examples
 
 from .made import load
 
 
 def test_an_examples_class_is_that_of_its_devices_model() -> None:
     device = draw_device(3, 7, 1.0, 1.0)
-    inputs, classes = draw_examples(3, 7, 1.0, 1.0, iid=False)
+    inputs, classes = draw_examples(3, 7, 1.0, 1.0)
     logits = inputs @ device.W + device.b
     assert classes.tolist() == torch.from_numpy(logits).softmax(dim=1).argmax(dim=1).tolist()
     assert set(classes.tolist()) <= set(range(10))
@@ -25,7 +20,7 @@ def test_an_examples_class_is_that_of_its_devices_model() -> None:
 def test_inputs_vary_the_less_the_later_they_stand() -> None:
     inputs = np.concatenate(
         [
-            draw_examples(0, place, 0.0, 0.0, iid=False)[0] - draw_device(0, place, 0.0, 0.0).mean
+            draw_examples(0, place, 0.0, 0.0)[0] - draw_device(0, place, 0.0, 0.0).mean
             for place in range(100)
         ]
     )
@@ -57,26 +52,11 @@ def test_beta_is_how_much_inputs_differ(subtests: pytest.Subtests) -> None:
 
 
 def test_sizes_are_log_normal_from_50() -> None:
-    sizes = (
-        np.array([len(draw_examples(1, place, 1.0, 1.0, iid=False)[1]) for place in range(300)])
-        - 50
-    )
+    sizes = np.array([len(draw_examples(1, place, 1.0, 1.0)[1]) for place in range(300)]) - 50
     assert sizes.min() >= 0
     logs = np.log(sizes + 0.5)
     assert logs.mean() == pytest.approx(4.0, abs=0.4)
     assert logs.std() == pytest.approx(2.0, abs=0.3)
-
-
-def test_equal_devices_share_model_and_inputs(subtests: pytest.Subtests) -> None:
-    device = draw_common_device(0)
-    for place in (0, 1):
-        with subtests.test(place=place):
-            inputs, classes = draw_examples(0, place, 5.0, 5.0, iid=True)
-            assert classes.tolist() == (inputs @ device.W + device.b).argmax(axis=1).tolist()
-            assert abs(inputs[:, 1:].mean()) < 0.1
-    assert len(draw_examples(0, 0, 5.0, 5.0, iid=True)[1]) == len(
-        draw_examples(0, 0, 0.0, 0.0, iid=True)[1]
-    )
 
 
 def test_a_device_draws_alike_for_any_number_of_devices() -> None:
