@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
-from fairbloom.imports import imported, is_import_string
+from fairbloom.errors import ReportableError, did_you_mean
+from fairbloom.imports import import_callable, is_import_string
 from fairbloom.tasks.inputs import Inputs, move
 
 from .work import NO_AUGMENTATION, LocalWork
@@ -52,12 +52,8 @@ def make_augmentation(work: LocalWork) -> Augment | None:
             return change_images(name, images, draws)
 
         return change
-    found = imported("augment", name)
-    if not callable(found):
-        raise FairbloomError(
-            f"augment = {name!r}: it is a {type(found).__name__}, not a function of an image"
-        )
-    return partial(_change_each, name, found)
+    function = import_callable("augment", name, "it must be a function of an image")
+    return partial(_change_each, name, function)
 
 
 def augmentation_stream(name: str, seed: int) -> np.random.Generator:

@@ -3,7 +3,7 @@
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -74,6 +74,14 @@ def imported(what: str, name: str) -> Any:
             raise FairbloomError(f"{what} = {name!r}: {module} has no {attribute}; it has {public}")
         found = getattr(found, part)
     return found
+
+
+def import_callable(what: str, name: str, must: str) -> Callable[..., Any]:
+    """Return the function or class that an import string names; `must` says what it has to be."""
+    found = imported(what, name)
+    if not callable(found):
+        raise FairbloomError(f"{what} = {name!r}: it is a {type(found).__name__}; {must}")
+    return found  # type: ignore[no-any-return]
 
 
 def check_seen(key: str, name: str, by: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
-from fairbloom.imports import imported, is_import_string
+from fairbloom.imports import import_callable, is_import_string
 from fairbloom.protocol.settings import SETTINGS, RunSettings, SettingsError
 
 if TYPE_CHECKING:
@@ -125,10 +125,4 @@ def _maker_of(name: str) -> Callable[..., Any]:
             f" {', '.join(OF_PYTORCH)}; any other is named as in my_module:MyOptimizer, or"
             " torch.optim:RMSprop"
         )
-    found = imported("optimizer", name)
-    if not callable(found):
-        raise FairbloomError(
-            f"optimizer = {name!r}: it is a {type(found).__name__}; an optimizer is a subclass of"
-            " torch.optim.Optimizer"
-        )
-    return found  # type: ignore[no-any-return]
+    return import_callable("optimizer", name, "an optimizer is a subclass of torch.optim.Optimizer")

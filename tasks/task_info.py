@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
-from fairbloom.imports import imported, is_import_string
+from fairbloom.imports import import_callable, imported, is_import_string
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import RunSettings, Setup, Value
 
@@ -123,12 +123,11 @@ class TaskInfo:
 
         Its keyword arguments become the task's parameters.
         """
-        maker = imported("task", name)
-        if not callable(maker):
-            raise FairbloomError(
-                f"task = {name!r}: it is a {type(maker).__name__}; a task is a function, or class,"
-                " that is called with a Setup and returns a Task"
-            )
+        maker = import_callable(
+            "task",
+            name,
+            "a task is a function, or class, that is called with a Setup and returns a Task",
+        )
         settings = parameters_of(maker.__name__.lower(), maker, skipped=1)
         for each in settings:
             if each.default is None:
@@ -324,10 +323,4 @@ def import_partition(name: str) -> Callable[..., Iterable[Any]]:
 
     Raise FairbloomError if the import string does not name a function.
     """
-    function = imported("partition", name)
-    if not callable(function):
-        raise FairbloomError(
-            f"partition = {name!r}: it must be a function of labels, clients and random, got"
-            f" {type(function).__name__}"
-        )
-    return function  # type: ignore[no-any-return]
+    return import_callable("partition", name, "it must be a function of labels, clients and random")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..schema import Decimal, File, GroupMark, normalise
+from ..schema import Decimal, GroupMark, normalise
 from .cells import CURRENCY, WITH_UNIT
 
 # Cells of a column that are looked at; those that no number can be read from are, all of them.
@@ -43,11 +43,6 @@ class Marks:
     decimal: Decimal = "."
     group: GroupMark = ""
     unclear: str = ""
-
-    @property
-    def file(self) -> File:
-        """A file with these marks."""
-        return File(decimalChar=self.decimal, groupChar=self.group)
 
 
 def infer_marks(columns: Iterable[Iterable[str]]) -> Marks:

@@ -256,7 +256,10 @@ class Column:
         for how in {self.marks[entry] for entry in odd} if field.unit or missing else ():
             entries = [entry for entry in odd if self.marks[entry] == how]
             found, is_wrong, _ = parse_texts(
-                [self.texts[entry] for entry in entries], how.file, {field.unit} - {""}, missing
+                [self.texts[entry] for entry in entries],
+                File(decimalChar=how.decimal, groupChar=how.group),
+                {field.unit} - {""},
+                missing,
             )
             numbers[entries] = np.where(is_wrong, np.inf, found)
         return numbers[self.codes]

@@ -94,7 +94,7 @@ def test_loop_and_workers_augment_to_equal_bits(tmp_path: Path, augment: str) ->
     ("changes", "words"),
     [
         ({"augment": "flop"}, "did you mean flip"),
-        ({"augment": f"{HERE}:HERE"}, "it is a str, not a function of an image"),
+        ({"augment": f"{HERE}:HERE"}, "it is a str; it must be a function of an image"),
         (
             {"augment": "flip", "task": "tests.simulation.several:masked"},
             "augment = 'flip' needs images, .*several tensors",
