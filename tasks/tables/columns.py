@@ -14,7 +14,7 @@ from ..preprocessing import Preprocessing
 from ..schema import Missing, parse_schema
 from ..task import Described, Setup, Task
 from .clients import FileClients, preprocessing_of
-from .describe import describe_all, summarise
+from .describe import describe
 from .encode import encode_file
 from .folders import files_in
 from .infer import Wanted, infer_schema
@@ -160,4 +160,4 @@ class CsvFiles:
                 files[name] = self.clients_with(name)
             except FairbloomError as error:
                 files[name] = error
-        return describe_all(self._schema, files) if every else summarise(self._schema, files)
+        return describe(self._schema, files, every)

@@ -28,10 +28,53 @@ MAX_REMARKS = 3
 Files = Mapping[str, FileClients | FairbloomError]
 
 
-def describe_all(schema: Schema, files: Files) -> Described:
-    """Return tables with a row for each client, fault, column of a client, and remark."""
+def describe(schema: Schema, files: Files, every: bool) -> Described:
+    """Return tables with a row for each client, fault, column of a client, and remark.
+
+    Unless `every`, in short: a row for each column, kind of fault in a column of a file, and
+    remark. Of many clients and remarks, a few have a row.
+    """
+    columns = _columns(schema, files)
+    on_columns = {
+        name: [*_find_remarks(name, schema.fields[name], columns_of)]
+        for name, columns_of in columns.items()
+    }
+    remarks = [
+        *on_columns.values(),
+        [*_find_spellings(schema, files)],
+        *([row] for row in _find_determining(schema, columns)),
+        [*_find_duplicates(files)],
+    ]
+    if every:
+        clients, faults = _list_clients(files)
+        return {
+            "clients": clients,
+            "faults": faults,
+            "columns": [*_list_columns(schema, columns)],
+            "remarks": [row for found in remarks for row in found],
+        }
+    faults = [*_summarise_faults(files)]
+    if len(faults) > MAX_FAULTS:
+        rest = len(faults) - MAX_FAULTS
+        faults = [*faults[:MAX_FAULTS], {"client": f"and {rest} more, which --clients prints"}]
+    return {
+        "clients": summarise_clients([*_summarise_clients(files)]),
+        "faults": faults,
+        "columns": [
+            _summarise_column(schema, name, columns_of, on_columns[name])
+            for name, columns_of in columns.items()
+        ],
+        "remarks": [row for found in remarks for row in _shorten_remarks(found)],
+    }
+
+
+# Clients ------------------------------------------------------------------------------------------
+
+
+def _list_clients(files: Files) -> tuple[list[Row], list[Row]]:
+    """Return a row for each client, and one for each fault."""
     clients: list[Row] = []
-    wrong: list[Row] = []
+    faults: list[Row] = []
     for name, file in files.items():
         try:
             if isinstance(file, FairbloomError):
@@ -39,54 +82,13 @@ def describe_all(schema: Schema, files: Files) -> Described:
             clients.append({"client": name, **file.describe(name)})
         except FairbloomError as error:
             found = [error, *getattr(error, "others", ())]
-            wrong += [_describe_fault(name, each) for each in found]
-            faults = plural(len(found), "1 fault", f"{len(found)} faults")
-            clients.append({"client": name, "problem": f"{faults}, listed below"})
-    columns: list[Row] = []
-    remarks: list[Row] = []
-    for name, columns_of in _columns(schema, files).items():
-        field = schema.fields[name]
-        for client, column in columns_of.items():
-            missing = int(is_missing(column).sum())
-            values = _describe_values(field, present_values(column))
-            columns.append({"column": name, "client": client, "values": values, "missing": missing})
-        remarks += _find_remarks(name, field, columns_of)
-    remarks += _find_spellings(schema, files)
-    remarks += _find_determining(schema, files)
-    remarks += _find_duplicates(files)
-    return {"clients": clients, "faults": wrong, "columns": columns, "remarks": remarks}
+            faults += [_describe_fault(name, each) for each in found]
+            count = plural(len(found), "1 fault", f"{len(found)} faults")
+            clients.append({"client": name, "problem": f"{count}, listed below"})
+    return clients, faults
 
 
-def summarise(schema: Schema, files: Files) -> Described:
-    """Return tables with a row for each column, kind of fault in a column of a file, and remark.
-
-    Of many clients, a few have a row.
-    """
-    wrong = [*_summarise_faults(files)]
-    if len(wrong) > MAX_FAULTS:
-        rest = len(wrong) - MAX_FAULTS
-        wrong = [*wrong[:MAX_FAULTS], {"client": f"and {rest} more, which --clients prints"}]
-    columns: list[Row] = []
-    remarks: list[Row] = []
-    for name, columns_of in _columns(schema, files).items():
-        found = [*_find_remarks(name, schema.fields[name], columns_of)]
-        columns.append(_summarise_column(schema, name, columns_of, found))
-        remarks += _shorten_remarks(found)
-    remarks += _shorten_remarks([*_find_spellings(schema, files)])
-    remarks += _find_determining(schema, files)
-    remarks += _shorten_remarks([*_find_duplicates(files)])
-    return {
-        "clients": summarise_clients([*_describe_clients(files)]),
-        "faults": wrong,
-        "columns": columns,
-        "remarks": remarks,
-    }
-
-
-# Clients ------------------------------------------------------------------------------------------
-
-
-def _describe_clients(files: Files) -> Iterator[Row]:
+def _summarise_clients(files: Files) -> Iterator[Row]:
     """Yield a row for each client, with its faults in short."""
     for name, file in files.items():
         problem = "faults, listed below"
@@ -118,6 +120,17 @@ def _columns(schema: Schema, files: Files) -> Mapping[str, Mapping[str, ColumnVa
     }
 
 
+def _list_columns(
+    schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
+) -> Iterator[Row]:
+    """Yield a row for each column of each client."""
+    for name, columns_of in columns.items():
+        for client, column in columns_of.items():
+            missing = int(is_missing(column).sum())
+            values = _describe_values(schema.fields[name], present_values(column))
+            yield {"column": name, "client": client, "values": values, "missing": missing}
+
+
 def _find_remarks(name: str, field: Field, columns_of: Mapping[str, ColumnValues]) -> Iterator[Row]:
     for client, remark in find_remarks(name, field, columns_of):
         yield {"column": name, "client": client or "all", "remark": remark}
@@ -147,9 +160,10 @@ def _find_duplicates(files: Files) -> Iterator[Row]:
         yield {"column": "all", "client": clients, "remark": remark}
 
 
-def _find_determining(schema: Schema, files: Files) -> Iterator[Row]:
+def _find_determining(
+    schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
+) -> Iterator[Row]:
     """Yield a remark on each column that alone says what the target is."""
-    columns = _columns(schema, files)
     target = columns[schema.target]
     for name in schema.inputs:
         both = [client for client in columns[name] if client in target]
