@@ -53,18 +53,11 @@ def infer_marks(columns: Iterable[Iterable[str]]) -> Marks:
     """
     examples: dict[str, str] = {}
     for cells in columns:
-        found: dict[str, str] = {}
-        numbers = 0
-        others = 0
-        for cell in cells:
-            kind = _find_evidence(normalise(cell))
-            if kind:
-                numbers += 1
-                found.setdefault(kind, normalise(cell))
-            elif cell.strip():
-                others += 1
-        if numbers >= others:
-            examples = {**found, **examples}
+        kinds = [(_find_evidence(cell), cell) for cell in map(normalise, cells) if cell]
+        numbers = [(kind, cell) for kind, cell in kinds if kind]
+        if 2 * len(numbers) >= len(kinds):
+            for kind, cell in numbers:
+                examples.setdefault(kind, cell)
 
     def says(part: str) -> bool:
         return any(part in kind for kind in examples)
