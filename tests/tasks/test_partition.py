@@ -347,7 +347,7 @@ IMPOSSIBLE = {
     "masks": "4 arrays .*: bool",
     "fails": "KeyError: 'share'",
     "nothing": "TypeError: .*NoneType",
-    "number": "got int",
+    "number": "it is a int",
     "shards": "no shards",
 }
 """The words of each function's error, besides its name."""
