@@ -94,5 +94,4 @@ class AdaFed(FairStrategy):
         with np.errstate(over="ignore", divide="ignore"):
             factor = self.server_lr / total / np.power(largest, self.gamma)
             factor = np.minimum(factor, np.finfo(np.float64).max)
-            c: FloatArray = np.clip(weights * factor, -LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
-        return c
+            return np.clip(weights * factor, -LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)

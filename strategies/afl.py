@@ -60,8 +60,7 @@ class AFL(FairStrategy):
         c = np.array([weights[name] for name in cohort.names])
         total = c.sum()
         if total > 0.0:
-            c /= total
-            return c
+            return np.asarray(c / total)
         return cohort.prior
 
     def remember(

@@ -54,5 +54,4 @@ class DeltaFL(FairStrategy):
         reached = np.cumsum(p[ascending]) >= 1.0 - self.theta - 1e-9
         Q = F[ascending][reached].min()
         c = np.where(F >= Q, p, 0.0)
-        c /= c.sum()
-        return c
+        return np.asarray(c / c.sum())

@@ -84,8 +84,7 @@ class DRFA(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return each client's share of the draws."""
-        c: FloatArray = cohort.draws / cohort.draws.sum()
-        return c
+        return np.asarray(cohort.draws / cohort.draws.sum())
 
     def probe(self, cohort: Cohort, coefficients: FloatArray) -> FloatArray | None:
         """Return the coefficients of the mean snapshot, at which clients report their loss."""

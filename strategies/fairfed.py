@@ -68,8 +68,7 @@ class FairFed(FairStrategy):
         """Return ω of the participants, renormalised."""
         weights = self._moved(cohort)
         weights = weights if weights.sum() > 0.0 else cohort.counts
-        c: FloatArray = weights / weights.sum()
-        return c
+        return np.asarray(weights / weights.sum())
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed
@@ -87,8 +86,7 @@ class FairFed(FairStrategy):
         weights = self.memory.get("weights", {})
         before = np.array([weights.get(name, sizes[name] / total) for name in cohort.names])
         distances = distances_of(cohort)
-        moved: FloatArray = before - self.beta * (distances - distances.mean())
-        return moved
+        return np.asarray(before - self.beta * (distances - distances.mean()))
 
 
 def distances_of(cohort: Cohort) -> FloatArray:
@@ -102,10 +100,7 @@ def distances_of(cohort: Cohort) -> FloatArray:
     accuracy = cohort.counts @ accuracies / cohort.counts.sum()
     gaps = _gap(positives, hits)
     gap = _gap(positives.sum(axis=1), hits.sum(axis=1))
-    distances: FloatArray = np.where(
-        np.isnan(gaps), np.abs(accuracies - accuracy), np.abs(gaps - gap)
-    )
-    return distances
+    return np.asarray(np.where(np.isnan(gaps), np.abs(accuracies - accuracy), np.abs(gaps - gap)))
 
 
 def _gap(positives: FloatArray, hits: FloatArray) -> FloatArray:
@@ -114,5 +109,4 @@ def _gap(positives: FloatArray, hits: FloatArray) -> FloatArray:
     It is NaN if a group has no positives.
     """
     rates = np.divide(hits, positives, out=np.full_like(positives, np.nan), where=positives > 0.0)
-    gap: FloatArray = rates[1] - rates[0]
-    return gap
+    return np.asarray(rates[1] - rates[0])

@@ -98,8 +98,7 @@ class FairMOO(FairStrategy):
         norm = np.sqrt(max(0.0, direction @ G @ direction))
         if norm <= least * mean_norm:
             return np.zeros(cohort.size)
-        c: FloatArray = self.server_lr * (self.length or mean_norm) / norm * direction
-        return c
+        return np.asarray(self.server_lr * (self.length or mean_norm) / norm * direction)
 
 
 def shortest_without_rise(gram: FloatArray, slope: FloatArray) -> FloatArray | None:

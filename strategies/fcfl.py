@@ -145,8 +145,7 @@ class FCFL(FairStrategy):
         g = self._maxima(cohort)
         (p, q), (_, s) = g @ gradient_products(cohort) @ g.T
         x = share_of_loss(p, q, s, within_budgets=self._excess(cohort).max() <= 0.0)
-        weights: FloatArray = x * g[0] + (1.0 - x) * g[1]
-        return weights
+        return np.asarray(x * g[0] + (1.0 - x) * g[1])
 
     def _stage2(self, cohort: Cohort) -> FloatArray:
         K = gradient_products(cohort)
@@ -156,8 +155,7 @@ class FCFL(FairStrategy):
         if self._excess(cohort).max() >= 0.0 and g_g @ K @ g_g > 0.0:
             R = np.vstack([R, g_g])
         products = R @ K @ R.T
-        weights: FloatArray = steepest_common_weights(products, products[:, :m].mean(axis=1)) @ R
-        return weights
+        return np.asarray(steepest_common_weights(products, products[:, :m].mean(axis=1)) @ R)
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed

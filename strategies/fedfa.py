@@ -89,9 +89,8 @@ class FedFa(FairStrategy):
         n = np.array([self._rounds(name) + 1 for name in cohort.names], np.float64)
         a = -np.log2(A / A.sum())
         f = -np.log2(1.0 - n / n.sum())
-        c: FloatArray = self.alpha * a / a.sum() + self.beta * f / f.sum()
-        c /= c.sum()
-        return c
+        c = self.alpha * a / a.sum() + self.beta * f / f.sum()
+        return np.asarray(c / c.sum())
 
     def _rounds(self, name: str) -> int:
         """Return the number of earlier rounds with a usable reply of a client."""

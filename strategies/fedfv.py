@@ -116,8 +116,7 @@ class FedFV(FairStrategy):
             return np.zeros(len(G))
         if not self.rescale:
             return g
-        c: FloatArray = g * np.sqrt((mean @ G @ mean).clip(0.0) / squared_norm)
-        return c
+        return np.asarray(g * np.sqrt((mean @ G @ mean).clip(0.0) / squared_norm))
 
     def _projected(self, cohort: Cohort) -> FloatArray:
         """Return u'_k as coefficients of u_1 … u_m, one row per client, shape (m, m)."""

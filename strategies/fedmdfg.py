@@ -105,8 +105,7 @@ class FedMDFG(FairStrategy):
         if squared_norm <= (NOTHING_COMMON * self._mean_norm(cohort)) ** 2:
             return np.zeros(len(G))
         scale = np.sqrt((mean @ G @ mean).clip(0.0) / squared_norm)
-        c: FloatArray = self.server_lr * scale * shortest
-        return c
+        return np.asarray(self.server_lr * scale * shortest)
 
     def _live(self, cohort: Cohort) -> NDArray[np.intp]:
         """Return the places of the updates that are not zero."""

@@ -59,5 +59,4 @@ class GiFair(FairStrategy):
         if cohort.size == 1:
             return p
         r = np.sign(F[:, None] - F[None, :]).sum(axis=1)
-        c: FloatArray = p + self.strength * p.min() / (cohort.size - 1) * r
-        return c
+        return np.asarray(p + self.strength * p.min() / (cohort.size - 1) * r)

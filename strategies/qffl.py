@@ -131,5 +131,4 @@ def _weights(losses: FloatArray, squared_norms: FloatArray, q: float, L: float) 
     h = L * Fq
     if q > 0.0:
         h = h + q * Fq / F * squared_norms
-    c: FloatArray = Fq / h.sum()
-    return c
+    return np.asarray(Fq / h.sum())

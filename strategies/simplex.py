@@ -54,8 +54,7 @@ def project(vector: FloatArray) -> FloatArray:
     u = np.sort(shifted)[::-1]
     thresholds = (1.0 - np.cumsum(u)) / np.arange(1, len(u) + 1)
     rho = np.flatnonzero(u + thresholds > 0.0)[-1]
-    point: FloatArray = np.maximum(shifted + thresholds[rho], 0.0)
-    return point
+    return np.asarray(np.maximum(shifted + thresholds[rho], 0.0))
 
 
 def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> FloatArray:
@@ -129,8 +128,7 @@ def shortest_combination(rows: FloatArray, gram: FloatArray) -> FloatArray:
     products[cancelled] = 0.0
     products[:, cancelled] = 0.0
     prior = np.full(len(rows), 1.0 / len(rows))
-    shortest: FloatArray = min_norm_weights(products, prior, epsilon=1.0) @ rows
-    return shortest
+    return np.asarray(min_norm_weights(products, prior, epsilon=1.0) @ rows)
 
 
 def steepest_common_weights(gram: FloatArray, gains: FloatArray) -> FloatArray:
@@ -167,8 +165,7 @@ def steepest_common_weights(gram: FloatArray, gains: FloatArray) -> FloatArray:
     _, groups, sizes = np.unique(gram, axis=0, return_inverse=True, return_counts=True)
     groups = groups.ravel()
     means = np.bincount(groups, weights) / sizes
-    shared: FloatArray = means[groups] / weights.sum()
-    return shared
+    return np.asarray(means[groups] / weights.sum())
 
 
 def duality_gap(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
@@ -318,8 +315,7 @@ def _neutral(vectors: FloatArray, changes: FloatArray, rounding: FloatArray) -> 
     if not changes.any():
         return vectors
     axes = np.linalg.svd(changes[None, :])[2]
-    neutral: FloatArray = vectors @ axes[1:].T
-    return neutral
+    return np.asarray(vectors @ axes[1:].T)
 
 
 def _combinations(G: FloatArray) -> FloatArray:

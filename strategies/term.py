@@ -51,6 +51,5 @@ class TERM(FairStrategy):
         largest = F.max() if self.tilt > 0.0 else F.min()  # of the exponents: it cancels
         with np.errstate(over="ignore"):  # to −inf, which gives a weight of 0
             exponents = self.tilt * (F - largest)
-        c: FloatArray = cohort.prior * np.exp(exponents)
-        c /= c.sum()
-        return c
+        c = cohort.prior * np.exp(exponents)
+        return np.asarray(c / c.sum())
