@@ -6,8 +6,8 @@ With `records`, the only file of this package that imports Flower.
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.flower import SimulationError, is_simulated, most_nodes
+from fairbloom.logs import log, log_from
 from fairbloom.protocol.advice import ADVICE, SECURE_AGGREGATION
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.names import FROZEN, PROTOCOL, RUN_FOLDER, TRAIN_LOSS
@@ -50,9 +51,6 @@ from .records import (
 )
 from .refusals import Refusals
 from .screening import usable_evaluation, usable_metrics
-
-FLOWER = logging.getLogger("flwr")
-log = FLOWER.getChild("fairbloom")
 
 # Seconds between two queries of the nodes online while too few clients are.
 WAIT_SECONDS = 0.5
@@ -221,7 +219,7 @@ class FlowerClients:
             # One node first: if its app answers no QUERY, the others would each log a traceback.
             first = node_ids[:1]
             node_ids = node_ids[1:]
-            with quiet_simulation():
+            with log_from(logging.CRITICAL):  # Flower's simulation logs what its apps raise
                 replies = self._query(first)
             if any(map(has_no_query, replies.values())):
                 self._answers_query = False
@@ -634,14 +632,3 @@ class Exchange:
         return lambda reply: sent.get(
             reply.metadata.reply_to_message_id or reply.metadata.src_node_id
         )
-
-
-@contextmanager
-def quiet_simulation() -> Iterator[None]:
-    """Hide the errors that Flower's simulation logs of an app that answers no QUERY."""
-    level = FLOWER.level
-    FLOWER.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        FLOWER.setLevel(level)
