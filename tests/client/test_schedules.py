@@ -6,8 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from fairbloom.client.schedules import Schedule
-from fairbloom.client.work import learning_rate_in
+from fairbloom.client.work import learning_rate_in, schedule_factor
 from fairbloom.protocol.settings import RunSettings
 
 
@@ -15,7 +14,7 @@ from fairbloom.protocol.settings import RunSettings
 def test_rates_rise_to_their_height_then_fall_and_are_never_zero(
     shape: str, warmup: int, count: int
 ) -> None:
-    factors = [Schedule(shape, warmup).factor(done, count) for done in range(count)]
+    factors = [schedule_factor(shape, warmup, done, count) for done in range(count)]
     assert all(0.0 < factor <= 1.0 for factor in factors)
     rising = factors[: warmup + 1]
     falling = factors[warmup:]
@@ -29,7 +28,7 @@ def test_a_cosine_is_that_of_pytorchs_scheduler(subtests: pytest.Subtests) -> No
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=0.3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
-    ours = [0.3 * Schedule("cosine").factor(done, 40) for done in range(40)]
+    ours = [0.3 * schedule_factor("cosine", 0, done, 40) for done in range(40)]
     for rate in ours:
         with subtests.test(rate=rate):
             assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
@@ -38,21 +37,22 @@ def test_a_cosine_is_that_of_pytorchs_scheduler(subtests: pytest.Subtests) -> No
 
 
 def test_the_closed_forms_after_a_warm_up() -> None:
-    assert [Schedule("linear", 2).factor(done, 6) for done in range(6)] == pytest.approx(
+    assert [schedule_factor("linear", 2, done, 6) for done in range(6)] == pytest.approx(
         [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]
     )
-    cosine = [Schedule("cosine", 1).factor(done, 5) for done in range(5)]
+    cosine = [schedule_factor("cosine", 1, done, 5) for done in range(5)]
     assert cosine == pytest.approx(
         [0.5, 1.0, *((1 + math.cos(math.pi * over / 4)) / 2 for over in (1, 2, 3))]
     )
-    assert [Schedule("constant", 3).factor(done, 5) for done in range(5)] == [
+    assert [schedule_factor("constant", 3, done, 5) for done in range(5)] == [
         0.25,
         0.5,
         0.75,
         1.0,
         1.0,
     ]
-    assert Schedule("cosine").factor(50, 40) == Schedule("cosine").factor(39, 40)  # beyond the last
+    # A round beyond the last has the rate of the last.
+    assert schedule_factor("cosine", 0, 50, 40) == schedule_factor("cosine", 0, 39, 40)
 
 
 def settings(**changes: object) -> RunSettings:
