@@ -69,7 +69,7 @@ def train_client(
 
     `sent` has the further vectors of the message, by record.
 
-    Raises StragglerError when this client is a straggler in this round and stragglers are dropped.
+    Raise ReportableError if this client is a straggler in this round and stragglers are dropped.
     """
     if client.gate is not None:
         client.gate.check_training()

@@ -141,9 +141,6 @@ WORK_METRICS: Mapping[str, Callable[[WorkDone], float]] = {
     wire.STEP_SUM: lambda done: done.rate_sum(),
 }
 
-# The counts in `BETWEEN_GROUPS`; its other metrics also need `disparity` in the terms.
-GROUP_COUNTS = (*wire.POSITIVES, *wire.HITS)
-
 # The metrics that every engine of Fairbloom's clients has: patterns of measurements, and names.
 ALL_METRICS = frozenset(
     {

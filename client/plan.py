@@ -41,12 +41,10 @@ def work_of_client(
     )
 
 
-class StragglerError(ReportableError):
-    """A client is too slow for this round, and such clients are dropped."""
-
-
 def epochs_in_time(settings: RunSettings, number: int, client: str) -> int:
     """Return the number of epochs that this client completes in round `number`.
+
+    Raise ReportableError if it is a straggler, and such clients are dropped.
 
     Source: Li et al., MLSys 2020 (FedProx), section 5.2: systems heterogeneity.
     """
@@ -58,7 +56,7 @@ def epochs_in_time(settings: RunSettings, number: int, client: str) -> int:
     if random.random() >= share:
         return epochs
     if settings.drop_stragglers:
-        raise StragglerError(
+        raise ReportableError(
             f"{client} is a straggler in round {number}, and drop-stragglers is on"
         )
     return int(random.integers(1, epochs + 1))

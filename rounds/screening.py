@@ -53,8 +53,6 @@ ENDINGS = (f"-{PERSONAL}", f"-{VALIDATION}")
 
 LOSSES = frozenset({LOSS_BEFORE, LOSS_AFTER, LOSS_BASELINE, TRAIN_LOSS})
 
-GROUP_COUNTS = frozenset({*POSITIVES, *HITS})
-
 # The smallest sum of learning rates above 0 that is accepted: updates are divided by it, and could
 # leave the range of numbers.
 SMALLEST_STEP_SUM = 1e-12
@@ -104,7 +102,7 @@ def usable_metrics(
         raise ValueError(
             f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}"
         )
-    if GROUP_COUNTS.intersection(needs):
+    if not needs.isdisjoint((*POSITIVES, *HITS)):
         _check_group_counts(finite)
     if STEP_SUM in needs and finite[STEP_SUM] != 0.0 and finite[STEP_SUM] < SMALLEST_STEP_SUM:
         raise ValueError(

@@ -33,9 +33,8 @@ from ..metrics import (
 )
 from ..rules.base import Rule
 from ..rules.personal import PersonalParameters
-from ..rules.proximal import ProximalTerm
 from ..rules.registry import kinds_of
-from ..rules.steps import ClientMomentum
+from ..rules.steps import ClientMomentum, ProximalTerm
 from ..support import Support
 
 Function = Callable[..., Any]

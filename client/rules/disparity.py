@@ -21,7 +21,6 @@ from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.task import AnyExamples
 
 from ..local import LocalClient
-from ..metrics import GROUP_COUNTS
 from ..training import StateDict, evaluation_batches, outputs_of, seeded
 from ..work import LocalWork, descend
 from .base import Rule, Scores
@@ -78,7 +77,7 @@ class GroupCounts(Rule):
     Source: Ezzeldin et al., AAAI 2023 (FairFed).
     """
 
-    reports = GROUP_COUNTS
+    reports = (*wire.POSITIVES, *wire.HITS)
 
     def report(self, client: LocalClient) -> Scores:
         """Return the counts."""
@@ -140,8 +139,8 @@ def measure_disparity(
             decisions = torch.sigmoid(sharpness * logits)
             if decisions.requires_grad:
                 torch.autograd.backward((weights[place].to(decisions) * decisions).sum())
-            numbers = torch.stack([_in_double(decisions), _in_double(logits >= 0.0)], dim=1)
-            sums += membership[:, place] @ numbers
+            both = torch.stack([decisions.detach(), (logits >= 0.0).to(decisions)], dim=1)
+            sums += membership[:, place] @ both.cpu().double()
     # Divided only here: a sum of rounded shares may exceed 1, a mean does not.
     of_first, of_second = sums / counts[:, None]
     smooth, hard = (of_second - of_first).tolist()
@@ -229,10 +228,6 @@ def logits_of(outputs: Tensor, positive: int) -> Tensor:
         raise _no_two_classes(f"its model has outputs of shape {tuple(outputs.shape)}")
     logits = outputs.reshape(-1)
     return logits if positive == 1 else -logits
-
-
-def _in_double(values: Tensor) -> Tensor:
-    return values.detach().cpu().double()
 
 
 def _no_two_classes(instead: str) -> ReportableError:

@@ -1,7 +1,7 @@
 """A user's own rule, which corrects each step by state that the client stores between rounds."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -11,30 +11,15 @@ from fairbloom.protocol.settings import SettingsError
 from fairbloom.protocol.terms import OWN_RULE, Terms
 
 from ..work import StepsTaken
-from .base import Arrays, Corrector
+from .base import Arrays, Corrector, Rule
 
 
-class ClientRule(Protocol):
-    """The functions of a user's own rule.
+class OwnRule(Corrector):
+    """A user's own rule, found by its import string: a class with `start`, `correct` and `finish`.
 
     Each round makes a new object, so a rule remembers only what `finish` returned. The steps are
     those of plain SGD; weight decay and a proximal term are part of the gradient.
     """
-
-    def start(self, received: Arrays, kept: Arrays, sent: Mapping[str, Arrays]) -> Any:
-        """Return the state of this round; see `Rule.start`."""
-
-    def correct(self, gradients: dict[str, Tensor], state: Any, step: int) -> Arrays:
-        """Return the corrected gradients of a step; see `Rule.correct`."""
-
-    def finish(
-        self, received: Arrays, trained: Arrays, state: Any, steps: StepsTaken
-    ) -> tuple[Arrays, Arrays]:
-        """Return the trainable parameters to reply, and the state to store; see `Rule.finish`."""
-
-
-class OwnRule(Corrector):
-    """A user's own rule, found by its import string."""
 
     reads = OWN_RULE
 
@@ -50,7 +35,7 @@ class OwnRule(Corrector):
                 f" {', '.join(functions)}"
             )
         try:
-            self.users: ClientRule = kind()
+            self.users: Rule = kind()  # it has these hooks of one
         except Exception as error:
             raise FairbloomError(
                 f"{self}: it cannot be made without arguments ({type(error).__name__}: {error}):"

@@ -1,9 +1,6 @@
 """All rules, and those of a round."""
 
 from collections.abc import Mapping
-from functools import partial
-
-from torch import Tensor
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.rules import check_rule
@@ -19,10 +16,9 @@ from .dynamic import DynamicRegularizer
 from .own import OwnRule
 from .personal import FineTuning, HeadFirst, PersonalModel, PersonalParameters
 from .propfair import PropFairLoss
-from .proximal import ProximalTerm
 from .rounded import RoundedUpdate
 from .snapshot import SnapshotRule
-from .steps import ClientMomentum, FullBatchStep, LocalOnly, StepCount
+from .steps import ClientMomentum, FullBatchStep, LocalOnly, ProximalTerm, StepCount
 
 # All rules, in the order in which a hook that several have is called.
 RULES: tuple[type[Rule], ...] = (
@@ -82,12 +78,6 @@ def kinds_of(terms: Terms, client_rule: str = "") -> list[type[Rule]]:
 
 
 def transform_of(rules: Rules) -> Transform:
-    """Return the function by which rules transform the mean loss of a minibatch."""
-    changing = tuple(rule for rule in rules if "loss" in rule.hooks())
-    return partial(_transform, changing) if changing else unchanged
-
-
-def _transform(rules: Rules, loss: Tensor) -> Tensor:
-    for rule in rules:
-        loss = rule.loss(loss)
-    return loss
+    """Return the function by which a rule transforms the mean loss of a minibatch."""
+    changing = [rule.loss for rule in rules if "loss" in rule.hooks()]  # PropFairLoss alone has it
+    return changing[0] if changing else unchanged

@@ -1,13 +1,32 @@
-"""Rules that replace the run's steps: by another momentum, a full batch, or another number."""
+"""Rules of the steps: a proximal term, another momentum, a full batch, or another number."""
 
 from dataclasses import replace
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.terms import CLIENT_MOMENTUM, FULL_BATCH, LOCAL_ONLY, STEP_COUNT
+from fairbloom.protocol.terms import (
+    CLIENT_MOMENTUM,
+    FULL_BATCH,
+    LOCAL_ONLY,
+    PROXIMAL,
+    STEP_COUNT,
+)
 
 from ..work import LocalWork
 from .base import Rule
+
+
+class ProximalTerm(Rule):
+    """Adds (mu/2)‖x − w‖² to the loss, w the received model; any method may ask for it.
+
+    Source: Li et al., MLSys 2020 (FedProx), eq. 2.
+    """
+
+    reads = PROXIMAL
+
+    def pull(self) -> float:
+        """Return mu."""
+        return self.terms.proximal_mu
 
 
 class LocalOnly(Rule):

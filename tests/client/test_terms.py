@@ -7,8 +7,9 @@ import pytest
 import torch
 from flwr.app import Context, MessageType
 
-from fairbloom.client.plan import StragglerError, epochs_in_time
+from fairbloom.client.plan import epochs_in_time
 from fairbloom.client.rules.propfair import propfair
+from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import RunSettings
 
 from .helpers import ask, context, run_config
@@ -54,7 +55,7 @@ def test_the_share_of_stragglers_is_that_of_the_setting() -> None:
 
 def test_stragglers_that_are_dropped_say_so() -> None:
     config = RunSettings.of(run_config(stragglers=1.0, drop_stragglers=True))
-    with pytest.raises(StragglerError, match="client-0 is a straggler in round 7"):
+    with pytest.raises(ReportableError, match="client-0 is a straggler in round 7"):
         epochs_in_time(config, 7, "client-0")
 
 
