@@ -402,10 +402,12 @@ def check_learns(subject: MethodUnderTest) -> str:
     before = losses(first)
     after = losses(rounds[-1].arrays)
     sums = [float(np.atleast_2d(c).sum(axis=1)[0]) for c in coefficients]
+    between = " to ".join(dict.fromkeys(f"{each:.3g}" for each in (min(sums), max(sums))))
     said = (
         f"In {LEARNING_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from"
         f" {before.mean():.3g} to {after.mean():.3g}, and that of the worst served from"
-        f" {before.max():.3g} to {after.max():.3g}. {_describe_sums(sums)}"
+        f" {before.max():.3g} to {after.max():.3g}. The coefficients sum to {between},"
+        " FedAvg's to 1."
     )
     # Of a step along the updates above 0, against them below.
     directions = [
@@ -423,17 +425,6 @@ def check_learns(subject: MethodUnderTest) -> str:
             f"{said} The mean loss did not fall: the step is too long, or goes for something else."
         )
     return said
-
-
-def _describe_sums(sums: list[float]) -> str:
-    """Return as a sentence what the coefficients of rounds sum to, next to FedAvg's."""
-    low = f"{min(sums):.3g}"
-    high = f"{max(sums):.3g}"
-    if low != high:
-        return f"The coefficients sum to between {low} and {high}, FedAvg's to 1."
-    if low == "1":
-        return "The coefficients sum to 1, as FedAvg's do."
-    return f"The coefficients sum to {low}, FedAvg's to 1."
 
 
 def _is_same(one: FloatArray, other: FloatArray) -> bool:

@@ -233,7 +233,7 @@ class Seen(NamedTuple):
         """
         cohort = self.cohort
         try:
-            after = self.updates.model_after(
+            after, _ = self.updates.model_after(
                 coefficients, self.vectors, cohort.prior, cohort.counts
             )
         except ValueError:

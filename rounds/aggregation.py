@@ -1,7 +1,7 @@
 """From the replies of a round to the model after its step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,16 +41,14 @@ class NoStepError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The outcome of a round's aggregation.
+    """What is known of a round's step, besides the model after it.
 
     Attributes
     ----------
-    model
-        The model after the step.
     metrics
         The metrics that the method reports.
     coefficients
-        c_k of the step, by client.
+        c_k of the step, by client; empty without a step.
     contributions
         How far each client's update points along the step, see `Round`.
     cosines
@@ -59,12 +57,11 @@ class Step:
         The clients that the defence left out.
     """
 
-    model: Model
-    metrics: Metrics
-    coefficients: Mapping[str, float]
-    contributions: Mapping[str, Contribution]
-    cosines: Mapping[str, float]
-    left_out: tuple[str, ...]
+    metrics: Metrics = field(default_factory=dict)
+    coefficients: Mapping[str, float] = field(default_factory=dict)
+    contributions: Mapping[str, Contribution] = field(default_factory=dict)
+    cosines: Mapping[str, float] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
 
 # Replies ------------------------------------------------------------------------------------------
@@ -287,9 +284,10 @@ def aggregate(
     cohort: Cohort,
     vectors: Vectors,
     evaluate_probe: Callable[[Model], Replies],
-) -> Step:
+) -> tuple[Model, Step]:
     """Weigh a round's rows, take the step, and store what the method keeps in its progress.
 
+    Return the model after the step, and what is known of the step.
     `evaluate_probe` makes a second sample of clients report their loss at a model.
 
     Raises
@@ -330,14 +328,14 @@ def aggregate(
     progress.norms = progress.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm)
     of_clients = average_over_arrays(cohort, coefficients)[: cohort.size]
     left_out = defence.left_out(cohort.names, mixing_matrix, of_clients) if defence else ()
-    return Step(
-        model=model,
+    step = Step(
         metrics=method.own_metrics(cohort, coefficients),
         coefficients=dict(zip(cohort.names, of_clients.tolist(), strict=True)),
         contributions=measure_contributions(cohort.names, norms, of_clients, summed),
         cosines=measure_cosines(method, cohort.round, replies.updates),
         left_out=left_out,
     )
+    return model, step
 
 
 def _apply_step(
@@ -361,9 +359,7 @@ def _apply_step(
     if method.has_second_rows and replies.second is not None:
         max_norm = max(max_norm, float(replies.second.norms.max()))
     if method.server_optimizer is None and direction is None:
-        flat = layout.flat.copy()
-        measured = subtract_sum(coefficients, vectors, into=flat, ends=layout.ends)
-        model = updates.model_with(flat, cohort.prior, cohort.counts)
+        model, measured = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
         step_norm = layout.distance(model, layout.trainable)
         check_step(method, layout, step_norm, max_norm)
         return model, step_norm, None, measured
@@ -452,7 +448,7 @@ def _probe(
     if weighting.mixing_matrix is not None:
         mix = mix @ weighting.mixing_matrix[: cohort.size, : cohort.size]
     try:
-        model = snapshots.model_after(mix, snapshots.vectors, cohort.prior, cohort.counts)
+        model, _ = snapshots.model_after(mix, snapshots.vectors, cohort.prior, cohort.counts)
     except ValueError as reason:
         log.warning("no losses at the snapshots of round %d: %s", cohort.round, reason)
         return {}

@@ -188,8 +188,10 @@ class TrainReplies(Replies):
 
 
 def layout_of_second(layout: Layout, record: str) -> Layout:
-    """Return the layout of second models: only a snapshot is a whole model."""
-    return layout if record == SNAPSHOT else layout.trainable_part
+    """Return the layout of second models: snapshots are whole ones, others trained arrays."""
+    if record == SNAPSHOT:
+        return layout
+    return Layout({name: layout.arrays[name] for name in layout.trainable}, buffers=())
 
 
 def average_metrics(reports: Reports, weight_key: str) -> Metrics:

@@ -8,10 +8,11 @@ from typing import Any
 from fairbloom.errors import join_names
 from fairbloom.protocol.terms import Terms
 
+from .aggregation import Step
 from .arrays import Model
 from .clients import Replies
 from .refusals import Refusals, join_alike
-from .round import Contribution, Round
+from .round import Round
 
 
 @dataclass(kw_only=True)
@@ -37,12 +38,8 @@ class RoundInProgress:
         The replies of training, without the updates; None before the clients have trained.
     lost_states
         The clients that have lost their state.
-    coefficients
-        c_k of the step, by client; empty without a step.
-    contributions, cosines
-        As in Round.
-    left_out
-        The clients that the defence left out.
+    step
+        What is known of the step; empty without one.
     bytes_of_probe
         The size of the arrays that went out for losses at the snapshots.
     evaluators
@@ -60,10 +57,7 @@ class RoundInProgress:
     factors: Mapping[str, float] = field(default_factory=dict)
     replies: Replies | None = None
     lost_states: tuple[str, ...] = ()
-    coefficients: Mapping[str, float] = field(default_factory=dict)
-    contributions: Mapping[str, Contribution] = field(default_factory=dict)
-    cosines: Mapping[str, float] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    step: Step = field(default_factory=Step)
     bytes_of_probe: int = 0
     evaluators: Sequence[str] = ()
     evaluation: Replies = field(
@@ -126,10 +120,10 @@ class RoundInProgress:
             refused=dict(sorted(refused.items())),
             missing=replies.missing,
             offline=self.offline,
-            coefficients=self.coefficients,
-            contributions=self.contributions,
-            cosines=self.cosines,
-            left_out=self.left_out,
+            coefficients=self.step.coefficients,
+            contributions=self.step.contributions,
+            cosines=self.step.cosines,
+            left_out=self.step.left_out,
             lost_states=self.lost_states,
             arrays=arrays,
             average=average,

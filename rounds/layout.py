@@ -149,11 +149,6 @@ class Layout:
         }
 
     @cached_property
-    def trainable_part(self) -> Layout:
-        """The layout of a model that has only the trainable arrays; their slices are the same."""
-        return Layout({name: self.arrays[name] for name in self.trainable}, buffers=())
-
-    @cached_property
     def norm(self) -> float:
         """‖w‖, over the trainable part."""
         return self.distance(None, self.trainable)

@@ -210,7 +210,7 @@ class Rounds:
         norm_bounds = self._screen(current, replies)
         replies.refused.log()
         method.progress.finished_rounds = number
-        step: Step | None = None
+        model: Model | None = None
         skip_reason = ""
         unchanged: Sequence[str] = ()
         if norm_bounds is None:
@@ -218,11 +218,11 @@ class Rounds:
         else:
             unchanged = self._find_unchanged(current, replies)
             try:
-                step = self._aggregate(current, replies, norm_bounds)
+                model, current.step = self._aggregate(current, replies, norm_bounds)
             except NoStepError as reason:
                 skip_reason = str(reason)
         if method.keeps_states:
-            self._note_states(current, () if step is None else replies.names)
+            self._note_states(current, () if model is None else replies.names)
         self._skip_reason = skip_reason
         if skip_reason:
             # Refused replies are in the lines above, with their reasons.
@@ -236,9 +236,9 @@ class Rounds:
         self._count_unchanged(number, unchanged)
         asked = len(current.draws) if current.is_answered else 0
         metrics = replies.summarize(asked, method.weighted_by_key)
-        if step is None:
+        if model is None:
             return None, metrics
-        return step.model, metrics | step.metrics
+        return model, metrics | current.step.metrics
 
     def configure_evaluate(
         self,
@@ -454,7 +454,7 @@ class Rounds:
 
     def _aggregate(
         self, current: RoundInProgress, replies: TrainReplies, norm_bounds: NormBounds
-    ) -> Step:
+    ) -> tuple[Model, Step]:
         method = self._method
         cohort, vectors = build_cohort(
             method,
@@ -466,12 +466,7 @@ class Rounds:
             sent=current.factors,
         )
         evaluate_probe = partial(self._evaluate_probe, current)
-        step = aggregate(method, replies, norm_bounds, cohort, vectors, evaluate_probe)
-        current.coefficients = step.coefficients
-        current.contributions = step.contributions
-        current.cosines = step.cosines
-        current.left_out = step.left_out
-        return step
+        return aggregate(method, replies, norm_bounds, cohort, vectors, evaluate_probe)
 
     def _evaluate_probe(self, current: RoundInProgress, model: Model) -> Replies:
         """Make a second sample of the training clients report their loss at a model."""

@@ -19,7 +19,6 @@ from fairbloom.text import text_if
 
 from . import compatibility
 from .arrays import FloatArray as FloatArray, Model
-from .average import Average
 from .cohort import (
     LARGEST_COEFFICIENT as LARGEST_COEFFICIENT,
     Cohort as Cohort,
@@ -31,7 +30,7 @@ from .compatibility import REQUIREMENTS
 from .defences import NONE, WEIGHING, Defence
 from .layout import Layout
 from .options import OPTIONS, Options as Options, checking
-from .progress import SERVER_OPTIMIZER, NormHistory, Progress
+from .progress import SERVER_OPTIMIZER, Average, NormHistory, Progress
 from .ranges import amounts_in, names_in, one_of, pairs_in, whole
 from .sampling import sample, sample_by
 from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
@@ -431,8 +430,7 @@ class Method:
     @property
     def keeps_states(self) -> bool:
         """Whether clients keep a state between rounds, from which their rule continues."""
-        terms = self.terms(1)
-        return terms.control_variates or terms.dynamic_alpha is not None or bool(terms.client_rule)
+        return self.corrects_clients or bool(self.terms(1).client_rule)
 
     @property
     def paced(self) -> bool:

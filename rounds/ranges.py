@@ -22,20 +22,17 @@ from fairbloom.protocol.parameters import (
 
 def within(interval: str, **named: object) -> float:
     """Return the one named value if it is in `interval`, such as "[0, 1]", "(0, 1]" or "[0, 1)"."""
-    value: float = _checked(named, float, Range(interval))
-    return value
+    return float(_checked(named, float, Range(interval)))
 
 
 def whole(lowest: int, **named: object) -> int:
     """Return the one named value if it is an integer of at least `lowest`."""
-    value: int = _checked(named, int, Range(f"[{lowest}, inf)"))
-    return value
+    return int(_checked(named, int, Range(f"[{lowest}, inf)")))
 
 
 def one_of(choices: tuple[str, ...], **named: object) -> str:
     """Return the one named value if it is among `choices`."""
-    value: str = _checked(named, str, Choices(*choices))
-    return value
+    return str(_checked(named, str, Choices(*choices)))
 
 
 def names_in(**named: object) -> tuple[str, ...]:

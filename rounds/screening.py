@@ -298,17 +298,11 @@ def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, fl
     return median / limit, median * limit
 
 
-def screen_reports(method: Method, replies: TrainReplies, first_limit: float = math.inf) -> None:
-    """Refuse replies with implausible counts, or with losses out of proportion to the others.
+def screen_counts(method: Method, replies: Replies, first_limit: float) -> None:
+    """Refuse replies with more examples than the client is enrolled with, or than is plausible.
 
     A client's first count may be `first_limit` times the others' median.
     """
-    screen_counts(method, replies, first_limit)
-    replies.refuse(out_of_proportion(replies.metrics, method.needs, method.loss_limit))
-
-
-def screen_counts(method: Method, replies: Replies, first_limit: float) -> None:
-    """Refuse replies with more examples than the client is enrolled with, or than is plausible."""
     implausible = implausible_counts(
         replies.metrics,
         method.weighted_by_key,
@@ -505,7 +499,8 @@ def screen_replies(
 
     Return the norm bounds of the others, None if none remain.
     """
-    screen_reports(method, replies, first_limit)
+    screen_counts(method, replies, first_limit)
+    replies.refuse(out_of_proportion(replies.metrics, method.needs, method.loss_limit))
     screen_buffers(method, replies)
     norm_bounds = screen_norms(method, replies, server_round)
     first = method.progress.first_counts

@@ -628,14 +628,10 @@ def log_replies(hook: str, replies: Collection[Message]) -> None:
 
 def log_result(result: Result, seconds: float) -> None:
     """Log the result of a run, as Flower's strategies do."""
-    log.info("")
-    log.info("Strategy execution finished in %.2fs", seconds)
-    log.info("")
-    log.info("Final results:")
-    log.info("")
-    for line in str(result).splitlines():
-        log.info("\t%s", line)
-    log.info("")
+    finished = f"Strategy execution finished in {seconds:.2f}s"
+    values = (f"\t{line}" for line in str(result).splitlines())
+    for line in ("", finished, "", "Final results:", "", *values, ""):
+        log.info("%s", line)
 
 
 def _split_config(config: ConfigRecord) -> tuple[list[str], dict[str, Any]]:

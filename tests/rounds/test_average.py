@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, MessageType
 from flwr.serverapp.strategy import Strategy
 from hypothesis import given, strategies as st
 
-from fairbloom.rounds.average import Average
+from fairbloom.rounds.progress import Average
 from fairbloom.strategies import FedAvg
 from tests.federation import (
     OPTIONS,

@@ -74,7 +74,8 @@ def contents(stored: Updates) -> list[Any]:
     steps = []
     for step in np.eye(m):
         try:
-            steps.append(stored.model_after(step, vectors, counts / counts.sum(), counts))
+            after, _ = stored.model_after(step, vectors, counts / counts.sum(), counts)
+            steps.append(after)
         except ValueError as reason:
             steps.append({"reason": np.array(str(reason))})
     after = [

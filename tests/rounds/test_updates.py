@@ -33,7 +33,8 @@ def added(
 
 def after(stored: Updates, *coefficients: float) -> dict[str, np.ndarray]:
     n = np.ones(len(coefficients))
-    return stored.model_after(np.array(coefficients), stored.vectors, n / n.sum(), n)
+    after, _ = stored.model_after(np.array(coefficients), stored.vectors, n / n.sum(), n)
+    return after
 
 
 def drawn(seed: int, m: int, d: int, dtype: str = "float32") -> np.ndarray:
