@@ -132,8 +132,12 @@ def accept(
 
     It takes the place of the accepted one: runs that have begun keep theirs.
     """
-    from fairbloom.client.guard.accepted_schemas import Schemas, describe_change, read_refused
-    from fairbloom.client.guard.schema_changes import describe_acceptance
+    from fairbloom.client.guard.accepted_schemas import (
+        Schemas,
+        describe_acceptance,
+        describe_change,
+        read_refused,
+    )
     from fairbloom.tasks.schema import read_schema
 
     folder = find_state_dir(place)

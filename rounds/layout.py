@@ -1,7 +1,5 @@
 """The arrays of a model: updates, buffers and frozen ones, and their places in the flat vector."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.bfloat16 import FLOAT32
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.parameters import arguments_of
 from fairbloom.protocol.streams import generator
@@ -45,6 +44,14 @@ HEAD_FIRST = "head-first"
 
 # The usual names of the parameters by which methods set common options themselves.
 OWN_NAMES = {"proximal_mu": "mu", "personal_lambda": "lam"}
+
+# Options that change something which a method may need, unless they have their default.
+CHANGING = {
+    "control_variates": compatibility.CONTROL_VARIATES,
+    "personal_parameters": compatibility.PERSONAL_PARAMETERS,
+    "fine_tune_epochs": compatibility.FINE_TUNING,
+    "wire_dtype": compatibility.WIRE_DTYPE,
+}
 
 # The number of negative coefficients: a metric of methods that declare it in `reports`.
 NEGATIVE_WEIGHTS = "negative-weights"
@@ -192,6 +199,8 @@ class Method:
     default_weighting: ClassVar[str | None] = "examples"
     drawn_by_examples: ClassVar[bool] = False
     """Whether the method may draw clients by their examples although it has no prior."""
+    fixed_weights: ClassVar[bool] = False
+    """Whether the weights are the prior in every round: control variates are then possible."""
     own_terms: ClassVar[frozenset[str]] = frozenset()
     """Common options that the method sets by another parameter and therefore refuses."""
     lost_to_server_optimizers: ClassVar[str] = ""
@@ -238,22 +247,15 @@ class Method:
         if self.server_optimizer is not None and self.server_optimizer.name == AVGM:
             self.check_fit(compatibility.SERVER_MOMENTUM, "server_optimizer", AVGM)
         self.control_variates: bool = plain["control_variates"]
-        if self.control_variates:
-            self.check_fit(compatibility.CONTROL_VARIATES, "control_variates", True)
         self.personal_parameters: str = plain["personal_parameters"]
-        if self.personal_parameters:
-            self.check_fit(
-                compatibility.PERSONAL_PARAMETERS, "personal_parameters", self.personal_parameters
-            )
         self.head_epochs = self._checked_head_epochs(plain)
         self.fine_tune_epochs: int = plain["fine_tune_epochs"]
-        if self.fine_tune_epochs:
-            self.check_fit(compatibility.FINE_TUNING, "fine_tune_epochs", self.fine_tune_epochs)
         self.draw = self._checked_draw(plain["draw"], options.get("weighting"))
         self.client_rule: str = plain["client_rule"]
         self.wire_dtype: str = plain["wire_dtype"]
-        if self.wire_dtype != FLOAT32:
-            self.check_fit(compatibility.WIRE_DTYPE, "wire_dtype", self.wire_dtype)
+        for name, option in CHANGING.items():
+            if plain[name] != OPTIONS[name].default:
+                self.check_fit(option, name, plain[name])
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
         self.update_limit: float = plain["update_limit"]
@@ -410,11 +412,6 @@ class Method:
     def has_second_rows(self) -> bool:
         """Whether the update of each reply's second model is a row."""
         return self.second not in ("", SNAPSHOT)
-
-    @property
-    def fixed_weights(self) -> bool:
-        """Whether the weights are the prior in every round: control variates are then possible."""
-        return False
 
     @property
     def weighs_by_prior(self) -> bool:

@@ -94,4 +94,5 @@ class AdaFed(FairStrategy):
         with np.errstate(over="ignore", divide="ignore"):
             factor = self.server_lr / total / np.power(largest, self.gamma)
             factor = np.minimum(factor, np.finfo(np.float64).max)
-            return np.clip(weights * factor, -LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
+            c = np.clip(weights * factor, -LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
+        return np.asarray(c)

@@ -33,17 +33,13 @@ class FedAvg(FairStrategy):
     Cost: a weighted sum
     """
 
+    fixed_weights = True
     reports = COSINES
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         if self.control_variates:
             self._use_control_variates()
-
-    @property
-    def fixed_weights(self) -> bool:
-        """True: the weights are the prior in every round."""
-        return True
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior; kept control variates are not part of the step."""

@@ -49,6 +49,7 @@ class SCAFFOLD(FedAvg):
     Cost: a weighted sum; a second model to each client
     """
 
+    fixed_weights = True  # times a constant
     needs = frozenset({STEP_SUM})
     requires = frozenset({"roster", "whole updates"})
 
@@ -56,11 +57,6 @@ class SCAFFOLD(FedAvg):
         super().__init__(**options)
         self.server_lr = server_lr
         self._use_control_variates()
-
-    @property
-    def fixed_weights(self) -> bool:
-        """True: the weights are the prior in every round, times a constant."""
-        return True
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the prior, times the server's learning rate."""

@@ -1,17 +1,25 @@
-"""The state of a client's context in Flower's simulation, kept in the run folder.
+"""The state of a client's context: kept in the run folder in Flower's simulation, and own arrays.
 
-Flower keeps `context.state` for one run of its own. A run folder is continued by another one.
+Flower keeps `context.state` for one run of its own. A run folder is continued by another one. The
+arrays that a client keeps for itself are in that state.
 """
 
+import copy
 import sys
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fairbloom.flower import ClientAppCallable
 from fairbloom.protocol import names as wire
+from fairbloom.protocol.terms import Terms
 from fairbloom.recorddict import deserialize, serialize
 from fairbloom.system.versions import Step, Versions
+
+from ..rules.personal import PersonalParameters
+
+# The record of the context that holds the arrays which the client keeps for itself.
+RECORD = f"kept:{wire.PERSONAL}"
 
 
 def keep_context(message: Message, context: Context, handler: ClientAppCallable) -> Message:
@@ -50,3 +58,27 @@ def is_on_ray() -> bool:
     """Return whether this process is one of Flower's simulation, on the server's machine."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
+
+
+def give_own(message: Message, context: Context, terms: Terms) -> Message:
+    """Return a message whose first arrays have the client's own values, once it has trained."""
+    own = context.state.array_records.get(RECORD)
+    if not terms.keeps_arrays or own is None:
+        return message
+    (key, received), *_ = message.content.array_records.items()
+    # Only what the reply leaves out, as the server may have changed its terms.
+    left_out = {name: own[name] for name in PersonalParameters(terms).match(own)}
+    given = copy.copy(message)
+    given.content = RecordDict({**message.content, key: ArrayRecord({**received, **left_out})})
+    return given
+
+
+def keep_own(reply: Message, context: Context, terms: Terms) -> None:
+    """Move the arrays that the client keeps from a reply into its context."""
+    if not terms.keeps_arrays or reply.has_error():
+        return
+    for key, trained in [*reply.content.array_records.items()]:
+        names = PersonalParameters(terms).match(trained)
+        context.state[RECORD] = ArrayRecord({name: trained[name] for name in names})
+        others = {name: each for name, each in trained.items() if name not in names}
+        reply.content[key] = ArrayRecord(others)

@@ -21,8 +21,7 @@ from fairbloom.protocol.version import check_protocol
 
 from ..generators import all_seeded
 from ..rules.registry import kinds_of
-from .contexts import keep_context
-from .personal import give_own, keep_own
+from .contexts import give_own, keep_context, keep_own
 from .training import SUPPORTED, Function, Session
 
 P = ParamSpec("P")

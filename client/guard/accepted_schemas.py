@@ -5,9 +5,8 @@ and what became of it, `accepted.json`. `runs.json` has the schema with which ea
 and `refused.toml` is the schema that was refused last, which `fairbloom client accept` takes.
 """
 
-from __future__ import annotations
-
 import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import make_folder, write_private
+from fairbloom.tasks.schema import shorten_value
 
 from .accepted_settings import SettingRefusedError
 
@@ -33,6 +33,28 @@ MAX_RUNS = 50
 
 # Characters of a digest that are shown and logged.
 SHOWN = 12
+
+# Keys by which a schema counts its rows: if two schemas differ in one, their numbers are of
+# different rows.
+COUNTING = frozenset(
+    {
+        "groups",
+        "classes",
+        "categories",
+        "spellings",
+        "constraints",
+        "missing",
+        "missingValues",
+        "client",
+        "files",
+    }
+)
+
+WARNING = (
+    "An update or a published model can reveal single rows, outliers first. The floor, limits.rows"
+    " in owner.toml, bounds counts, losses and scores. Against an operator who wants a row, only"
+    " noise helps: docs/privacy.md"
+)
 
 
 class State(StrEnum):
@@ -82,7 +104,7 @@ class Schemas:
 
     def runs_of(self, schema: KnownSchema) -> list[str]:
         """Return the numbers of the runs that were let in with a schema."""
-        return [run for run, digest in self._runs().items() if digest == schema.digest]
+        return [run for run, digest in self._read(RUNS, {}).items() if digest == schema.digest]
 
     def accept(self, text: str, *, also: bool = False) -> None:
         """Accept a schema for new runs, in place of the accepted ones or `also`."""
@@ -116,7 +138,7 @@ class Schemas:
     def admits(self, digest: str, run: int) -> bool:
         """Return whether a run may have a schema; keep the schema of a run that is let in."""
         state = next((each.state for each in self.known() if each.digest == digest), None)
-        runs = self._runs()
+        runs: dict[str, str] = self._read(RUNS, {})
         if state == State.ENDED:
             return runs.get(str(run)) == digest
         if state != State.ACCEPTED:
@@ -133,9 +155,6 @@ class Schemas:
         content = text.encode()
         if not path.exists() or path.read_bytes() != content:
             write_private(path, content)
-
-    def _runs(self) -> dict[str, str]:
-        return dict(self._read(RUNS, {}))
 
     def _write(self, known: Sequence[KnownSchema]) -> None:
         content = json.dumps([asdict(each) for each in known], indent=2)
@@ -202,3 +221,64 @@ def describe_schemas(schemas: Schemas) -> Iterator[str]:
     for each in known:
         runs = join_names(schemas.runs_of(each)) if schemas.runs_of(each) else "none"
         yield f"{each.state}: {each.label}, runs: {runs}; {schemas.path_of(each)}"
+
+
+# What an acceptance ends, and what it may show of single people -----------------------------------
+
+
+def describe_acceptance(schemas: Schemas, text: str, *, also: bool) -> Iterator[str]:
+    """Yield sentences on what accepting a schema ends, and on what it may show."""
+    digest = digest_of(text)
+    others = [each for each in schemas.known() if each.digest != digest]
+    if not also:
+        for each in schemas.accepted():
+            if each.digest != digest:
+                yield (
+                    f"This ends schema {each.label}: runs that began with it keep it, later ones"
+                    " are refused. --also keeps both"
+                )
+    for each in others:
+        if found := list(differing_keys(schemas.text_of(each), text)):
+            keys = escape_unprintable("; ".join(found))
+            yield (
+                f"It counts other rows than schema {each.label}: {keys}. The difference of the two"
+                " schemas' numbers shows the people between, and what is known of them"
+            )
+    yield WARNING
+
+
+def differing_keys(earlier: str, later: str) -> Iterator[str]:
+    """Yield each difference between the keys by which two schemas count rows."""
+    before = counting_keys(earlier)
+    after = counting_keys(later)
+    for key in {**before, **after}:
+        old = before.get(key)
+        new = after.get(key)
+        if isinstance(old, list) and isinstance(new, list):
+            gone = [each for each in old if each not in new]
+            new = [each for each in new if each not in old]
+            old = gone
+        if old != new:
+            yield f"{key}: {_show(old)} there, {_show(new)} here"
+
+
+def counting_keys(text: str) -> dict[str, Any]:
+    """Return the values by which a schema counts rows, by their keys; {} if it is no TOML."""
+    try:
+        schema = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return {}
+    found = {key: value for key, value in schema.items() if key in COUNTING}
+    fields = schema.get("fields")
+    dropping = list[str]()
+    for name, field in fields.items() if isinstance(fields, dict) else ():
+        if isinstance(field, dict):
+            found |= {f"{name}.{key}": field[key] for key in field if key in COUNTING}
+            if field.get("missing", schema.get("missing")) == "drop":
+                dropping.append(name)
+    # a row without a value in one of these columns is not counted
+    return {**found, "columns that drop rows": dropping}
+
+
+def _show(value: object) -> str:
+    return "nothing" if value is None else shorten_value(value)

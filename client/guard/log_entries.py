@@ -1,7 +1,5 @@
 """The entries of a device's log: how they are shortened, condensed and shown."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ before is condensed into `sent.0.jsonl`, which stays. `log.jsonl` has the refusa
 and as much in `log.1.jsonl`. What is refused therefore cannot push out what left.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import os

@@ -21,7 +21,8 @@ from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.task import AnyExamples
 
 from ..local import LocalClient
-from ..training import StateDict, evaluation_batches, outputs_of, seeded
+from ..states import StateDict
+from ..training import evaluation_batches, outputs_of, seeded
 from ..work import LocalWork, descend
 from .base import Rule, Scores
 

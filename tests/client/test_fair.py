@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from fairbloom.client import work
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import fair
-from fairbloom.client.fair.personal import RECORD
+from fairbloom.client.fair.contexts import RECORD
 from fairbloom.client.fair.training import SUPPORTED
 from fairbloom.client.rules.registry import kinds_of
 from fairbloom.errors import FairbloomError

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fairbloom.client.guard.disclosure import check_influence
 from fairbloom.client.guard.limits import DEFAULT_MIN_ROWS
-from fairbloom.client.guard.row_influence import check_influence
 from fairbloom.client.plan import global_work
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipe import load_recipe, names

@@ -8,13 +8,13 @@ from fairbloom.client.guard.accepted_schemas import (
     MAX_RUNS,
     Schemas,
     check_accepted,
+    describe_acceptance,
     describe_change,
     describe_schemas,
     digest_of,
     read_refused,
 )
 from fairbloom.client.guard.accepted_settings import SettingRefusedError
-from fairbloom.client.guard.schema_changes import describe_acceptance
 from fairbloom.errors import FairbloomError
 from tests.experiments.helpers import fairbloom
 
