@@ -149,13 +149,10 @@ def set_fields(of: Any) -> Mapping[str, Any]:
 
 @cache  # called once per client and round
 def _defaults(kind: Any) -> Mapping[str, Any]:
-    defaults = {}
-    for each in fields(kind):
-        if each.default_factory is MISSING:
-            defaults[each.name] = each.default
-        else:
-            defaults[each.name] = each.default_factory()
-    return defaults
+    return {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(kind)
+    }
 
 
 def step_fields(work: LocalWork) -> frozenset[str]:

@@ -76,11 +76,11 @@ class Average:
 
     def plus(self, model: Model) -> Self:
         """Return the sum with one more model."""
-        sums = {}
-        for name, array in model.items():
-            if array.dtype.kind == "f":
-                total = np.add(self.sums.get(name, 0.0), array, dtype=np.float64)
-                sums[name] = np.asarray(total)
+        sums = {
+            name: np.asarray(np.add(self.sums.get(name, 0.0), array, dtype=np.float64))
+            for name, array in model.items()
+            if array.dtype.kind == "f"
+        }
         return type(self)(self.rounds + 1, sums)
 
     def mean(self, last: Model) -> Model:

@@ -153,37 +153,32 @@ class FairStrategy(Method, Strategy):
             When a trainable array of `initial_arrays` is not finite, or none can be trained.
         """
         check_newer(type(self), newer)
-        check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        recording = self._recording
+        check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
+        recording = self._recording or Recording(
+            wrapper or self, on_round, resume, all_evaluate_last=all_evaluate_last
+        )
         self._recording = None
-        scores: Sequence[Score] = ()
-        keys: Mapping[str, str] = {}
-        if recording is not None:
-            on_round = recording.on_round
-            resume = recording.resume
-            wrapper = recording.outer
-            initial_arrays = recording.arrays or initial_arrays
-            all_evaluate_last = True
-            scores = recording.scores
-            keys = recording.keys
+        initial_arrays = recording.arrays or initial_arrays
         self.reset()
-        self._outer = outer = self if wrapper is None else wrapper
+        self._outer = outer = recording.outer
         self._configs = {
             "train": ChangingConfig(train_config),
             "evaluate": ChangingConfig(evaluate_config),
         }
-        if resume is not None:
-            self.load_state_dict(resume)
-        self._flower = FlowerClients(self, grid, keys=keys)
-        if resume is not None:
-            self._flower.with_state = set(resume.get(WITH_STATE, ()))
-        if recording is not None and recording.loses_states and resume is not None:
-            self._flower.lost_states = frozenset(self._flower.with_state)
-        rounds = whole(0, num_rounds=num_rounds)
+        self._flower = FlowerClients(self, grid, keys=recording.keys)
+        if recording.resume is not None:
+            self.load_state_dict(recording.resume)
+            self._flower.with_state = set(recording.resume.get(WITH_STATE, ()))
+            if recording.loses_states:
+                self._flower.lost_states = frozenset(self._flower.with_state)
         self._loop = Rounds(
-            self, self._flower, rounds, all_evaluate_last=all_evaluate_last, scores=scores
+            self,
+            self._flower,
+            whole(0, num_rounds=num_rounds),
+            all_evaluate_last=recording.all_evaluate_last,
+            scores=recording.scores,
         )
         check_model(self, model_of(initial_arrays))
         log.info("Starting %s strategy:", type(outer).__name__)
@@ -230,28 +225,27 @@ class FairStrategy(Method, Strategy):
                 central = evaluate_centrally(evaluate_fn, number, result.arrays, result)
                 stopped = central or stopped
                 log.info("\t└──> MetricRecord: %s", result.evaluate_metrics_serverapp.get(number))
-            if on_round is not None:
-                finished = self._loop.current.finish(
-                    arrays,
-                    dict(trained or {}),
-                    result.arrays if self.average_models else None,
-                    evaluation_metrics=evaluated,
-                    server_metrics=result.evaluate_metrics_serverapp.get(number),
-                )
-                try:
-                    on_round(finished)
-                except StopRun as stop:
-                    stopped = stop
-            if stopped is None and should_stop is not None:
-                stopped = ask_should_stop(should_stop, number, result)
+            try:
+                if recording.on_round is not None:
+                    finished = self._loop.current.finish(
+                        arrays,
+                        dict(trained or {}),
+                        result.arrays if self.average_models else None,
+                        evaluation_metrics=evaluated,
+                        server_metrics=result.evaluate_metrics_serverapp.get(number),
+                    )
+                    recording.on_round(finished)
+                if stopped is None and should_stop is not None and should_stop(number, result):
+                    stopped = StopRun(f"should_stop returned True after round {number}")
+            except StopRun as stop:
+                stopped = stop
             if stopped is not None:
                 break
         if stopped is None:
             self._loop.check_learned()
         log_result(result, time.monotonic() - began)
-        if recording is not None:
-            recording.result = result
-            recording.stopped = "" if stopped is None else stopped.reason
+        recording.result = result
+        recording.stopped = "" if stopped is None else stopped.reason
         return result
 
     def record_by(self, recording: "Recording") -> None:
@@ -324,12 +318,13 @@ class FairStrategy(Method, Strategy):
     def summary(self) -> None:
         """Log the options that Flower's strategies log, and all others with changed values."""
         defaults = {**vars(Method()), "weighting": self.default_weighting or "uniform"}
-        changed: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if name.startswith("_") or name in ("memory", "progress", *FLOWER_OPTIONS):
-                continue
-            if name not in defaults or value != defaults[name]:
-                changed[name] = value
+        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        changed = {
+            name: value
+            for name, value in public.items()
+            if name not in ("memory", "progress", *FLOWER_OPTIONS)
+            and (name not in defaults or value != defaults[name])
+        }
         if "frozen" in changed:  # a large model has hundreds
             changed["frozen"] = f"{len(self.frozen)} arrays"
         options = {name: getattr(self, name) for name in FLOWER_OPTIONS}
@@ -430,13 +425,15 @@ class FairStrategy(Method, Strategy):
 
 @dataclass
 class Recording:
-    """Records a `start`, which a user's own `start` may call with only Flower's arguments.
+    """What a `start` takes besides Flower's arguments, and how it ended.
+
+    A run folder makes it before a user's own `start`, which may pass on only Flower's arguments.
 
     Attributes
     ----------
     outer
         The strategy that is started: the FairStrategy, or one that wraps it.
-    on_round, resume
+    on_round, resume, all_evaluate_last
         As in `FairStrategy.start`.
     arrays
         The model of a run that is continued.
@@ -453,12 +450,13 @@ class Recording:
     """
 
     outer: Strategy
-    on_round: Callable[[Round], None]
+    on_round: Callable[[Round], None] | None
     resume: Mapping[str, Any] | None = None
     arrays: ArrayRecord | None = None
     scores: Sequence[Score] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
     loses_states: bool = False
+    all_evaluate_last: bool = True
     result: Result | None = None
     stopped: str = ""
 
@@ -504,14 +502,12 @@ OUR_KEYS = frozenset(
 ).union(*(rule.keys for rule in RULES))
 
 
-def check_keys(configs: Mapping[str, ConfigRecord | None]) -> None:
+def check_keys(configs: Mapping[str, ConfigRecord]) -> None:
     """Raise FairbloomError if a user's config has a key of ours, which would change the work.
 
     Only `measure` is for users too: a list of names.
     """
     for name, config in configs.items():
-        if config is None:
-            continue
         if taken := sorted(OUR_KEYS.intersection(config)):
             raise FairbloomError(
                 f"{name} has the key {taken[0]!r}, by which the strategy itself tells clients what"
@@ -539,16 +535,6 @@ def evaluate_centrally(
     if central is not None:
         result.evaluate_metrics_serverapp[number] = central
     return stopped
-
-
-def ask_should_stop(should_stop: ShouldStop, number: int, result: Result) -> StopRun | None:
-    """Return the request of the user's function to stop, None if the run continues."""
-    try:
-        if should_stop(number, result):
-            return StopRun(f"should_stop returned True after round {number}")
-    except StopRun as stop:
-        return stop
-    return None
 
 
 def timeout_of(timeout: Timeout, number: int) -> float | None:
