@@ -390,11 +390,6 @@ class NormBounds:
     norm: float
     allowances: FloatArray
 
-    def times(self, factor: float) -> FloatArray:
-        """Return `factor` · e_k · r for each reply."""
-        with np.errstate(over="ignore"):
-            return factor * self.norm * self.allowances
-
 
 def compute_norm_bounds(
     norms: FloatArray, counts: FloatArray, past: FloatArray, model_norm: Callable[[], float]
@@ -431,7 +426,8 @@ def find_outlier_norms(
     refused = dict[int, float]()
     while len(left):
         norm_bounds = compute_norm_bounds(norms[left], counts[left], past, model_norm)
-        bounds = norm_bounds.times(limit)
+        with np.errstate(over="ignore"):
+            bounds = limit * norm_bounds.norm * norm_bounds.allowances
         if (compared[left] <= bounds).all():  # a round of plausible replies needs no more
             return refused, norm_bounds
         # An update with the model's norm is never refused; the factor allows for rounding.

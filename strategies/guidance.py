@@ -22,14 +22,11 @@ class Guidance(NamedTuple):
     direction
         h, shape (m,), of norm 1 and orthogonal to the losses; positive if a loss must fall relative
         to the others.
-    cosine
-        cos φ, of the angle between the losses and equal losses.
     angle
         φ in degrees.
     """
 
     direction: FloatArray
-    cosine: float
     angle: float
 
 
@@ -56,4 +53,4 @@ def guidance(losses: FloatArray) -> Guidance | None:
     sine = float(np.linalg.norm(h))
     if sine <= EQUAL_LOSSES:
         return None
-    return Guidance(h / sine, cosine, float(np.degrees(np.arccos(cosine))))
+    return Guidance(h / sine, float(np.degrees(np.arccos(cosine))))

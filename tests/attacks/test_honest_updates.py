@@ -39,7 +39,7 @@ def ratios(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         refused, bounds = find_outlier_norms(norms, *rest)
         assert refused == {}
         assert bounds is not None
-        found.append(float((norms / bounds.times(1.0)).max()))
+        found.append(float((norms / (bounds.norm * bounds.allowances)).max()))
         return refused, bounds
 
     monkeypatch.setattr(screening, "find_outlier_norms", record)
