@@ -69,9 +69,6 @@ def metric_row(name: str) -> str:
     """Return the name or pattern of a metric on request, "" if clients know no such metric."""
     if name in {*WORK_METRICS, *BETWEEN_GROUPS, INEXACTNESS}:
         return name
-    rows = [
-        each.pattern
-        for each in (*OF_TRAINING, *OF_EVALUATION)
-        if each.requested and each.requests((name,))
-    ]
-    return rows[0] if rows else ""
+    measurements = (*OF_TRAINING, *OF_EVALUATION)
+    asked = (each for each in measurements if each.requested and each.requests((name,)))
+    return next((each.pattern for each in asked), "")

@@ -77,8 +77,11 @@ def keep_own(reply: Message, context: Context, terms: Terms) -> None:
     """Move the arrays that the client keeps from a reply into its context."""
     if not terms.keeps_arrays or reply.has_error():
         return
+    kept = ArrayRecord()
     for key, trained in [*reply.content.array_records.items()]:
         names = PersonalParameters(terms).match(trained)
-        context.state[RECORD] = ArrayRecord({name: trained[name] for name in names})
+        kept.update({name: trained[name] for name in names if name not in kept})
         others = {name: each for name, each in trained.items() if name not in names}
         reply.content[key] = ArrayRecord(others)
+    if kept:
+        context.state[RECORD] = kept

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp import strategy as flowers
@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader
 from fairbloom.client import work
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import fair
-from fairbloom.client.fair.contexts import RECORD
+from fairbloom.client.fair.contexts import RECORD, keep_own
 from fairbloom.client.fair.training import SUPPORTED
 from fairbloom.client.rules.registry import kinds_of
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.terms import WORK
+from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedMGDA, FedProx, QFedAvg, Round
 from fairbloom.tasks import load_task
@@ -274,6 +274,19 @@ def test_an_app_keeps_a_head_at_each_client(quickstart: Modules) -> None:
     assert all(set(each) == set(head) for each in heads)
     first, second, *_ = (each["second.weight"].numpy() for each in heads)
     assert not np.allclose(first, second)
+
+
+def test_an_app_keeps_its_head_if_it_replies_more_records() -> None:
+    named = {name: torch.ones(2) for name in ("first.weight", "second.weight")}
+    content = RecordDict(
+        {"arrays": ArrayRecord(named), "more": ArrayRecord({"own": torch.zeros(1)})}
+    )
+    where = context()
+    reply = Message(content, dst_node_id=2, message_type="train")
+    keep_own(reply, where, Terms(server_round=1, personal_parameters="second.*"))
+    assert list(where.state.array_records[RECORD]) == ["second.weight"]
+    assert list(reply.content.array_records["arrays"]) == ["first.weight"]
+    assert list(reply.content.array_records["more"]) == ["own"]
 
 
 def test_an_app_replies_no_head_after_a_change_of_terms(quickstart: Modules) -> None:
