@@ -19,9 +19,9 @@ from tests.checkout import ROOT
 ROOMS: Mapping[str, int] = {
     "checks": 730,
     "cli": 700,
-    "client": 1_990,
-    "client/guard": 717,
-    "client/rules": 688,
+    "client": 1_982,
+    "client/guard": 704,
+    "client/rules": 676,
     "deploy/fleet": 2_578,
     "experiments": 852,
     "experiments/pages": 1_281,
@@ -35,7 +35,7 @@ ROOMS: Mapping[str, int] = {
     "server/run_folder": 1_473,
     "simulation": 1_163,
     "simulation/stacked": 1_114,
-    "strategies": 2_156,
+    "strategies": 2_151,
     "tasks": 2_223,
     "tasks/datasets": 745,
     "tasks/tables": 2_589,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_952
+WHOLE = 33_772
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
