@@ -18,7 +18,7 @@ from fairbloom.strategies.named import title
 from fairbloom.tasks import describe_data, forget_tasks
 
 from . import pages as pages  # registers the pages of results
-from .apps import App, read_app
+from .apps import read_app
 from .arms import Named, baseline_of, parse_arms, settings_of_method
 from .frames import Frames, settings_of_frames
 from .options import CommonOptions, as_settings, choose_task, expand_options, merge_settings
@@ -30,7 +30,7 @@ from .results.run import Run, frame, load as load_run
 from .results.search import Search, read_search
 from .studies.compare import compare_arms
 from .studies.given_runs import Folders, compare_runs
-from .studies.on_ray import OnRay, Pool, place_of
+from .studies.on_ray import Pool, place_of
 from .studies.progress import RunBar, progress as progress_bar, study_progress
 from .studies.reproduce import load_reproduction, reproduce
 from .studies.running import OnRun, ignore_run
@@ -276,7 +276,7 @@ def compare(
     base = baseline_of(named, among)
     shared = own.split(config) if own else config
     study = Study("compare", among, list(range(seed, seed + seeds)), base, shared, app=own)
-    place = _place_for(own, place_of(jobs, pool, gpus_per_run))
+    place = place_of(jobs, pool, gpus_per_run, own)
     with study_progress("comparing", shown=progress) as bar:
         return compare_arms(study, Path(out), place, bar, on_run)
 
@@ -364,10 +364,10 @@ def search(
     if not isinstance(grid, Mapping):
         grid = parse_grid(grid)
     own = read_app(app, config, flwr=flwr)
-    if not own:
-        config = choose_task(config)
     if own:
         own = replace(own, needs_validation=True)
+    else:
+        config = choose_task(config)
     arms = arms_of(methods, grid, baseline, config, criterion, own)
     (base,) = parse_arms([baseline])
     study = Study(
@@ -382,7 +382,7 @@ def search(
         mean_within=mean_within,
         minutes=budget,
     )
-    place = _place_for(own, place_of(jobs, pool, gpus_per_run))
+    place = place_of(jobs, pool, gpus_per_run, own)
     with study_progress("searching", shown=progress) as bar:
         return search_arms(study, Path(out), place, bar)
 
@@ -414,23 +414,15 @@ def check_data(
         When no client's data can be read, or a setting is unknown or impossible.
     """
     with TemporaryDirectory() as place:
-        frames = data if isinstance(data, Mapping) else None
         config = merge_settings({"task": "csv"}, settings or {})
-        if not isinstance(data, Mapping):
-            config = merge_settings({"data-dir": os.fspath(data)}, config)
-        config = settings_of_frames(frames, target, place, config)
+        if isinstance(data, Mapping):
+            config = settings_of_frames(data, target, place, config)
+        else:
+            named = {"data-dir": os.fspath(data), "csv.target": target or None}
+            config = merge_settings(named, config)
         forget_tasks()
         described = describe_data(Settings.of(config))
     return {name: frame(rows) for name, rows in described.items()}
-
-
-def _place_for(app: App | None, place: int | OnRay) -> int | OnRay:
-    """Return where runs are computed; raise SettingsError if those of an app cannot be there."""
-    if app is None:
-        return place
-    if isinstance(place, OnRay):
-        raise SettingsError("pool = 'ray': an app's runs are on this machine: leave it out")
-    return 1 if app.flwr else place  # Flower's simulation takes all processors
 
 
 @explained_in_python

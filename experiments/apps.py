@@ -69,43 +69,6 @@ class App:
     flwr: bool = False  # whether `flwr run` carries out each run, and not a process of ours
     needs_validation: bool = False  # whether its clients must measure validation examples
 
-    @staticmethod
-    def read(folder: Path, given: Mapping[str, Value], *, flwr: bool = False) -> "App":
-        """Return the app in a folder; `given` may replace values of its run config.
-
-        Parameters of methods among `given` are left to the methods. Raise SettingsError if the app
-        does not take a value, or lacks what a comparison needs.
-        """
-        table = _read_flwr(folder)
-        config = flatten_tables(table["app"].get("config", {}))
-        _check_keys(folder, config)
-        nodes = [
-            each["options"]["num-supernodes"]
-            for each in table.get("federations", {}).values()
-            if isinstance(each, dict) and "num-supernodes" in each.get("options", {})
-        ]
-        clients = next(filter(None, (given.get("clients"), config.get("clients"), *nodes)), None)
-        if not isinstance(clients, int):
-            raise SettingsError(
-                f"clients = {clients!r}: give the number of the app's clients by --clients"
-            )
-        rounds = _rounds_in(config)
-        for key, value in given.items():
-            if key in config:
-                config[key] = _checked(key, value, config[key])
-            elif key in ROUNDS:
-                config[rounds] = _checked(rounds, value, config[rounds])
-            elif key != "clients" and not _is_of_methods(key):
-                raise SettingsError(
-                    f"{key} = {value!r}: {CONFIG} of the app has no {key}:"
-                    f" {did_you_mean(key, config)}there are {', '.join(config)}"
-                )
-        names = table["app"]["components"]
-        with chdir(folder):
-            code = digest_own_code([names["serverapp"], names["clientapp"]])
-        place = str(folder.absolute())
-        return App(place, names["serverapp"], names["clientapp"], clients, config, code, flwr)
-
     @property
     def rounds(self) -> str:
         """The key of the number of rounds."""
@@ -170,14 +133,50 @@ class App:
 
 
 def read_app(
-    folder: str | os.PathLike[str] | None, given: Mapping[str, Value], *, flwr: bool
+    place: str | os.PathLike[str] | None, given: Mapping[str, Value], *, flwr: bool = False
 ) -> App | None:
-    """Return the app in a folder, None without a folder; see `App.read`."""
-    if folder is not None:
-        return App.read(Path(folder), given, flwr=flwr)
-    if flwr:
-        raise SettingsError("--flwr runs a Flower app: name its folder by --app")
-    return None
+    """Return the app in a folder, None without a folder.
+
+    `given` may replace values of its run config. Parameters of methods among `given` are left to
+    the methods. Raise SettingsError if the app does not take a value, or lacks what a comparison
+    needs.
+    """
+    if place is None:
+        if flwr:
+            raise SettingsError("--flwr runs a Flower app: name its folder by --app")
+        return None
+    folder = Path(place)
+    table = _read_flwr(folder)
+    config = flatten_tables(table["app"].get("config", {}))
+    _check_keys(folder, config)
+    nodes = [
+        each["options"]["num-supernodes"]
+        for each in table.get("federations", {}).values()
+        if isinstance(each, dict) and "num-supernodes" in each.get("options", {})
+    ]
+    clients = next(filter(None, (given.get("clients"), config.get("clients"), *nodes)), None)
+    if not isinstance(clients, int):
+        raise SettingsError(
+            f"clients = {clients!r}: give the number of the app's clients by --clients"
+        )
+    rounds = _rounds_in(config)
+    for key, value in given.items():
+        # "." is in the keys of methods' parameters
+        of_methods = "." in key or (key in COMMON and key in STRATEGY_OPTIONS)
+        if key in config:
+            config[key] = _checked(key, value, config[key])
+        elif key in ROUNDS:
+            config[rounds] = _checked(rounds, value, config[rounds])
+        elif key != "clients" and not of_methods:
+            raise SettingsError(
+                f"{key} = {value!r}: {CONFIG} of the app has no {key}:"
+                f" {did_you_mean(key, config)}there are {', '.join(config)}"
+            )
+    names = table["app"]["components"]
+    with chdir(folder):
+        code = digest_own_code([names["serverapp"], names["clientapp"]])
+    absolute = str(folder.absolute())
+    return App(absolute, names["serverapp"], names["clientapp"], clients, config, code, flwr)
 
 
 def _read_flwr(folder: Path) -> dict[str, Any]:
@@ -230,8 +229,3 @@ def _checked(key: str, value: Value, default: Value) -> Value:
             f" type {type(default).__name__}"
         )
     return value
-
-
-def _is_of_methods(key: str) -> bool:
-    """Return whether a setting is a method's parameter, or an option of every strategy."""
-    return "." in key or (key in COMMON and key in STRATEGY_OPTIONS)

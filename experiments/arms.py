@@ -61,14 +61,10 @@ class Arm:
 
     def is_same(self, other: "Arm") -> bool:
         """Return whether both have the same settings, including defaults."""
-        return self.method == other.method and complete(self) == complete(other)
-
-
-def complete(arm: Arm) -> dict[str, Value | None]:
-    """Return the settings of an arm, with defaults for those that it does not set."""
-    return {key: each.default for key, each in method_options(arm.method).items()} | dict(
-        arm.settings
-    )
+        if self.method != other.method:
+            return False
+        defaults = {key: each.default for key, each in method_options(self.method).items()}
+        return {**defaults, **self.settings} == {**defaults, **other.settings}
 
 
 # A method by its name, perhaps with parameters, or by its class.

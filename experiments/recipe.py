@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fairbloom.errors import FairbloomError, did_you_mean
-from fairbloom.protocol.settings import SETTINGS, Value, key_of
+from fairbloom.protocol.settings import SETTINGS, Value, flatten_tables, key_of
 from fairbloom.strategies import METHODS, canonical, find_method
 from fairbloom.strategies.named import find_key, method_parameters, owner_of, short_key
 
@@ -53,16 +53,8 @@ class Printed:
 
 
 def _flatten(settings: object) -> object:
-    """Return settings by their dotted keys, which TOML reads as tables within the table."""
-    if not isinstance(settings, dict):
-        return settings
-    flat: dict[str, object] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            flat |= {f"{key}.{rest}": inner for rest, inner in value.items()}
-        else:
-            flat[key] = value
-    return flat
+    """Return settings by their dotted keys; what is no table is refused later."""
+    return flatten_tables(settings) if isinstance(settings, dict) else settings
 
 
 # Settings of a run by their keys.

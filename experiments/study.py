@@ -9,7 +9,6 @@ from typing import Literal, Self
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.errors import (
-    RunFolderError,
     explain_access_errors,
     explain_read_errors,
     explain_write_errors,
@@ -122,14 +121,6 @@ class Study:
             folder.mkdir(parents=True, exist_ok=True)
             if not file.exists() or file.read_bytes() != content:
                 write_whole(file, content)
-
-    @staticmethod
-    def read(folder: Path) -> "Study":
-        """Return the study of a folder; raise RunFolderError if it has none or it is damaged."""
-        study = find_study(folder)
-        if study is None:
-            raise RunFolderError(f"{folder} holds no study: it has no {STUDY}")
-        return study
 
     def of(self, labels: Iterable[str], seeds: Sequence[int]) -> Self:
         """Return the study with only some arms and seeds, the arms in the order of `labels`."""

@@ -33,7 +33,7 @@ from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.runs import Order
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipe import load_recipe
-from fairbloom.experiments.study import Study
+from fairbloom.experiments.study import find_study
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.server.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from fairbloom.server.run_folder import files
@@ -490,7 +490,7 @@ KINDS: Mapping[str, Kind] = {
         "study.json",
         STUDY,
         as_json,
-        lambda path: json.loads(json.dumps(asdict(Study.read(path.parent)))),
+        lambda path: json.loads(json.dumps(asdict(find_study(path.parent)))),
     ),
     "a table of data": Kind("site-a.csv", CSV, table, read_csv, columns_of),
 }

@@ -12,7 +12,7 @@ from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.files import EXAMPLES, MODEL, SCHEMA
 from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import DRAW, SPLIT
-from fairbloom.text import join_first, plural
+from fairbloom.text import join_first, plural, text_if
 
 from .run import Run
 
@@ -102,7 +102,7 @@ def caveats_of_run(run: Run) -> list[str]:
         *([leak] if leak else []),
         *found,
         *_attacked([run]),
-        *_small_tests(run),
+        *describe_small_tests(run.test_examples(), run.score, named=True),
         *_worse_than_the_mean(run),
     ]
 
@@ -198,26 +198,23 @@ def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
     ]
 
 
-def _small_tests(run: Run) -> list[str]:
-    examples = run.test_examples()
-    small = sorted((count, client) for client, count in examples.items() if count < FEWEST_EXAMPLES)
+def describe_small_tests(
+    tested: Mapping[str, float], score: Score, *, named: bool = False
+) -> list[str]:
+    """Return a sentence on the clients with so few test examples that one moves their scores."""
+    small = sorted((count, client) for client, count in tested.items() if count < FEWEST_EXAMPLES)
     if not small:
         return []
-    shown = join_first([f"{client} {count}" for count, client in small], MAX_LISTED)
-    effect = describe_effect_of_an_example(small[-1][0], run.score)
     verb = plural(len(small), "is", "are")
+    shown = join_first([f"{client} {count}" for count, client in small], MAX_LISTED)
+    effect = ", which says little about them"
+    if score.percent:
+        points = f"{100.0 / small[-1][0]:.0f} points or more"
+        effect = f": one example moves the {score.words} of such a client by {points}"
     return [
-        f"{len(small)} of {len(examples)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
-        f" examples ({shown}){effect}."
+        f"{len(small)} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
+        f" examples{text_if(named, f' ({shown})')}{effect}."
     ]
-
-
-def describe_effect_of_an_example(examples: float, score: Score) -> str:
-    """Return as the end of a sentence what one of so few test examples does to a client's score."""
-    if not score.percent:
-        return ", which says little about them"
-    points = 100.0 / examples
-    return f": one example moves the {score.words} of such a client by {points:.0f} points or more"
 
 
 def describe_leak(run: Run, values: Mapping[str, float]) -> str:

@@ -6,7 +6,7 @@ one family of tests over all methods. If nothing differs, at most 5 % of verdict
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,9 @@ from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import count_of_share
 from fairbloom.text import plural, text_if
 
-from .caveats import FEWEST_EXAMPLES, describe_effect_of_an_example, describe_leak, join_all
+from .caveats import describe_leak, describe_small_tests, join_all
 from .compared_scores import ComparedScores
-from .differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST, Difference, half_width, half_widths
+from .differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST, half_width, half_widths
 
 if TYPE_CHECKING:
     import pandas
@@ -72,11 +72,9 @@ def verdict_of(compared: ComparedScores) -> Verdict:
     methods = [method for method in compared.methods if method != compared.baseline]
     means = {method: compared.spread(method, MEAN)[0] for method in methods}
     best_first = sorted(methods, key=lambda method: -compared.score.better(means[method], 0.0))
-    improving = [
-        method
-        for method in best_first
-        if _sign(compared.claims[method, WORST]) > 0 and _sign(compared.claims[method, MEAN]) >= 0
-    ]
+    gaining = _methods_with(compared, WORST, 1)
+    losing = _methods_with(compared, MEAN, -1)
+    improving = [method for method in best_first if method in gaining and method not in losing]
     claims = tuple(
         Claim(*key, difference.mean)
         for key, difference in compared.claims.items()
@@ -124,7 +122,8 @@ def _headline(compared: ComparedScores) -> str:
         worst = score.written(compared.spread(compared.baseline, WORST)[0])
         served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
     mean = score.written(compared.spread(compared.baseline, MEAN)[0])
-    return f"{served}; the mean is {mean}.{_few_examples(compared)}"
+    few = describe_small_tests(compared.tested, score)
+    return " ".join([f"{served}; the mean is {mean}.", *few])
 
 
 def _worst_client(compared: ComparedScores) -> tuple[str, int]:
@@ -153,20 +152,6 @@ def _compare_with_guessing(compared: ComparedScores, client: str, accuracy: floa
     return f", below always guessing its larger class ({share:.0f} %)"
 
 
-def _few_examples(compared: ComparedScores) -> str:
-    """Return how many clients have so few test examples that one moves their scores, or ""."""
-    tested = compared.tested
-    small = [count for count in tested.values() if count < FEWEST_EXAMPLES]
-    if not small:
-        return ""
-    verb = plural(len(small), "is", "are")
-    effect = describe_effect_of_an_example(max(small), compared.score)
-    return (
-        f" {len(small)} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
-        f" examples{effect}."
-    )
-
-
 def _leak(compared: ComparedScores) -> Iterator[str]:
     """Yield that a column gives away the target, if the baseline is perfect with every seed."""
     runs = compared.runs.get(compared.baseline, ())
@@ -186,20 +171,6 @@ def _limits(compared: ComparedScores) -> Iterator[str]:
 
 
 # The other methods --------------------------------------------------------------------------------
-
-
-def _sign(difference: Difference) -> int:
-    """Return 1 if a method is significantly better than the baseline, -1 if worse, else 0."""
-    if not difference.significant:
-        return 0
-    return 1 if difference.mean > 0.0 else -1
-
-
-def _sign_before_correction(difference: Difference) -> int:
-    """Return the sign of a difference that only Holm's correction keeps from being significant."""
-    if difference.significant or not difference.excludes_zero:
-        return 0
-    return 1 if difference.mean > 0.0 else -1
 
 
 def _too_little(compared: ComparedScores) -> Iterator[str]:
@@ -226,14 +197,14 @@ def _claims(compared: ComparedScores) -> Iterator[str]:
             " in the mean."
         )
         return
-    if not _methods_with(compared, WORST, 1, _sign):
+    if not _methods_with(compared, WORST, 1):
         improves = "improve" if len(others) == 1 else "improves"
         yield f"{subject} significantly {improves} the worst served."
     for measure, sign in EFFECTS:
-        methods = _methods_with(compared, measure, sign, _sign)
+        methods = _methods_with(compared, measure, sign)
         end = ""
         if (measure, sign) == (WORST, 1):
-            losing = _methods_with(compared, MEAN, -1, _sign)
+            losing = _methods_with(compared, MEAN, -1)
             cost = f", {text_if(len(methods) > 1, 'all ')}without a significant loss in the mean"
             end = text_if(not {*losing} & {*methods}, cost)
         yield from _list_effects(compared, measure, sign, methods, "significantly ", end)
@@ -243,25 +214,31 @@ def _suggestions(compared: ComparedScores) -> Iterator[str]:
     """Yield the differences that only the correction makes insignificant, and where to look."""
     before = "Before the correction for several comparisons, "
     for measure, sign in EFFECTS:
-        methods = _methods_with(compared, measure, sign, _sign_before_correction)
+        methods = _methods_with(compared, measure, sign, corrected=False)
         for sentence in _list_effects(compared, measure, sign, methods):
             yield f"{before}{sentence}"
             before = "Before it, "
         if methods and (measure, sign) == (WORST, 1):
             gain = compared.claims[methods[0], WORST].mean
-            claimed = _methods_with(compared, WORST, 1, _sign)
+            claimed = _methods_with(compared, WORST, 1)
             if not claimed or gain > compared.claims[claimed[0], WORST].mean:
                 yield f"Look first at {methods[0]} ({_points(gain, compared.score)})."
 
 
 def _methods_with(
-    compared: ComparedScores, measure: str, sign: int, sign_of: Callable[[Difference], int]
+    compared: ComparedScores, measure: str, sign: int, *, corrected: bool = True
 ) -> list[str]:
-    """Return the methods whose difference by a measure has a sign, the largest difference first."""
+    """Return the methods with a significant difference of a sign, the largest difference first.
+
+    Without `corrected`, they are those that only Holm's correction keeps from being significant.
+    """
     found = {
-        method: abs(difference.mean)
+        method: sign * difference.mean
         for (method, of), difference in compared.claims.items()
-        if of == measure and sign_of(difference) == sign
+        if of == measure
+        and sign * difference.mean > 0.0
+        and difference.excludes_zero
+        and difference.significant == corrected
     }
     return sorted(found, key=lambda method: -found[method])
 
@@ -304,7 +281,7 @@ def _precision(compared: ComparedScores) -> Iterator[str]:
         for (_, measure), difference in compared.claims.items()
         if measure == WORST and difference.error > 0.0  # NaN with too few seeds
     ]
-    if not found or _methods_with(compared, WORST, 1, _sign):
+    if not found or _methods_with(compared, WORST, 1):
         return
     share = compared.shared.test_share
     now = statistics.median(half_width(each) for each in found)

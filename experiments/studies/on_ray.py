@@ -13,6 +13,7 @@ from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.settings import Settings
 from fairbloom.system.processors import processors_here
 
+from ..apps import App
 from ..study import Runs, is_done
 from .pool import Ended
 
@@ -27,12 +28,21 @@ class OnRay:
 Pool = Literal["processes", "ray"]
 
 
-def place_of(jobs: int | None, pool: Pool, gpus_per_run: float) -> int | OnRay:
-    """Return where runs are computed: the number of processes on this machine, or a cluster."""
+def place_of(
+    jobs: int | None, pool: Pool, gpus_per_run: float, app: App | None = None
+) -> int | OnRay:
+    """Return where runs are computed: the number of processes on this machine, or a cluster.
+
+    Raise SettingsError if those of an app cannot be there.
+    """
     if pool == "ray":
+        if app is not None:
+            raise SettingsError("pool = 'ray': an app's runs are on this machine: leave it out")
         return OnRay(gpus_per_run)
     if gpus_per_run:
         raise SettingsError(f"gpus-per-run = {gpus_per_run:g} has no effect without --pool ray")
+    if app is not None and app.flwr:
+        return 1  # Flower's simulation takes all processors
     return jobs or processors_here()
 
 

@@ -21,7 +21,7 @@ from ..recipe import Recipe, Row, load_recipe
 from ..results.presentation import write_figure, write_report
 from ..results.reproduction import Reproduction, choose_arm, read_reproduction, seeds_of
 from ..results.run import REPORT, OpenedRuns
-from ..study import STUDY, Study
+from ..study import STUDY, Study, find_study
 from .compare import warn_of_idle
 from .on_ray import OnRay, Pool, place_of
 from .progress import StudyBar, study_progress
@@ -243,7 +243,7 @@ def _carry_out(
     kept = study
     if len(study.groups) < len(recipe.rows):
         with contextlib.suppress(RunFolderError):  # a study of all rows is kept
-            kept = Study.read(out)
+            kept = find_study(out) or study
     for arm in _first_of_tasks(study).values():
         check_measures(
             recipe.measures, study.run(arm, study.seeds[0], out), f"recipe {recipe.name}: measures"

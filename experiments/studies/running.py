@@ -25,7 +25,7 @@ from fairbloom.tasks.groups import NAMING
 
 from ..results.measures import CLIENT, GAP, parse_gap
 from ..results.run import Run, load
-from ..study import STUDY, Runs, Study, is_done
+from ..study import STUDY, Runs, Study, find_study, is_done
 from .on_ray import OnRay, run_on_cluster
 from .pool import check_runs, run_in_processes
 from .progress import StudyBar
@@ -115,14 +115,14 @@ def study_folder(study: Study, out: Path) -> Iterator[None]:
         created = not out.exists()
         names = set[str]() if created else {path.name for path in out.iterdir()}
     visible = {name for name in names if not name.startswith(".") and name != FRAMES.name}
-    with contextlib.suppress(RunFolderError):  # no study, or a damaged one, which is written again
+    with contextlib.suppress(RunFolderError):  # a damaged study is written again
+        there = find_study(out)
         # the tables of another kind would be replaced, or remain among the new ones
-        there = Study.read(out)
-        if there.noun != study.noun:
+        if there and there.noun != study.noun:
             raise FairbloomError(
                 f"{out} holds a {there.noun}: choose another folder for the {study.noun} (--out)"
             )
-        if study.app and there.app and (out / "runs").exists():
+        if study.app and there and there.app and (out / "runs").exists():
             study.app.check_same(there.app, out)
     # files of the same names would be replaced
     if visible and STUDY not in visible and "runs" not in visible:

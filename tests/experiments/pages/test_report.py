@@ -22,7 +22,7 @@ from fairbloom.experiments.pages.sections import in_bytes, in_seconds
 from fairbloom.experiments.render.html import as_script_data
 from fairbloom.experiments.results.presentation import write_report
 from fairbloom.experiments.results.run import REPORT, load
-from fairbloom.experiments.study import Study
+from fairbloom.experiments.study import find_study
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import (
     CLIENTS,
@@ -142,7 +142,7 @@ def test_its_policy_comes_first_and_allows_its_own_scripts_alone(report: Parsed)
 
 def test_names_are_text_wherever_they_stand(tmp_path: Path) -> None:
     make_comparison(tmp_path, METHODS[:2], range(2), EVIL, 3)
-    study = Study.read(tmp_path)
+    study = find_study(tmp_path)
     arms = [replace(arm, label=f"{arm.label}<script>alert(2)</script>") for arm in study.arms]
     replace(study, arms=arms, baseline=arms[0].label).write(tmp_path)
     page = page_of(tmp_path)
@@ -524,7 +524,7 @@ def test_charts_are_described_and_tables_have_headings(report: Parsed) -> None:
 
 def test_methods_whose_labels_differ_in_a_sign_have_a_chart_each(tmp_path: Path) -> None:
     make_comparison(tmp_path, ["fedavg", "term"], range(2), FOUR, 3, dealt=False)
-    study = Study.read(tmp_path)
+    study = find_study(tmp_path)
     base, term = study.arms
     arms = [base, *(replace(term, label=f"TERM (tilt={tilt})") for tilt in (1, -1))]
     replace(study, arms=arms).write(tmp_path)

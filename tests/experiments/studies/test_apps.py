@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
-from fairbloom.experiments.apps import App
+from fairbloom.experiments.apps import read_app
 from fairbloom.experiments.arms import Arm, parse_arms
 from fairbloom.experiments.studies.search import arms_of
 from fairbloom.experiments.study import Study
@@ -130,7 +130,7 @@ def change(app: Path, file: str, before: str, after: str) -> None:
 
 def test_each_run_has_its_method_seed_rounds_and_folder(app: Path, tmp_path: Path) -> None:
     given = {"rate": 1, "fedfv.alpha": 0.25, "num-rounds": 9}
-    read = App.read(app, given)
+    read = read_app(app, given)
     assert (read.clients, read.rounds, set(read.code)) == (
         4,
         "num-rounds",
@@ -154,24 +154,24 @@ def test_each_run_has_its_method_seed_rounds_and_folder(app: Path, tmp_path: Pat
 
 def test_the_number_of_rounds_may_have_flowers_name(app: Path) -> None:
     change(app, "pyproject.toml", "num-rounds = 3", "num-server-rounds = 3")
-    read = App.read(app, {})
+    read = read_app(app, {})
     run = read.run({"method": "fedavg", "num-rounds": 8}, 0, Path("out"))
     assert (run.num_rounds, run.config["num-server-rounds"]) == (8, 8)
 
 
 def test_how_many_clients_there_are_is_read_or_given(app: Path) -> None:
-    assert App.read(app, {"clients": 6}).clients == 6
-    assert App.read(app, {"clients": 6}).config["clients"] == 6
+    assert read_app(app, {"clients": 6}).clients == 6
+    assert read_app(app, {"clients": 6}).config["clients"] == 6
     change(app, "pyproject.toml", "clients = 4\n", "")
     with pytest.raises(
         FairbloomError, match="clients = None: give the number of the app's clients"
     ):
-        App.read(app, {})
-    assert App.read(app, {"clients": 6}).clients == 6
+        read_app(app, {})
+    assert read_app(app, {"clients": 6}).clients == 6
     with (app / "pyproject.toml").open("a") as file:
         file.write("[tool.flwr.federations]\ndefault = 'here'\n")
         file.write("[tool.flwr.federations.here]\noptions.num-supernodes = 5\n")
-    assert App.read(app, {}).clients == 5
+    assert read_app(app, {}).clients == 5
 
 
 def test_an_app_without_the_keys_gets_the_lines_to_add(
@@ -216,14 +216,14 @@ def test_a_fault_is_said_before_a_run_starts(
 def test_an_app_without_components_is_told_the_line(app: Path) -> None:
     change(app, "pyproject.toml", 'clientapp = "tiny.client:app"\n', "")
     with pytest.raises(FairbloomError, match=r"has no clientapp: name it as in clientapp ="):
-        App.read(app, {})
+        read_app(app, {})
 
 
 # A run in its process -----------------------------------------------------------------------------
 
 
 def run(app: Path, **config: object) -> None:
-    read = App.read(app, {})
+    read = read_app(app, {})
     planned = read.run({"method": "fedfv", "fedfv.alpha": 0.25, "num-rounds": 3}, 5, app / "run")
     where = (read.folder, read.server, read.client, read.clients)
     run_app(*where, {**planned.config, **config}, read.rounds)  # type: ignore[dict-item]
@@ -313,7 +313,7 @@ LACKING = {
 @pytest.mark.parametrize("metric", LACKING)
 def test_a_search_refuses_an_app_without_validation(app: Path, metric: str) -> None:
     change(app, "tiny/server.py", 'score="eval_acc"', f'score="eval_acc", best_model="{metric}"')
-    read = App.read(app, {})
+    read = read_app(app, {})
     config = read.run({"method": "fedavg", "num-rounds": 3}, 0, app / "run").config
     with pytest.raises(FairbloomError, match=LACKING[metric]):
         run_app(str(app), read.server, read.client, 4, config, "num-rounds", needs_validation=True)
@@ -431,7 +431,7 @@ def test_methods_are_compared_in_flowers_quickstart(tmp_path: Path) -> None:
 
 
 def arms(app: Path, methods: str, **grid: list[float]) -> list[Arm]:
-    return arms_of(methods, grid, "fedavg", {}, "worst", App.read(app, {}))
+    return arms_of(methods, grid, "fedavg", {}, "worst", read_app(app, {}))
 
 
 def test_a_search_tries_values_of_the_run_config(app: Path) -> None:
@@ -532,7 +532,7 @@ def test_flwr_run_gives_the_comparison_in_process(app: Path, local: Flower) -> N
 @pytest.mark.slow
 def test_the_reason_of_a_run_that_flower_fails_is_told(app: Path, local: Flower) -> None:
     change(app, "tiny/server.py", 'print("the app prints")', 'raise KeyError("nowhere")')
-    read = App.read(app, {})
+    read = read_app(app, {})
     planned = read.run({"method": "fedavg", "num-rounds": 3}, 0, app / "run")
     with pytest.raises(FairbloomError, match=r"no finished run: .* flwr run says: .*KeyError"):
         run_by_flwr(read.folder, read.clients, planned.config, read.rounds)

@@ -23,7 +23,7 @@ from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.results.run import REPORT
 from fairbloom.experiments.studies.compare import seeds_before
 from fairbloom.experiments.studies.pool import check_runs
-from fairbloom.experiments.study import Study
+from fairbloom.experiments.study import find_study
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.lock import locked_folder
@@ -212,7 +212,7 @@ def test_a_comparison_with_more_seeds_says_how_many_it_had(
             printed = capsys.readouterr().out
             assert ("extended from 2 seeds" in printed) is bool(said)
     make_comparison(tmp_path / "made", ["fedavg", "fedfv"], [0, 1], ["a", "b"], 1)
-    study = Study.read(tmp_path / "made")
+    study = find_study(tmp_path / "made")
     more = replace(study, seeds=[0, 1, 2])
     assert seeds_before(more, tmp_path / "made") == 2
     shutil.rmtree(tmp_path / "made" / "runs" / "fedfv-seed1")

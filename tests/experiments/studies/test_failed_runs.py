@@ -12,7 +12,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
 from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.results.run import REPORT
-from fairbloom.experiments.study import Study
+from fairbloom.experiments.study import Study, find_study
 
 from ..helpers import as_json, fairbloom, times_in
 
@@ -74,7 +74,7 @@ def test_a_failed_method_is_a_row_and_a_sentence_everywhere(
     assert about["failed"] == {FAILING: "failed with 2 of 2 seeds"}
     assert sentence in about["verdict"]["sentences"]
     assert {row["method"] for row in about["methods"]} == {"FedAvg", "FedFV"}
-    assert [*Study.read(compared).failed] == [*DIVERGED]
+    assert [*find_study(compared).failed] == [*DIVERGED]
 
 
 def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(
@@ -85,12 +85,12 @@ def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(
     assert f"{FAILING} with seed 0: the run has learned nothing" in message
     assert "--baseline" in message
     # as the command with another baseline does
-    replace(Study.read(out), baseline="FedFV").write(out)
+    replace(find_study(out), baseline="FedFV").write(out)
     assert api.load(out).baseline == "FedFV"
 
 
 def note_failures(folder: Path, failed: Mapping[str, str]) -> None:
-    replace(Study.read(folder), failed=failed).write(folder)
+    replace(find_study(folder), failed=failed).write(folder)
 
 
 def test_runs_that_failed_are_tried_again(out: Path) -> None:
