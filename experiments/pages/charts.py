@@ -45,11 +45,6 @@ def short(value: float) -> float | None:
     return float(f"{value:.5g}") if is_shown(value) else None
 
 
-def with_error(value: float, away: float = 0.0) -> dict[str, float | None]:
-    """Return a number and the ends of its interval, as fields of a row."""
-    return {"value": short(value), "low": short(value - away), "high": short(value + away)}
-
-
 # Charts -------------------------------------------------------------------------------------------
 
 
@@ -106,8 +101,13 @@ def sorted_clients(
     The rows have `rank`, `method`, `value`, `low` and `high`. The axis reaches over all rows
     `among` which these are.
     """
-    x: Spec = {"field": "rank", "type": "quantitative", "title": "clients, the worst served first"}
-    x |= {"scale": {"nice": False, "zero": False}, "axis": {"tickMinStep": 1, "grid": False}}
+    x = {
+        "field": "rank",
+        "type": "quantitative",
+        "title": "clients, the worst served first",
+        "scale": {"nice": False, "zero": False},
+        "axis": {"tickMinStep": 1, "grid": False},
+    }
     return _bands(rows, series, x, _quantity("value", axis, among))
 
 
@@ -115,18 +115,13 @@ def over_rounds(
     rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()
 ) -> Spec:
     """Return a line for each method over the rounds, in a band."""
+    values = thin(sorted({row["round"] for row in rows}), 9)
     x = {
         "field": "round",
         "type": "quantitative",
         "title": "round",
         "scale": {"nice": False, "zero": False},
-    }
-    x |= {
-        "axis": {
-            "values": thin(sorted({row["round"] for row in rows}), 9),
-            "format": "d",
-            "grid": False,
-        }
+        "axis": {"values": values, "format": "d", "grid": False},
     }
     return _bands(rows, series, x, _quantity("value", axis, among))
 

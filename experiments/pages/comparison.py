@@ -10,7 +10,7 @@ from fairbloom.text import plural, text_if
 
 from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, slug
 from ..render.theme import Series
-from ..results.compared_scores import personal_label
+from ..results.compared_scores import mean_by_client, personal_label
 from ..results.comparison import Comparison
 from ..results.differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST
 from ..results.measures import LARGER_CLASS, measure_title
@@ -89,12 +89,7 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     clients = Section(
         "clients", "Each client under each method", intro, [drawn, client_table(comparison)]
     )
-    sections = [_methods_section(comparison), clients]
-    sections += (
-        [Section("gaps", "Gaps between groups", "", gaps)]
-        if (gaps := gap_tables(comparison))
-        else []
-    )
+    gaps = gap_tables(comparison)
     left_out = [
         f"Left out with seed {seed} (no test {comparison.score.words} under some method):"
         f" {', '.join(clients)}."
@@ -103,7 +98,12 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     ]
     left_out += without_gaps(comparison.by_group)
     return present(
-        [*sections, caveats_section([*comparison.verdict.further, *comparison.caveats, *left_out])]
+        [
+            _methods_section(comparison),
+            clients,
+            Section("gaps", "Gaps between groups", "", gaps) if gaps else None,
+            caveats_section([*comparison.verdict.further, *comparison.caveats, *left_out]),
+        ]
     )
 
 
@@ -113,22 +113,19 @@ def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Sec
         return present([_differences_section(comparison)])
     order = shown_of(worst_first(by_name(comparison, comparison.baseline), comparison.score))
     scene = Scene(lines, comparison.score, order, _first_only(comparison), comparison.client_count)
-    groups = subgroups_section(scene, comparison.by_group)
-    sections = [_differences_section(comparison), rounds_section(scene), groups]
-    sections += [
-        contributions_section(comparison),
-        map_section(scene),
-        weights_section(scene),
-        examples_section(scene),
-        cost_section(scene),
-    ]
-    trained = scene.trained
     return present(
         [
-            *sections,
-            absences_section(trained),
-            settings_section(trained),
-            all_settings_section(trained),
+            _differences_section(comparison),
+            rounds_section(scene),
+            subgroups_section(scene, comparison.by_group),
+            contributions_section(comparison),
+            map_section(scene),
+            weights_section(scene),
+            examples_section(scene),
+            cost_section(scene),
+            absences_section(scene.trained),
+            settings_section(scene.trained),
+            all_settings_section(scene.trained),
         ]
     )
 
@@ -153,15 +150,8 @@ def _first_only(comparison: Comparison) -> bool:
 
 def by_name(comparison: Comparison, method: str) -> dict[str, float]:
     """Return each client's score: the mean over seeds, or the first if seeds split the data."""
-    if _first_only(comparison):
-        by_seed = comparison.values[method][:1]
-    else:
-        by_seed = comparison.values[method]
-    names = dict.fromkeys(name for values in by_seed for name in values)
-    return {
-        name: statistics.fmean(values[name] for values in by_seed if name in values)
-        for name in names
-    }
+    seeds = 1 if _first_only(comparison) else len(comparison.seeds)
+    return mean_by_client(comparison.values[method][:seeds])
 
 
 def _labels(comparison: Comparison) -> list[str]:
@@ -210,9 +200,9 @@ def _methods_section(comparison: Comparison) -> Section:
     )
     intro = (
         "Up and to the right is better. On the Pareto front, where no other method is better in"
-        " both: "
+        f" both: {', '.join(front)}."
+        f"{text_if(len(comparison.seeds) > 1, ' Lines span the seeds.')}"
     )
-    intro += f"{', '.join(front)}.{text_if(len(comparison.seeds) > 1, ' Lines span the seeds.')}"
     drawn = Charts([Chart("front", f"Mean against {worst}", what, spec)], series)
     notes = [Note([str(comparison.federation)])] if comparison.federation else []
     return Section("methods", "Methods", intro, [drawn, method_table(comparison), *notes])
@@ -244,14 +234,10 @@ def method_table(comparison: Comparison) -> Table:
         for row in rows:
             found_by_seed = comparison.improved.get(row[0].text)
             row.append(Digits(1).cell(statistics.fmean(found_by_seed)) if found_by_seed else NONE)
-    lacking = {
-        method: words
-        for method, words in comparison.failed.items()
-        if method not in comparison.methods
-    }
     rows += [
         [Cell(f"{method}: {words}"), *[NONE] * len(titles), *blank]
-        for method, words in lacking.items()
+        for method, words in comparison.failed.items()
+        if method not in comparison.methods
     ]
     note = plural(seeds, "Gains", f"Mean over {seeds} seeds; gains")
     note += f" are against {comparison.baseline}, paired by seed"
@@ -286,15 +272,17 @@ def contributions_section(comparison: Comparison) -> Section | None:
         if method == comparison.baseline:
             continue
         values = by_name(comparison, method)
-        for client in values.keys() & base.keys():
-            found = [each[client] for each in by_seed[:seeds] if client in each]
-            if found:
-                gain = comparison.score.better(values[client], base[client])
-                contribution = charts.short(sum(found) / len(found))
-                rows.append(
-                    {"client": client, "method": method, "contribution": contribution}
-                    | {"gain": charts.short(gain)}
-                )
+        contributions = mean_by_client(by_seed[:seeds])
+        rows += [
+            {
+                "client": client,
+                "method": method,
+                "contribution": charts.short(contributions[client]),
+                "gain": charts.short(comparison.score.better(values[client], base[client])),
+            }
+            for client in values
+            if client in base and client in contributions
+        ]
     if not rows:
         return None
     methods = {row["method"] for row in rows}
@@ -419,12 +407,10 @@ def _differences_section(comparison: Comparison) -> Section | None:
     note = "Positive is better; of the standard deviation, more equal"
     if comparison.gaps_compared:
         note += f"; of a gap by {comparison.grouping_compared}, narrower"
-    note += ". "
     note += (
-        f"The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of the"
-        " paired t test, "
+        f". The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of"
+        " the paired t test, with Holm's correction over both and all methods."
     )
-    note += "with Holm's correction over both and all methods."
     if comparison.shared.test_share:
         split = "are taken to split" if comparison.shared.unknown else "split"
         note += (

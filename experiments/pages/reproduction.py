@@ -42,9 +42,8 @@ def page_of_reproduction(done: Reproduction) -> Page:
     if done.printed:
         intro += (
             "A row agrees where it is within two combined standard errors of what was printed, or"
-            " one point "
+            " one point where no ± is printed."
         )
-        intro += "where no ± is printed."
     shown = "Printed and measured" if done.printed else "What was measured"
     sections = [Section("rows", shown, intro, [_rows_table(done), _rows_charts(done)])]
     if claims := [f"{claim}: {CLAIMED[holds]}." for claim, holds in done.claims.items()]:
@@ -114,8 +113,14 @@ def _rows_charts(done: Reproduction) -> Charts:
             numbers = {"printed": (printed.mean, printed.spread or 0.0)} if printed else {}
             numbers |= {"measured": found} if found else {}
             rows += [
-                {"row": outcome.name, "method": kind, **charts.with_error(*of)}
-                for kind, of in numbers.items()
+                {
+                    "row": outcome.name,
+                    "method": kind,
+                    "value": charts.short(mean),
+                    "low": charts.short(mean - spread),
+                    "high": charts.short(mean + spread),
+                }
+                for kind, (mean, spread) in numbers.items()
             ]
         if rows:
             title = measure_title(measure)

@@ -97,13 +97,16 @@ def page_of_run(run: Run) -> Page:
     }
 
     def details() -> list[Section]:
-        sections = [
-            rounds_section_of_run(run),
-            map_section(scene),
-            weights_section(scene),
-            examples_section(scene),
-        ]
-        return present([*sections, cost_section(scene), all_settings_section(lines[:1])])
+        return present(
+            [
+                rounds_section_of_run(run),
+                map_section(scene),
+                weights_section(scene),
+                examples_section(scene),
+                cost_section(scene),
+                all_settings_section(lines[:1]),
+            ]
+        )
 
     return Page(
         f"{run.label}{run.on_task}",

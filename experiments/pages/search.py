@@ -23,9 +23,10 @@ TESTED = "on test examples"
 def page_of_search(search: Search) -> Page:
     """Return the page of a search; while runs are missing, as far as it is."""
     headline, *sentences = search.sentences
-    facts = [("variants tried", str(len(search.judged))), ("criterion", _title(search))]
-    facts += [
-        ("seeds", f"{len(search.found.judged)} to choose by, {len(search.found.fresh)} fresh ones")
+    facts = [
+        ("variants tried", str(len(search.judged))),
+        ("criterion", _title(search)),
+        ("seeds", f"{len(search.found.judged)} to choose by, {len(search.found.fresh)} fresh ones"),
     ]
     files = files_of(search.folder, "tables and runs")
     compared = search.comparison
@@ -59,13 +60,11 @@ def chosen_table(search: Search) -> Table:
         gained = NONE if found is None else digits.difference(found)
         cells.append([Cell(label), digits.cell(search.of(label).mean), promised, gained])
     headings = ["best of each method", f"{title}, validation", "gain promised", "gain tested"]
-    seeds = len(search.found.judged)
-    fresh = len(search.found.fresh)
     note = (
         f"gain: by how much better than {search.baseline}; promised: on validation examples, seeds:"
-        f" {seeds}; "
+        f" {len(search.found.judged)}; tested: on test examples, fresh seeds:"
+        f" {len(search.found.fresh)}"
     )
-    note += f"tested: on test examples, fresh seeds: {fresh}"
     return Table("chosen", f"Chosen by the {title} of {search.score.title}", headings, cells, note)
 
 

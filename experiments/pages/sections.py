@@ -310,9 +310,8 @@ def weights_section(scene: Scene) -> Section | None:
     )
     intro = (
         "The weight (coefficient) of each client's update in the step, in percent of the weights of"
-        " its round; "
+        f" its round; blank where it did not take part. {scene.caption}"
     )
-    intro += f"blank where it did not take part. {scene.caption}"
     return Section(
         "weights", "Whom the method listened to", intro, [Charts(maps, narrow=len(maps) > 2), table]
     )
@@ -475,9 +474,8 @@ def cost_section(scene: Scene) -> Section:
     ]
     note = (
         "Time is that of the rounds with their evaluation; the CSV file has seconds and bytes. Runs"
-        " that go on at "
+        f" that go on at the same time share the machine.{by}"
     )
-    note += f"the same time share the machine.{by}"
     table = Table("cost", caption, headings, cells, note)
     return Section("cost", "Time and traffic", "", [table])
 

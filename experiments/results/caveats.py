@@ -97,9 +97,8 @@ def caveats_of_run(run: Run) -> list[str]:
             f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."
         )
     found += _single([run], "the method had nothing")
-    leak = describe_leak(run, run.final())
     return [
-        *([leak] if leak else []),
+        *describe_leak(run),
         *found,
         *_attacked([run]),
         *describe_small_tests(run.test_examples(), run.score, named=True),
@@ -217,24 +216,22 @@ def describe_small_tests(
     ]
 
 
-def describe_leak(run: Run, values: Mapping[str, float]) -> str:
+def describe_leak(run: Run) -> list[str]:
     """Return that a column gives away the target, if every client has the best possible score.
 
-    The column is one on which the inferred schema in the run folder remarks. "" otherwise.
+    The column is one on which the inferred schema in the run folder remarks.
     """
-    best = run.score.interval[1]
-    perfect = run.score.higher_is_better and all(
-        run.score.written(value) == run.score.written(run.score.shown(best))
-        for value in values.values()
-    )
-    names = DETERMINES.findall(SCHEMA.read(run.folder)) if values and perfect else []
+    best = run.score.written(run.score.shown(run.score.interval[1]))
+    written = {run.score.written(value) for value in run.final().values()}
+    if not run.score.higher_is_better or written != {best}:
+        return []
+    names = DETERMINES.findall(SCHEMA.read(run.folder))
     if not names:
-        return ""
+        return []
     alone = plural(len(names), "alone determines", "each alone determine")
-    return (
-        f"Every client is at {run.score.written(run.score.shown(best))}, and {join_all(names)}"
-        f" {alone} the target: is it known before?"
-    )
+    return [
+        f"Every client is at {best}, and {join_all(names)} {alone} the target: is it known before?"
+    ]
 
 
 def _worse_than_the_mean(run: Run) -> list[str]:

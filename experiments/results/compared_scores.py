@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +53,15 @@ def personal_label(label: str) -> str:
     return f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
 
 
+def mean_by_client(by_seed: Iterable[Values]) -> dict[str, float]:
+    """Return each client's mean over the seeds in which it has a number."""
+    numbers: dict[str, list[float]] = {}
+    for values in by_seed:
+        for client, value in values.items():
+            numbers.setdefault(client, []).append(value)
+    return {client: statistics.fmean(each) for client, each in numbers.items()}
+
+
 @dataclass(frozen=True, eq=False)
 class ComparedScores:
     """The scores of every method and seed; `Comparison` describes the attributes."""
@@ -87,11 +96,6 @@ class ComparedScores:
     def personal(self) -> tuple[str, ...]:
         """The entries of `methods` that are personal models."""
         return tuple(self.finals["method"][self.finals["model"] == "personal"].unique())
-
-    def personal_row(self, method: str) -> str:
-        """Return the label of a method's personal models, "" if it has none."""
-        name = personal_label(method)
-        return name if name in self.personal else ""
 
     @cached_property
     def score_by_client(self) -> "pandas.DataFrame":
@@ -153,12 +157,8 @@ class ComparedScores:
     @cached_property
     def larger_classes(self) -> Values:
         """A client's percentage of test examples in the larger class, the mean over seeds."""
-        by_seed = [run.column(SHARE_OF_LARGER_CLASS) for run in self.runs.get(self.baseline, ())]
-        clients = dict.fromkeys(client for shares in by_seed for client in shares)
-        return {
-            name: statistics.fmean(each[name] for each in by_seed if name in each)
-            for name in clients
-        }
+        runs = self.runs.get(self.baseline, ())
+        return mean_by_client(run.column(SHARE_OF_LARGER_CLASS) for run in runs)
 
     # Measures
 

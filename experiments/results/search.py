@@ -14,6 +14,7 @@ from fairbloom.text import text_if
 
 from ..arms import Arm
 from ..study import SearchOutcome, Study
+from .compared_scores import personal_label
 from .comparison import Comparison, read_comparison
 from .differences import Difference
 from .measures import ClientScores, Measure, find_measure
@@ -224,7 +225,8 @@ class Search(Shown):
         """Return an arm's label in the comparison, which may be that of its personal models."""
         if self.comparison is None or self.of(label).arm.evaluated != "personal":
             return label
-        return self.comparison.personal_row(label) or label
+        personal = personal_label(label)
+        return personal if personal in self.comparison.personal else label
 
     def difference(self, label: str) -> Difference | None:
         """Return an arm's gain over the baseline on test examples, None if it was not tested."""

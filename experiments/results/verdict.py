@@ -155,9 +155,9 @@ def _compare_with_guessing(compared: ComparedScores, client: str, accuracy: floa
 def _leak(compared: ComparedScores) -> Iterator[str]:
     """Yield that a column gives away the target, if the baseline is perfect with every seed."""
     runs = compared.runs.get(compared.baseline, ())
-    leaks = [describe_leak(run, run.final()) for run in runs]
+    leaks = [describe_leak(run) for run in runs]
     if leaks and all(leaks):
-        yield leaks[0]
+        yield from leaks[0]
 
 
 def _limits(compared: ComparedScores) -> Iterator[str]:
@@ -284,7 +284,7 @@ def _precision(compared: ComparedScores) -> Iterator[str]:
     if not found or _methods_with(compared, WORST, 1):
         return
     share = compared.shared.test_share
-    now = statistics.median(half_width(each) for each in found)
+    now = statistics.median((each.high - each.low) / 2.0 for each in found)
     then = statistics.median(half_width(each, 2 * seeds, share) for each in found)
     yield (
         f"Intervals for the worst served are typically ±{_points(now, compared.score)}; with"
