@@ -11,7 +11,6 @@ models. `shakespeare` is one seed of four methods.
 Finished runs are not run again. FAIRBLOOM_DATA has the files of all workloads but the digits.
 """
 
-import csv
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
 
 from .federations.prepare import data_of
-from .tables import Row, parser_of, print_machine, print_table
+from .tables import Row, parser_of, print_machine, print_table, write_csv
 
 BASELINE = "fedavg"
 
@@ -319,9 +318,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write a table as a CSV file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        write_csv(file, rows)
 
 
 def rows_of(tested: Comparison) -> Iterator[Row]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -61,20 +62,30 @@ def print_machine(device: str = "cpu") -> None:
 def print_table(title: str, rows: Iterable[Row], *, as_csv: bool = False) -> None:
     """Print a table with the columns of all rows, in the order in which they first occur."""
     rows = list(rows)
-    headings = list(dict.fromkeys(heading for row in rows for heading in row))
     if as_csv:
         print(title)
-        writer = csv.DictWriter(sys.stdout, headings, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        write_csv(sys.stdout, rows)
         print()
         return
     table = Table(title=title)
+    headings = headings_of(rows)
     for heading in headings:
         table.add_column(heading, justify="left" if heading == headings[0] else "right")
     for row in rows:
         table.add_row(*(str(row.get(heading, "")) for heading in headings))
     Console(width=max(120, Console().width)).print(table)
+
+
+def write_csv(file: TextIO, rows: Sequence[Row]) -> None:
+    """Write a table as CSV, with the columns of all rows."""
+    writer = csv.DictWriter(file, headings_of(rows), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def headings_of(rows: Iterable[Row]) -> list[str]:
+    """Return the columns of all rows, in the order in which they first occur."""
+    return list(dict.fromkeys(heading for row in rows for heading in row))
 
 
 def print_row(row: Row) -> None:
