@@ -76,10 +76,16 @@ def run_by_flwr(
     with tempfile.TemporaryDirectory() as place:
         file = Path(place, "run-config.toml")
         file.write_text(tomli_w.dumps(config))
-        words = ["run", folder, "local", "--stream"]
-        words += ["--run-config", str(file), "--federation-config", federation]
+        options = ["--run-config", str(file), "--federation-config", federation]
         done = subprocess.run(  # noqa: S603 (Flower's command)
-            [shutil.which("flwr", path=path) or "flwr", *words],
+            [
+                shutil.which("flwr", path=path) or "flwr",
+                "run",
+                folder,
+                "local",
+                "--stream",
+                *options,
+            ],
             env={**ENVIRONMENT, **os.environ, "PATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

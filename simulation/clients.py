@@ -116,7 +116,6 @@ class LocalClients:
 
     def wait_until_free(self, fewest: int) -> None:
         """Return at once: all clients are free."""
-        return
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         """Return the number of training examples of each client; leave out unusable clients."""

@@ -54,12 +54,8 @@ class Line:
         """Each participant's `value` in percent of a `round`'s weights, run by run."""
         found = []
         for run in self.runs:
-            written = COEFFICIENTS.exists_in(run.folder)
-            table = _pick(
-                run,
-                read_frame(COEFFICIENTS, run.folder) if written else run.clients[:0],
-                "coefficient",
-            )
+            coefficients = read_frame(COEFFICIENTS, run.folder, optional=True)
+            table = _pick(run, coefficients, "coefficient")
             total = table["value"].abs().groupby(table["round"]).transform("sum")
             found.append(table.assign(value=100.0 * table["value"] / total.where(total > 0.0)))
         return found

@@ -24,8 +24,11 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
         ]
         changed = max((file.stat().st_mtime for file in files), default=0.0)
         name = str(path) if path == folder else str(path.relative_to(folder))
-        about: dict[str, Any] = {"name": name, "folder": str(path.absolute())}
-        about["when"] = datetime.fromtimestamp(changed).astimezone().isoformat(" ", "minutes")[:16]
+        about: dict[str, Any] = {
+            "name": name,
+            "folder": str(path.absolute()),
+            "when": datetime.fromtimestamp(changed).astimezone().isoformat(" ", "minutes")[:16],
+        }
         found.append(about)
         try:
             run = load(path)
@@ -35,8 +38,10 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
                 "task": run.settings.get("task", ""),
                 "method": run.label,
                 "seed": run.settings.get("seed"),
+                "state": run.state,
+                "rounds": run.rounds_done,
+                "of_rounds": run.num_rounds,
             }
-            about |= {"state": run.state, "rounds": run.rounds_done, "of_rounds": run.num_rounds}
         except FairbloomError as error:
             about |= {"state": "damaged", "fault": str(error)}
             continue

@@ -249,9 +249,7 @@ class Run(Shown):
         The columns are `round`, `phase` (train, evaluate, or server for `evaluate_fn`), `client`
         ("" for a number over all clients), `metric` and `value`.
         """
-        if METRICS.exists_in(self.folder):
-            return read_frame(METRICS, self.folder)
-        return frame([])
+        return read_frame(METRICS, self.folder, optional=True)
 
     @cached_property
     def gaps(self) -> "pandas.DataFrame":

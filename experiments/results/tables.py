@@ -32,12 +32,12 @@ def mean_of(values: Iterable[float]) -> float:
         return float(np.mean([*values]))
 
 
-def read_frame(file: TableFile, folder: Path) -> "pandas.DataFrame":
+def read_frame(file: TableFile, folder: Path, *, optional: bool = False) -> "pandas.DataFrame":
     """Return a table of a run folder; an empty cell is NaN, or "" in a column of text.
 
-    In an unfinished run the file may be missing, which gives no rows, and a torn last line is left
-    out. Raise RunFolderError if the file cannot be read, is malformed or, in a finished run, is
-    incomplete.
+    In an unfinished run a torn last line is left out, and the file may be missing, as an `optional`
+    one may be in any run, which gives no rows. Raise RunFolderError if the file cannot be read, is
+    malformed or, in a finished run, is incomplete.
     """
     path = file.path_in(folder)
     finished = is_finished(folder)
@@ -45,7 +45,9 @@ def read_frame(file: TableFile, folder: Path) -> "pandas.DataFrame":
     if finished:
         remedy += ", or run again with another folder (--out)"
     with explain_read_errors(path, remedy):
-        content = path.read_bytes() if finished or path.exists() else b""
+        if (optional or not finished) and not path.exists():
+            return _to_frame(_parse(b"", file.needed, finished=finished))
+        content = path.read_bytes()
         if finished and not content.endswith(b"\n"):
             raise ValueError("its last line is torn")
         table = _parse(content[: content.rfind(b"\n") + 1], file.needed, finished=finished)

@@ -79,17 +79,18 @@ def join(*parts: Examples) -> Examples:
 def score_clients(
     task: Task, outputs: Tensor, targets: Tensor, counts: Sequence[int]
 ) -> list[Measures]:
-    """Return mean loss and scores of consecutive clients with `counts` examples each."""
+    """Return mean loss and finite scores of consecutive clients with `counts` examples each."""
     columns = {LOSS: _means(losses_of(task, outputs, targets), counts)}
     for score, compute in task.scores.items():
         columns[score.name] = score_all(compute, outputs, targets, counts)
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    for name, values in columns.items():
-        if name != LOSS and not np.isfinite(values).all():
-            for row, value in zip(rows, values, strict=True):
-                if not math.isfinite(value):
-                    del row[name]
-    return rows
+    return [
+        {
+            name: value
+            for name, value in zip(columns, row, strict=True)
+            if name == LOSS or math.isfinite(value)
+        }
+        for row in zip(*columns.values(), strict=True)
+    ]
 
 
 def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
