@@ -105,14 +105,20 @@ def _rows_of_run(
 ) -> list[tuple[object, ...]]:
     """Return the rows of `Comparison.finals` for a run, one for each of `clients` and scores."""
     tested = run.test_examples()
-    rows = list[tuple[object, ...]]()
-    for score in run.scores:
-        values = run.final(score, model)
-        for client in sorted(clients):
-            count = tested.get(client, math.nan)
-            value = values.get(client, math.nan)
-            rows.append((method, model, seed, client, count, score.name, value))
-    return rows
+    finals = {score.name: run.final(score, model) for score in run.scores}
+    return [
+        (
+            method,
+            model,
+            seed,
+            client,
+            tested.get(client, math.nan),
+            name,
+            values.get(client, math.nan),
+        )
+        for name, values in finals.items()
+        for client in sorted(clients)
+    ]
 
 
 def _find_lacking(

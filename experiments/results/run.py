@@ -467,10 +467,10 @@ class Run(Shown):
                     "model": setup.model,
                     "clients": setup.clients,
                     "partition": setup.partition,
+                    "fraction": usual_fraction(
+                        int(self.settings.get("clients", 0)) or len(self.test_examples())
+                    ),
                 }
-                usual["fraction"] = usual_fraction(
-                    int(self.settings.get("clients", 0)) or len(self.test_examples())
-                )
             else:  # the defaults of a class of the user's own are not known
                 usual = {**collect_options(METHODS.get(self.method, FairStrategy)()), "method": ""}
                 if self.method.startswith(TORCHJD):  # which has no prior

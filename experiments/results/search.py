@@ -96,9 +96,11 @@ def _find_fault(
     wanted: Sequence[set[str]],
 ) -> str:
     """Return why an arm cannot be chosen, "" if it can; `wanted` has the clients of each seed."""
-    lacking = set[str]()
-    for each, clients in zip(served, wanted, strict=False):
-        lacking |= clients.difference(each.values)
+    lacking = {
+        client
+        for each, clients in zip(served, wanted, strict=False)
+        for client in clients.difference(each.values)
+    }
     if lacking:
         names = join_names(sorted(lacking))
         return (
