@@ -24,8 +24,8 @@ ALIKE = {"method", "seed", *marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.ROUND
 # Settings that decide which examples there are and who has them, besides those of a task.
 OF_DATA = {key_of(name) for name in Setup.model_fields} - {"model", "verify-data", *ALIKE}
 
+# The runs of a method by their seeds.
 Seeds = dict[int, Run]
-"""The runs of a method by their seeds."""
 
 
 def compare_runs(folders: Folders, baseline: str, out: Path) -> Comparison:

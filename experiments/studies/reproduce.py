@@ -128,14 +128,13 @@ def study_of(
     *,
     quick: bool = False,
     grid: bool = False,
-    overrides: Mapping[str, Value] | None = None,
+    overrides: Mapping[str, Value] = {},
 ) -> Study:
     """Return the study of a recipe's rows, with `grid` also of the values that a row fixes.
 
     The user's `overrides` replace all other values, and are not varied. Raise FairbloomError, with
     the row's name, for an unknown, impossible or unused setting.
     """
-    overrides = overrides or {}
     _check_overrides(overrides, recipe, rows)
     shared = {**recipe.settings, **overrides}
     if quick:
