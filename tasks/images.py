@@ -103,21 +103,17 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _images_by_class(folder: Path) -> dict[str, list[Path]]:
-    return {name: files for name, path in _class_folders(folder) if (files := _images_in(path))}
+    return {path.name: files for path in _class_folders(folder) if (files := _images_in(path))}
 
 
-def _class_folders(folder: Path) -> list[tuple[str, Path]]:
-    """Return the visible folders in a client's folder by name, sorted."""
-    return [
-        (path.name, path)
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and is_visible(path.name)
-    ]
+def _class_folders(folder: Path) -> list[Path]:
+    """Return the visible folders in a client's folder, sorted."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and is_visible(path.name))
 
 
 def _check_files(folder: Path) -> None:
     """Raise DataError if files in a client's folder would be left out without a word."""
-    classes = [path for _, path in _class_folders(folder)]
+    classes = _class_folders(folder)
     others = [
         path
         for each in classes

@@ -68,6 +68,17 @@ def test_values_outside_of_what_is_allowed_are_faults(
     assert (gap["line"], gap["value"]) == (3, "NA")
 
 
+def test_a_summary_counts_the_faults_of_an_unreadable_file(folder: Folder) -> None:
+    lines = csv_of(30).splitlines()
+    there = folder(a="\n".join([*lines[:9], *(f"{line},1" for line in lines[9:11])]), b=csv_of(30))
+    found = describe_data(RunSettings.of(config(there, SCHEMA)), every=False)
+    (fault,) = found["faults"]
+    assert fault["client"] == "a"
+    assert "line 10 has" in str(fault["problem"])
+    assert "(and 1 more like this)" in str(fault["problem"])
+    assert [row["client"] for row in found["clients"] if "problem" in row] == ["a"]
+
+
 def test_columns_that_do_not_fit_are_faults(folder: Folder) -> None:
     found = faults(folder(a=csv_of(30).replace("dose", "doze", 1), b=csv_of(30)), SCHEMA)
     assert [(row["column"], row["line"]) for row in found] == [("dose", ""), ("doze", "")]
