@@ -17,7 +17,7 @@ from .clients import FileClients, preprocessing_of
 from .describe import describe
 from .encode import encode_file
 from .folders import files_in
-from .infer import Wanted, infer_schema
+from .infer import infer_schema
 from .reasons import DataError
 from .targets import Target
 
@@ -33,11 +33,17 @@ def infer(
     smallest_client: int,
 ) -> str:
     """Return the schema that the files of a folder suggest."""
-    wanted = Wanted(target.strip(), client.strip(), unit.strip(), missing, kind)
     files = files_in(setup.data_dir)
-    if wanted.client:
-        _check_single(setup.data_dir, wanted.client, len(files))
-    text, left_out = infer_schema(files, wanted)
+    if client.strip():
+        _check_single(setup.data_dir, client.strip(), len(files))
+    text, left_out = infer_schema(
+        files,
+        target=target.strip(),
+        client=client.strip(),
+        unit=unit.strip(),
+        missing=missing,
+        kind=kind,
+    )
     parse_schema(text, f"the schema that {setup.data_dir} suggests")
     if left_out:
         reasons = [f"{name} ({why.removeprefix('it ')})" for name, why in left_out.items()]

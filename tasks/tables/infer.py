@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -85,11 +84,23 @@ class Draft:
     units: list[str] = field(default_factory=list)
 
 
-class Wanted(NamedTuple):
-    """What the settings say of a schema; a column is "" if it is to be found, or there is none.
+def infer_schema(
+    paths: Mapping[str, Path],
+    *,
+    target: str = "",
+    client: str = "",
+    unit: str = "",
+    missing: Missing = "error",
+    kind: str = "auto",
+) -> tuple[str, dict[str, str]]:
+    """Return the schema that files suggest, with comments, and why columns are left out, by name.
 
-    Attributes
+    A column is "" if it is to be found, or there is none. Raise DataError if no file can be read.
+
+    Parameters
     ----------
+    paths
+        The files by client.
     target
         The column to predict, by default the one called target, label or y.
     client
@@ -101,24 +112,11 @@ class Wanted(NamedTuple):
     kind
         "classification", "regression", or "auto", which decides by the target's values.
     """
-
-    target: str = ""
-    client: str = ""
-    unit: str = ""
-    missing: Missing = "error"
-    kind: str = "auto"
-
-
-def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> tuple[str, dict[str, str]]:
-    """Return the schema that files suggest, with comments, and why columns are left out, by name.
-
-    `paths` are by client. Raise DataError if no file can be read.
-    """
     tables, unread = _read_all(paths)
     first = next(iter(tables.values()))
-    target = _find(first, wanted.target, "csv.target", TARGETS)
-    client = _find(first, wanted.client, "csv.client") if wanted.client else ""
-    unit = _find(first, wanted.unit, "csv.unit") if wanted.unit else ""
+    target = _find(first, target, "csv.target", TARGETS)
+    client = _find(first, client, "csv.client") if client else ""
+    unit = _find(first, unit, "csv.unit") if unit else ""
     notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
     read = dict(tables)
     raw: list[dict[str, FileColumn]] = []
@@ -153,7 +151,7 @@ def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> tuple[str, dict[s
             for table, columns in zip(tables.values(), raw, strict=True)
         ]
         draft.columns[name] = Column.of(sites, parts)
-        _draft_column(draft, name, name == target, wanted.kind)
+        _draft_column(draft, name, name == target, kind)
     if not unit:
         _propose_units(draft, target)
     _ignore_other_names(draft, tables, unit)
@@ -179,7 +177,7 @@ def infer_schema(paths: Mapping[str, Path], wanted: Wanted) -> tuple[str, dict[s
         head.append(f"client = {quote(client)}")
     if unit:
         head.append(f"unit = {quote(unit)}")
-    lines = [*head, *_lines(draft, wanted.missing), *_file_lines(tables, read)]
+    lines = [*head, *_lines(draft, missing), *_file_lines(tables, read)]
     unused = {
         name: NUMBERS_OF_ROWS for name, each in draft.fields.items() if NO_INPUT in each.lines
     }

@@ -17,7 +17,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.tasks.schema import parse_schema
 from fairbloom.tasks.tables.encode import read_columns
 from fairbloom.tasks.tables.folders import files_in
-from fairbloom.tasks.tables.infer import Wanted, infer_schema
+from fairbloom.tasks.tables.infer import infer_schema
 from fairbloom.tasks.tables.read import CellError, read_file
 
 # Cells that columns are made of: each line is what one system may export.
@@ -73,7 +73,7 @@ NAMES = (
 
 def unannounced(folder: Path, **wanted: Any) -> Iterator[str]:
     """Yield the faults of files by the schema that they suggest, except those that it names."""
-    text, _ = infer_schema(files_in(str(folder)), Wanted(**wanted))
+    text, _ = infer_schema(files_in(str(folder)), **wanted)
     schema = parse_schema(text)
     comments: dict[str, str] = {}
     for part in text.split("\n\n")[1:]:
