@@ -1,7 +1,6 @@
 """Describe the tables of clients as `fairbloom data` prints them: in short, or client by client."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,9 @@ MAX_REMARKS = 3
 
 # The file of each client, or why it cannot be read.
 Files = Mapping[str, FileClients | FairbloomError]
+
+# Faults of one kind in a column: the column, the problem and remedy of the first, and their rows.
+Kind = tuple[str, str, str, NDArray[np.intp]]
 
 
 def describe(schema: Schema, files: Files, every: bool) -> Described:
@@ -219,15 +221,6 @@ def _summarise_column(
 # Faults -------------------------------------------------------------------------------------------
 
 
-class _Kind(NamedTuple):
-    """Faults of one kind in a column of a file: what is said of the first, and all their rows."""
-
-    column: str
-    problem: str
-    remedy: str
-    rows: NDArray[np.intp]
-
-
 def _summarise_faults(files: Files) -> Iterator[Row]:
     """Yield a row for each kind of fault in a column of a file."""
     seen = set()
@@ -264,45 +257,45 @@ def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) 
     for error in file.faults:
         if not isinstance(error, CellError) or error.rows is None:
             yield _describe_fault(join_names(names), error)
-    for kind in _find_kinds(file, table):
-        first = int(table.lines[kind.rows[0]])
-        last = int(table.lines[kind.rows[-1]])
-        more = len(kind.rows) - 1
+    for column, problem, remedy, rows in _find_kinds(file, table):
+        first = int(table.lines[rows[0]])
+        last = int(table.lines[rows[-1]])
+        more = len(rows) - 1
         lines = f"{first}"
         if more:
             lines = f"{first} to {last}, {more:,} more"
         yield {
-            "client": join_names([names[each] for each in np.unique(of_row[kind.rows])]),
+            "client": join_names([names[each] for each in np.unique(of_row[rows])]),
             "file": file.path.name,
             "line": lines,
-            "column": kind.column,
-            "value": table.show_cell(kind.column, int(kind.rows[0])),
-            "problem": kind.problem,
-            "remedy": kind.remedy,
+            "column": column,
+            "value": table.show_cell(column, int(rows[0])),
+            "problem": problem,
+            "remedy": remedy,
         }
 
 
-def _find_kinds(file: EncodedFile, table: Table) -> Iterator[_Kind]:
+def _find_kinds(file: EncodedFile, table: Table) -> Iterator[Kind]:
     """Yield the kinds of faults of a file's cells, by column."""
     several: set[str] = set()
     for error in file.faults:
         if not isinstance(error, CellError) or error.rows is None:
             continue
         if error.why not in ("no-number", "no-category"):
-            yield _Kind(error.column, error.problem, error.remedy, error.rows)
+            yield error.column, error.problem, error.remedy, error.rows
         elif error.column not in several:
             several.add(error.column)
             yield from _kinds_of_column(file, table, error)
 
 
-def _kinds_of_column(file: EncodedFile, table: Table, first: CellError) -> Iterator[_Kind]:
+def _kinds_of_column(file: EncodedFile, table: Table, first: CellError) -> Iterator[Kind]:
     """Yield the kinds of faulty cells of a column; its first fault is `first`."""
     name = first.column
     field = file.schema.fields[name]
     column = file.columns[name]
     if field.categories:
         problem = first.problem.partition(", as ")[0]
-        yield _Kind(name, problem, first.remedy, np.flatnonzero(column == UNKNOWN))
+        yield name, problem, first.remedy, np.flatnonzero(column == UNKNOWN)
         return
     rows = np.flatnonzero(np.isinf(column))
     cells, codes = different_cells(table.find(table.file.column_name(name)).take(rows))
@@ -313,7 +306,7 @@ def _kinds_of_column(file: EncodedFile, table: Table, first: CellError) -> Itera
         kinds.setdefault(problem, []).append(code)
         remedies.setdefault(problem, remedy)
     for problem, same in kinds.items():
-        yield _Kind(name, problem, remedies[problem], rows[np.isin(codes, same)])
+        yield name, problem, remedies[problem], rows[np.isin(codes, same)]
 
 
 def _describe_fault(client: str, error: FairbloomError) -> Row:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ UNKNOWN = -2
 # A column encoded by the schema: numbers in float64, NaN if missing, or indices of categories, -1
 # if missing.
 ColumnValues = NDArray[Any]
+
+# The rows of each client in a file, and the number of rows of each spelling of a client's name.
+ClientRows = Mapping[str, NDArray[np.intp]]
+Spellings = Mapping[str, Counter[str]]
 
 
 def encode(table: Table, schema: Schema) -> dict[str, ColumnValues]:
@@ -237,19 +241,12 @@ def _read_numbers(
 # Clients ------------------------------------------------------------------------------------------
 
 
-class ClientRows(NamedTuple):
-    """The rows of the clients that a column names.
+def rows_of_clients(values: Values, decimal: Decimal) -> tuple[ClientRows, Spellings]:
+    """Return the rows of each client that a column names, and the spellings of its name.
 
-    `rows` is sorted by name; "" has the rows without one. A client's name is its most frequent
-    spelling. `spellings` has the number of rows of each spelling, of the clients with several.
+    Numbers among the names have a decimal mark. The rows are sorted by name; "" has those without
+    one. A client's name is its most frequent spelling; spellings are those of clients with several.
     """
-
-    rows: Mapping[str, NDArray[np.intp]]
-    spellings: Mapping[str, Counter[str]]
-
-
-def rows_of_clients(values: Values, decimal: Decimal) -> ClientRows:
-    """Return the rows of each client that a column names, whose numbers have a decimal mark."""
     cells, codes = different_cells(values)
     folded = [fold_value(cell, decimal) for cell in cells]
     spelled: dict[str, Counter[str]] = {}
@@ -261,7 +258,7 @@ def rows_of_clients(values: Values, decimal: Decimal) -> ClientRows:
     places = np.array([order[key] for key in folded])[codes]
     ends = np.cumsum(np.bincount(places, minlength=len(order)))
     rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
-    return ClientRows(
+    return (
         {names[key]: each for key, each in zip(order, rows, strict=True) if len(each)},
         {names[key]: spelled[key] for key in order if len(spelled[key]) > 1},
     )
@@ -303,8 +300,8 @@ class EncodedFile:
     found: Sequence[str]
     usable: NDArray[np.bool_]
     faults: Sequence[DataError]
-    rows: Mapping[str, NDArray[np.intp]] | None
-    spellings: Mapping[str, Counter[str]]
+    rows: ClientRows | None
+    spellings: Spellings
     units: NDArray[np.int64] | None
 
     def __len__(self) -> int:
@@ -343,7 +340,7 @@ def encode_file(path: Path, text: str) -> EncodedFile:
 def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
     schema = parse_schema(text)
     table = _read(path, schema)
-    clients = _rows_of_clients(table, schema.client) if schema.client else ClientRows({}, {})
+    rows, spellings = _rows_of_clients(table, schema.client) if schema.client else (None, {})
     columns, faults = read_columns(table, schema)
     usable = np.ones(len(table), np.bool_)
     # Not for columns that only make groups: a row without a group is used.
@@ -354,8 +351,7 @@ def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
     units = _read_units(table, schema.unit)
     del table
     forget_file(path)  # the columns take less memory than their texts
-    rows = clients.rows if schema.client else None
-    return EncodedFile(path, schema, columns, found, usable, faults, rows, clients.spellings, units)
+    return EncodedFile(path, schema, columns, found, usable, faults, rows, spellings, units)
 
 
 def _read(path: Path, schema: Schema) -> Table:
@@ -377,12 +373,12 @@ def _read_units(table: Table, name: str) -> NDArray[np.int64] | None:
     return units
 
 
-def _rows_of_clients(table: Table, name: str) -> ClientRows:
+def _rows_of_clients(table: Table, name: str) -> tuple[ClientRows, Spellings]:
     """Return the rows of each client that a column names; raise DataError for rows without one."""
     if (values := table.find(name)) is None:
         raise CellError(table, name, f"has no column {name!r} of clients", "add it", "no-column")
-    clients = rows_of_clients(values, table.decimal)
-    if (nameless := clients.rows.get("")) is not None:
+    rows, spellings = rows_of_clients(values, table.decimal)
+    if (nameless := rows.get("")) is not None:
         raise CellError(
             table,
             name,
@@ -392,7 +388,7 @@ def _rows_of_clients(table: Table, name: str) -> ClientRows:
             nameless,
             rows=len(nameless),
         )
-    return clients
+    return rows, spellings
 
 
 # Means and deviations -----------------------------------------------------------------------------

@@ -137,8 +137,8 @@ def infer_schema(
     sites = Sites.of_files(tables)
     if client:
         decimal = next(iter(tables.values())).decimal
-        rows = {**rows_of_clients(first.find(client), decimal).rows}
-        rows.pop("", None)
+        found, _ = rows_of_clients(first.find(client), decimal)
+        rows = {name: each for name, each in found.items() if name}
         if not rows:
             raise DataError(f"{first.path}: column {client!r} names no client in any row")
         sites = Sites.of_one_file(first, rows)
