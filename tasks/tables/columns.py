@@ -1,7 +1,6 @@
 """The task `csv`: a table for each client, or one table with a column that names the client."""
 
-from functools import cached_property, lru_cache
-from pathlib import Path
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -105,29 +104,25 @@ def _check_single(place: str, client: str, count: int) -> None:
 
 
 class CsvFiles:
-    """The files of a folder, each of which is read when a client's data are first needed."""
+    """The files of a folder, each of which is read when a client's data are first needed.
+
+    `clients` are named as their files, or by a column of a single file, which is read at once.
+    `left_out` are the clients of a single file that have too few rows.
+    """
 
     def __init__(self, setup: Setup, smallest: int) -> None:
         self._setup = setup
         self._smallest = smallest
         self._schema = parse_schema(setup.schema_)
+        self._paths = files_in(setup.data_dir)
         self._of_file = lru_cache(maxsize=None)(self._read_file)
-
-    @cached_property
-    def _paths(self) -> dict[str, Path]:
-        return files_in(self._setup.data_dir)
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The names of the clients: the files' names, or the values of a column."""
+        self.clients = tuple(self._paths)
+        self.left_out: tuple[str, ...] = ()
         if self._schema.client and self._paths:
-            return self._of_single_file.names
-        return tuple(self._paths)
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """The names of the clients of a single file that have too few rows."""
-        return self._of_single_file.left_out if self._schema.client and self._paths else ()
+            _check_single(setup.data_dir, self._schema.client, len(self._paths))
+            single = self._of_file(*self._paths)
+            self.clients = single.names
+            self.left_out = single.left_out
 
     def warn_of_left_out(self) -> None:
         """Log which clients are left out; raise DataError if all are."""
@@ -144,13 +139,7 @@ class CsvFiles:
 
     def clients_with(self, client: str) -> FileClients:
         """Return the clients of the file that has a client."""
-        return self._of_single_file if self._schema.client else self._of_file(client)
-
-    @cached_property
-    def _of_single_file(self) -> FileClients:
-        """The clients of a single file, by its column of clients."""
-        _check_single(self._setup.data_dir, self._schema.client, len(self._paths))
-        return self._read_file(*self._paths)
+        return self._of_file(*self._paths) if self._schema.client else self._of_file(client)
 
     def _read_file(self, name: str) -> FileClients:
         file = encode_file(self._paths[name], self._setup.schema_)
