@@ -323,7 +323,8 @@ class EncodedFile:
     def raise_faults(self, rows: NDArray[np.intp]) -> None:
         """Raise DataError with all faults of some rows, if they have any."""
         if self.faulty[rows].any():
-            encode(_read(self.path, self.schema).take(rows), self.schema)
+            table = read_file(self.path, self.schema.file(self.path.name))
+            encode(table.take(rows), self.schema)
 
 
 def encode_file(path: Path, text: str) -> EncodedFile:
@@ -339,7 +340,7 @@ def encode_file(path: Path, text: str) -> EncodedFile:
 @lru_cache(maxsize=128)
 def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
     schema = parse_schema(text)
-    table = _read(path, schema)
+    table = read_file(path, schema.file(path.name))
     rows, spellings = _rows_of_clients(table, schema.client) if schema.client else (None, {})
     columns, faults = read_columns(table, schema)
     usable = np.ones(len(table), np.bool_)
@@ -352,10 +353,6 @@ def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
     del table
     forget_file(path)  # the columns take less memory than their texts
     return EncodedFile(path, schema, columns, found, usable, faults, rows, spellings, units)
-
-
-def _read(path: Path, schema: Schema) -> Table:
-    return read_file(path, schema.file(path.name))
 
 
 def _read_units(table: Table, name: str) -> NDArray[np.int64] | None:
