@@ -63,8 +63,10 @@ def run(
         "server": server,
         "partition-id": partition_id,
         "data-dir": data_dir,
+        "state-dir": state_dir,
+        "app": app,
+        "allow": allow or None,
     }
-    given |= {"state-dir": state_dir, "app": app, "allow": allow or None}
     settings = ClientSettings.of(given, config)
     settings.check_own_files()
     replace_process(settings)

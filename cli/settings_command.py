@@ -29,8 +29,9 @@ METAVARS = {
     "budget": "MINUTES",
     "memory": "GB",
     "figure": "PATH",
+    "schema": "FILE",
+    "rows": "TEXT",
 }
-METAVARS |= {"schema": "FILE", "rows": "TEXT"}
 """What the help calls the values of options, where their type says too little."""
 
 # The option of a command that prints rows for each client.

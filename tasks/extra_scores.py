@@ -40,10 +40,10 @@ def add_scores(task: Task, names: tuple[str, ...]) -> Task:
     measures: dict[Score, Measure] = {
         BRIER: partial(brier, positive=task.positive_place),
         CALIBRATION_ERROR: calibration_error,
-    }
-    measures |= {
-        score: partial(measure, positive=task.positive_place)
-        for score, measure in OF_TWO_CLASSES.items()
+        **{
+            score: partial(measure, positive=task.positive_place)
+            for score, measure in OF_TWO_CLASSES.items()
+        },
     }
     added = {
         replace(score, of=task.positive_name) if score in OF_TWO_CLASSES else score: measures[score]

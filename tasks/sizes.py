@@ -8,8 +8,15 @@ from fairbloom.errors import join_names
 MAX_CLIENTS = 20
 
 # The clients that it shows of more, by the share of clients that are smaller.
-SIZES = {"smallest": 0.0, "10 %": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "90 %": 0.9}
-SIZES |= {"largest": 1.0}
+SIZES = {
+    "smallest": 0.0,
+    "10 %": 0.1,
+    "25 %": 0.25,
+    "median": 0.5,
+    "75 %": 0.75,
+    "90 %": 0.9,
+    "largest": 1.0,
+}
 
 Row = dict[str, str | int]
 
@@ -29,8 +36,8 @@ def summarise_clients(rows: Sequence[Row]) -> list[Row]:
         for size, share in SIZES.items()
         if right
     ]
-    shown.append({"size": "all", "client": f"{len(right):,} clients"})
-    shown[-1] |= {part: sum(int(row[part]) for row in right) for part in ("train", "test")}
+    sums = {part: sum(int(row[part]) for row in right) for part in ("train", "test")}
+    shown.append({"size": "all", "client": f"{len(right):,} clients", **sums})
     if wrong:
         problem = f"{len(wrong):,} of {len(rows):,} clients have faults"
         shown.append({"size": "", "client": join_names(wrong), "problem": problem})

@@ -148,11 +148,10 @@ def rows_of_units(name: str, column: Column) -> float:
     units = _find_units(column)
     counts = np.bincount(units[units >= 0])
     counts = counts[counts > 0]
-    if len(counts) < FEWEST_AT_SITE * len(column.sites.names):
-        return 0.0
-    if not MIN_ROWS <= counts.mean() <= MAX_ROWS:
-        return 0.0
-    return float(counts.mean())
+    are_enough = len(counts) >= FEWEST_AT_SITE * len(column.sites.names)
+    if are_enough and MIN_ROWS <= counts.mean() <= MAX_ROWS:
+        return float(counts.mean())
+    return 0.0
 
 
 def _find_units(column: Column) -> NDArray[np.int64]:
