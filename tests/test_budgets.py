@@ -18,7 +18,7 @@ from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
     "checks": 730,
-    "cli": 700,
+    "cli": 697,
     "client": 1_982,
     "client/guard": 704,
     "client/rules": 676,
@@ -38,7 +38,7 @@ ROOMS: Mapping[str, int] = {
     "strategies": 2_151,
     "tasks": 2_223,
     "tasks/datasets": 745,
-    "tasks/tables": 2_589,
+    "tasks/tables": 2_565,
 }
 """The statements of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_687
+WHOLE = 33_655
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
