@@ -337,7 +337,11 @@ def fair_sentence(federations: Sequence[Federation]) -> str:
     if not names:
         return f"{sentence}."
     best = "; ".join(each.describe(m) for each, m in zip(names, helped, strict=True))
-    return f"{sentence} ({best})."
+    tried = [len(FAIR & each.values.keys()) for each in federations]
+    return (
+        f"{sentence} ({best}). Of {min(tried)} to {max(tried)} such methods on each, the best is"
+        " named, which favours them."
+    )
 
 
 def is_clear(federation: Federation, method: str, sign: int) -> bool:
