@@ -149,8 +149,8 @@ def run(
     from fairbloom.server.app import choose_run_folder  # imported late, as PyTorch is with it
     from fairbloom.simulation.run import simulate
 
-    named = {"seed": seed, "out": out}
-    config = merge_settings(as_settings({"task": task, **named, **options}), settings or {})
+    given = as_settings({"task": task, "seed": seed, "out": out, **options})
+    config = merge_settings(given, settings or {})
     config = settings_of_frames(data, target, out, config)
     config = merge_settings(settings_of_method(method, config), choose_task(config))
     chosen = Settings.of(config)
@@ -503,8 +503,10 @@ def evaluate(
     if CLIENTS.exists_in(folder):  # a device does not store other clients' numbers
         run_of_clients = load_run(folder)
         names = {score.name for score in run_of_clients.scores}
-        for score in found.scores:
-            values = run_of_clients.final(score, "global") if score.name in names else {}
-            if values:
-                clients[score.name] = values
+        finals = {
+            score.name: run_of_clients.final(score, "global")
+            for score in found.scores
+            if score.name in names
+        }
+        clients = {name: values for name, values in finals.items() if values}
     return Evaluation(*found, run=folder, model=model, clients=clients)

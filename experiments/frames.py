@@ -58,11 +58,13 @@ def write_frames(data: Frames, folder: Path) -> Path:
     tables = {f"{name}.parquet": _table_of(str(name), frame) for name, frame in data.items()}
     there = {path.name: path for path in folder.glob("*.parquet")}
     if there:
-        changed = sorted(there.keys() ^ tables.keys())
-        changed += [
-            name
-            for name, path in there.items()
-            if name in tables and not parquet.read_table(path).equals(tables[name])
+        changed = [
+            *sorted(there.keys() ^ tables.keys()),
+            *(
+                name
+                for name, path in there.items()
+                if name in tables and not parquet.read_table(path).equals(tables[name])
+            ),
         ]
         if changed:
             raise FairbloomError(
@@ -101,5 +103,4 @@ def _encode(table: "pyarrow.Table") -> bytes:
 
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(table.replace_schema_metadata(), sink, store_schema=False)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return bytes(sink.getvalue())

@@ -204,8 +204,11 @@ class Recipe(Section):
     @property
     def summary(self) -> dict[str, Any]:
         """Its entry in the output of --list --json."""
-        about = {"name": self.name, "title": self.title, "what": self.what, "source": self.source}
-        return about | {
+        return {
+            "name": self.name,
+            "title": self.title,
+            "what": self.what,
+            "source": self.source,
             "tasks": self.tasks,
             "rows": len(self.rows),
             "seeds": self.seeds,
@@ -228,10 +231,9 @@ class Recipe(Section):
 
     def parameters(self, row: Row, point: Mapping[str, Value]) -> dict[str, Value]:
         """Return a row's settings and grid point, by keys without the method's prefix."""
-        settings = {key: value for key, value in row.settings.items() if key != "method"}
-        settings |= point
         owner = owner_of(self.method(row))
-        return {key.removeprefix(f"{owner}."): value for key, value in settings.items()}
+        own = {key: value for key, value in row.settings.items() if key != "method"} | dict(point)
+        return {key.removeprefix(f"{owner}."): value for key, value in own.items()}
 
     def published(self, row: Row) -> dict[str, Printed]:
         """Return the printed numbers of a row, by measure."""

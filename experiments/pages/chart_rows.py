@@ -135,9 +135,7 @@ class Scene:
 
 def axis_title(score: Score) -> str:
     """Return what the axis of a score says: its name, unit and direction."""
-    if score.higher_is_better:
-        return f"test {score.title}, higher is better"
-    return f"test {score.title}"
+    return f"test {score.title}{text_if(score.higher_is_better, ', higher is better')}"
 
 
 def worst_first(values: Mapping[str, float], score: Score) -> list[str]:

@@ -284,9 +284,14 @@ def _layer(mark: str, encoding: Mapping[str, Any], data: Spec | None = None, **l
 
 def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> Spec:
     """Return lines in bands over a quantity."""
-    band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **_method(series)}
-    # The band of a method that is not picked vanishes.
-    band["fillOpacity"] = {"condition": {"test": EMPHASISED, "value": 0.16}, "value": 0.0}
+    band = {
+        "x": x,
+        "y": {**y, "field": "low"},
+        "y2": {"field": "high"},
+        **_method(series),
+        # The band of a method that is not picked vanishes.
+        "fillOpacity": {"condition": {"test": EMPHASISED, "value": 0.16}, "value": 0.0},
+    }
     labels = [each.label for each in series]
     dashes = _scaled("method", labels, [[5, 3] if each.dashed else [1, 0] for each in series])
     # Where lines coincide, the wider one below shows at both sides of the one above.

@@ -307,12 +307,12 @@ def client_table(comparison: Comparison) -> Table:
     values = {method: by_name(comparison, method) for method in _labels(comparison)}
     order = worst_first(values[base], comparison.score)
     shares = {} if first_only else comparison.larger_classes
-    if first_only:
-        over = "of the first seed, as each deals the data in its own way"
-    else:
-        over = f"mean over {seeds} seeds"
-    caption = f"Each client, the worst served under {base} first: test {comparison.score.title}"
-    caption += text_if(seeds > 1, f", {over}")
+    over = text_if(seeds > 1, f", mean over {seeds} seeds")
+    if first_only:  # of several seeds
+        over = ", of the first seed, as each deals the data in its own way"
+    caption = (
+        f"Each client, the worst served under {base} first: test {comparison.score.title}{over}"
+    )
     before = {LARGER_CLASS: shares} if shares else {}
     return table_of_clients(
         caption,

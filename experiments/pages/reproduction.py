@@ -179,9 +179,8 @@ def _rows_table(done: Reproduction) -> Table:
                 continue
             mean, spread = outcome.measured[measure]
             agrees = done.agreements(outcome).get(measure)
-            tone = TONES[agrees]
             text = digits.spread(mean, spread if len(outcome.runs) > 1 else None).text
-            row.append(Cell(f"≠ {text}" if agrees is False else text, mean, tone))
+            row.append(Cell(f"≠ {text}" if agrees is False else text, mean, TONES[agrees]))
         if done.printed:
             judged = {True: "yes", False: "no", None: "–"}[done.agrees(outcome)]
             row.append(Cell("unfinished" if outcome.unfinished else judged))

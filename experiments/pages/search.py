@@ -79,10 +79,16 @@ def chosen_charts(search: Search) -> Charts:
     for label, found in tested.items():
         promised = search.promise(label)
         low, high = (found.mean, found.mean) if found.low != found.low else (found.low, found.high)
-        rows.append(
-            {"row": label, "method": PROMISED, "value": promised, "low": promised, "high": promised}
-        )
-        rows.append({"row": label, "method": TESTED, "value": found.mean, "low": low, "high": high})
+        rows += [
+            {
+                "row": label,
+                "method": PROMISED,
+                "value": promised,
+                "low": promised,
+                "high": promised,
+            },
+            {"row": label, "method": TESTED, "value": found.mean, "low": low, "high": high},
+        ]
     series = [Series(PROMISED, "series-0", "square"), Series(TESTED, "series-1")]
     what = f"gain in the {_title(search)} over {search.baseline}"
     spec = charts.clients_by_method(rows, series, [*tested], what, of="row", zero=True)

@@ -148,8 +148,8 @@ def table_of_clients(
     `before` has columns of whole numbers in front of them, `after` others behind them.
     """
     digits = Digits.of(score, (value for each in values.values() for value in each.values()))
-    columns = [(Digits(0), each) for each in before.values()]
-    columns += [
+    columns = [
+        *((Digits(0), each) for each in before.values()),
         *((digits, each) for each in values.values()),
         *after.values(),
     ]
@@ -360,22 +360,19 @@ def examples_section(scene: Scene) -> Section | None:
         for name in scene.shown
     ]
     headings = ["client", *(f"{part} examples" for part in counts)]
-    note = hidden_in_words(scene.clients)
     table = Table(
         "examples",
         "Examples of each client",
         headings,
         cells,
-        note,
+        hidden_in_words(scene.clients),
         folded=True,
         hidden=scene.clients - len(scene.shown),
         nouns="clients",
     )
-    several = scene.several and split is not None
-    if several:
+    intro = ""
+    if scene.several and split is not None:
         intro = f"The split of seed {run.settings.get('seed')}; others deal the data in other ways."
-    else:
-        intro = ""
     return Section("examples", "Who has how many examples", intro, [table])
 
 
@@ -407,18 +404,15 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
     if rows:
         there = [0, 1, *(i for i in range(2, 2 + len(ABSENT)) if any(row[i].value for row in rows))]
         rows.sort(key=lambda row: -sum(cell.value or 0 for cell in row))
-        if len(rows) > ABSENCES_SHOWN:
-            note = f"{len(rows) - ABSENCES_SHOWN} more are in the runs' {ROUNDS.name}. "
-        else:
-            note = ""
+        more = len(rows) - ABSENCES_SHOWN
+        note = text_if(more > 0, f"{more} more are in the runs' {ROUNDS.name}. ")
         note += (
             "Refused: a reply that could not be used. Missing: no reply in time. Offline: known,"
             " and not connected."
         )
         headings = ["method", "client", *ABSENT]
         caption = "In how many rounds clients were absent, over all seeds"
-        cut = rows[:ABSENCES_SHOWN]
-        shown = [[row[i] for i in there] for row in cut]
+        shown = [[row[i] for i in there] for row in rows[:ABSENCES_SHOWN]]
         blocks.append(Table("absences", caption, [headings[i] for i in there], shown, note, keys=2))
     if reasons:
         headings = ["method", "client", "reason", "rounds"]

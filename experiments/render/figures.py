@@ -46,8 +46,7 @@ def draw_png(spec: Spec) -> bytes:
     """Return a chart as a PNG file."""
     import vl_convert  # imported late: it starts a JavaScript engine, which takes a second
 
-    png: bytes = vl_convert.vegalite_to_png(spec, scale=2.0)  # pixels for a unit of the chart
-    return png
+    return bytes(vl_convert.vegalite_to_png(spec, scale=2.0))  # pixels for a unit of the chart
 
 
 def draw_svg(spec: Spec) -> bytes:
@@ -68,8 +67,7 @@ def draw_pdf(spec: Spec) -> bytes:
     """Return a chart as a PDF file with embedded fonts."""
     import vl_convert
 
-    pdf: bytes = vl_convert.vegalite_to_pdf(spec)
-    return pdf
+    return bytes(vl_convert.vegalite_to_pdf(spec))
 
 
 # How a figure is drawn, by the ending of its file's name.

@@ -36,8 +36,8 @@ def render(page: Page) -> str:
     style = (
         f":root{{color-scheme:light dark;{light}}}@media screen and"
         f" (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+        f"{(HERE / 'page.css').read_text(encoding='utf-8')}"
     )
-    style += (HERE / "page.css").read_text(encoding="utf-8")
     scripts = [*([_library()] if charts else []), (HERE / "page.js").read_text(encoding="utf-8")]
     return _fill(
         "page.html",

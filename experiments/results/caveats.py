@@ -137,8 +137,10 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> l
             span = " to ".join(map(str, [ended[0], *ended[1:][-1:]]))
             spans.append(f"{label} after {span} of {by_seed[0].num_rounds}")
     if spans:
-        early = f"Runs stopped early ({', '.join(spans)} rounds)"
-        found.append(f"{early}, so methods are compared after different numbers of rounds.")
+        found.append(
+            f"Runs stopped early ({', '.join(spans)} rounds), so methods are compared after"
+            " different numbers of rounds."
+        )
     return [
         *found,
         *_attacked(every),

@@ -140,8 +140,16 @@ class GroupReport:
         lowest = min(values, key=lambda each: values[each])
         highest = max(reversed(values), key=lambda each: values[each])
         without = {name for each in groups for name in each.without.get(score.name, ())}
-        ends = (values[lowest], values[highest])
-        return Gap(client, grouping, score, lowest, highest, *ends, tuple(sorted(without)))
+        return Gap(
+            client,
+            grouping,
+            score,
+            lowest,
+            highest,
+            values[lowest],
+            values[highest],
+            tuple(sorted(without)),
+        )
 
     def sizes(self, client: str = "") -> dict[str, float]:
         """Return the gaps of the first grouping by score, by default over all clients."""

@@ -597,12 +597,12 @@ class Run(Shown):
     def __repr__(self) -> str:
         """Return the run in a line."""
         about = f"{self.label}, {self.rounds_done} of {self.num_rounds} rounds, {self.state}"
-        final = self.final()
-        if final:
+        if final := self.final():
             measured = measures(final, self.score)
-            mean = self.score.written(measured["mean"])
-            worst = self.score.written(measured["worst_10"])
-            about += f", {self.score.words}: mean {mean}, worst 10 % {worst}"
+            about += (
+                f", {self.score.words}: mean {self.score.written(measured['mean'])},"
+                f" worst 10 % {self.score.written(measured['worst_10'])}"
+            )
         return f"Run({str(self.folder)!r}: {about})"
 
     @cached_property
