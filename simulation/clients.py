@@ -233,9 +233,9 @@ class LocalClients:
         They are in memory or in files.
         """
         layouts = self._layouts(layout)
-        budget = self.settings.memory
         return [
-            empty_matrix(rows, each.size, each.dtype, budget, of=len(layouts)) for each in layouts
+            empty_matrix(rows, each.size, each.dtype, self.settings.memory, of=len(layouts))
+            for each in layouts
         ]
 
     def _layouts(self, layout: Layout) -> list[Layout]:

@@ -148,15 +148,13 @@ def choose(
 
     `within` is the largest loss in the mean over the clients against `base`, in points.
     """
-    best: ArmScore | None = None
-    for each in filter(lambda arm: arm.values, among):
-        if within is not None and base is not None:
-            lost = score.better(statistics.fmean(base.means), statistics.fmean(each.means))
-            if lost > within:
-                continue
-        if best is None or measure.better(each.mean, best.mean, score) > 0.0:
-            best = each
-    return best
+    eligible = [each for each in among if each.values]
+    if within is not None and base is not None:
+        mean = statistics.fmean(base.means)
+        eligible = [
+            each for each in eligible if score.better(mean, statistics.fmean(each.means)) <= within
+        ]
+    return max(eligible, key=lambda each: measure.better(each.mean, 0.0, score), default=None)
 
 
 # The outcome --------------------------------------------------------------------------------------

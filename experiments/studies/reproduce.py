@@ -14,6 +14,7 @@ from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies.named import format_value
+from fairbloom.text import text_if
 
 from ..arms import Arm
 from ..options import merge_settings
@@ -187,6 +188,7 @@ def _arms(
 ) -> list[Arm]:
     """Return the arms of a recipe's row, one for each point of its grid."""
     arms: list[Arm] = []
+    name = recipe.name_of(row)
     own = {
         key: value
         for key, value in row.settings.items()
@@ -197,11 +199,8 @@ def _arms(
         settings = own | point
         if quick and "num-rounds" in settings:
             settings = _shorten(settings)
-        name = recipe.name_of(row)
-        label = name
-        if point:
-            values = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
-            label = f"{name} at {values}"
+        values = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
+        label = f"{name}{text_if(point, f' at {values}')}"
         arm = Arm(label, recipe.method(row), settings, row.evaluated, name)
         if not any(arm.settings == other.settings for other in arms):
             arms.append(arm)

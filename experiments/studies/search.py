@@ -15,7 +15,6 @@ from typing import Literal
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.logs import log
 from fairbloom.protocol.names import BETWEEN_GROUPS
-from fairbloom.protocol.parameters import Parameter
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, key_of, parsed
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS, FairStrategy, find_method
@@ -187,10 +186,11 @@ def _checks(app: App | None) -> dict[str, Callable[[Value], Value]]:
 
     Runs of an app have the keys of its run config, and what the text of a method may have.
     """
-    checks: dict[str, Callable[[Value], Value]] = {}
-    for key, setting in SETTINGS.items():
-        if app is None or key in COMMON or key == "num-rounds":
-            checks[key] = setting.checked
+    checks: dict[str, Callable[[Value], Value]] = {
+        key: setting.checked
+        for key, setting in SETTINGS.items()
+        if app is None or key in COMMON or key == "num-rounds"
+    }
     if app is not None:
         checks |= {key: partial(app.checked, key) for key in app.config if key not in ROUNDS}
     return {
@@ -232,8 +232,8 @@ def _tries(arm: Arm, shared: Mapping[str, Value], app: App | None) -> list[dict[
     Parameters in the shared settings are not varied. FCFL has half of the rounds for each of its
     stages.
     """
-    known: Mapping[str, Parameter] = method_parameters(arm.method)
-    start = {key: each.example for key, each in known.items() if each.default is None}
+    parameters = method_parameters(arm.method)
+    start = {key: each.example for key, each in parameters.items() if each.default is None}
     if arm.method == "fcfl":
         start["fcfl.stage1-rounds"] = _common(shared, app).num_rounds // 2
     declared: Tries = vars(find_method(arm.method)).get("tries", FairStrategy.tries)

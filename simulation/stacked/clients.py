@@ -176,8 +176,7 @@ class StackedModels:
         """Return the finished work behind the model of a row."""
 
         def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
-            trained = self.trained(row)
-            return [(self._received[name], array) for name, array in trained.items()]
+            return [(self._received[name], array) for name, array in self.trained(row).items()]
 
         return WorkDone(
             lambda: work.learning_rate,
@@ -491,14 +490,18 @@ class _Block(ClientRound):
         self._call("report")
 
     def start(self) -> None:
+        training = self._training
         for rule in self._rules:
             if isinstance(rule, GradientOffset):
-                received = self._training.received
-                sent = self._training.sent
-                clients = [member.local for member in self._block]
                 self._started = [
-                    start_rule(each, rule, received, self._terms.of_client(each.name), sent)
-                    for each in clients
+                    start_rule(
+                        member.local,
+                        rule,
+                        training.received,
+                        self._terms.of_client(member.local.name),
+                        training.sent,
+                    )
+                    for member in self._block
                 ]
 
     def take_steps(self) -> None:
@@ -586,15 +589,13 @@ class _Block(ClientRound):
                 for row, member in enumerate(block):
                     if last := member.local.personal(before=terms.server_round).state:
                         rows.load(row, last)
-                steps = training.engine.steps(block, work, terms, PERSONAL)
-                seeds = self._seeds(block, PERSONAL)
                 train_together(
                     self._program,
                     self._task,
                     rows,
-                    steps,
+                    training.engine.steps(block, work, terms, PERSONAL),
                     work,
-                    seeds=seeds,
+                    seeds=self._seeds(block, PERSONAL),
                     capture=training.engine.capture,
                     most=training.engine.block,
                 )
