@@ -76,6 +76,14 @@ def print_table(title: str, rows: Iterable[Row], *, as_csv: bool = False) -> Non
     Console(width=max(120, Console().width)).print(table)
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table, none if it is not there."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [*csv.DictReader(file)]
+
+
 def write_csv(file: TextIO, rows: Sequence[Row]) -> None:
     """Write a table as CSV, with the columns of all rows."""
     writer = csv.DictWriter(file, headings_of(rows), lineterminator="\n")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.methods import BASELINE, WORKLOADS, gain
+from benchmarks.tables import read_csv
 from fairbloom.experiments.results.differences import Difference, correct_by_holm, differences_of
 from fairbloom.experiments.results.federations import COLUMNS, TABLE as KNOWN
 from fairbloom.experiments.studies.search import VALIDATION_SHARE
@@ -160,23 +161,15 @@ def title(method: str) -> str:
 def read_federations(folder: Path) -> list[Federation]:
     """Return the federations that a folder has everything of."""
     found = []
-    for row in read_rows(folder / "federations.csv"):
+    for row in read_csv(folder / "federations.csv"):
         path = folder / f"{row['workload']}-seeds.csv"
         values: dict[str, dict[int, dict[str, float]]] = {}
-        for each in read_rows(path):
+        for each in read_csv(path):
             measured = {measure: float(each[measure]) for measure in MEASURES}
             values.setdefault(each["method"], {})[int(each["seed"])] = measured
         if BASELINE in values:
             found.append(Federation(row, values))
     return found
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table, none if it is not there."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [*csv.DictReader(file)]
 
 
 def one_a_data_set(federations: Iterable[Federation]) -> list[Federation]:

@@ -4,7 +4,6 @@ FAIRBLOOM_DATA names the folder that has the tables below `federations`. The acc
 set's authors published are a third column; their split and scaling differ.
 """
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 import fairbloom
 from fairbloom.tasks import load_task
 
-from ..tables import Row, parser_of, print_machine, print_table
+from ..tables import Row, parser_of, print_machine, print_table, read_csv
 from .prepare import ACS, folder_of_tables, states_of
 
 EPOCHS = 200
@@ -32,12 +31,11 @@ def main() -> None:
 def compare_states(folder: Path) -> Iterator[Row]:
     """Yield a row for each state: its test rows and accuracies in percent."""
     states_of(folder)  # checks the files
-    with folder.joinpath(f"{ACS}-published.csv").open(newline="") as file:
-        published = {
-            row["dataset"]: 100.0 * float(row["accuracy"])
-            for row in csv.DictReader(file)
-            if row["model"] == "LogisticRegression"
-        }
+    published = {
+        row["dataset"]: 100.0 * float(row["accuracy"])
+        for row in read_csv(folder / f"{ACS}-published.csv")
+        if row["model"] == "LogisticRegression"
+    }
     with TemporaryDirectory() as out:
         run = fairbloom.run(
             "csv",

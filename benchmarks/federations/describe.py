@@ -5,7 +5,6 @@ seeds, and writes `federations.csv` there: the quartiles and the mean of the cos
 clients' updates, the standard deviation of their scores, and the sizes of the clients.
 """
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from fairbloom.experiments.studies.search import VALIDATION_SHARE
 from fairbloom.tasks import load_task
 
 from ..methods import BASELINE, WORKLOADS, Workload, write_rows
-from ..tables import Row, parser_of
+from ..tables import Row, parser_of, read_csv
 
 TABLE = "federations.csv"
 
@@ -71,10 +70,8 @@ def main() -> None:
     chosen = parser.parse_args()
     rows = []
     for name in chosen.workloads:
-        path = chosen.tables / f"{name}-seeds.csv"
-        if path.exists():
-            with path.open(newline="") as file:
-                found = [row for row in csv.DictReader(file) if row["method"] == BASELINE]
+        seeds = read_csv(chosen.tables / f"{name}-seeds.csv")
+        if found := [row for row in seeds if row["method"] == BASELINE]:
             rows.append(describe(name, WORKLOADS[name], found, chosen.out, chosen.jobs))
             write_rows(chosen.tables / TABLE, rows)
 

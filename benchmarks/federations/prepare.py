@@ -4,7 +4,6 @@ FAIRBLOOM_DATA names the folder that has them below `federations`; docs/data-set
 come from. `benchmarks.methods` calls this.
 """
 
-import csv
 import hashlib
 import os
 from pathlib import Path
@@ -12,6 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 from fairbloom.errors import FairbloomError
+
+from ..tables import read_csv
 
 HERE = Path(__file__).parent
 
@@ -60,8 +61,7 @@ def states_of(folder: Path) -> list[Path]:
 
 def check(table: str, files: list[Path]) -> None:
     """Raise FairbloomError unless the files have the table's sum in SOURCES."""
-    with SOURCES.open(newline="") as file:
-        (wanted,) = (row["sha256"] for row in csv.DictReader(file) if row["table"] == table)
+    (wanted,) = (row["sha256"] for row in read_csv(SOURCES) if row["table"] == table)
     digest = hashlib.sha256()
     for path in files:
         if not path.is_file():
