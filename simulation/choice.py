@@ -5,8 +5,11 @@ give equal numbers on equal machines. On a GPU, the number of clients that are s
 depends on its free memory. The choice is recorded in the run folder, and a continued run keeps it.
 """
 
+import copy
 import math
+import time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -17,19 +20,21 @@ from fairbloom.client.device import choose_device
 from fairbloom.client.local import load_task_and_model
 from fairbloom.client.plan import global_work
 from fairbloom.client.rules.registry import rules_of
-from fairbloom.client.training import batch_of, count_steps, outputs_of
-from fairbloom.errors import FairbloomError
+from fairbloom.client.training import batch_of, count_steps, measure, outputs_of, train
+from fairbloom.client.work import batch_order
+from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.settings import RunSettings, split_names
+from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.sampling import share
-from fairbloom.tasks import Task
+from fairbloom.tasks import Splits, Task
 from fairbloom.tasks.task import AnyExamples
+from fairbloom.text import text_if
 
 from .clients import LocalClients
 from .processes import can_fork
 from .stacked.clients import StackedClients, find_unsupported
 from .stacked.programs import UnstackableError, make_program
-from .trial import FIRST_ROUND, try_first_step
 from .workers import WorkerClients
 
 # Rounds that take longer than this gain more from several processes than starting these costs.
@@ -40,6 +45,8 @@ BLOCK_BYTES = 2**26
 
 # Local steps are recorded as CUDA graphs.
 RECORDED = "steps"
+
+FIRST_ROUND = Terms(server_round=1)
 
 
 @dataclass(frozen=True)
@@ -196,3 +203,52 @@ def fitting_clients(
     bytes_per_client = 3 * (parameter_bytes + output_bytes * batch)
     free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else BLOCK_BYTES
     return max(1, math.floor(free / bytes_per_client))
+
+
+# The trial step -----------------------------------------------------------------------------------
+
+
+class TrialStep(NamedTuple):
+    """The training examples of a client that could take a step, and the seconds of a step."""
+
+    examples: AnyExamples
+    seconds: float
+
+
+def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> TrialStep:
+    """Take two local steps and measure the model at the first client that can do so.
+
+    So an error in a user's code is reported once, before the first round: if no client can, raise
+    FairbloomError with the error of the first one. The model is unchanged.
+    """
+    try:
+        tried = copy.deepcopy(model)
+    except Exception:  # some models cannot be copied; each round loads the received weights anyway
+        tried = model
+    reasons: dict[str, str] = {}
+    for name in task.clients:
+        try:
+            splits = task.splits(name)
+            return TrialStep(splits.train, seconds_of_step(settings, task, tried, name, splits))
+        except Exception as error:
+            reasons[name] = failure_reason(error)
+    (name, reason), *others = reasons.items()
+    too = text_if(others, f", and those of {len(others)} others")
+    raise FairbloomError(
+        f"{reason} (a trial step of client {name} failed before the first round{too}; fairbloom run"
+        " --debug shows the whole traceback)"
+    )
+
+
+def seconds_of_step(
+    settings: RunSettings, task: Task, model: nn.Module, name: str, splits: Splits
+) -> float:
+    """Return the time of a client's second step, as PyTorch does one-time work in the first."""
+    work = replace(global_work(settings, FIRST_ROUND), steps=1)
+    seconds = 0.0
+    for _ in range(2):
+        started = time.perf_counter()
+        train(model, task, splits.train, replace(work, random=batch_order(settings, 1, name)))
+        seconds = time.perf_counter() - started
+    measure(model, task, splits.test)
+    return seconds

@@ -16,8 +16,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.round import Round
-from fairbloom.simulation import choice, run as running, trial
-from fairbloom.simulation.choice import Choice, choose
+from fairbloom.simulation import choice, run as running
+from fairbloom.simulation.choice import Choice, choose, try_first_step
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS
 from tests.rounds.implementations import CASES, bits, method_and_model, outcome, settings_of
@@ -231,7 +231,7 @@ def test_small_models_are_stacked_and_slow_others_get_workers(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     engines = {}
     for seconds in (1e-4, 10.0):  # the measured time of a step
-        tried = lambda *given, s=seconds: trial.try_first_step(*given)._replace(seconds=s)  # noqa: E731
+        tried = lambda *given, s=seconds: try_first_step(*given)._replace(seconds=s)  # noqa: E731
         monkeypatch.setattr(choice, "try_first_step", tried)
         for model in ("logistic", "mlp", "cnn"):
             engines[model, seconds] = choose(small("", model=model), 2).engine
