@@ -23,18 +23,18 @@ ROOMS: Mapping[str, int] = {
     "client/guard": 704,
     "client/rules": 676,
     "deploy/fleet": 2_578,
-    "experiments": 840,
-    "experiments/pages": 1_299,
-    "experiments/results": 2_040,
-    "experiments/studies": 980,
+    "experiments": 834,
+    "experiments/pages": 1_288,
+    "experiments/results": 2_031,
+    "experiments/studies": 975,
     "prediction": 878,
     "fairbloom": 701,
     "protocol": 876,
     "rounds": 3_202,
     "server": 986,
     "server/run_folder": 1_473,
-    "simulation": 1_161,
-    "simulation/stacked": 1_113,
+    "simulation": 1_150,
+    "simulation/stacked": 1_108,
     "strategies": 2_151,
     "tasks": 2_223,
     "tasks/datasets": 745,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_655
+WHOLE = 33_605
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
