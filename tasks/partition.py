@@ -229,10 +229,10 @@ PARTITIONS = {
 }
 
 
-def number_clients(clients: int) -> tuple[str, ...]:
+def number_clients(clients: int, word: str = "client") -> tuple[str, ...]:
     """Return numbered names, for clients that have no others; they sort as partition ids do."""
     width = len(str(clients - 1))
-    return tuple(f"client-{i:0{width}d}" for i in range(clients))
+    return tuple(f"{word}-{i:0{width}d}" for i in range(clients))
 
 
 def name_clients(setup: Setup, clients: Sequence[str]) -> tuple[str, ...]:

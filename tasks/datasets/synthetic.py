@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.streams import generator
 
-from ..partition import split, splits_of
+from ..partition import number_clients, split, splits_of
 from ..task import Setup, Splits, Task
 from .classification import classify, numbered
 
@@ -44,8 +44,7 @@ def load(setup: Setup, *, alpha: float, beta: float) -> Task:
     W and b of device k are drawn from N(u_k, 1), and the means of its inputs from N(B_k, 1): alpha
     is the standard deviation of u_k, beta that of B_k.
     """
-    width = len(str(setup.clients - 1))
-    names = tuple(f"device-{k:0{width}d}" for k in range(setup.clients))
+    names = number_clients(setup.clients, "device")
     places = {name: place for place, name in enumerate(names)}
 
     @cache
