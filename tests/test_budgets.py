@@ -37,7 +37,7 @@ ROOMS: Mapping[str, int] = {
     "simulation/stacked": 1_108,
     "strategies": 2_151,
     "tasks": 2_223,
-    "tasks/datasets": 745,
+    "tasks/datasets": 744,
     "tasks/tables": 2_565,
 }
 """The statements of Python in each package and subpackage that is larger than SMALL_ROOM."""
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_605
+WHOLE = 33_604
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
