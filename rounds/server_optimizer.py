@@ -45,10 +45,6 @@ WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {
     YOGI: frozenset(),
 }
 
-# A property of methods that seek a common descent direction; a server optimizer breaks it, because
-# it turns the step.
-COMMON_DESCENT = "to first order, its step raises no participant's loss"
-
 
 @dataclass(frozen=True)
 class Moments:

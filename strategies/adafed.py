@@ -6,16 +6,15 @@ import numpy as np
 
 from fairbloom.rounds.method import LARGEST_COEFFICIENT, Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive
-from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
-from .simplex import GRAM_REPORTS
-from .strategy import FairStrategy, Tries
+from .descent import CommonDescent
+from .strategy import Tries
 
 # An update that is a combination of earlier ones, up to this share of its norm, is skipped.
 NO_NEW_DIRECTION = 1e-6
 
 
-class AdaFed(FairStrategy):
+class AdaFed(CommonDescent):
     r"""AdaFed: a direction that descends every client's loss, the faster the higher the loss.
 
     Gram–Schmidt in the order of client names,
@@ -49,11 +48,7 @@ class AdaFed(FairStrategy):
     """
 
     tries: ClassVar[Tries] = {"gamma": (1.0, 5.0)}
-    needs = frozenset({"loss-before"})
-    default_weighting = None
     requires = frozenset({"exact gram"})
-    reports = GRAM_REPORTS
-    lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(
         self, *, gamma: NonNegative = 1.0, server_lr: Positive = 1.0, **options: Unpack[Options]

@@ -6,17 +6,16 @@ import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive, Range, within
-from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
+from .descent import CommonDescent
 from .guidance import NOTHING_COMMON
-from .simplex import GRAM_REPORTS, shortest_combination
-from .strategy import FairStrategy
+from .simplex import shortest_combination
 
 # The gradient of the variance is no direction up to this share of the updates' mean norm.
 ROUNDING = 1e-12
 
 
-class FairMOO(FairStrategy):
+class FairMOO(CommonDescent):
     r"""FairMOO: the shortest combination of the updates that does not raise the losses' variance.
 
     .. math:: V = \frac{1}{m-1} \sum_k (F_k - \bar F)^2, \qquad
@@ -58,12 +57,6 @@ class FairMOO(FairStrategy):
     Memory: none
     Cost: a Gram matrix and a QP, or about ten if the variance would rise
     """
-
-    needs = frozenset({"loss-before"})
-    requires = frozenset({"gram"})
-    reports = GRAM_REPORTS
-    lost_to_server_optimizers = COMMON_DESCENT
-    default_weighting = None
 
     def __init__(
         self,

@@ -10,15 +10,15 @@ from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Range
 
-from .simplex import GRAM_REPORTS
-from .strategy import FairStrategy, Tries
+from .descent import CommonDescent
+from .strategy import Tries
 
 # If the squared norm of the projected average is below this share of the mean squared norm, it is
 # rounding: no step is taken.
 NOTHING_COMMON = 1e-6
 
 
-class FedFV(FairStrategy):
+class FedFV(CommonDescent):
     r"""FedFV: conflicting updates are projected off each other, then off absent clients' updates.
 
     In ascending order of loss F, with S^α the top-loss clients, which keep their update:
@@ -74,13 +74,9 @@ class FedFV(FairStrategy):
         "alpha": (0.0, 0.1, 0.2, 1 / 3, 0.5, 2 / 3),
         "tau": (0, 1, 3, 10),
     }
-    needs = frozenset({"loss-before"})
-    requires = frozenset({"gram"})
-    reports = GRAM_REPORTS
     lost_to_server_optimizers = (
         "its step is as long as the mean update, in the direction that the projections leave"
     )
-    default_weighting = None
     drawn_by_examples = True
 
     def __init__(

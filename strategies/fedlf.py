@@ -9,18 +9,17 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Pairs, Positive, pairs_in
-from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
+from .descent import CommonDescent
 from .guidance import NOTHING_COMMON, guidance
-from .simplex import GRAM_REPORTS, shortest_combination
-from .strategy import FairStrategy
+from .simplex import shortest_combination
 
 # A guidance row below this share of the norm of the rows that it combines is rounding, and is
 # skipped.
 NO_GUIDANCE = 1e-6
 
 
-class FedLF(FairStrategy):
+class FedLF(CommonDescent):
     r"""FedLF: in each layer, the shortest combination of the updates and the way to equal losses.
 
     With u_(kl) the part of u_k in group l of the model's arrays, μ_l the mean norm of the nonzero
@@ -78,11 +77,7 @@ class FedLF(FairStrategy):
     Cost: a Gram matrix by array over the rows of the hulls, and a QP per group
     """
 
-    needs = frozenset({"loss-before"})
     requires = frozenset({"gram", "gram by array"})
-    reports = GRAM_REPORTS
-    lost_to_server_optimizers = COMMON_DESCENT
-    default_weighting = None
 
     def __init__(
         self,

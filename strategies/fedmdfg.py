@@ -8,14 +8,13 @@ from numpy.typing import NDArray
 
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
 from fairbloom.rounds.ranges import Choices, Positive, Range
-from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
+from .descent import CommonDescent
 from .guidance import NOTHING_COMMON, guidance
-from .simplex import GRAM_REPORTS, shortest_combination
-from .strategy import FairStrategy
+from .simplex import shortest_combination
 
 
-class FedMDFG(FairStrategy):
+class FedMDFG(CommonDescent):
     r"""FedMDFG: a step that lowers every client's loss, and reduces large gaps between losses.
 
     .. math:: v_k = s \frac{u_k}{\lVert u_k \rVert}, \quad
@@ -66,12 +65,6 @@ class FedMDFG(FairStrategy):
     Memory: one round of updates, and two numbers per client
     Cost: a Gram matrix and a QP
     """
-
-    needs = frozenset({"loss-before"})
-    requires = frozenset({"gram"})
-    reports = GRAM_REPORTS
-    lost_to_server_optimizers = COMMON_DESCENT
-    default_weighting = None
 
     def __init__(
         self,

@@ -6,8 +6,8 @@ import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive, Range
-from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 
+from .descent import COMMON_DESCENT
 from .fedavgn import DECAYS, STAIRCASE, STEPS, Schedule, Stepped, moving
 from .simplex import GRAM_REPORTS, min_norm_weights
 from .strategy import Tries

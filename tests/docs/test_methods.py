@@ -14,10 +14,10 @@ from docs.docstrings import describe
 from docs.methods import example, needs, page, scripts
 from fairbloom.cli.main import app
 from fairbloom.errors import FairbloomError
-from fairbloom.rounds.server_optimizer import COMMON_DESCENT
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg
+from fairbloom.strategies.descent import COMMON_DESCENT
 from tests.originals import is_there
 
 from .pages import ROOT
