@@ -431,11 +431,11 @@ class Rounds:
             check_names("prior", tuple(self._method.prior_weights), training)
         unknown = [name for name in self._method.training_clients if name not in known]
         for name in unknown:
-            hint = ""
-            if near := find_nearest(name, sorted(known)):
-                hint = f"; did you mean {near}?"
+            near = find_nearest(name, sorted(known))
             log.warning(
-                "training_clients names %s, but no client online has this name%s", name, hint
+                "training_clients names %s, but no client online has this name%s",
+                name,
+                text_if(near, f"; did you mean {near}?"),
             )
 
     def _screen(self, current: RoundInProgress, replies: TrainReplies) -> NormBounds | None:
