@@ -174,7 +174,8 @@ class ModelSteps:
     anchor
         The model's trained parameters, each with a copy of its first values, to which it is pulled.
     rates
-        The learning rates of each step; several, if groups of parameters have their own.
+        The learning rates of each step; several, if groups of parameters have their own, and none
+        if the optimizer chooses them by itself.
     """
 
     def __init__(self, model: nn.Module, rules: Sequence[Rule], *, seeded: bool) -> None:
@@ -189,15 +190,14 @@ class ModelSteps:
         self._by = ", ".join(map(str, rules))
         self._seeded = seeded
         self.largest_rate: float | None = None
-        """The largest learning rate of any optimizer's step, None before the first step."""
+        """The largest learning rate of any optimizer's step, None without one."""
         self._known = set[Optimizer]()
 
     def single_rates(self) -> list[float]:
-        """Return the learning rate of each step; raise ReportableError if a step has several."""
-        if several := [rates for rates in self.rates if len(rates) > 1]:
-            raise ReportableError(
-                f"the optimizer has several learning rates, {several[0]}, and one is measured"
-            )
+        """Return the learning rate of each step; raise ReportableError unless each has one."""
+        if wrong := [rates for rates in self.rates if len(rates) != 1]:
+            has = f"several learning rates, {wrong[0]}" if wrong[0] else "no learning rate"
+            raise ReportableError(f"the optimizer has {has}, and one is measured")
         return [rate for (rate,) in self.rates]
 
     def begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -209,8 +209,10 @@ class ModelSteps:
         if self._seeded and optimizer not in self._known:
             refuse_noise(optimizer)
         self._known.add(optimizer)
-        rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
-        self.largest_rate = max([*rates, self.largest_rate or 0.0])
+        given = (group.get("lr") for group in optimizer.param_groups)
+        rates = sorted({float(rate) for rate in given if rate is not None})
+        if rates:
+            self.largest_rate = max(rates[-1], self.largest_rate or 0.0)
         mine = [
             each
             for group in optimizer.param_groups
@@ -219,7 +221,7 @@ class ModelSteps:
         ]
         if not mine:
             return None
-        self.rates.append(sorted({float(group["lr"]) for group in optimizer.param_groups}))
+        self.rates.append(rates)
         if self._momentum is not None:
             for group in optimizer.param_groups:
                 if "momentum" not in group:

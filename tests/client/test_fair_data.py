@@ -302,6 +302,29 @@ def test_a_learning_rate_of_0_is_replied(subtests: pytest.Subtests) -> None:
                 assert dict(reply.config_records.get("client", {})) == about
 
 
+class OwnPace(Optimizer):
+    """An optimizer without a number as its rate, as transformers' Adafactor may be."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {"lr": None})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= RATE * parameter.grad
+
+
+def test_an_optimizer_may_choose_its_rate_itself(subtests: pytest.Subtests) -> None:
+    app = app_of(lambda model, loader: descend(model, loader, OwnPace(model)))
+    for asked in ({}, {"proximal-mu": 0.1}):
+        with subtests.test(asked=asked):
+            reply = ask(app, asked)
+            assert trained(reply) == trained(ask(app_of(), asked))
+            assert "zero-rate" not in reply.config_records.get("client", {})
+    with pytest.raises(ValueError, match="the optimizer has no learning rate, and one is measured"):
+        ask(app, {"measure": ["learning-rate"]})
+
+
 def test_secure_aggregation_is_refused_in_one_sentence(subtests: pytest.Subtests) -> None:
     words = r"secure aggregation \(SecAgg\+\) shows the server only a sum"
     with pytest.raises(FairbloomError, match=words):
