@@ -69,7 +69,14 @@ class Gate:
             taken["the snapshot"] = min(steps, terms.snapshot_step)
         for name, number in taken.items():
             rows = count_rows(len(self._splits.train), work, number, min_batch_of(model))
-            check_rows(name, rows, number, work, self.min_rows)
+            if 0 < rows < self.min_rows:
+                raise ReportableError(
+                    f"{name} is of {rows} training rows, and {self.min_rows} are needed for a model"
+                    f" to leave the device: training ended, or a snapshot was taken, after {number}"
+                    f" of its steps with batch-size = {work.batch_size}: raise batch-size,"
+                    " time-budget or the method's number of steps; the owner of the device may"
+                    " lower the floor (limits.rows in owner.toml)"
+                )
 
     def pass_scores(
         self, measurement: Measurement, scores: Mapping[str, float]
@@ -138,20 +145,6 @@ def check_influence(work: LocalWork, terms: Terms, rows: int, min_rows: int) -> 
         raise ReportableError(
             f"propfair.baseline / propfair.epsilon = {steepness:g} is above"
             f" {MAX_STEEPNESS_OF_FEW:g}, and {why}"
-        )
-
-
-def check_rows(name: str, rows: int, steps: int, work: LocalWork, min_rows: int) -> None:
-    """Raise ReportableError if a model is of at least one row, and of fewer than `min_rows`.
-
-    `name` is the model's name in the message.
-    """
-    if 0 < rows < min_rows:
-        raise ReportableError(
-            f"{name} is of {rows} training rows, and {min_rows} are needed for a model to leave the"
-            f" device: training ended, or a snapshot was taken, after {steps} of its steps with"
-            f" batch-size = {work.batch_size}: raise batch-size, time-budget or the method's number"
-            " of steps; the owner of the device may lower the floor (limits.rows in owner.toml)"
         )
 
 
