@@ -119,8 +119,7 @@ def check_arrays(subject: RuleUnderTest) -> str:
     for steps in STEPS:
         _, kept = subject.run_client({}, 1, steps)
         subject.run_client(kept, 2, steps)
-    tried = ", ".join(STEPS)
-    return f"Tensors of the parameters' names and shapes, all finite, with {tried}."
+    return f"Tensors of the parameters' names and shapes, all finite, with {', '.join(STEPS)}."
 
 
 def check_determinism(subject: RuleUnderTest) -> str:

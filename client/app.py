@@ -283,8 +283,7 @@ def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
     """
     from fairbloom.tasks.models import frozen_parameters
 
-    arrays = message.content.array_records[wire.ARRAYS]
-    sent = {name.removesuffix(ENDING) for name in arrays}
+    sent = {name.removesuffix(ENDING) for name in message.content.array_records[wire.ARRAYS]}
     if wire.FROZEN not in message.content.config_records[wire.CONFIG]:
         return sent
     return sent - set(frozen_parameters(local.model))

@@ -131,8 +131,9 @@ def train(
         take_step = closed_form or by_autograd
     if capture is not None and fixed is not None and take_step is by_autograd:
         take_step = capture.wrap(fixed, take_step)
-    order = batches(len(examples), work, min_batch)
-    fetched = fetch_batches(examples, order, make_augmentation(work))
+    fetched = fetch_batches(
+        examples, batches(len(examples), work, min_batch), make_augmentation(work)
+    )
     if in_tensors is not None and in_tensors.streamed_to is not None:
         fetched = fetch_ahead(fetched, in_tensors.streamed_to)
     with seeded(work.draws, parameters[0].device):

@@ -394,8 +394,9 @@ class FlowerClients:
         if lost:
             log.warning(LOST_STATES, f"the state of {join_names(lost)} in context.state is lost")
         elif silent:
-            words = f"what {join_names(silent)} may have kept in context.state is lost"
-            log.warning(LOST_STATES, words)
+            log.warning(
+                LOST_STATES, f"what {join_names(silent)} may have kept in context.state is lost"
+            )
         if lost or silent:
             self.lost_states = None
 

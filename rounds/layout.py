@@ -76,8 +76,7 @@ class Layout:
             if not np.isfinite(arrays[name]).all():
                 raise ValueError(f"array {name!r} of the global model is not finite")
         self._check_shared()
-        floats = [arrays[name].dtype for name in self.trainable]
-        self.dtype = np.result_type(np.float32, *floats)
+        self.dtype = np.result_type(np.float32, *(arrays[name].dtype for name in self.trainable))
         self.size = sum(arrays[name].size for name in self.trainable)
 
     def _check_names(self, buffers: Sequence[str]) -> None:

@@ -396,8 +396,7 @@ class Rounds:
 
         No table has a row of the others, and a loss costs a pass over their data.
         """
-        evaluators = self._draw_evaluators(self.clients.free(), current.number)
-        others = current.draws.keys() - set(evaluators)
+        others = current.draws.keys() - self._draw_evaluators(self.clients.free(), current.number)
         needed = tuple(sorted(self._method.needs))
         current.terms = replace(current.terms, measures=dict.fromkeys(others, needed))
 
@@ -429,8 +428,7 @@ class Rounds:
         if self._method.progress.finished_rounds == 0:
             training = self._select_training(sorted(known))
             check_names("prior", tuple(self._method.prior_weights), training)
-        unknown = [name for name in self._method.training_clients if name not in known]
-        for name in unknown:
+        for name in (each for each in self._method.training_clients if each not in known):
             near = find_nearest(name, sorted(known))
             log.warning(
                 "training_clients names %s, but no client online has this name%s",

@@ -149,8 +149,9 @@ def impossible_scores(
         end = f"{high:g}]" if high < math.inf else "inf)"
         for name, report in reports.items():
             if name not in reasons and metric in report and not score.has(report[metric]):
-                value = report[metric]
-                reasons[name] = f"metric {metric!r} must lie in {start}, {end}, got {value!r}"
+                reasons[name] = (
+                    f"metric {metric!r} must lie in {start}, {end}, got {report[metric]!r}"
+                )
     return reasons
 
 

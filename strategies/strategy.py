@@ -222,8 +222,7 @@ class FairStrategy(Method, Strategy):
                 result.evaluate_metrics_clientapp[number] = evaluated
             if evaluate_fn:
                 log.info("Global evaluation")
-                central = evaluate_centrally(evaluate_fn, number, result.arrays, result)
-                stopped = central or stopped
+                stopped = evaluate_centrally(evaluate_fn, number, result.arrays, result) or stopped
                 log.info("\t└──> MetricRecord: %s", result.evaluate_metrics_serverapp.get(number))
             try:
                 if recording.on_round is not None:
@@ -303,8 +302,11 @@ class FairStrategy(Method, Strategy):
             if (changes := config.state_dict())
         }
         wrappers = [plain_values(layer) for layer in layers(self._outer)[:-1]]
-        with_state = sorted(self._flower.with_state)
-        added = {"configs": configs, "wrappers": wrappers, WITH_STATE: with_state}
+        added = {
+            "configs": configs,
+            "wrappers": wrappers,
+            WITH_STATE: sorted(self._flower.with_state),
+        }
         return super().state_dict() | {name: value for name, value in added.items() if value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -327,8 +329,7 @@ class FairStrategy(Method, Strategy):
         }
         if "frozen" in changed:  # a large model has hundreds
             changed["frozen"] = f"{len(self.frozen)} arrays"
-        options = {name: getattr(self, name) for name in FLOWER_OPTIONS}
-        _log_options("Sampling and keys", options)
+        _log_options("Sampling and keys", {name: getattr(self, name) for name in FLOWER_OPTIONS})
         _log_options(type(self).__name__, changed)
 
     # One round, as Flower's hooks -----------------------------------------------------------------

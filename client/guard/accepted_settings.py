@@ -124,8 +124,7 @@ def _why_unsafe(parameter: Parameter, value: object) -> str:
     words = [value]
     if key in marked(Mark.NAMES):
         words = [word.strip(" ") for word in value.split(",")]
-    is_task_setting = "." in key
-    safe = HARMLESS if is_task_setting else PLAIN
+    safe = HARMLESS if "." in key else PLAIN  # a setting of a task has a dot
     if all(safe.fullmatch(word) for word in words):
         return ""
     return (

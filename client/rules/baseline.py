@@ -89,5 +89,4 @@ def has_settled(losses: Sequence[float], patience: int, tolerance: float) -> boo
         return False
     least = list(accumulate(losses, min))
     before = least[-1 - patience]
-    now = least[-1]
-    return not before - now > tolerance * abs(before)
+    return not before - least[-1] > tolerance * abs(before)

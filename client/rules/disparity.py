@@ -82,8 +82,7 @@ class GroupCounts(Rule):
 
     def report(self, client: LocalClient) -> Scores:
         """Return the counts."""
-        examples = client.splits.train
-        return count_hits(client.model, client.task, examples, client.smallest_group)
+        return count_hits(client.model, client.task, client.splits.train, client.smallest_group)
 
 
 class Disparity(NamedTuple):
