@@ -19,9 +19,9 @@ from tests.checkout import ROOT
 ROOMS: Mapping[str, int] = {
     "checks": 730,
     "cli": 697,
-    "client": 1_982,
-    "client/guard": 701,
-    "client/rules": 676,
+    "client": 1_980,
+    "client/guard": 700,
+    "client/rules": 674,
     "deploy/fleet": 2_578,
     "experiments": 834,
     "experiments/pages": 1_288,
@@ -35,7 +35,7 @@ ROOMS: Mapping[str, int] = {
     "server/run_folder": 1_473,
     "simulation": 1_150,
     "simulation/stacked": 1_108,
-    "strategies": 2_136,
+    "strategies": 2_133,
     "tasks": 2_223,
     "tasks/datasets": 744,
     "tasks/tables": 2_565,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_586
+WHOLE = 33_572
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
