@@ -46,7 +46,7 @@ POINTS_SHOWN = 16
 
 @page_of.register
 def page_of_comparison(comparison: Comparison) -> Page:
-    """Return the page of a comparison, without details where it comes from no folder."""
+    """Return the page of a comparison."""
     folder = comparison.folder
     seeds = comparison.seeds
     lines = lines_of(comparison)
@@ -109,8 +109,6 @@ def brief_sections(comparison: Comparison) -> list[Section]:
 
 def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Section]:
     """Return the sections that only the report of a comparison has."""
-    if not lines:
-        return present([_differences_section(comparison)])
     order = shown_of(worst_first(by_name(comparison, comparison.baseline), comparison.score))
     scene = Scene(lines, comparison.score, order, _first_only(comparison), comparison.client_count)
     return present(

@@ -182,10 +182,9 @@ class ComparedScores:
 
     @property
     def grouping_compared(self) -> str:
-        """The grouping whose gaps are compared, the first; "" without groups."""
-        for reports in self.by_group.values():
-            return next(iter(reports[0].grouped.groupings))
-        return ""
+        """The grouping whose gaps are compared, the first; there are groups."""
+        first, *_ = self.by_group.values()
+        return next(iter(first[0].grouped.groupings))
 
     def _pairs(self, method: str, measure: str) -> list[tuple[float, float]]:
         """Return a measure under a method and under the baseline, for each seed that has both."""
