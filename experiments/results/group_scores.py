@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fairbloom.errors import join_names
 from fairbloom.protocol.scores import COUNT, GroupScore
 from fairbloom.rounds.screening import LARGEST_COUNT
-from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.errors import explain_read_errors
 from fairbloom.server.run_folder.group_rows import Grouped
 
 from .tables import is_shown
@@ -243,18 +244,15 @@ class GroupReport:
 
 
 def read_groups(
-    grouped: Grouped, rows: Sequence[Mapping[Any, Any]], tested: Mapping[str, int], path: object
+    grouped: Grouped, rows: Sequence[Mapping[Any, Any]], tested: Mapping[str, int], path: Path
 ) -> GroupReport:
     """Return the report of rows of groups.csv, all of one round and model.
 
     Raise RunFolderError if a row is malformed.
     """
-    try:
+    with explain_read_errors(
+        path, "Restore it from a copy, or run again with another folder (--out)"
+    ):
         return GroupReport(
             grouped, tuple(Group.of_row(row, grouped.scores) for row in rows), tested
         )
-    except (KeyError, ValueError) as error:
-        raise RunFolderError(
-            f"{path} cannot be read: {error}. Restore it from a copy, or run again with another"
-            " folder (--out)"
-        ) from error
