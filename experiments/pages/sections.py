@@ -432,12 +432,10 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
 
 def cost_section(scene: Scene) -> Section:
     """Return how long the rounds took to compute, and how many bytes were sent and received."""
-    import pandas
-
     cells = []
     for line in scene.trained:
         seconds, sent, received = (
-            mean_of(float(run.rounds.get(column, pandas.Series()).sum()) for run in line.runs)
+            mean_of(float(np.nansum(run.rounds.get(column, ()))) for run in line.runs)
             for column in ("seconds", "bytes_sent", "bytes_received")
         )
         rounds = statistics.fmean(run.rounds_done for run in line.runs)
