@@ -117,8 +117,10 @@ class Scene:
     def caption(self) -> str:
         """Text: which clients a chart shows, in which order, and with which seeds."""
         under = f" under {self.lines[0].label}" if len(self.lines) > 1 else ""
-        part = len(self.shown) < self.clients
-        which = text_if(part, f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}.")
+        which = text_if(
+            len(self.shown) < self.clients,
+            f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}.",
+        )
         if self.first_only:
             seeds = " Of the first seed: each deals the data again."
         else:

@@ -339,8 +339,7 @@ def _choose(search: Search) -> list[str]:
     candidates = search.judged[:1] if study.reference else methods.pop(study.baseline)
     base = choose(measure, score, candidates)
     if base is None:
-        of_baseline = [each for each in search.judged if each.arm.method == study.baseline]
-        faults = [f": {each.fault}" for each in of_baseline if each.fault]
+        faults = [f": {each.fault}" for each in candidates if each.fault]
         raise FairbloomError(
             f"no arm of the baseline can be judged{''.join(faults[:1])}: choose another --baseline"
         )
