@@ -24,9 +24,9 @@ ROOMS: Mapping[str, int] = {
     "client/rules": 674,
     "deploy/fleet": 2_578,
     "experiments": 834,
-    "experiments/pages": 1_288,
-    "experiments/results": 2_031,
-    "experiments/studies": 975,
+    "experiments/pages": 1_284,
+    "experiments/results": 2_030,
+    "experiments/studies": 974,
     "prediction": 878,
     "fairbloom": 701,
     "protocol": 876,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_572
+WHOLE = 33_566
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
