@@ -135,20 +135,19 @@ def normalise_host(host: str, option: str = "--host") -> str:
 def make_authority(certificate: Path, key: Path, days: float = AUTHORITY_DAYS) -> None:
     """Write a new authority's certificate and its key, which only the operator can read."""
     made = make_key()
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
     extensions: dict[x509.ExtensionType, bool] = {
         x509.BasicConstraints(ca=True, path_length=0): True,
-        usage: True,
+        x509.KeyUsage(
+            digital_signature=False,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=True,
+            crl_sign=True,
+            encipher_only=False,
+            decipher_only=False,
+        ): True,
     }
     write_private(key, format_key(made))
     write_public(

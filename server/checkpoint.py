@@ -71,23 +71,18 @@ def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
     return arrays, _attach(about["state"], tensors)
 
 
-def read_about(path: Path) -> dict[str, Any]:
-    """Return a model's metadata, with its checksum `sha256`, without reading its arrays."""
-    with _explain_damage():
-        return sealed.read_about(path)
-
-
 def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return a model's arrays and metadata.
 
     Raise RunFolderError when the file is damaged.
     """
-    with _explain_damage():
+    with explain_damage():
         return sealed.load_model(path)
 
 
 @contextmanager
-def _explain_damage() -> Iterator[None]:
+def explain_damage() -> Iterator[None]:
+    """Turn the error of a damaged file into a RunFolderError."""
     try:
         yield
     except sealed.DamagedFileError as error:

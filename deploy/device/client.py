@@ -9,7 +9,7 @@ import ssl
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,14 @@ APP = "fairbloom.client.app:app"
 NEEDED = ("server", "ca", "key", "certificate", "state-dir")
 
 PATHS = ("ca", "key", "certificate", "data-dir", "state-dir")
+
+# The types of all settings in TOML.
+KINDS: Mapping[str, type] = {
+    **dict.fromkeys((*NEEDED, "data-dir", "app"), str),
+    "partition-id": int,
+    "allow": list,
+    **dict.fromkeys(("limits", "files", "node-config"), dict),
+}
 
 # The file of the device's owner next to client.toml. It is never in a bundle, and its keys
 # override those of client.toml.
@@ -106,25 +114,13 @@ class ClientSettings:
         if owners.exists():
             merged |= _read(owners)
         merged |= {key: value for key, value in given.items() if value is not None}
-        kinds = {
-            each.name.replace("_", "-"): type(each.default)
-            for each in fields(cls)
-            if each.name != "name"
-        }
-        kinds |= {
-            **dict.fromkeys(NEEDED, str),
-            "allow": list,
-            "limits": dict,
-            "files": dict,
-            "node-config": dict,
-        }
         for key, value in merged.items():
-            if key not in kinds:
+            if key not in KINDS:
                 raise DeployError(
-                    f"unknown setting {key} = {value!r}: there are {', '.join(sorted(kinds))}"
+                    f"unknown setting {key} = {value!r}: there are {', '.join(sorted(KINDS))}"
                 )
-            if type(value) is not kinds[key]:
-                raise DeployError(f"{key} = {value!r}: it must be of type {kinds[key].__name__}")
+            if type(value) is not KINDS[key]:
+                raise DeployError(f"{key} = {value!r}: it must be of type {KINDS[key].__name__}")
         for key in NEEDED:
             if not merged.get(key):
                 raise DeployError(

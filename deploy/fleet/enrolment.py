@@ -12,7 +12,7 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fairbloom.errors import join_names
-from fairbloom.system.files import make_folder, write_private, write_public, write_whole
+from fairbloom.system.files import make_folder, write_private, write_public
 from fairbloom.system.lock import exclusive_lock
 from fairbloom.text import text_if
 
@@ -144,8 +144,14 @@ def _write_bundle(federation: Federation, member: Member, certificate: bytes, ke
     """Write a device's bundle, replacing the previous one; return its folder."""
     bundle = _remove_bundle(federation, member.name)
     make_folder(bundle)
-    files = {"ca": "ca.crt", "certificate": "certificate", "key": "key", "state-dir": "state"}
-    about = {"server": federation.server, "partition-id": member.partition, **files}
+    about = {
+        "server": federation.server,
+        "partition-id": member.partition,
+        "ca": "ca.crt",
+        "certificate": "certificate",
+        "key": "key",
+        "state-dir": "state",
+    }
     write_public(bundle / "ca.crt", federation.authority[0].read_bytes())
     write_public(bundle / "certificate", certificate)
     write_public(bundle / "client.toml", tomli_w.dumps(about).encode())
@@ -163,8 +169,9 @@ def _remove_bundle(federation: Federation, name: str) -> Path:
 
 
 def _write(federation: Federation, member: Member) -> None:
-    file = federation.path / "clients" / f"{member.name}.toml"
-    write_whole(file, tomli_w.dumps(asdict(member)).encode(), 0o644)
+    write_public(
+        federation.path / "clients" / f"{member.name}.toml", tomli_w.dumps(asdict(member)).encode()
+    )
 
 
 @contextlib.contextmanager

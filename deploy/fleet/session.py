@@ -222,8 +222,13 @@ class Session:
                 f"the server speaks protocol {head.protocol} and this client {PROTOCOL}: upgrade"
                 f" {older}",
             )
-        state = self._contexts.load(head)
-        task = Task(self._node, head.SerializeToString(), self._settings, message.content, state)
+        task = Task(
+            self._node,
+            head.SerializeToString(),
+            self._settings,
+            message.content,
+            self._contexts.load(head),
+        )
         try:
             answer: Answer = self._worker.answer(task, head.id)
         except DroppedError as error:

@@ -48,9 +48,8 @@ def examine(federation: Federation) -> Iterator[CheckResult]:
     keys = ("ca.key", "server.key", "bundles/*/key")
     secrets = [file for pattern in keys for file in sorted(federation.path.glob(pattern))]
     yield check_private("secrets", [federation.path, *secrets])
-    runs = {find_announced(run.folder) for run in list_runs(federation.runs)}
-    folders = sorted(folder for folder in runs if folder is not None)
-    yield check_private("folders", [federation.state, *folders], warning)
+    folders = {find_announced(run.folder) for run in list_runs(federation.runs)}
+    yield check_private("folders", [federation.state, *sorted(filter(None, folders))], warning)
     yield check_clients(federation)
     yield check_server(federation)
     yield check_clock()
@@ -156,10 +155,9 @@ def check_clock() -> CheckResult:
     """Check that this machine's clock is kept by a time server."""
     command = ["timedatectl", "show", "--property", "NTPSynchronized", "--value"]
     try:
-        done = subprocess.run(  # noqa: S603 (our own words)
+        answer = subprocess.run(  # noqa: S603 (our own words)
             command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
-        )
-        answer = done.stdout.strip()
+        ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         answer = ""
     if answer == "yes":

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
@@ -24,15 +23,11 @@ class KeptContexts:
     Clients on other machines keep their own: then there are no contexts, and nothing is written.
     """
 
-    def __init__(self, path: Path, contexts: Mapping[int, Context]) -> None:
+    def __init__(self, path: Path, grid: Grid) -> None:
         self._path = path
         self._folder = CHECKPOINTS.path_in(path)
-        self._contexts = contexts
-
-    @classmethod
-    def of(cls, path: Path, grid: Grid) -> Self:
-        """Return those of a grid with its clients in this process, which has their `contexts`."""
-        return cls(path, getattr(grid, "contexts", {}))
+        # A grid with its clients in this process has their contexts.
+        self._contexts: Mapping[int, Context] = getattr(grid, "contexts", {})
 
     def __bool__(self) -> bool:
         """Return whether clients are in this process."""

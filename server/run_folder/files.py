@@ -15,11 +15,12 @@ from fairbloom.logs import log
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.system.files import write_whole
 from fairbloom.system.lock import is_held
+from fairbloom.system.sealed import read_about
 from fairbloom.system.values import decode_as
 from fairbloom.tasks.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
 from fairbloom.tasks.schema import SCHEMA as SCHEMA_NAME
 
-from ..checkpoint import Arrays, load_last, load_model, read_about, save_model
+from ..checkpoint import Arrays, explain_damage, load_last, load_model, save_model
 from .errors import RunFolderError, explain_read_errors, explain_write_errors
 from .group_rows import GROUP_KEYS, Grouped
 from .metrics import METRIC_COLUMNS
@@ -101,7 +102,8 @@ class ModelFile(Entry):
 
         Raise RunFolderError if the file has none.
         """
-        return read_about(self.path_in(folder))
+        with explain_damage():
+            return read_about(self.path_in(folder))
 
     def write(self, folder: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
         """Write the model; the caller handles an OSError."""

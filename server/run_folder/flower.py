@@ -225,7 +225,7 @@ class RunFolder:
                 return complete_result(finished, self.path)
             log.info("run folder: %s", self.path)
             continued = recorder.resume()
-            contexts = KeptContexts.of(self.path, grid)
+            contexts = KeptContexts(self.path, grid)
             state: Mapping[str, Any] | None = None
             if continued is not None:
                 contexts.load(recorder.saved)

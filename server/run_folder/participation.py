@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
 from fairbloom.rounds.round import Round
 
@@ -53,15 +54,13 @@ CONTRIBUTION = "contribution"
 
 
 class Participations:
-    """The participation of all clients that a run has asked to train."""
+    """The participation of all clients that a run has asked to train.
 
-    def __init__(self, of: Mapping[str, Participation] | None = None) -> None:
-        self._of = {**(of or {})}
+    It continues from the `state` that `state_dict` returned.
+    """
 
-    @classmethod
-    def of_state(cls, state: Mapping[str, Sequence[Any]]) -> Self:
-        """Return what `state_dict` returned."""
-        return cls({name: Participation(*each) for name, each in state.items()})
+    def __init__(self, state: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> None:
+        self._of = {name: Participation(*each) for name, each in state.items()}
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return it as JSON."""

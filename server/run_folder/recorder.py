@@ -251,7 +251,7 @@ class RunRecorder:
         self._best = state["best"]
         self.saved = state["strategy"]["round"]
         self._losses = state["losses"]
-        self._participations = Participations.of_state(state["participations"])
+        self._participations = Participations(state["participations"])
         if self._stopping is not None and "stopping" in state:
             self._stopping.load_state_dict(state["stopping"])
             self.stopped = self._stopping.reason

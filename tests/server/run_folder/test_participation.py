@@ -58,7 +58,7 @@ def test_the_state_continues_to_the_same_numbers() -> None:
         whole.add(round_of(number, a=0.1 * number, b=1.0 / 3.0))
         if number < 3:
             begun.add(round_of(number, a=0.1 * number, b=1.0 / 3.0))
-    continued = Participations.of_state(json.loads(json.dumps(begun.state_dict())))
+    continued = Participations(json.loads(json.dumps(begun.state_dict())))
     continued.add(round_of(3, a=0.1 * 3, b=1.0 / 3.0))
     assert rows(continued) == rows(whole)
 
