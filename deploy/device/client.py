@@ -1,7 +1,5 @@
 """The settings of one client, from its bundle, the device's owner and the command line."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -11,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import FILES, MIN_ROWS
@@ -103,7 +101,7 @@ class ClientSettings:
             )
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], file: Path) -> ClientSettings:
+    def of(cls, given: Mapping[str, Any], file: Path) -> Self:
         """Return the settings of client.toml, of owner.toml and those given; the last one wins.
 
         Relative paths in a file start at its folder. Raise DeployError if a file cannot be used,

@@ -4,8 +4,6 @@ The address may not answer, another program may use the port, or one side may no
 certificate. gRPC retries some of these faults for ever without an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import ssl

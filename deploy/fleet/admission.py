@@ -4,8 +4,6 @@ A certificate is known by its key, so that a client's revoked certificate takes 
 one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Iterator

@@ -1,7 +1,5 @@
 """A device's calls to the fleet port, repeated after faults."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -3,8 +3,6 @@
 This process loads neither Flower nor PyTorch: the worker's process does, during a run.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -3,8 +3,6 @@
 A file can be read in pieces, passed to another process, and mapped, without a copy as a whole.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
@@ -14,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
 from mmap import PROT_READ, mmap
 from pathlib import Path
+from typing import Self
 
 from fairbloom.logs import log
 
@@ -168,7 +167,7 @@ class StoredContent(Content):
             budget.give_back(0, -1)
 
     @classmethod
-    def of(cls, budget: MemoryBudget, content: Content) -> StoredContent:
+    def of(cls, budget: MemoryBudget, content: Content) -> Self:
         """Return content that another process has passed; its file is kept if possible."""
         stored = cls(budget, content.size, content.file)
         if stored.file is not None and stored.file is content.file:

@@ -1,7 +1,5 @@
 """The server's process: it has the fleet port and the mailbox, and starts the runs' processes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The folder of a federation: certificates, enrolled clients, and settings (federation.toml)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -14,7 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
 
@@ -69,7 +67,7 @@ class Federation:
     max_clients: int
 
     @classmethod
-    def read(cls, path: Path) -> Federation:
+    def read(cls, path: Path) -> Self:
         """Read a federation's folder; DeployError for another folder or an unusable setting."""
         file = path / "federation.toml"
         try:
@@ -107,7 +105,7 @@ class Federation:
         return cls(path, **{key.replace("-", "_"): value for key, value in values.items()})
 
     @classmethod
-    def init(cls, path: Path, hosts: Sequence[str], port: int) -> Federation:
+    def init(cls, path: Path, hosts: Sequence[str], port: int) -> Self:
         """Create the folder of a new federation, complete or not at all.
 
         `hosts` are the server's names and addresses; devices connect to the first one at `port`.

@@ -1,7 +1,5 @@
 """Flower's `Grid` of a run, over the pipe to the server that started this process."""
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time

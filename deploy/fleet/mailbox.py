@@ -1,7 +1,5 @@
 """Messages for devices and their replies, held in memory and, beyond a budget, on the disk."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass

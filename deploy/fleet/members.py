@@ -1,7 +1,5 @@
 """The registry of a federation's clients: one file each, and lookup by certificate."""
 
-from __future__ import annotations
-
 import os
 import time
 import tomllib

@@ -1,7 +1,5 @@
 """Messages between two processes of one machine: content in a file is passed, not copied."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from io import FileIO
 from multiprocessing.connection import Connection

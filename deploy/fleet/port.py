@@ -4,8 +4,6 @@ All calls run on one event loop: a held call is a waiting coroutine, not a threa
 by its certificate before anything that it sends is awaited.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Collection

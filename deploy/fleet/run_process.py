@@ -1,7 +1,5 @@
 """A run's process: it calls the ServerApp with a grid that uses the pipe to the server."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The runs of a federation: orders in state/runs/ID/run.toml, carried out one after the other."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -22,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 from time import monotonic, time_ns
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
 
@@ -86,7 +84,7 @@ class Order:
     folder: str = ""
 
     @classmethod
-    def read(cls, file: Path) -> Order:
+    def read(cls, file: Path) -> Self:
         """Read a run.toml; raise OSError, ValueError or KeyError if it is invalid."""
         try:
             values = tomllib.loads(read_small(file))

@@ -1,7 +1,5 @@
 """A device's session: it fetches messages, lets the worker answer, and keeps the last reply."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Start, use and end the process in which a client's app answers messages."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
