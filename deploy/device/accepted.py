@@ -3,8 +3,6 @@
 The client runs its installed app.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -12,19 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+
+from fairbloom.client.guard.accepted_schemas import check_accepted
+from fairbloom.client.guard.accepted_settings import SCHEMA, SettingRefusedError, accepted_settings
+from fairbloom.client.guard.limits import Limits
+from fairbloom.client.guard.log_files import open_log
 from fairbloom.protocol.settings import Mark, marked
 
 from ..processes import load_app
-
-if TYPE_CHECKING:
-    from flwr.app import Context
-    from flwr.clientapp import ClientApp
-
-    from fairbloom.client.guard.limits import Limits
 
 # The distribution with Fairbloom's app.
 OURS = "fairbloom"
@@ -60,7 +59,7 @@ class Installed:
     limits: Limits | None = None
 
     @classmethod
-    def of(cls, app: str, allow: tuple[str, ...], limits: Limits | None = None) -> Installed:
+    def of(cls, app: str, allow: tuple[str, ...], limits: Limits | None = None) -> Self:
         """Look up the distribution of the app."""
         return cls(app, allow, distribution_of(app.partition(":")[0]), limits)
 
@@ -70,8 +69,6 @@ class Installed:
         Raise RunRefusedError if the run has another app or a setting that is not accepted, and note
         it in the owner's log.
         """
-        from fairbloom.client.guard.log_files import open_log
-
         try:
             return self._accept(run, context)
         except RunRefusedError as error:
@@ -81,15 +78,6 @@ class Installed:
             raise
 
     def _accept(self, run: RunDescription, context: Context) -> tuple[ClientApp, dict[str, Any]]:
-        from flwr.clientapp import ClientApp
-
-        from fairbloom.client.guard.accepted_schemas import check_accepted
-        from fairbloom.client.guard.accepted_settings import (
-            SCHEMA,
-            SettingRefusedError,
-            accepted_settings,
-        )
-
         name, version = self.distribution or (run.distribution, run.version)
         same = _normal(name) == OURS or run.version == version
         if not same or _normal(run.distribution) != _normal(name):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, NoReturn
 
-import grpc
 import grpc.aio
 
 from .connections import close_connections

@@ -3,37 +3,37 @@
 worker.py starts and ends it. It opens no port: tasks and answers go through an inherited pipe.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from io import FileIO
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fairbloom.logs import log
+from flwr.app import Context, Message
+
+from fairbloom.client.guard.audit_log import log_exchange
+from fairbloom.client.guard.limits import Limits
+from fairbloom.errors import ReportableError, is_expected, reportable
+from fairbloom.flower import address, identify, set_message_id
+from fairbloom.logs import colour_on_terminals_alone, escape_all_records, log
+from fairbloom.protocol.error_codes import ErrorCode
+from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
 from fairbloom.system.parents import end_with_parent
 
+from ..device.accepted import Installed, RunDescription, RunRefusedError
 from ..processes import free_cycles
-from .content import Content, write
-from .messages import Buffer
-from .passing import receive, send
+from .content import write
+from .passing import ANSWER_FILE, Answer, Task, receive, send
 from .wire_pb2 import Head
-
-if TYPE_CHECKING:
-    from ..device.accepted import Installed
 
 # Libraries that are loaded before the first message.
 PRELOADED = ("flwr.app", "numpy", "torch")
-
-# The name of a reply's file below the state folder, until the client keeps it as the last reply.
-ANSWER_FILE = "answer"
 
 # Longest time to live of a message: ten years.
 LONGEST_SECONDS = 3.2e8
@@ -46,49 +46,8 @@ NO_HANDLER = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Task:
-    """A message with all that is needed to answer it.
-
-    `head` is a serialized `Head`, `settings` the JSON that came with the run, and `state` the app's
-    state of the run, b"" for none.
-    """
-
-    node: int
-    head: bytes
-    settings: str
-    content: Content = field(repr=False)
-    state: bytes = field(default=b"", repr=False)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A reply: content in pieces, or an error's code and reason.
-
-    `state` is None if the app's state is unchanged, and `content` has the pieces once the client
-    has received them.
-    """
-
-    pieces: Sequence[Buffer] = field(default=(), repr=False)
-    code: int = 0
-    reason: str = ""
-    state: bytes | None = field(default=None, repr=False)
-    content: Content = field(default_factory=Content, repr=False)
-
-    @classmethod
-    def failed(cls, code: int, reason: str) -> Answer:
-        """Log an error and return it as the answer."""
-        log.error("answered with error %d: %s", code, reason)
-        return cls(code=code, reason=reason)
-
-
 def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
     """Return the app's reply to a task, or an error with the reason."""
-    from fairbloom.errors import is_expected
-    from fairbloom.protocol.error_codes import ErrorCode
-
-    from ..device.accepted import RunRefusedError
-
     try:
         return call_app(installed, node_config, task)
     except RunRefusedError as error:
@@ -100,15 +59,6 @@ def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> 
 
 def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
     """Return the app's reply and its new state; changes to the state are lost if the app raises."""
-    from flwr.app import Context, Message
-
-    from fairbloom.client.guard.audit_log import log_exchange
-    from fairbloom.errors import ReportableError, reportable
-    from fairbloom.flower import address, identify, set_message_id
-    from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
-
-    from ..device.accepted import RunDescription
-
     head = Head.FromString(task.head)
     described = json.loads(task.settings)
     # Flower takes a message's sender from this: the server, node 1, until the message is made, and
@@ -157,8 +107,6 @@ def answer_next(pipe: Connection, installed: Installed, node_config: Mapping[str
 
 def reason_of(error: Exception) -> str:
     """Return the part of an app's error that the server may see: it quotes no data."""
-    from fairbloom.errors import reportable
-
     text = str(error)
     if NO_HANDLER.fullmatch(text):
         return text
@@ -168,11 +116,6 @@ def reason_of(error: Exception) -> str:
 def main(parent: int) -> None:
     """Answer tasks for the client that started this process: `app_process.py FD SETTINGS`."""
     end_with_parent(parent)
-    from fairbloom.client.guard.limits import Limits
-    from fairbloom.logs import colour_on_terminals_alone, escape_all_records
-
-    from ..device.accepted import Installed
-
     pipe = Connection(int(sys.argv[1]))
     given = json.loads(sys.argv[2])
     installed = Installed.of(given["app"], tuple(given["allow"]), Limits.of(given["limits"]))

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 

@@ -18,10 +18,10 @@ from fairbloom.protocol.version import PROTOCOL
 from fairbloom.system.files import write_private
 from fairbloom.system.versions import FIRST, Step, Versions, read_sealed, write_sealed
 
-from .app_process import ANSWER_FILE, Answer, Task
 from .calls import Calls, Received
 from .content import Content
 from .messages import BEAT_SECONDS, node_id_of
+from .passing import ANSWER_FILE, Answer, Task
 from .wire_pb2 import Head, Taken
 from .worker import CrashedError, DroppedError, Worker
 
@@ -228,7 +228,7 @@ class Session:
             self._contexts.load(head),
         )
         try:
-            answer: Answer = self._worker.answer(task, head.id)
+            answer = self._worker.answer(task, head.id)
         except DroppedError as error:
             return Answer.failed(
                 ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"the client dropped this work: {error}"

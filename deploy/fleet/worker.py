@@ -10,13 +10,12 @@ import time
 from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
 
 from fairbloom.system.supervise import exit_reason
 
 from ..device.client import ClientSettings
 from .content import Content
-from .passing import receive, send
+from .passing import Answer, Task, receive, send
 
 # Seconds that the worker may take to end before it is killed.
 END_SECONDS = 5.0
@@ -56,7 +55,7 @@ class Worker:
         process = self._process
         return process is not None and process.poll() is None
 
-    def answer(self, task: Any, id: str) -> Any:
+    def answer(self, task: Task, id: str) -> Answer:
         """Return the worker's answer to a task, the message with this id.
 
         Raise DroppedError if the work is dropped, and CrashedError if the process ends MAX_ATTEMPTS
@@ -106,7 +105,7 @@ class Worker:
         self._pipe = None
         self._ready = False
 
-    def _answer(self, task: Any) -> Any:
+    def _answer(self, task: Task) -> Answer:
         if self._pipe is None or not self.runs:
             self.end()
             self._pipe, theirs = Pipe()

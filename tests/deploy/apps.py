@@ -7,8 +7,8 @@ from pathlib import Path
 from flwr.app import ConfigRecord, RecordDict
 
 from fairbloom.deploy.device.accepted import RunDescription
-from fairbloom.deploy.fleet.app_process import Answer, Task
 from fairbloom.deploy.fleet.content import Content
+from fairbloom.deploy.fleet.passing import Answer, Task
 from fairbloom.deploy.fleet.wire_pb2 import Head
 from fairbloom.recorddict import deserialize, serialize
 

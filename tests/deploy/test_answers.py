@@ -14,7 +14,7 @@ from fairbloom.client.guard.log_files import read_entries
 from fairbloom.deploy.device.accepted import Installed
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.fleet import app_process
-from fairbloom.deploy.fleet.app_process import Answer, Task
+from fairbloom.deploy.fleet.passing import Answer, Task
 from fairbloom.deploy.fleet.worker import CrashedError, Worker
 from fairbloom.errors import FairbloomError
 from fairbloom.recorddict import deserialize

@@ -16,7 +16,6 @@ import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from fairbloom.deploy import fleet
-from fairbloom.deploy.fleet.app_process import ANSWER_FILE
 from fairbloom.deploy.fleet.calls import Calls, Outage, receive
 from fairbloom.deploy.fleet.content import (
     Content,
@@ -28,7 +27,7 @@ from fairbloom.deploy.fleet.content import (
 )
 from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox, Reply
 from fairbloom.deploy.fleet.messages import CHUNK_BYTES, Buffer, in_chunks, slices
-from fairbloom.deploy.fleet.passing import receive as receive_passed, send
+from fairbloom.deploy.fleet.passing import ANSWER_FILE, receive as receive_passed, send
 from fairbloom.deploy.fleet.session import KeptReply
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
 from fairbloom.recorddict import deserialize, read_values, serialize, serialize_in_pieces

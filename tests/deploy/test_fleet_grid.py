@@ -14,13 +14,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 
 from fairbloom.client.guard.log_files import AuditLog
 from fairbloom.deploy.fleet import grid as grids
-from fairbloom.deploy.fleet.app_process import ANSWER_FILE, Answer, Task
 from fairbloom.deploy.fleet.calls import Received
 from fairbloom.deploy.fleet.content import SMALL_BYTES, Content
 from fairbloom.deploy.fleet.grid import UNREADABLE_REPLY, RunGrid, group_of
 from fairbloom.deploy.fleet.mailbox import Collected, Envelope
 from fairbloom.deploy.fleet.messages import node_id_of
-from fairbloom.deploy.fleet.passing import receive, send
+from fairbloom.deploy.fleet.passing import ANSWER_FILE, Answer, Task, receive, send
 from fairbloom.deploy.fleet.session import (
     KEPT_RUNS,
     Contexts,
