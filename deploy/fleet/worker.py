@@ -135,8 +135,9 @@ class Worker:
                     "it took longer than the owner of this device allows"
                     f" ({self._limit:g} s, limits.round-seconds)",
                 )
-        answer, (content,) = receive(self._pipe)
-        return replace(answer, content=content)
+        received, (content,) = receive(self._pipe)
+        answer: Answer = replace(received, content=content)
+        return answer
 
     def _wait(self, pipe: Connection) -> bool:
         """Return whether the pipe has an answer within 0.2 s; raise EOFError without a process."""
