@@ -32,9 +32,6 @@ from .content import write
 from .passing import ANSWER_FILE, Answer, Task, receive, send
 from .wire_pb2 import Head
 
-# Libraries that are loaded before the first message.
-PRELOADED = ("flwr.app", "numpy", "torch")
-
 # Longest time to live of a message: ten years.
 LONGEST_SECONDS = 3.2e8
 
@@ -119,9 +116,9 @@ def main(parent: int) -> None:
     pipe = Connection(int(sys.argv[1]))
     given = json.loads(sys.argv[2])
     installed = Installed.of(given["app"], tuple(given["allow"]), Limits.of(given["limits"]))
-    for name in PRELOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    # most apps need it, and it takes longer to load than a message should wait
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch")
     colour_on_terminals_alone()
     escape_all_records()
     pipe.send(True)  # all libraries are loaded

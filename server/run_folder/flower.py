@@ -35,6 +35,7 @@ from fairbloom.strategies.strategy import (
     layers,
     plain_values,
 )
+from fairbloom.text import text_if
 
 from ..log_lines import summarize_row
 from ..polling import PollingGrid
@@ -420,9 +421,7 @@ def find_fair_strategy(strategy: Strategy) -> FairStrategy:
     if isinstance(strategy, Strategy):
         innermost = layers(strategy)[-1]
     if not isinstance(innermost, FairStrategy):
-        around = ""
-        if innermost is not strategy:
-            around = f" inside {type(strategy).__name__}"
+        around = text_if(innermost is not strategy, f" inside {type(strategy).__name__}")
         raise FairbloomError(
             f"strategy is Flower's {type(innermost).__name__}{around}, which reports nothing of"
             " single clients: take the one of fairbloom.strategies, which has FedAvg too"
