@@ -33,8 +33,9 @@ def enroll_requests(federation: Federation) -> None:
         folder = request.parent
         name = request.stem
         if not (folder / "client.toml").exists():
-            number = int(name.removeprefix("client-"))
-            bundle = enroll(federation, name, partition=number, request=request)
+            bundle = enroll(
+                federation, name, partition=int(name.removeprefix("client-")), request=request
+            )
             # client.toml last: the client's container waits for it
             for file in ("ca.crt", "certificate", "client.toml"):
                 shutil.copy(bundle / file, folder / file)

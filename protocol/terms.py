@@ -219,14 +219,15 @@ class Terms:
     def to_config(self) -> dict[str, Any]:
         """Return the config to send: the names with hyphens, without fields at their defaults."""
         values = vars(self)
-        sent = {
-            key: values[name] for key, name in _FIELDS.items() if values[name] != _DEFAULTS[name]
-        }
         config = {
             **self.others,
             "server-round": self.server_round,
             "measure": list(self.measure),
-            **sent,
+            **{
+                key: values[name]
+                for key, name in _FIELDS.items()
+                if values[name] != _DEFAULTS[name]
+            },
         }
         return {key: value for key, value in config.items() if key != "measure" or value}
 

@@ -325,10 +325,6 @@ class Runs:
         self._mailbox.begin(run.number)
         ours, theirs = Pipe()
         program = f"from fairbloom.deploy.fleet.run_process import main; main({os.getpid()})"
-        places = {
-            CLIENTS_FOLDER: str(self._members.folder.absolute()),
-            ORDER_FOLDER: str(run.folder.absolute()),
-        }
         with run.log.open("ab") as file:
             process = subprocess.Popen(  # noqa: S603 (this Python)
                 [sys.executable, "-P", "-c", program, str(theirs.fileno())],
@@ -336,7 +332,11 @@ class Runs:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **places},
+                env={
+                    **os.environ,
+                    CLIENTS_FOLDER: str(self._members.folder.absolute()),
+                    ORDER_FOLDER: str(run.folder.absolute()),
+                },
                 start_new_session=True,
             )
         theirs.close()

@@ -37,7 +37,6 @@ def survey(federation: Federation) -> dict[str, Any]:
     now = read_now(federation)
     is_served = federation.is_served
     online = now.online if is_served else {}
-    seen = now.seen
     clients = dict[str, Any]()
     for member in federation.members():
         name = member.name
@@ -46,10 +45,10 @@ def survey(federation: Federation) -> dict[str, Any]:
         elif name in online:
             state = "online"
         else:
-            state = "away" if name in seen else "never"
+            state = "away" if name in now.seen else "never"
         clients[name] = {
             "state": state,
-            "last-seen": _format_time(seen[name]) if name in seen else None,
+            "last-seen": _format_time(now.seen[name]) if name in now.seen else None,
             "partition-id": member.partition,
             "examples": member.examples,
             "refused-with-same-key": online.get(name, 0),

@@ -166,19 +166,20 @@ class RunFolder:
         """
         check_newer(type(self), newer)
         with name_app_option("RunFolder(path)", at_once=is_simulated(grid)):
-            arguments: dict[str, Any] = {
-                "grid": PollingGrid(grid),
-                "initial_arrays": initial_arrays,
-                "num_rounds": num_rounds,
-            }
             optional = {
                 "train_config": train_config,
                 "evaluate_config": evaluate_config,
                 "evaluate_fn": evaluate_fn,
                 "should_stop": should_stop,
             }
-            arguments |= {name: value for name, value in optional.items() if value is not None}
-            return self._start(strategy, grid, {**arguments, "timeout": timeout}, on_round)
+            arguments = {
+                "grid": PollingGrid(grid),
+                "initial_arrays": initial_arrays,
+                "num_rounds": num_rounds,
+                "timeout": timeout,
+                **{name: value for name, value in optional.items() if value is not None},
+            }
+            return self._start(strategy, grid, arguments, on_round)
 
     def _start(
         self,
@@ -290,11 +291,10 @@ class RunFolder:
         """Raise FairbloomError if clients never evaluate for `best_model` or early stopping."""
         if self.validation is None:
             return
-        name = self.validation.metric
         if not strategy.fraction_evaluate:
             raise FairbloomError(
-                f"best_model = {name!r} has no effect with fraction_evaluate = 0, as no client"
-                " evaluates: raise fraction_evaluate, or leave best_model out"
+                f"best_model = {self.validation.metric!r} has no effect with fraction_evaluate = 0,"
+                " as no client evaluates: raise fraction_evaluate, or leave best_model out"
             )
         if self.early_stopping and not strategy.evaluate_every:
             raise FairbloomError(

@@ -358,28 +358,28 @@ class RunRecorder:
 
     def finish(self, arrays: Arrays) -> None:
         """Finish the run: write the last checkpoint and the final model."""
-        stopped = self.stopped
         self.begin()
         self._save()
         about: dict[str, str] = {}
-        if stopped:
-            about["stopped"] = stopped
+        if self.stopped:
+            about["stopped"] = self.stopped
         with explain_write_errors("the final model", self.path):
             MODEL.write(self.path, arrays, about)
-        if stopped:
+        if self.stopped:
             log.info(
-                "the run is finished after round %d, before its last one: %s", self.saved, stopped
+                "the run is finished after round %d, before its last one: %s",
+                self.saved,
+                self.stopped,
             )
         score = self._best_score
         best = self._best.get("mean", math.nan)
-        last = self._last
-        if score.better(best, last) > abs(best) / 2.0:  # the end is worse by more than half
+        if score.better(best, self._last) > abs(best) / 2.0:  # the end is worse by more than half
             log.warning(
                 "the mean %s%s is %s at the end; it was %s after round %d (its model is in %s):"
                 " lower the learning rate",
                 score.name,
                 OVER[self._measure],
-                score.written(last),
+                score.written(self._last),
                 score.written(best),
                 self._best["round"],
                 BEST.name,
