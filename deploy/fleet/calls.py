@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from fairbloom.logs import escape_unprintable
+from fairbloom.logs import log
 
 from ..processes import duration
 from .content import MEMORY_FILE_BYTES, Content, MemoryBudget, StoredContent
@@ -97,18 +96,10 @@ class Received:
     refused: str = ""
 
 
-def say(words: str) -> None:
-    """Print a line about this client on stderr."""
-    # one write a line: other processes write to stderr, too
-    sys.stderr.write(f"fairbloom client: {escape_unprintable(words)}\n")
-    sys.stderr.flush()
-
-
 class Outage:
     """Logs each connection error once, and the reconnection."""
 
-    def __init__(self, say: Callable[[str], None] = say) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self._since: float | None = None
         self._said: set[str] = set()
         self._lock = threading.Lock()
@@ -120,13 +111,15 @@ class Outage:
                 self._since = time.monotonic()
             if words not in self._said and len(self._said) < MAX_FAULTS:
                 self._said.add(words)
-                self._say(f"{words}; retrying until it works")
+                log.warning("%s; retrying until it works", words)
 
     def end(self) -> None:
         """Log that the client is connected again, if an error was logged."""
         with self._lock:
             if self._since is not None:
-                self._say(f"back: connected again after {duration(time.monotonic() - self._since)}")
+                log.warning(
+                    "back: connected again after %s", duration(time.monotonic() - self._since)
+                )
             self._since = None
             self._said.clear()
 

@@ -16,7 +16,7 @@ import grpc
 
 from fairbloom.client.guard.log_files import AuditLog
 from fairbloom.errors import FairbloomError
-from fairbloom.logs import escape_all_records
+from fairbloom.logs import escape_all_records, log
 from fairbloom.system.files import make_folder
 from fairbloom.system.interrupts import release_signals
 from fairbloom.system.lock import LockedError, exclusive_lock
@@ -26,7 +26,7 @@ from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault
 from ..errors import DeployError
 from ..processes import reuse_memory
-from .calls import Calls, Outage, RefusedError, say
+from .calls import Calls, Outage, RefusedError
 from .session import Contexts, KeptReply, Session, load_session
 from .worker import Worker
 
@@ -122,7 +122,7 @@ def main() -> int:
         release_signals(*STOPPING)
         run_alone(ClientSettings(**settings | {"allow": tuple(settings["allow"])}))
     except FairbloomError as error:  # for example, a file was removed since the settings were read
-        say(str(error))
+        log.error("%s", error)
         return FAILED
     except KeyboardInterrupt:
         return 0

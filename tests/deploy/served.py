@@ -82,7 +82,7 @@ class Served:
         return grpc.ssl_channel_credentials(*(each.read_bytes() for each in parts))
 
     def calls(self, name: str = "a", session: bytes = b"1" * 16) -> Calls:
-        outage = Outage(lambda words: None)
+        outage = Outage()
         credentials = self.credentials(name)
         return Calls(self.address, credentials, session, outage, lambda: None, self.place)
 
