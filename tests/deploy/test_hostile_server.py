@@ -305,7 +305,7 @@ def test_a_refusal_of_the_server_is_one_line(said: pytest.LogCaptureFixture) -> 
     outage = Outage()
     for number in range(200):
         outage.fault(f"{FORGED} {number}")
-    lines = "\n".join(said.messages)
+    lines = "\n".join({*said.messages})
     assert_nothing_forged(lines)
     assert len(lines.splitlines()) == MAX_FAULTS
 
