@@ -37,6 +37,6 @@ def check_rule(settings: RunSettings, terms: Terms) -> str:
             " leave out one of them"
         )
     momentum = text_if(terms.client_momentum, f"client-momentum = {terms.client_momentum}")
-    if beyond := settings.beyond_corrected_sgd or momentum:
+    if beyond := settings.beyond_plain_sgd(but="client-rule") or momentum:
         raise ReportableError(f"{names[0]} corrects the steps of plain SGD: leave out {beyond}")
     return names[0]

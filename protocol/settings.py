@@ -541,21 +541,15 @@ class RunSettings(Setup):
         """Whether clients' steps depend on the number of rounds, so that it cannot be raised."""
         return self.schedule != "constant"
 
-    @property
-    def beyond_plain_sgd(self) -> str:
-        """The first setting that makes a client's steps not plain SGD, as key = value, or ""."""
-        return self._first_set(marked(Mark.CHANGES_STEP))
+    def beyond_plain_sgd(self, but: str = "") -> str:
+        """Return the first setting that makes a client's steps not plain SGD, as key = value.
 
-    @property
-    def beyond_corrected_sgd(self) -> str:
-        """The same without `client-rule`: a rule corrects the gradients of plain SGD."""
-        return self._first_set(key for key in marked(Mark.CHANGES_STEP) if key != "client-rule")
-
-    def _first_set(self, keys: Iterable[str]) -> str:
-        """Return the first of these settings that is not at its default, as key = value, or ""."""
-        for key in keys:
+        Return "" without one. The setting `but` does not count: with a `client-rule`, the gradients
+        that it corrects are those of plain SGD.
+        """
+        for key in marked(Mark.CHANGES_STEP):
             value = getattr(self, SETTINGS[key].argument)
-            if value != SETTINGS[key].default:
+            if key != but and value != SETTINGS[key].default:
                 return f"{key} = {value!r}"
         return ""
 

@@ -188,8 +188,8 @@ class Settings(RunSettings):
             )
         method = self.strategy()
         try:
-            if self.beyond_plain_sgd and PLAIN_SGD in method.requires:
-                key, _, value = self.beyond_plain_sgd.partition(" = ")
+            if PLAIN_SGD in method.requires and (beyond := self.beyond_plain_sgd()):
+                key, _, value = beyond.partition(" = ")
                 method.check_fit(OTHER_STEPS, key, value)
             if CLIENT_MOMENTUM in method.all_needs and "momentum" not in arguments_of(
                 optimizer_in(self)
