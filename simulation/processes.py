@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.system.interrupts import hold_signals
 from fairbloom.system.parents import end_with_parent
+from fairbloom.system.supervise import hold_signals
 
 # Parameters of glibc's mallopt.
 M_TRIM_THRESHOLD = -1

@@ -1,12 +1,27 @@
-"""Replace this process by another program, and describe how a process ended."""
+"""Hold signals back while a process starts or becomes another, and describe how one ended."""
 
 import os
 import signal
 import sys
-
-from .interrupts import hold_signals
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def hold_signals(*numbers: int) -> Iterator[Collection[int]]:
+    """Block signals in this process and its new children; yield the signals blocked before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def release_signals(*numbers: int) -> None:
+    """Unblock signals that the parent process has blocked; pending ones are delivered now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def exit_reason(code: int) -> str:

@@ -18,9 +18,8 @@ from fairbloom.client.guard.log_files import AuditLog
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import escape_all_records, log
 from fairbloom.system.files import make_folder
-from fairbloom.system.interrupts import release_signals
 from fairbloom.system.lock import LockedError, exclusive_lock
-from fairbloom.system.supervise import STOPPING, become
+from fairbloom.system.supervise import STOPPING, become, release_signals
 
 from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault

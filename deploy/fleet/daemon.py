@@ -12,9 +12,8 @@ from pathlib import Path
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import escape_all_records, log
 from fairbloom.system.files import make_folder
-from fairbloom.system.interrupts import release_signals
 from fairbloom.system.lock import LockedError, exclusive_lock
-from fairbloom.system.supervise import STOPPING
+from fairbloom.system.supervise import STOPPING, release_signals
 
 from .. import pki
 from ..errors import DeployError

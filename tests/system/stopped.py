@@ -3,8 +3,7 @@
 import signal
 import sys
 
-from fairbloom.system.interrupts import release_signals
-from fairbloom.system.supervise import STOPPING
+from fairbloom.system.supervise import STOPPING, release_signals
 
 came = list[int]()
 signal.raise_signal(int(sys.argv[1]))
