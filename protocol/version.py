@@ -24,12 +24,8 @@ PROTOCOL = 4
 RUN_FOLDER_FORMAT = 5
 
 
-class MisfitError(ReportableError):
-    """A server with another protocol than this client; the message names the side to upgrade."""
-
-
 def check_protocol(config: Mapping[str, Any]) -> None:
-    """Raise MisfitError if the config of a message has another protocol than this client.
+    """Raise ReportableError if the config of a message has another protocol than this client.
 
     A message without a protocol is not from our ServerApp, and needs no check.
     """
@@ -38,7 +34,7 @@ def check_protocol(config: Mapping[str, Any]) -> None:
         remedy = "upgrade the server, or go back on this client"
         if isinstance(theirs, int) and theirs > PROTOCOL:
             remedy = "upgrade fairbloom on this client"
-        raise MisfitError(
+        raise ReportableError(
             f"the server speaks protocol {theirs!r:.20}, and this client, with fairbloom"
             f" {__version__}, protocol {PROTOCOL}: {remedy}"
         )

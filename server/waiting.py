@@ -19,13 +19,6 @@ from fairbloom.rounds.screening import beyond_others
 MOST_TIMES = 10
 
 
-class ImplausibleSizeError(FairbloomError):
-    """A client reports an implausible number of examples.
-
-    The message names the client, its number and the remedy.
-    """
-
-
 def wait_for_clients(
     clients: FlowerClients,
     quorum: Quorum,
@@ -113,14 +106,14 @@ def wait_for_clients(
 
 
 def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:
-    """Raise ImplausibleSizeError for a client that reports far more examples than the others.
+    """Raise FairbloomError for a client that reports far more examples than the others.
 
     `sizes` are the clients' own reports; `enrolled` are the clients with a number that the operator
     has stated, which are not checked.
     """
     for name, size in sizes.items():
         if name not in enrolled and (words := beyond_others(name, size, sizes, MOST_TIMES)):
-            raise ImplausibleSizeError(
+            raise FairbloomError(
                 f"client {name} says that it has {size:.0f} training examples, {words}"
             )
 

@@ -11,9 +11,10 @@ from flwr.clientapp import ClientApp
 from fairbloom import __version__
 from fairbloom.client.app import app
 from fairbloom.client.fair import fair
+from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import CONFIG, PROTOCOL as KEY
 from fairbloom.protocol.terms import Terms
-from fairbloom.protocol.version import PROTOCOL, MisfitError, check_protocol
+from fairbloom.protocol.version import PROTOCOL, check_protocol
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
@@ -38,7 +39,7 @@ def test_a_misfit_names_both_numbers_and_the_remedy(subtests: pytest.Subtests) -
         ("x" * 5000, ""),
     ):
         with subtests.test(theirs=theirs, remedy=remedy):
-            with pytest.raises(MisfitError) as error:
+            with pytest.raises(ReportableError) as error:
                 check_protocol({KEY: theirs})
             for words in (
                 f"fairbloom {__version__}, protocol {PROTOCOL}",
