@@ -22,17 +22,17 @@ ROOMS: Mapping[str, int] = {
     "client": 1_980,
     "client/guard": 700,
     "client/rules": 674,
-    "deploy/fleet": 2_578,
+    "deploy/fleet": 2_542,
     "experiments": 834,
     "experiments/pages": 1_284,
     "experiments/results": 2_030,
     "experiments/studies": 974,
     "prediction": 878,
     "fairbloom": 701,
-    "protocol": 876,
+    "protocol": 867,
     "rounds": 3_202,
-    "server": 986,
-    "server/run_folder": 1_473,
+    "server": 981,
+    "server/run_folder": 1_464,
     "simulation": 1_150,
     "simulation/stacked": 1_108,
     "strategies": 2_133,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_566
+WHOLE = 33_489
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
