@@ -209,7 +209,7 @@ GIVEN: Mapping[str, Arms] = {
 
 
 def compare_given(given: Arms, out: Path, jobs: int) -> list[Row]:
-    """Compare given arms, and return the rows of the table."""
+    """Compare given arms, and return the rows of the table, without gains if there is one seed."""
     compared = compare(
         methods=given.arms, seeds=given.seeds, jobs=jobs, out=out, settings=given.settings
     )
@@ -218,7 +218,10 @@ def compare_given(given: Arms, out: Path, jobs: int) -> list[Row]:
     end = ", personal)"
     names = [str(row["method"]) for row in rows]
     left_out = {name.removesuffix(end) + ")" for name in names if name.endswith(end)}
-    return [row for row in rows if row["method"] not in left_out]
+    rows = [row for row in rows if row["method"] not in left_out]
+    if given.seeds == 1:
+        return [{key: row[key] for key in row if not key.startswith("gain")} for row in rows]
+    return rows
 
 
 def main() -> None:
