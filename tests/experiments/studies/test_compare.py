@@ -250,7 +250,9 @@ def test_processes_do_not_run_the_script_that_compares(tmp_path: Path) -> None:
         " clients=5, rounds=1, jobs=1, out='cmp'))\n"
     )
     ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    # Lines of progress come if it takes longer than ten seconds.
+    errors = [line for line in ended.stderr.splitlines() if not line.startswith("comparing: ")]
+    assert (ended.returncode, errors) == (0, [])
     assert ended.stdout == f"begun\nComparison('{tmp_path}/cmp': FedAvg; 1 seed, accuracy, %)\n"
 
 
