@@ -10,6 +10,7 @@ import pytest
 
 from tests.attacks.strangers import crowd
 from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
+from tests.deploy.flower import wait_until
 from tests.deploy.processes import grown_memory
 
 pytestmark = pytest.mark.slow
@@ -77,10 +78,14 @@ def test_one_certificate_keeps_no_other_client_out(
         there.wait_for_clients("late", seconds=30.0)
         there.stop(there.clients.pop("late"))
         assert rate(there) > 0
+        # A busy machine closes them later.
+        wait_until(
+            lambda: there.status()["connections"]["open"] < LIMIT / 2,
+            lambda: str(there.status()["connections"]),
+        )
         connections = there.status()["connections"]
     print(f"{connections}; the server's memory grew by {grown[0]:.0f} MB")
     assert connections["limit"] == LIMIT
-    assert connections["open"] < LIMIT / 2
     assert grown[0] < ALLOWED_MB
     assert "client-0" in there.online()
     assert len(there.log(there.server).splitlines()) < 10
