@@ -118,7 +118,7 @@ def test_gains_and_intervals_are_those_of_the_seeds(
         share = 0.0 if name in DEALT else SHARES.get(name, 1 / 3)
         for file, measure in (("worst", "worst_10"), ("mean", "mean")):
             with subtests.test(name=name, measure=measure):
-                cells = {row["method"]: row[name] for row in rows(out / f"{file}.csv")}
+                cells = cells_of(out, file, name)
                 for title in cells:
                     method = title.lower()
                     if method == "fedavg" or (method, measure) not in values:
@@ -133,16 +133,23 @@ def test_gains_and_intervals_are_those_of_the_seeds(
                     assert found == pytest.approx(expected, abs=0.051 if sign > 0 else 0.0051)
 
 
+def cells_of(out: Path, file: str, name: str) -> dict[str, str]:
+    """Return a federation's gains by method; the largest federations have a table of their own."""
+    tables = (rows(out / f"{each}.csv") for each in (file, f"{file}-largest"))
+    return {row["method"]: row[name] for table in tables for row in table if name in row}
+
+
 def test_gains_are_those_of_the_comparisons(subtests: pytest.Subtests) -> None:
     """Rounded, with the marks of the tests; a method's personal models come after its global one."""
-    shown = rows(DATA / "which-method" / "worst.csv")
-    for name in {*shown[0]} - {"method"}:
+    for about in rows(DATA / "tuned" / "federations.csv"):
+        name = about["workload"]
         with subtests.test(name=name):
             found = {
                 re.sub(r" \(.*", "", row["method"]): [*row.values()][-1]
                 for row in rows(DATA / "tuned" / f"{name}.csv")
             }
-            listed = {row["method"]: row[name] for row in shown if row["method"] != "FedAvg"}
+            listed = cells_of(DATA / "which-method", "worst", name)
+            listed.pop("FedAvg")
             assert {m: listed[m] for m in found if m in listed} == {
                 m: gain for m, gain in found.items() if m != "FedAvg"
             }
