@@ -76,9 +76,9 @@ def print_table(title: str, rows: Iterable[Row], *, as_csv: bool = False) -> Non
     Console(width=max(120, Console().width)).print(table)
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table, none if it is not there."""
-    if not path.exists():
+def read_csv(path: Path, *, optional: bool = False) -> list[dict[str, str]]:
+    """Return the rows of a table; an optional one that is not there has none."""
+    if optional and not path.exists():
         return []
     with path.open(newline="") as file:
         return [*csv.DictReader(file)]

@@ -77,7 +77,7 @@ class Federation:
         return self.row["workload"]
 
     @property
-    def has_some_methods(self) -> bool:
+    def has_fewer_methods(self) -> bool:
         """Whether not all methods are searched on it, since it is large."""
         return not {*SEARCHED} <= {*WORKLOADS[self.name].methods}
 
@@ -166,10 +166,10 @@ def title(method: str) -> str:
 def read_federations(folder: Path) -> list[Federation]:
     """Return the federations that a folder has everything of."""
     found = []
-    for row in read_csv(folder / "federations.csv"):
+    for row in read_csv(folder / "federations.csv", optional=True):
         path = folder / f"{row['workload']}-seeds.csv"
         values: dict[str, dict[int, dict[str, float]]] = {}
-        for each in read_csv(path):
+        for each in read_csv(path, optional=True):
             measured = {measure: float(each[measure]) for measure in MEASURES}
             values.setdefault(each["method"], {})[int(each["seed"])] = measured
         if BASELINE in values:
@@ -518,8 +518,8 @@ def write(tuned: Path, out: Path, picture_file: Path, known: Path) -> None:
     federations = read_federations(tuned)
     ranks = Ranks(one_a_data_set(federations))
     out.mkdir(exist_ok=True)
-    largest = [each for each in federations if each.has_some_methods]
-    others = [each for each in federations if not each.has_some_methods]
+    largest = [each for each in federations if each.has_fewer_methods]
+    others = [each for each in federations if not each.has_fewer_methods]
     for name, table in {
         "worst": gains_table(others, "worst_10"),
         "worst-largest": gains_table(largest, "worst_10"),

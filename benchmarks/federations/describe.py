@@ -70,7 +70,7 @@ def main() -> None:
     chosen = parser.parse_args()
     rows = []
     for name in chosen.workloads:
-        seeds = read_csv(chosen.tables / f"{name}-seeds.csv")
+        seeds = read_csv(chosen.tables / f"{name}-seeds.csv", optional=True)
         if found := [row for row in seeds if row["method"] == BASELINE]:
             rows.append(describe(name, WORKLOADS[name], found, chosen.out, chosen.jobs))
             write_rows(chosen.tables / TABLE, rows)

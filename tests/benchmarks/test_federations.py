@@ -13,6 +13,7 @@ import fairbloom
 from benchmarks.federations import prepare
 from benchmarks.federations.alone import compare_states
 from benchmarks.methods import WORKLOADS
+from benchmarks.tables import read_csv
 from fairbloom.errors import FairbloomError
 from tests.originals import is_there, needs
 
@@ -74,3 +75,10 @@ def test_a_states_own_model_is_as_good_as_scikit_learns() -> None:
 def allowed(row: Mapping[str, Any]) -> float:
     """Return 0.5 points or two test rows, the larger."""
     return max(0.5, 200.0 / row["test rows"])
+
+
+def test_a_missing_table_is_an_error_unless_it_is_optional(tmp_path: Path) -> None:
+    missing = tmp_path / "acs-income-published.csv"
+    assert read_csv(missing, optional=True) == []
+    with pytest.raises(FileNotFoundError, match=r"acs-income-published\.csv"):
+        read_csv(missing)
