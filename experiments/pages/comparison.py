@@ -96,13 +96,19 @@ def brief_sections(comparison: Comparison) -> list[Section]:
         for seed, clients in comparison.left_out.items()
         if clients
     ]
-    left_out += without_gaps(comparison.by_group)
     return present(
         [
             _methods_section(comparison),
             clients,
             Section("gaps", "Gaps between groups", "", gaps) if gaps else None,
-            caveats_section([*comparison.verdict.further, *comparison.caveats, *left_out]),
+            caveats_section(
+                [
+                    *comparison.verdict.further,
+                    *comparison.caveats,
+                    *left_out,
+                    *without_gaps(comparison.by_group),
+                ]
+            ),
         ]
     )
 

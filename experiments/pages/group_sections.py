@@ -172,11 +172,10 @@ def gaps_table(reports: Reports) -> Table:
 def without_gaps(reports: Reports) -> list[str]:
     """Return a sentence on the groupings that have no gap over all clients with any method."""
     every = [report for by_seed in reports.values() for report in by_seed]
-    lacking = [
-        grouping
-        for grouping in (every[0].grouped.groupings if every else ())
-        if not any(gap.grouping == grouping for report in every for gap in report.gaps(ALL))
-    ]
+    found = {gap.grouping for report in every for gap in report.gaps(ALL)}
+    # All reports declare the same groupings.
+    declared = every[0].grouped.groupings if every else ()
+    lacking = [grouping for grouping in declared if grouping not in found]
     if not lacking:
         return []
     return [

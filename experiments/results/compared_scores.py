@@ -182,7 +182,7 @@ class ComparedScores:
 
     @property
     def grouping_compared(self) -> str:
-        """The grouping whose gaps are compared, the first; there are groups."""
+        """The first grouping: its gaps are compared. There must be groups."""
         first, *_ = self.by_group.values()
         return next(iter(first[0].grouped.groupings))
 
