@@ -475,18 +475,19 @@ def test_a_server_with_few_files_survives_strangers(tmp_path: Path) -> None:
         afterwards.callback(server.kill)  # without effect on a server that has ended
         said = log.read_text
         wait_until(lambda: "ready" in said(), said)
-        strangers = [socket.create_connection(("localhost", port)) for _ in range(200)]
+        for _ in range(200):
+            stranger = socket.create_connection(("localhost", port))
+            afterwards.enter_context(contextlib.closing(stranger))
         wait_until(lambda: "all 64 connections of the port are in use" in said(), said)
         run = submit(federation.runs, Order("app:app", "app", "1", {}))
         run.stop()
-        wait_until(lambda: run.status == STOPPED, said)
+        wait_until(lambda: f"run {run.number} stopped" in said(), said)
+        assert run.status == STOPPED
         limit = f"at most 64 connections are taken; this process may have {files} open files"
         assert limit in said()
         ours = [line for line in said().splitlines() if line.startswith("fairbloom server: ")]
-        assert len(ours) == 4, said()  # the last one: the run is stopped
+        assert len(ours) == 4, said()  # the strangers are one line
         assert read_now(federation).connections["limit"] == 64
-        for each in strangers:
-            each.close()
         server.terminate()
         assert server.wait(60) == 0
 
