@@ -248,14 +248,15 @@ class Method:
             self.check_fit(compatibility.SERVER_MOMENTUM, "server_optimizer", AVGM)
         self.control_variates: bool = plain["control_variates"]
         self.personal_parameters: str = plain["personal_parameters"]
-        self.head_epochs = self._checked_head_epochs(plain)
         self.fine_tune_epochs: int = plain["fine_tune_epochs"]
-        self.draw = self._checked_draw(plain["draw"], options.get("weighting"))
         self.client_rule: str = plain["client_rule"]
         self.wire_dtype: str = plain["wire_dtype"]
+        # Before the draw: control variates that a method refuses are no reason to refuse a draw.
         for name, option in CHANGING.items():
             if plain[name] != OPTIONS[name].default:
                 self.check_fit(option, name, plain[name])
+        self.head_epochs = self._checked_head_epochs(plain)
+        self.draw = self._checked_draw(plain["draw"], options.get("weighting"))
         self.max_growth: float = plain["max_growth"]
         self.loss_limit: float = plain["loss_limit"]
         self.update_limit: float = plain["update_limit"]

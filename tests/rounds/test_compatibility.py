@@ -14,7 +14,7 @@ from docs.compatibility import OPTIONS
 from fairbloom.rounds.compatibility import NEEDS, WEIGHTING, find_conflict
 from fairbloom.rounds.defences import MIXING, WEIGHING
 from fairbloom.server.settings import Settings
-from fairbloom.strategies import METHODS, SCAFFOLD, FedAvg, FedDyn
+from fairbloom.strategies import METHODS, SCAFFOLD, TERM, FedAvg, FedDyn
 from tests.federation import KINDS
 from tests.strategies.helpers import ARGUMENTS, make
 
@@ -95,6 +95,11 @@ def test_a_class_is_known_by_its_weigh_not_by_its_name() -> None:
     assert same(control_variates=True).control_variates
     said_again = type("Said", (other,), {"fixed_weights": True})
     assert said_again(control_variates=True).control_variates
+
+
+def test_control_variates_that_do_not_fit_are_named_before_a_draw() -> None:
+    with pytest.raises(ValueError, match=r"control_variates = True: .* TERM computes new ones"):
+        TERM(control_variates=True, draw="examples")
 
 
 def test_a_subclass_of_scaffold_that_weighs_otherwise_is_refused() -> None:
