@@ -406,8 +406,8 @@ def check_learns(subject: MethodUnderTest) -> str:
     said = (
         f"In {LEARNING_ROUNDS} rounds on digits, the mean loss of {len(before)} clients went from"
         f" {before.mean():.3g} to {after.mean():.3g}, and that of the worst served from"
-        f" {before.max():.3g} to {after.max():.3g}. The coefficients sum to {between},"
-        " FedAvg's to 1."
+        f" {before.max():.3g} to {after.max():.3g}. The sum of the coefficients is"
+        f" {between}; FedAvg's is 1."
     )
     # Of a step along the updates above 0, against them below.
     directions = [

@@ -1,4 +1,4 @@
-"""What methods have in common that look for a common direction of descent of all participants."""
+"""Declarations that methods share which seek a common descent direction of all participants."""
 
 from .simplex import GRAM_REPORTS
 from .strategy import FairStrategy

@@ -157,7 +157,10 @@ class FairStrategy(Method, Strategy):
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
         recording = self._recording or Recording(
-            wrapper or self, on_round, resume, all_evaluate_last=all_evaluate_last
+            self if wrapper is None else wrapper,
+            on_round,
+            resume,
+            all_evaluate_last=all_evaluate_last,
         )
         self._recording = None
         initial_arrays = recording.arrays or initial_arrays

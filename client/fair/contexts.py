@@ -1,7 +1,7 @@
-"""The state of a client's context: kept in the run folder in Flower's simulation, and own arrays.
+"""The state of a client's context, and the client's own arrays in it.
 
-Flower keeps `context.state` for one run of its own. A run folder is continued by another one. The
-arrays that a client keeps for itself are in that state.
+Flower keeps `context.state` for one run of its own. A run folder is continued by another one, so in
+Flower's simulation it keeps the states.
 """
 
 import copy

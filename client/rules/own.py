@@ -35,7 +35,7 @@ class OwnRule(Corrector):
                 f" {', '.join(functions)}"
             )
         try:
-            self.users: Rule = kind()  # it has these hooks of one
+            self.users: Rule = kind()  # not a subclass, but it has these three hooks
         except Exception as error:
             raise FairbloomError(
                 f"{self}: it cannot be made without arguments ({type(error).__name__}: {error}):"

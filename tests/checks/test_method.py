@@ -349,7 +349,7 @@ def test_what_may_be_meant_is_remarked(subtests: pytest.Subtests) -> None:
 
 
 def test_a_shorter_step_is_no_remark() -> None:
-    assert "The coefficients sum to 0.5, FedAvg's to 1." in check(
+    assert "The sum of the coefficients is 0.5; FedAvg's is 1." in check(
         "learns", broken(weigh=lambda self, cohort: 0.5 * cohort.prior)
     )
 

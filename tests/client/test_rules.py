@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from fairbloom.client.app import app
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import Update, train_client
+from fairbloom.client.rules.registry import RULES
 from fairbloom.client.states import save_version
 from fairbloom.client.work import descend
 from fairbloom.errors import FairbloomError, ReportableError, reportable
@@ -437,3 +438,7 @@ def test_what_does_not_fit_is_refused_before_round_1(subtests: pytest.Subtests) 
             Settings.of(
                 {key: value for key, value in settings.items() if key != last}
             ).check_training()
+
+
+def test_at_most_one_rule_changes_the_loss() -> None:
+    assert [rule.__name__ for rule in RULES if "loss" in rule.hooks()] == ["PropFairLoss"]

@@ -97,7 +97,7 @@ def test_a_class_is_known_by_its_weigh_not_by_its_name() -> None:
     assert said_again(control_variates=True).control_variates
 
 
-def test_control_variates_that_do_not_fit_are_named_before_a_draw() -> None:
+def test_unfit_control_variates_are_named_before_a_draw() -> None:
     with pytest.raises(ValueError, match=r"control_variates = True: .* TERM computes new ones"):
         TERM(control_variates=True, draw="examples")
 
