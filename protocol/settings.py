@@ -604,8 +604,13 @@ def expand_own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(words, str):
         return dict(config)  # the type is refused when the settings are checked
     expanded = {key: value for key, value in config.items() if key != OWN_SETTINGS}
-    if words:
-        expanded |= parse_assignments(shlex.split(words))
+    try:
+        split = shlex.split(words)
+    except ValueError as error:  # for example, no closing quotation
+        raise SettingsError(
+            f"own-settings = {words!r}: {error}: write KEY=VALUE words, quoted as in a shell"
+        ) from error
+    expanded |= parse_assignments(split)
     of_torchvision = str(expanded.get("model", "")).startswith("torchvision:")
     is_open = expanded.get("norm", "auto") == "auto"
     if expanded.get("initial-weights") and of_torchvision and is_open:

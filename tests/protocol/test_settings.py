@@ -60,6 +60,7 @@ def test_impossible_settings_are_refused_by_key_and_value(subtests: pytest.Subte
         ({"seed": True}, "seed = True"),
         ({"own-settings": "mine.share"}, "'mine.share'"),
         ({"own-settings": "=3"}, "'=3'"),
+        ({"own-settings": "a='b"}, """own-settings = "a='b": No closing quotation: write KEY=V"""),
     ):
         with subtests.test(config=config, words=words):
             with pytest.raises(SettingsError, match=words):

@@ -169,6 +169,8 @@ def test_own_settings_are_checked_on_a_device() -> None:
     assert accepted_settings({**run_config(), "own-settings": words})["digits.rotated-clients"] == 3
     with pytest.raises(SettingRefusedError, match="the run sets 'state': write it as KEY=VALUE"):
         accepted_settings({**run_config(), "own-settings": "state"})
+    with pytest.raises(SettingRefusedError, match=r"the run sets own-settings = .*No closing quot"):
+        accepted_settings({**run_config(), "own-settings": "mine='x"})
     assert "state-dir" not in accepted_settings({**run_config(), "own-settings": "state-dir=/tmp"})
 
 
