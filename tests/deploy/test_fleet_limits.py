@@ -65,7 +65,10 @@ def begin_reply(served: Served, caller: Caller, size: int = 1_000_000) -> Any:
     head = Head(id="1", run=RUN, size=size, session=b"1" * 16)
     call = caller.call("Reply", Chunk(head=head, data=b"begun").SerializeToString())
     devices = served.port.devices
-    wait_until(lambda: "a" in devices and devices["a"].receiving is not None)
+    # on a busy machine, a short limit may have ended it already
+    wait_until(
+        lambda: call.done() or ("a" in devices and devices["a"].receiving is not None),
+    )
     return call
 
 
@@ -115,9 +118,10 @@ def test_a_silent_call_ends_soon(
     served: Served, caller: Caller, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (port.FIRST_CHUNK_SECONDS, port.CHUNK_SECONDS) == (10.0, 120.0)
-    monkeypatch.setattr(port, "FIRST_CHUNK_SECONDS", 0.3)
-    call = caller.call(method)
-    assert code_of(call) == grpc.StatusCode.DEADLINE_EXCEEDED
+    with monkeypatch.context() as patch:
+        patch.setattr(port, "FIRST_CHUNK_SECONDS", 0.3)
+        call = caller.call(method)
+        assert code_of(call) == grpc.StatusCode.DEADLINE_EXCEEDED
     assert "did not come within" in call.details()
     assert beat(caller) == grpc.StatusCode.OK
 
@@ -149,7 +153,7 @@ def test_a_client_that_takes_nothing_does_not_hold_its_call(
         monkeypatch.setattr(port, "CHUNK_SECONDS", 0.3)
     served.send("1", data=bytes(30_000_000))
     call = caller.call("Next", WORKING)  # and no read
-    wait_until(lambda: connections(served) == 1 and "a" in served.port.devices)
+    wait_until(lambda: "a" in served.port.devices)
     if is_revoked:
         forget(served, "a")
     wait_until(lambda: connections(served) == 0)
@@ -163,9 +167,9 @@ def test_a_connection_without_calls_is_closed(
     monkeypatch.setattr(port, "OPTIONS", tuple(options.items()))
     served = Served(make_place(tmp_path / "place"))
     idle, busy = (Caller(served, name) for name in "ab")
-    assert beat(idle) == beat(busy) == grpc.StatusCode.OK
-    held = busy.call("Next", WORKING)
-    assert connections(served) == 2
+    ended, held = (each.call("Next", WORKING) for each in (idle, busy))
+    wait_until(lambda: connections(served) == 2)
+    ended.cancel()
     wait_until(lambda: connections(served) == 1)
     assert code_of(held, 0.1) is None
     for each in (idle, busy):
@@ -485,8 +489,8 @@ def test_a_server_with_few_files_survives_strangers(tmp_path: Path) -> None:
         assert run.status == STOPPED
         limit = f"at most 64 connections are taken; this process may have {files} open files"
         assert limit in said()
-        ours = [line for line in said().splitlines() if line.startswith("fairbloom server: ")]
-        assert len(ours) == 4, said()  # the strangers are one line
+        ours = {line for line in said().splitlines() if line.startswith("fairbloom server: ")}
+        assert len(ours) == 4, said()  # the strangers are one line, said again after a minute
         assert read_now(federation).connections["limit"] == 64
         server.terminate()
         assert server.wait(60) == 0

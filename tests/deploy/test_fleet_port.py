@@ -302,6 +302,7 @@ def test_a_second_process_with_the_same_key_is_refused(served: Served) -> None:
     assert served.port.devices["a"].others_seen == 1
     served.send("1")
     assert held.result(30).head.id == "1"
+    wait_until(lambda: served.port.devices["a"].held == 0)
     served.port.devices["a"].seen -= 60.0  # the first process is offline
     assert second.next("").head.id == "1"
     for calls in (first, second):

@@ -94,9 +94,9 @@ def test_three_sites_with_cut_links_are_waited_for(
     time.sleep(LINK_SECONDS)
     before = len(rounds(out))
     assert before < ROUNDS
-    assert (
-        "awaited: client-1, client-2, client-3, and min-clients = 1 would go on without them"
-        in runtime.log(submitted)
+    runtime.wait_for_words(
+        submitted,
+        "awaited: client-1, client-2, client-3, and min-clients = 1 would go on without them",
     )
     for cable in cables:
         cable.mend()

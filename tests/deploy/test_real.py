@@ -524,7 +524,7 @@ def test_an_expected_end_is_one_sentence_for_everybody(
     assert f"the run ends: {sentence}" in said
     run = there.submitted_run()
     assert f"run {run}: failed (exit status 1)" in said.splitlines()[-1]
-    assert f"the run ends: {sentence}" in there.log(there.server)
+    there.wait_for_words(there.server, f"the run ends: {sentence}")
     for words in ("Traceback", "Exit Code", "\x1b"):
         with subtests.test(words=words):
             assert words not in said

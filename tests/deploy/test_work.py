@@ -1,6 +1,7 @@
 """Unneeded work ends on the device, with or without its process."""
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.fleet.worker import DroppedError, Worker
 
 from .apps import content_of, task_of, write_app, write_version
+from .flower import wait_until
 
 ENDLESS = """
 import time
@@ -36,12 +38,23 @@ def worker(own_client: ClientSettings) -> Iterator[Worker]:
     worker.end()
 
 
+def drop_later(worker: Worker, id: str, seconds: float = 0.0) -> None:
+    """Drop work in another thread, these seconds after the worker has got it."""
+
+    def drop() -> None:
+        wait_until(lambda: worker.working == id)
+        time.sleep(seconds)
+        worker.drop(id, "its time is over")
+
+    threading.Thread(target=drop, daemon=True).start()
+
+
 def test_an_endless_app_is_dropped_and_the_next_message_answered(
     worker: Worker, home: Path
 ) -> None:
     write_app(home, {"tried_app.py": ENDLESS})
     content_of(worker.answer(task_of("reply"), "1/a"))
-    threading.Timer(1.0, worker.drop, ("1/b", "its time is over")).start()
+    drop_later(worker, "1/b", 1.0)
     with pytest.raises(DroppedError, match="its time is over"):
         worker.answer(task_of("endless"), "1/b")
     assert (worker.working, worker.runs) == ("", False)
@@ -51,7 +64,7 @@ def test_an_endless_app_is_dropped_and_the_next_message_answered(
 def test_a_loading_worker_is_not_ended_with_the_waiting_work(worker: Worker, home: Path) -> None:
     """Otherwise, a device that loads libraries for longer than a message lives never answers."""
     write_version(home, 1)
-    threading.Timer(0.1, worker.drop, ("1/a", "its time is over")).start()
+    drop_later(worker, "1/a")
     with pytest.raises(DroppedError, match="its time is over"):
         worker.answer(task_of("reply"), "1/a")
     loading = worker._process
