@@ -117,7 +117,8 @@ def test_the_firewall_counts_before_docker_maps_the_port(tmp_path: Path) -> None
     script = (
         "unshare --net sleep 30 &\n"
         "far=$!\n"
-        "sleep 0.5\n"
+        # the other process has a network of its own
+        "until ! [ /proc/$far/ns/net -ef /proc/self/ns/net ]; do sleep 0.1; done\n"
         "ip link add near type veth peer name far netns $far\n"
         "ip address add 10.8.0.1/24 dev near\n"
         "ip link set near up\n"
@@ -125,7 +126,8 @@ def test_the_firewall_counts_before_docker_maps_the_port(tmp_path: Path) -> None
         "nsenter --net=/proc/$far/ns/net ip link set far up\n"
         '"$1" -f "$2"\n'
         '"$3" -c "$4" &\n'
-        "sleep 0.5\n"
+        # it listens at port 9093
+        "until grep -q ':2385 00000000:0000 0A' /proc/net/tcp; do sleep 0.1; done\n"
         'nsenter --net=/proc/$far/ns/net "$3" -c "$5"\n'
         "kill $far $!\n"
     )
