@@ -79,6 +79,8 @@ class FairMOO(CommonDescent):
             return np.zeros(cohort.size)
         mean_norm = norms[norms > 0.0].mean()
         from_mean = cohort.losses - cohort.losses.mean()
+        # The mean of equal losses is rounded; v would be made of these differences alone.
+        from_mean[np.abs(from_mean) <= ROUNDING * np.abs(cohort.losses).max()] = 0.0
         of_variance = 2.0 / cohort.size * from_mean
         variance = from_mean @ from_mean / max(1, cohort.size - 1)
         direction = None
@@ -114,7 +116,8 @@ def shortest_without_rise(gram: FloatArray, slope: FloatArray) -> FloatArray | N
         return float(shifted(multiplier) @ products / largest) + ROUNDING
 
     shortest = shifted(0.0)
-    if largest == 0.0 or product(0.0) >= 0.0:
+    # Products that are rounding errors: v is zero, for example of equal updates.
+    if largest <= ROUNDING * np.abs(slope).max() * np.trace(gram) or product(0.0) >= 0.0:
         return shortest
     if products.max() < 0.0:
         return None

@@ -86,11 +86,22 @@ def test_weights_meet_the_conditions_of_optimality(seed: int, m: int) -> None:
     assert (gradient >= scale * (1.0 - 1e-5)).all()
 
 
-def test_equal_losses_are_mgda() -> None:
-    U = np.random.default_rng(3).normal(size=(5, 30))
-    d = step(FairMOO(), U, losses=[0.7] * 5)
+@pytest.mark.parametrize("m", [5, 7])
+def test_equal_losses_are_mgda(m: int) -> None:
+    """The mean of seven times 0.7 is not 0.7, by rounding."""
+    U = np.random.default_rng(3).normal(size=(m, 30))
+    d = step(FairMOO(), U, losses=[0.7] * m)
     shortest = step(FedMGDA(epsilon=1.0), U)
     np.testing.assert_allclose(d / np.linalg.norm(d), shortest / np.linalg.norm(shortest))
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_equal_updates_are_the_step(seed: int) -> None:
+    """v is zero, up to rounding, whatever the losses are."""
+    random = np.random.default_rng(seed)
+    u = random.normal(size=8) * 10.0 ** random.integers(-3, 3)
+    d = step(FairMOO(tolerance=ANY), np.array([u, u]), losses=random.random(2))
+    np.testing.assert_allclose(d, u, rtol=1e-6)
 
 
 def test_a_negative_length_is_refused(subtests: pytest.Subtests) -> None:
