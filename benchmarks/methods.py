@@ -25,7 +25,7 @@ from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
 
-from .federations.prepare import data_of
+from .federations.prepare import ACS, data_of
 from .tables import Row, parser_of, print_machine, print_table, write_csv
 
 BASELINE = "fedavg"
@@ -34,7 +34,7 @@ SEARCHED = [name for name, method in METHODS.items() if not method.needs & BETWE
 """The methods of the tables: those that do not need groups."""
 
 FOR_GROUPS = ("fairfed", "fcfl")
-"""Methods that are fair to groups: with them, a workload has a table of gaps."""
+"""Methods that are fair to groups."""
 
 SOME = (
     BASELINE,
@@ -129,10 +129,8 @@ WORKLOADS: Mapping[str, Workload] = {
     "star": Workload(TABLE, "star"),
     "hsb82": Workload(TABLE, "hsb82"),
     "chem97": Workload(TABLE, "chem97"),
-    "acs-income": Workload(LARGE_TABLE, "acs-income", methods=(*SOME, *FOR_GROUPS), most_arms=2),
-    "acs-income-mlp": Workload(
-        {**LARGE_TABLE, "model": "mlp"}, "acs-income", methods=SOME, most_arms=2
-    ),
+    "acs-income": Workload(LARGE_TABLE, ACS, methods=(*SOME, *FOR_GROUPS), most_arms=2),
+    "acs-income-mlp": Workload({**LARGE_TABLE, "model": "mlp"}, ACS, methods=SOME, most_arms=2),
     "insteval": Workload(
         {**TABLE, "num-rounds": 30, "evaluate-every": 10},
         "insteval",
@@ -242,7 +240,7 @@ def main() -> None:
                 raise SystemExit(f"{name}: {found.sentences[0]}")
             rows = [*rows_of(found.comparison)]
             write_rows(chosen.tables / f"{name}-seeds.csv", [*seeds_of(found)])
-            if {*FOR_GROUPS} & {*WORKLOADS[name].methods}:
+            if WORKLOADS[name].table == ACS:
                 write_rows(chosen.tables / f"{name}-gaps.csv", gaps_of(found.comparison))
         print_table(name, rows, as_csv=chosen.csv)
         write_rows(chosen.tables / f"{name}.csv", rows)

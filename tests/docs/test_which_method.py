@@ -253,6 +253,15 @@ def test_the_pages_show_every_generated_file() -> None:
         assert f"data/which-method/{path.name}" in pages
 
 
+@pytest.mark.parametrize("workload", ["acs-income", "acs-income-mlp"])
+def test_gaps_of_all_groups_and_methods_are_shown(workload: str) -> None:
+    table = rows(DATA / "tuned" / f"{workload}-gaps.csv")
+    assert {name.partition(",")[0] for name in table[0]} == {"method", "SEX", "RAC1P", "MAR"}
+    scored = rows(DATA / "tuned" / f"{workload}.csv")
+    assert [row["method"] for row in table] == [row["method"] for row in scored]
+    assert f"data/tuned/{workload}-gaps.csv" in (ROOT / "docs" / "which-method.md").read_text()
+
+
 def test_what_the_page_says_of_gaps_is_in_their_table() -> None:
     gaps = {row.pop("method"): row for row in rows(DATA / "tuned" / "acs-income-gaps.csv")}
     for column in ("SEX", "RAC1P", "MAR"):
