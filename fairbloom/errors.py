@@ -34,7 +34,7 @@ _ON_COMMAND_LINE = ContextVar("on_command_line", default=False)
 # Parts of messages that name an option: in a whole command they stay, and --set is an argument.
 _OPTIONS = re.compile(
     r"(?P<command>fairbloom [a-z]+ [^;:,()]*)"
-    r"|--set (?P<quote>')?(?P<key>[\w.-]+)=(?P<value>(?(quote)[^']+|[^\s,;:)]+))'?"
+    r"|--set (?P<quote>')?(?P<key>[\w.-]+)=\"?(?P<value>(?(quote)[^']+?|[^\s,;:)]+))\"?(?(quote)')"
     r"|--(?P<option>[a-z][a-z-]*)"
 )
 

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,8 @@ def surround(
     # a prefix for all names of the graph, with which no column begins
     prefix = "/" * (1 + max(len(name) - len(name.lstrip("/")) for name in names))
     core = compose.add_prefix(core, f"{prefix}model/")
+    for node in chain(core.graph.node, *(each.node for each in core.functions)):
+        del node.metadata_props[:]  # PyTorch's: paths of this machine, and lines of its code
     (asked,) = core.graph.input
     (found,) = core.graph.output
     graph = _Graph(prefix)

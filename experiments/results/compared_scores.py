@@ -230,7 +230,8 @@ class ComparedScores:
         for values, contributions in zip(
             self.values[method], self.contributions.get(method, [{}] * len(self.seeds)), strict=True
         ):
-            names = values.keys() & contributions.keys()
+            # Sorted: the last digits depend on the order, and that of a set is another each time.
+            names = sorted(values.keys() & contributions.keys())
             pairs = np.array(
                 [(contributions[name], self.score.better(values[name], 0.0)) for name in names]
             )

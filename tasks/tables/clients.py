@@ -34,8 +34,8 @@ Rows = NDArray[np.intp]
 class FileExamples(NamedTuple):
     """The examples of a file's clients, those of a client one after the other.
 
-    `moments` has the mean and deviation of each own column of a client, shape (columns, 2), by its
-    name.
+    `moments` has, by the client's name, the mean and deviation of each of its own columns, shape
+    (columns, 2).
     """
 
     inputs: Tensor

@@ -44,7 +44,7 @@ def describe(schema: Schema, files: Files, every: bool) -> Described:
     remarks = [
         *on_columns.values(),
         [*_find_spellings(schema, files)],
-        *([row] for row in _find_determining(schema, columns)),
+        *([row] for row in _find_determining(schema, columns)),  # none of which is left out
         [*_find_duplicates(files)],
     ]
     if every:

@@ -117,6 +117,9 @@ def infer_schema(
     target = _find(first, target, "csv.target", TARGETS)
     client = _find(first, client, "csv.client") if client else ""
     unit = _find(first, unit, "csv.unit") if unit else ""
+    for key, name in (("client", client), ("unit", unit)):
+        if fold(name) == fold(target):
+            raise DataError(f"csv.{key} = {name!r}: it is the target: name another column, or none")
     notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
     read = dict(tables)
     raw: list[dict[str, FileColumn]] = []

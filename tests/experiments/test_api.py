@@ -307,6 +307,7 @@ def test_settings_may_be_written_as_python_names(tmp_path: Path) -> None:
             "add --set 'csv.target=ré admis', the likeliest",
             'add settings={"csv.target": "ré admis"}, the likeliest',
         ),
+        ("as in --set 'model=\"2.5\"'; allowed is", 'as in settings={"model": "2.5"}; allowed is'),
         ("raise --gpus-per-run", "raise gpus_per_run"),
         ("fairbloom compare --app my-app: --out", "fairbloom compare --app my-app: out"),
     ],

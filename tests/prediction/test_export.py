@@ -334,6 +334,12 @@ def test_a_graph_says_what_it_is(tmp_path: Path) -> None:
     assert {each.domain: each.version for each in model.opset_import} == {"": 20, "ai.onnx.ml": 3}
 
 
+def test_a_graph_has_no_paths_of_the_machine(tmp_path: Path) -> None:
+    content = export_onnx(predictor_of(tmp_path, linear(3), AGE, WARD)).read_bytes()
+    assert b".py" not in content
+    assert str(tmp_path).encode() not in content
+
+
 # What cannot be exported --------------------------------------------------------------------------
 
 

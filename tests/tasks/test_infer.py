@@ -165,6 +165,8 @@ def test_a_target_that_cannot_be_learned_is_refused(
         (with_column("who", names), {"target": "who"}, "30 different values"),
         ("1.5,2,0\n2.5,3,1\n", {}, "first line must name"),
         (csv_of(30), {"client": "site"}, "csv.client"),
+        (csv_of(30), {"client": "target"}, "csv.client = 'target': it is the target"),
+        (csv_of(30), {"unit": "Target"}, "csv.unit = 'target': it is the target"),
         (with_column("site", [""]), {"client": "site"}, "'site' names no client"),
         (csv_of(0), {}, "no value"),
     ):

@@ -3,12 +3,15 @@
 import math
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from fairbloom.experiments import api
+from fairbloom.experiments.results.compared_scores import ComparedScores
 from fairbloom.protocol.scores import ACCURACY, Score
 from tests.simulation.helpers import table
 
@@ -114,3 +117,18 @@ def test_numbers_of_a_comparison_are_those_of_its_runs(score: Score, tmp_path: P
         largest = max(largest, min(1.0, (len(raw) - place) * p))
         (row,) = (row for row in rows if (row["method"], row["measure"]) == key)
         assert row["p_value"] == pytest.approx(largest)
+
+
+def test_correlations_have_the_same_bits_in_each_process() -> None:
+    """The order of a set of names is another in each process."""
+    draws = np.random.default_rng(0)
+    names = [f"client-{k:02}" for k in range(30)]
+    values = [dict(zip(names, each, strict=True)) for each in draws.random((9, 30))]
+    contributions = [dict(zip(names, each, strict=True)) for each in draws.random((9, 30))]
+    compared: Any = SimpleNamespace(
+        values={"FedFV": values}, contributions={"FedFV": contributions}, seeds=[], score=ACCURACY
+    )
+    assert ComparedScores.contribution_correlations(compared, "FedFV") == [
+        np.corrcoef(np.array([(gave[name], got[name]) for name in names]).T)[0, 1]
+        for got, gave in zip(values, contributions, strict=True)
+    ]
