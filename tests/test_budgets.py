@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "client/rules": 674,
     "deploy/fleet": 2_542,
     "experiments": 834,
-    "experiments/pages": 1_282,
+    "experiments/pages": 1_284,
     "experiments/results": 2_030,
     "experiments/studies": 974,
     "prediction": 880,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_493
+WHOLE = 33_495
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900

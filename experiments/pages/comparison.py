@@ -48,19 +48,16 @@ POINTS_SHOWN = 16
 def page_of_comparison(comparison: Comparison) -> Page:
     """Return the page of a comparison."""
     folder = comparison.folder
+    seeds = comparison.seeds
     lines = lines_of(comparison)
-    first = lines[0].runs[0]
-    facts = {
-        "baseline": comparison.baseline,
-        "clients": comparison.client_count,
-        "seeds": len(comparison.seeds),
-        "rounds": first.rounds_done,
-    }
-    count = len([line for line in lines if not line.same_runs_as])
+    facts: dict[str, object] = {"baseline": comparison.baseline, "clients": comparison.client_count}
+    facts |= {"seeds": len(seeds)} | ({"rounds": lines[0].runs[0].rounds_done} if lines else {})
+    task = lines[0].runs[0].on_task if lines else ""
+    count = len([line for line in lines if not line.same_runs_as]) or len(comparison.methods)
     figures = [path for end in ("png", "svg") if (path := folder / f"clients.{end}").exists()]
     figure = [("figure", str(figures[0]))] if figures else []
     return Page(
-        f"{count} method{plural(count, '', 's')} compared{first.on_task}",
+        f"{count} method{plural(count, '', 's')} compared{task}",
         comparison.verdict.headline,
         comparison.verdict.sentences,
         [(name, str(value)) for name, value in facts.items()],
