@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import SettingsError
@@ -33,8 +33,10 @@ def place_of(
 ) -> int | OnRay:
     """Return where runs are computed: the number of processes on this machine, or a cluster.
 
-    Raise SettingsError if those of an app cannot be there.
+    Raise SettingsError for another pool, or if the runs of an app cannot be there.
     """
+    if pool not in get_args(Pool):
+        raise SettingsError(f"pool = {pool!r}: allowed is {' or '.join(get_args(Pool))}")
     if pool == "ray":
         if app is not None:
             raise SettingsError("pool = 'ray': an app's runs are on this machine: leave it out")
