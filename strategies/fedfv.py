@@ -52,6 +52,7 @@ class FedFV(CommonDescent):
     Reductions: `alpha=1, tau=0` is FedAvg with uniform weights.
 
     Departures: Algorithm 2, line 3 prints k ∈ S^α; the paper's text and code mean k ∉ S^α, as here.
+    With α > 0, 1 + ⌊α (m − 1)⌋ clients keep their update: α m where that is whole, at least one.
     Rounds count from 1, and if ‖g‖² ≤ 1e-6 · mean ‖u_k‖², no step is taken. Updates older than τ
     rounds, which the algorithm keeps and never uses, are dropped: there are at most τ m. Theorem 3
     holds for `rescale=False` only: its proof has no line 10, which can lengthen the step beyond

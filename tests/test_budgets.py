@@ -26,7 +26,7 @@ ROOMS: Mapping[str, int] = {
     "experiments": 834,
     "experiments/pages": 1_284,
     "experiments/results": 2_030,
-    "experiments/studies": 976,
+    "experiments/studies": 979,
     "prediction": 880,
     "fairbloom": 701,
     "protocol": 867,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_497
+WHOLE = 33_500
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900

@@ -68,14 +68,14 @@ def prepare(study: Study, out: Path) -> Study:
 
 
 def warn_of_idle(arms: Mapping[str, Settings]) -> None:
-    """Warn once of the arms, by their labels, in which a parameter changes nothing."""
-    found = {
-        label: settings.strategy().find_idle(settings.num_rounds)
-        for label, settings in arms.items()
-    }
-    idle = {label: reason for label, reason in found.items() if reason}
-    if idle:
-        log.warning("%s: %s", join_names([*idle]), next(iter(idle.values())))
+    """Warn once of the arms, by their labels, in which a parameter changes nothing, and why."""
+    labels = dict[str, list[str]]()
+    for label, settings in arms.items():
+        labels.setdefault(settings.strategy().find_idle(settings.num_rounds), []).append(label)
+    labels.pop("", None)
+    if labels:
+        words = [f"{join_names(of_reason)}: {reason}" for reason, of_reason in labels.items()]
+        log.warning("%s", "; ".join(words))
 
 
 def seeds_before(study: Study, out: Path) -> int:

@@ -5,11 +5,23 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.strategies import DRFA, SCAFFOLD, FairStrategy, FedAvg, FedFV
-from tests.federation import KINDS, OPTIONS, MemoryGrid, bits, quadratics, run, undisturbed
+from tests.federation import (
+    KINDS,
+    OPTIONS,
+    Bowl,
+    MemoryGrid,
+    bits,
+    descend,
+    minimiser_of_means,
+    quadratics,
+    run,
+    undisturbed,
+)
 from tests.strategies.helpers import ARGUMENTS, make
 
 EVERYBODY = tuple(f"site-{k}" for k in range(6))
@@ -134,6 +146,21 @@ def test_a_client_that_is_drawn_twice_counts_twice() -> None:
         expected = {name: count / len(names) for name, count in drawn.items()}
         assert finished.coefficients == pytest.approx(expected)
     assert any(max(finished.coefficients.values()) > 1.5 / len(names) for finished in rounds)
+
+
+def test_draws_by_examples_minimise_the_weighted_objective() -> None:
+    """One of three unequal quadratics a round: the models vary around the minimiser of Σ p F."""
+    random = np.random.default_rng(0)
+    clients = [
+        Bowl(name, np.diag(random.uniform(0.5, 2.0, 3)), 3.0 * random.normal(size=3), 0.0, n, [0.1])
+        for name, n in (("a", 5), ("b", 20), ("c", 75))
+    ]
+    strategy = FedAvg(draw="examples", fraction_train=0.3, fraction_evaluate=0.0, seed=2)
+    strategy.progress.roster = {client.name: float(client.examples) for client in clients}
+    models = descend(strategy, clients, 1000)[100:]
+    weighted, uniform = (minimiser_of_means(clients, by_examples=each) for each in (True, False))
+    assert np.linalg.norm(models.mean(axis=0) - weighted) < 0.1
+    assert np.linalg.norm(weighted - uniform) > 0.6
 
 
 def test_draws_by_examples_go_on_from_a_state() -> None:

@@ -29,6 +29,7 @@ SETTINGS: dict[str, Any] = {
     "partition": "shards",
     "num-rounds": 2,
     "method": "fedfv",
+    "draw": "examples",
     "momentum": 0.9,
     "proximal-mu": 0.1,
     "server-optimizer": "avgm",

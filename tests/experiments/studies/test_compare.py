@@ -21,7 +21,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.results.run import REPORT
-from fairbloom.experiments.studies.compare import seeds_before
+from fairbloom.experiments.studies.compare import seeds_before, warn_of_idle
 from fairbloom.experiments.studies.pool import check_runs
 from fairbloom.experiments.study import find_study
 from fairbloom.protocol.scores import Score
@@ -416,3 +416,25 @@ def test_hostile_clients_are_left_out_of_every_method(
     text = " ".join(capsys.readouterr().out.split())
     sentence = "client-0 attacks by loss-scale, as set: all measures are over the honest clients."
     assert text.count(sentence) == 1
+
+
+def test_arms_with_idle_parameters_have_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Each arm has its own reason: a recipe with `--quick` cuts the rounds of several decays."""
+    slow = {"fedmgdaplus.decay": 0.1}
+    arms = {
+        "plain": {},
+        "slow": slow,
+        "slow, other steps": {**slow, "fedmgdaplus.server-lr": 2.0},
+        "inverse": {**slow, "fedmgdaplus.server-schedule": "inverse"},
+    }
+    shared = {"method": "fedmgdaplus", "num-rounds": 20}
+    warn_of_idle({label: Settings.of({**shared, **own}) for label, own in arms.items()})
+    (message,) = caplog.messages
+    assert message.startswith("slow, slow, other steps: decay = 0.1 changes nothing in 20 rounds")
+    assert "; inverse: decay = 0.1 changes nothing with server-schedule = 'inverse'" in message
+    assert "plain" not in message
+
+
+def test_no_idle_parameter_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_idle({"FedAvg": Settings.of({})})
+    assert not caplog.messages
