@@ -1,5 +1,6 @@
 """Real processes on loopback, over mutual TLS: results, faults, refusals and commands."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -558,4 +559,6 @@ def test_what_processes_write_is_for_their_account_alone(there: Deployment, tmp_
         for path in written
         if path.is_relative_to(there.home / "state-client-0")
     )
-    assert [str(path) for path in written if path.exists() and path.stat().st_mode & 0o077] == []
+    for path in written:
+        with contextlib.suppress(FileNotFoundError):  # the server replaces its files each second
+            assert path.stat().st_mode & 0o077 == 0, path
