@@ -42,7 +42,7 @@ from ..polling import PollingGrid
 from ..progress import announce
 from .contexts import KeptContexts
 from .csv_rows import Validation
-from .errors import explain_other_state, name_app_option
+from .errors import explain_other_state, explain_read_errors, name_app_option
 from .files import (
     CHECKPOINTS,
     CONFIG,
@@ -395,10 +395,12 @@ def complete_result(result: Result, path: Path) -> Result:
         "server": result.evaluate_metrics_serverapp,
     }
     recorded: dict[str, dict[int, dict[str, int | float]]] = {phase: {} for phase in tables}
-    for row in METRICS.read(path):
-        if not row["client"]:
-            metrics = recorded[row["phase"]].setdefault(int(row["round"]), {})
-            metrics[row["metric"]] = number_of(row["value"])
+    rows = METRICS.read(path)
+    with explain_read_errors(METRICS.path_in(path), "Restore it from a copy"):
+        for row in rows:
+            if not row["client"]:
+                metrics = recorded[row["phase"]].setdefault(int(row["round"]), {})
+                metrics[row["metric"]] = number_of(row["value"])
     for phase, table in tables.items():
         earlier = {number: MetricRecord({**each}) for number, each in recorded[phase].items()}
         tables[phase] = dict(sorted((earlier | table).items()))

@@ -200,6 +200,18 @@ def test_initial_metrics_are_written_once_despite_an_early_kill(
     assert len(values(tmp_path / "run", round=0, metric="central_acc")) == 1
 
 
+@pytest.mark.parametrize(
+    ("damaged", "words"),
+    [("servers,,central_acc,0.0", "it has no 'servers'"), ("server,,central_acc,x", "float: 'x'")],
+)
+def test_a_damaged_cell_names_the_table(tmp_path: Path, damaged: str, words: str) -> None:
+    start(tmp_path / "run")
+    file = tmp_path / "run" / "metrics.csv"
+    file.write_text(file.read_text().replace("server,,central_acc,0.0", damaged, 1))
+    with pytest.raises(FairbloomError, match=f"metrics.csv cannot be read: .*{words}"):
+        start(tmp_path / "run")
+
+
 def test_a_list_is_in_no_mean_and_no_table_and_ends_nothing(tmp_path: Path) -> None:
     result = start(
         tmp_path / "run", clients({"by_class": [1.0, 2.0]}, of_last={"by_class": [1.0] * 300_000})
