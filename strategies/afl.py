@@ -36,7 +36,8 @@ class AFL(FairStrategy):
     Reductions: `gamma=0` is FedAvg.
 
     Departures: only some of the clients take part in a round; if λ has no mass on them, they are
-    weighted by the prior.
+    weighted by the prior. Of clients drawn by their examples, λ_k is multiplied by the number of
+    draws and divided by the number of examples.
 
     Objective: the worst mixture of losses
     Good for: few clients that take part often; the result holds for every mixture of them.
@@ -58,6 +59,9 @@ class AFL(FairStrategy):
         """Return λ on the participants, renormalised."""
         weights = self._weights(cohort)
         c = np.array([weights[name] for name in cohort.names])
+        if self.draw == "examples":
+            # a client's share of the draws has its examples already: the mean weight is λ
+            c = c * cohort.draws / cohort.counts
         total = c.sum()
         if total > 0.0:
             return np.asarray(c / total)

@@ -102,10 +102,11 @@ class FedFV(CommonDescent):
         """
         G = cohort.gram
         m = cohort.size
+        draws = cohort.draws  # a client that was drawn twice is two of the mean's terms
         mean = np.zeros(len(G))
-        mean[:m] = 1.0 / m
+        mean[:m] = draws / draws.sum()
         g = np.zeros(len(G))
-        g[:m] = self._projected(cohort).mean(axis=0)
+        g[:m] = (draws[:, None] * self._projected(cohort)).sum(axis=0) / draws.sum()
         if cohort.round > self.tau:
             g = self._off_absent(cohort, g)
         squared_norm = g @ G @ g

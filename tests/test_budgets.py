@@ -35,7 +35,7 @@ ROOMS: Mapping[str, int] = {
     "server/run_folder": 1_464,
     "simulation": 1_150,
     "simulation/stacked": 1_108,
-    "strategies": 2_133,
+    "strategies": 2_136,
     "tasks": 2_223,
     "tasks/datasets": 744,
     "tasks/tables": 2_568,

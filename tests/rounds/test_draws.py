@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from fairbloom.rounds.loop import NothingLearnedError
-from fairbloom.strategies import DRFA, SCAFFOLD, FairStrategy, FedAvg, FedFV
+from fairbloom.strategies import (
+    AFL,
+    DRFA,
+    SCAFFOLD,
+    TERM,
+    FairStrategy,
+    FedAvg,
+    FedFV,
+    FedMGDA,
+)
 from tests.federation import (
     KINDS,
     OPTIONS,
@@ -182,6 +191,25 @@ def test_fedfv_draws_by_examples_although_it_has_no_prior() -> None:
     strategy = FedFV(draw="examples")
     _, rounds = run(strategy)
     assert any(len(finished.participants) < 6 for finished in rounds)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FedFV(draw="examples", seed=1, alpha=1.0, tau=0),
+        AFL(draw="examples", seed=1, gamma=0.0),
+        TERM(draw="examples", seed=1, tilt=0.0),
+        FedMGDA(draw="examples", seed=1, epsilon=0.0),
+    ],
+    ids=lambda strategy: type(strategy).__name__,
+)
+def test_methods_reduce_to_fedavg_with_draws_by_examples(strategy: FairStrategy) -> None:
+    """A client that is drawn twice counts twice, whatever else the method knows of its size."""
+    _, rounds = run(strategy)
+    _, expected = run(FedAvg(draw="examples", seed=1))
+    for finished, usual in zip(rounds, expected, strict=True):
+        assert finished.coefficients == pytest.approx(usual.coefficients)
+    assert any(len(set(usual.coefficients.values())) > 1 for usual in expected)
 
 
 @pytest.mark.parametrize(
