@@ -69,7 +69,8 @@ class Participations:
     def add(self, finished: Round) -> None:
         """Add a finished round."""
         missing = frozenset(finished.missing)
-        for name in finished.participants:
+        # A round that nobody answers has no participants.
+        for name in dict.fromkeys((*finished.participants, *finished.missing)):
             one = self._of.setdefault(name, Participation())
             one.asked += 1
             one.answered += name not in missing

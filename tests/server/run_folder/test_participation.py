@@ -1,6 +1,7 @@
 """Who was asked, answered and counted, and how far it pointed along the steps."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,13 @@ def test_rounds_are_counted_and_cosines_averaged() -> None:
         "c": [2, 2, 0, None, None],
         "d": [0, 0, 0, None, None],
     }
+
+
+def test_a_round_that_nobody_answers_was_asked_for() -> None:
+    """Such a round has no participants."""
+    found = Participations()
+    found.add(replace(round_of(1, missing=("a", "b")), participants=()))
+    assert [row[:3] for row in rows(found).values()] == [[1, 0, 0], [1, 0, 0], [0] * 3, [0] * 3]
 
 
 def test_the_state_continues_to_the_same_numbers() -> None:
