@@ -34,7 +34,7 @@ from .studies.on_ray import Pool, place_of
 from .studies.progress import RunBar, progress as progress_bar, study_progress
 from .studies.reproduce import load_reproduction, reproduce
 from .studies.running import OnRun, ignore_run
-from .studies.search import arms_of, parse_grid, search_arms
+from .studies.search import VALIDATION_SHARE, arms_of, parse_grid, search_arms
 from .study import Study, find_study
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ def search(
     if own:
         own = replace(own, needs_validation=True)
     else:
-        config = choose_task(config)
+        config = {"validation-share": VALIDATION_SHARE, **choose_task(config)}
     arms = arms_of(methods, grid, baseline, config, criterion, own)
     (base,) = parse_arms([baseline])
     study = Study(

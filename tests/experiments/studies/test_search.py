@@ -213,6 +213,16 @@ def test_as_many_fresh_seeds_are_tested_as_asked_for(tmp_path: Path) -> None:
     assert search.found.judged == [0, 1]
 
 
+def test_runs_of_a_search_may_stop_early(tmp_path: Path) -> None:
+    """A search has validation examples without being asked for them."""
+    settings: dict[str, Value] = {"early-stopping": 1, "best-model": "worst-10"}
+    options = {**SMALL, "rounds": 20, "seeds": 1, "settings": settings}
+    search = api.search(methods="fedavg", grid="learning-rate=0.1,1.5", out=tmp_path, **options)
+    assert search.study.settings["validation-share"] == 0.2
+    stopped = [load(path).stopped for path in (tmp_path / "runs").iterdir()]
+    assert all("of the worst 10 % of clients" in each for each in stopped)
+
+
 @pytest.mark.parametrize(
     ("rows", "judged"), [([40, 10, 40], [0, 2]), ([10, 10, 10], [0, 1, 2])], ids=["one", "all"]
 )
