@@ -6,6 +6,7 @@ import pytest
 
 from fairbloom.experiments.recipe import load_recipe
 from fairbloom.protocol.settings import Value
+from fairbloom.rounds.sampling import share
 
 METHODS = ("FedAvg", "q-FFL", "AFL", "TERM", "PropFair", "GiFair", "Delta-FL", "VRed", "Semi-VRed")
 
@@ -98,3 +99,12 @@ def test_a_value_is_the_printed_one(name: str, printed: Mapping[str, Value]) -> 
     for key, value in printed.items():
         settings = [recipe.settings, *(row.settings for row in recipe.rows)]
         assert {each[key] for each in settings if key in each} == {value}, key
+
+
+@pytest.mark.parametrize("table", [6, 12, 13])
+def test_ten_of_the_3406_users_of_femnist_train_in_a_round(table: int) -> None:
+    """FedMGDA+, Table 1 and section 6.1.2."""
+    settings = load_recipe(f"fedmgda-table{table}").settings
+    assert settings["clients"] == 3406
+    assert share(float(settings["fraction"]), 3406, 1) == 10
+    assert settings["test-share"] == round(80_011 / (709_385 + 80_011), 4)
