@@ -162,19 +162,18 @@ def _single(runs: Sequence[Run], who: str) -> list[str]:
 
 
 def _attacked(runs: Sequence[Run]) -> list[str]:
-    """Return the clients that attack in an experiment, a sentence an attack."""
-    found = []
+    """Return the clients that attack in an experiment, by attack, in one sentence."""
+    clauses = list[str]()
     attacks = dict.fromkeys(str(run.settings.get("attack", "")) for run in runs if run.attackers)
     for attack in attacks:
         attackers = {
             name for run in runs if run.settings.get("attack") == attack for name in run.attackers
         }
         verb = plural(len(attackers), "attacks", "attack")
-        named = join_first(sorted(attackers), MAX_LISTED)
-        found.append(
-            f"{named} {verb} by {attack}, as set: all measures are over the honest clients."
-        )
-    return found
+        clauses.append(f"{join_first(sorted(attackers))} {verb} by {attack}")
+    if not clauses:
+        return []
+    return [f"{'; '.join(clauses)}, as set: all measures are over the honest clients."]
 
 
 def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
