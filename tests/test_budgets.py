@@ -25,7 +25,7 @@ ROOMS: Mapping[str, int] = {
     "deploy/fleet": 2_542,
     "experiments": 834,
     "experiments/pages": 1_284,
-    "experiments/results": 2_030,
+    "experiments/results": 2_031,
     "experiments/studies": 979,
     "prediction": 880,
     "fairbloom": 701,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_508
+WHOLE = 33_509
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
