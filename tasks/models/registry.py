@@ -29,6 +29,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp-softmax": networks.mlp_softmax,
     "cnn": networks.cnn,
     "mnist-cnn": networks.mnist_cnn,
+    "mnist-cnn-softmax": networks.mnist_cnn_softmax,
     "femnist-cnn": networks.femnist_cnn,
     "femnist-cnn-small": networks.femnist_cnn_small,
     "fashion-cnn": networks.fashion_cnn,

@@ -24,6 +24,7 @@ PARAMETERS: dict[tuple[str, Shape, int], int] = {
     ("mlp-softmax", COLOURS, 10): 656_810,
     ("cnn", MNIST, 10): 20_490,
     ("mnist-cnn", MNIST, 10): 1_663_370,
+    ("mnist-cnn-softmax", MNIST, 10): 582_026,
     ("femnist-cnn", MNIST, 62): 6_603_710,
     ("femnist-cnn-small", MNIST, 62): 1_206_590,
     ("fashion-cnn", MNIST, 10): 21_840,
@@ -36,6 +37,7 @@ PARAMETERS: dict[tuple[str, Shape, int], int] = {
 SMALLEST = {
     "cnn": 4,
     "mnist-cnn": 4,
+    "mnist-cnn-softmax": 16,
     "femnist-cnn": 4,
     "femnist-cnn-small": 6,
     "fashion-cnn": 16,
