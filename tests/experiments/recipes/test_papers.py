@@ -76,7 +76,7 @@ def test_fairmoos_table_has_all_methods_but_drfl() -> None:
     ("name", "printed"),
     [
         # FedFV, the legend of Figure 2
-        ("fedfv-figure2", {"qfedavg.q": 1.0, "fedmgdaplus.epsilon": 0.1}),
+        ("fedfv-figure2", {"clients": 200, "shards-per-client": 2}),
         # FedMGDA+, Table 1 (batches of Fashion-MNIST), section 6.1.1 and the captions
         ("fedmgda-figure1", {"batch-size": 0, "learning-rate": 0.1}),
         ("fedmgda-figure2", {"batch-size": 0, "fraction": 0.2}),
