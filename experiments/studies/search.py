@@ -304,7 +304,7 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
 
 
 def _prepare_search(study: Study, out: Path) -> Study:
-    """Return a study with a validation share and one score; raise SettingsError for a fault."""
+    """Return a study with one score; raise SettingsError for a fault."""
     if study.criterion in AGAINST_BASELINE:
         raise SettingsError(
             f"criterion = {study.criterion!r} compares with the baseline, so that it cannot choose"
@@ -316,14 +316,12 @@ def _prepare_search(study: Study, out: Path) -> Study:
                 f"criterion = {study.criterion!r}: an app's runs have no groups of examples"
             )
         return prepare(study, out)
-    share = study.settings.get("validation-share")
-    if share == 0:
+    if study.settings["validation-share"] == 0:
         raise SettingsError(
             "validation-share = 0: a search chooses by validation examples, never by test"
             f" examples: set validation-share = {VALIDATION_SHARE:g}, or leave it out"
         )
-    with_share = {**study.settings, "validation-share": share or VALIDATION_SHARE}
-    study = prepare(replace(study, settings=with_share), out)
+    study = prepare(study, out)
     check_measures([study.criterion], study.run(study.arms[0], study.seeds[0], out), "criterion")
     return study
 

@@ -118,7 +118,7 @@ def mnist_cnn_softmax(shape: Shape, outputs: int) -> nn.Module:
         nn.Conv2d(32, 64, 5),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        *_perceptron(64 * (height // 4 - 3) * (width // 4 - 3), 512, outputs),
+        *_perceptron(64 * _left(height) * _left(width), 512, outputs),
         nn.ReLU(),
         nn.Softmax(dim=-1),
     )
