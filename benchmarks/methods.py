@@ -54,24 +54,23 @@ RATES: Sequence[Value] = (0.01, 0.03, 0.1, 0.3)
 """The clients' learning rates that FedAvg tries."""
 
 TRIED: Mapping[str, Mapping[str, Sequence[Value]]] = {
-    "fedavgn": {"server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0,)},
+    "fedavgn": {"server_lr": (1.0, 2.0), "decay": (0.0,)},
     "qfedavg": {"q": (0.1, 1.0), "lipschitz": (0.1, 1.0)},
     "qfedsgd": {"q": (0.1, 1.0), "lipschitz": (0.1, 1.0)},
     "term": {"tilt": (0.1, 0.5, 1.0, 5.0)},
     "deltafl": {"theta": (0.2, 0.4, 0.6, 0.8)},
     "vred": {"beta": (0.05, 0.5)},
     "semivred": {"beta": (0.05, 0.5)},
-    "fedmgda": {"epsilon": (0.05, 0.1, 0.5, 1.0)},
-    "fedmgdaplus": {"server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0,)},
-    "mgdaprox": {"mu": (0.2,), "server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0,)},
+    "fedmgda": {"epsilon": (0.05, 1.0)},
+    "fedmgdaplus": {"server_lr": (1.0, 2.0), "decay": (0.0,)},
+    "mgdaprox": {"mu": (0.2,), "server_lr": (1.0, 2.0), "decay": (0.0,)},
     "fedfv": {"alpha": (0.1, 0.5), "tau": (1, 10)},
     "fcfl": {"budget": (0.05, 0.1), "stage1_rounds": (10,)},
 }
 """Of methods that declare more than four arms, the values that are tried here."""
 
-OWN_RATE = {"vred", "semivred"}
-"""Methods of a paper that tunes the rate of each method: they try a third of FedAvg's rate, too.
-"""
+OWN_RATE = {"fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox", "vred", "semivred"}
+"""Methods of papers that tune the rate of each method: they try a third of FedAvg's rate, too."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +272,7 @@ def search_workload(workload: Workload, out: Path, jobs: int) -> Search:
 
 def arms_of(workload: Workload, method: str, rate: float) -> list[str]:
     """Return the texts of a method's arms at FedAvg's learning rate."""
-    rates: Sequence[Value] = (rate, rate / 3.0) if method in OWN_RATE else (rate,)
+    rates = (rate, float(f"{rate / 3.0:.2g}")) if method in OWN_RATE else (rate,)
     tried = TRIED.get(method, METHODS[method].tries)
     axes = {**tried, "learning-rate": rates}
     texts = []
