@@ -191,11 +191,12 @@ def _read_flwr(folder: Path) -> dict[str, Any]:
             " app, such as fairbloom new writes"
         ) from error
     table: dict[str, Any] = project.get("tool", {}).get("flwr", {})
-    lacking = {"serverapp", "clientapp"}.difference(table.get("app", {}).get("components", {}))
+    named = table.get("app", {}).get("components", {})
+    lacking = [key for key in ("clientapp", "serverapp") if not isinstance(named.get(key), str)]
     if lacking:
         raise SettingsError(
             f"app = {str(folder)!r}: [tool.flwr.app.components] of {file} has no"
-            f" {' and no '.join(sorted(lacking))}: name it as in clientapp ="
+            f" {' and no '.join(lacking)}: name it as in clientapp ="
             ' "my_app.client_app:app"'
         )
     return table

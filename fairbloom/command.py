@@ -1,12 +1,13 @@
 """The common part of all commands: errors, Ctrl-C and Flower's log lines."""
 
+import errno
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -92,5 +93,13 @@ def run_command(app: typer.Typer) -> None:
         errors.print(f"[yellow]interrupted[/]: {what}", soft_wrap=True)
         sys.exit(INTERRUPTED)
     except FairbloomError as error:
-        errors.print(f"[red]error[/]: {escape(str(error))}", soft_wrap=True)
-        sys.exit(CORRECTABLE)
+        _end_with(str(error))
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _end_with(f"{error.filename}: no file can have so long a name: give a shorter one")
+
+
+def _end_with(text: str) -> NoReturn:
+    errors.print(f"[red]error[/]: {escape(text)}", soft_wrap=True)
+    sys.exit(CORRECTABLE)

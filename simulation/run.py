@@ -14,7 +14,7 @@ from fairbloom.logs import log
 from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import choose_run_folder, federate, keep_schema
-from fairbloom.server.run_folder.errors import check_place
+from fairbloom.server.run_folder.errors import check_place, explain_read_errors
 from fairbloom.server.run_folder.files import (
     CONFIG,
     ENGINE,
@@ -26,6 +26,7 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings
 from fairbloom.system.processors import processors_here
+from fairbloom.system.values import decode_as
 from fairbloom.tasks import check_data, load_task
 
 from .choice import Choice, choose
@@ -72,10 +73,9 @@ def simulate(
 
         def engine(method: Method) -> tuple[ClientPool, Mapping[str, object]]:
             of_method = with_states.model_copy(update={"fraction": method.fraction_train})
-            recorded = ENGINE.read(folder)
             if debug:
-                return DebuggedClients(method, of_method), recorded or {}
-            choice = Choice(**recorded) if recorded else choose(of_method, processors_here())
+                return DebuggedClients(method, of_method), ENGINE.read(folder) or {}
+            choice = _read_choice(folder) or choose(of_method, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, of_method)))
             if on_trained is not None:
@@ -90,6 +90,13 @@ def simulate(
 
         first = DebuggedClients if debug else LocalClients
         return federate(settings, lambda method: first(method, with_states), note, engine=engine)
+
+
+def _read_choice(folder: Path) -> Choice | None:
+    """Return how an interrupted run was computed; raise RunFolderError for a damaged file."""
+    recorded = ENGINE.read(folder)
+    with explain_read_errors(ENGINE.path_in(folder), ENGINE.remedy):
+        return decode_as(Choice, recorded) if recorded else None
 
 
 def _note_end_of_recording(folder: Path, choice: Choice, clients: LocalClients) -> None:

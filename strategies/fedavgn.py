@@ -14,6 +14,8 @@ STAIRCASE, EXPONENTIAL, INVERSE = SCHEDULES = ("staircase", "exponential", "inve
 
 Schedule = Annotated[str, Choices(*SCHEDULES)]
 
+DECAY_EVERY = 100
+
 # The server steps and decays of Hu et al. (FedMGDA+), Table 5.
 STEPS = (0.5, 1.0, 1.5, 2.0)
 DECAYS = (0.0, 0.025, 0.0333, 0.05, 0.1, 0.333, 0.5)
@@ -29,7 +31,7 @@ class Stepped(FairStrategy):
         *,
         server_lr: Positive = 1.0,
         decay: Annotated[float, Range("[0, 1]")] = 0.0,
-        decay_every: Annotated[int, Range("[1, inf)")] = 100,
+        decay_every: Annotated[int, Range("[1, inf)")] = DECAY_EVERY,
         server_schedule: Schedule = STAIRCASE,
         **options: Unpack[Options],
     ) -> None:
@@ -47,11 +49,12 @@ class Stepped(FairStrategy):
     def find_idle(self, num_rounds: int) -> str:
         """Return the decay or schedule that leaves the step size as it would be without it."""
         schedule = f"server-schedule = {self.server_schedule!r}"
+        every = text_if(self.decay_every != DECAY_EVERY, f"decay-every = {self.decay_every}")
+        if every and self.server_schedule != STAIRCASE:
+            return f"{every} changes nothing with {schedule}: leave it out"
         if self.decay == 0.0:
-            return text_if(
-                self.server_schedule == EXPONENTIAL,
-                f"{schedule} changes nothing without decay: set it, as in 0.1",
-            )
+            idle = schedule if self.server_schedule == EXPONENTIAL else every
+            return text_if(idle, f"{idle} changes nothing without decay: set it, as in 0.1")
         if self.server_schedule == INVERSE:
             return f"decay = {self.decay} changes nothing with {schedule}: leave it out"
         if self.decay == 1.0:

@@ -8,7 +8,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive, Range
 
 from .descent import COMMON_DESCENT
-from .fedavgn import DECAYS, STAIRCASE, STEPS, Schedule, Stepped, moving
+from .fedavgn import DECAY_EVERY, DECAYS, STAIRCASE, STEPS, Schedule, Stepped, moving
 from .simplex import GRAM_REPORTS, min_norm_weights
 from .strategy import Tries
 
@@ -63,7 +63,7 @@ class FedMGDA(Stepped):
         epsilon: NonNegative = 1.0,
         server_lr: Positive = 1.0,
         decay: Annotated[float, Range("[0, 1]")] = 0.0,
-        decay_every: Annotated[int, Range("[1, inf)")] = 100,
+        decay_every: Annotated[int, Range("[1, inf)")] = DECAY_EVERY,
         server_schedule: Schedule = STAIRCASE,
         **options: Unpack[Options],
     ) -> None:
@@ -189,7 +189,7 @@ class MGDAProx(FedMGDAPlus):
         epsilon: NonNegative = 1.0,
         server_lr: Positive = 1.0,
         decay: Annotated[float, Range("[0, 1]")] = 0.0,
-        decay_every: Annotated[int, Range("[1, inf)")] = 100,
+        decay_every: Annotated[int, Range("[1, inf)")] = DECAY_EVERY,
         server_schedule: Schedule = STAIRCASE,
         **options: Unpack[Options],
     ) -> None:

@@ -123,11 +123,12 @@ class TaskInfo:
 
         Its keyword arguments become the task's parameters.
         """
-        maker = import_callable(
-            "task",
-            name,
-            "a task is a function, or class, that is called with a Setup and returns a Task",
-        )
+        must = "a task is a function, or class, that is called with a Setup and returns a Task"
+        maker = import_callable("task", name, must)
+        try:
+            inspect.signature(maker).bind_partial(Setup)
+        except TypeError:
+            raise FairbloomError(f"task = {name!r}: it takes no argument; {must}") from None
         settings = parameters_of(maker.__name__.lower(), maker, skipped=1)
         for each in settings:
             if each.default is None:

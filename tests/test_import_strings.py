@@ -145,6 +145,10 @@ def test_an_error_is_one_line_and_nothing_is_written(here: Path, subtests: pytes
             {"task": "theirs:torch"},
             "task = 'theirs:torch': it is a module; a task is a function, or class",
         ),
+        (
+            {"task": "theirs:WorstHalf"},
+            "task = 'theirs:WorstHalf': it takes no argument; a task is a function, or class",
+        ),
         ({"worsthalf.share": 2.0}, "share must be in (0, 1], got 2.0 (worsthalf.share = 2.0)"),
         (
             {"worsthalf.shr": 0.5},
@@ -154,6 +158,7 @@ def test_an_error_is_one_line_and_nothing_is_written(here: Path, subtests: pytes
         ({"slopes.noise": -1.0}, "slopes.noise = -1.0: it must be at least 0"),
         ({"slopes.nose": 1}, "unknown setting slopes.nose = 1; did you mean slopes.noise?"),
         ({"data-dir": "/nowhere/at/all"}, "data-dir = '/nowhere/at/all'"),
+        ({"data-dir": "a" * 3000}, "a: no file can have so long a name: give a shorter one"),
     ]
     for changed, words in wrong:
         with subtests.test(changed=changed, words=words):

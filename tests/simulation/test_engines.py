@@ -224,6 +224,16 @@ def test_a_run_that_continues_keeps_its_engine(
     assert recorded(run(folder, num_rounds=4)) == begun
 
 
+def test_a_damaged_record_of_the_engine_is_named_and_can_be_deleted(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", num_rounds=1)
+    file = folder / "engine.json"
+    file.write_text(json.dumps(recorded(folder) | {"threads": 2}))
+    with pytest.raises(FairbloomError, match=r"engine\.json cannot be read: .*, or delete it"):
+        run(folder, num_rounds=2)
+    file.unlink()
+    assert recorded(run(folder, num_rounds=2))["engine"]
+
+
 def test_small_models_are_stacked_and_slow_others_get_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -389,6 +389,11 @@ def test_schedules_of_the_server_step(
         ({"decay": 0.1, "server_schedule": "inverse"}, "decay = 0.1 changes nothing with"),
         ({"server_schedule": "exponential"}, "changes nothing without decay: set it"),
         ({"decay": 1.0}, "decay = 1.0 changes nothing: leave it out"),
+        ({"decay_every": 10}, "decay-every = 10 changes nothing without decay: set it"),
+        (
+            {"decay": 0.1, "decay_every": 10, "server_schedule": "exponential"},
+            "decay-every = 10 changes nothing with server-schedule = 'exponential': leave it out",
+        ),
         ({"server_schedule": "inverse"}, ""),
     ],
 )

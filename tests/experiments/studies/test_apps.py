@@ -213,8 +213,9 @@ def test_a_fault_is_said_before_a_run_starts(
             assert not Path("runs").exists()
 
 
-def test_an_app_without_components_is_told_the_line(app: Path) -> None:
-    change(app, "pyproject.toml", 'clientapp = "tiny.client:app"\n', "")
+@pytest.mark.parametrize("line", ["", "clientapp = { app = 1 }\n"])
+def test_an_app_without_components_is_told_the_line(app: Path, line: str) -> None:
+    change(app, "pyproject.toml", 'clientapp = "tiny.client:app"\n', line)
     with pytest.raises(FairbloomError, match=r"has no clientapp: name it as in clientapp ="):
         read_app(app, {})
 
