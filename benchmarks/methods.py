@@ -54,7 +54,7 @@ RATES: Sequence[Value] = (0.01, 0.03, 0.1, 0.3)
 """The clients' learning rates that FedAvg tries."""
 
 TRIED: Mapping[str, Mapping[str, Sequence[Value]]] = {
-    "fedavgn": {"server_lr": (0.5, 2.0), "decay": (0.0,)},
+    "fedavgn": {"server_lr": (2.0, 0.5), "decay": (0.0,)},
     "qfedavg": {"q": (0.1, 1.0), "lipschitz": (0.1, 1.0)},
     "qfedsgd": {"q": (0.1, 1.0), "lipschitz": (0.1, 1.0)},
     "term": {"tilt": (0.1, 0.5, 1.0, 5.0)},
@@ -62,12 +62,15 @@ TRIED: Mapping[str, Mapping[str, Sequence[Value]]] = {
     "vred": {"beta": (0.05, 0.5)},
     "semivred": {"beta": (0.05, 0.5)},
     "fedmgda": {"epsilon": (0.05, 1.0)},
-    "fedmgdaplus": {"server_lr": (0.5, 2.0), "decay": (0.0,)},
-    "mgdaprox": {"mu": (0.2,), "server_lr": (0.5, 2.0), "decay": (0.0,)},
+    "fedmgdaplus": {"server_lr": (2.0, 0.5), "decay": (0.0,)},
+    "mgdaprox": {"mu": (0.2,), "server_lr": (2.0, 0.5), "decay": (0.0,)},
     "fedfv": {"alpha": (0.1, 0.5), "tau": (1, 10)},
     "fcfl": {"budget": (0.05, 0.1), "stage1_rounds": (10,)},
 }
-"""Of methods that declare more than four arms, the values that are tried here."""
+"""Of methods that declare more than four arms, the values that are tried here.
+
+Server steps fall as the clients' rates do, so that the first and the last arm are the ends.
+"""
 
 OWN_RATE = {"fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox", "vred", "semivred"}
 """Methods of papers that tune the rate of each method: they try a third of FedAvg's rate, too."""
