@@ -48,7 +48,7 @@ from fairbloom.tasks.models import (
 from fairbloom.tasks.models.weights import load_initial_weights
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.positive import warn_of_unstated
-from fairbloom.tasks.score import decide_score, has_two_classes
+from fairbloom.tasks.score import check_measured, decide_score, has_two_classes
 from fairbloom.text import text_if
 
 from .checkpoint import list_checkpoints
@@ -221,6 +221,7 @@ def federate(
     module = task.model()
     if settings.initial_weights and not list_checkpoints(CHECKPOINTS.path_in(path)):
         load_initial_weights(module, settings.initial_weights)
+    check_measured(settings, method.needs, task)
     asking = []
     if method.compares_groups:
         find_two_groups(task.groupings, task.classes)

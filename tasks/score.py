@@ -1,7 +1,9 @@
 """Choose the score that fairness is measured in: by the run's setting, or by the data."""
 
+from collections.abc import Iterable
+
 from fairbloom.errors import did_you_mean
-from fairbloom.protocol.scores import FURTHER, LOSS_SCORE, Score
+from fairbloom.protocol.scores import FURTHER, INTERVALS, LOSS_SCORE, Score
 from fairbloom.protocol.settings import RunSettings, SettingsError
 
 from .extra_scores import find_misfit
@@ -45,6 +47,20 @@ def decide_score(
             f"score = {name!r}: {hint}task {settings.task} has {', '.join(dict.fromkeys(known))}"
         )
     return scores[name]
+
+
+def check_measured(settings: RunSettings, needs: Iterable[str], task: Task) -> None:
+    """Raise SettingsError if the method `needs` a score of clients that the task does not have."""
+    for metric in sorted(needs):
+        name, _, _ = metric.rpartition("-")
+        if name not in INTERVALS or any(score.name == name for score in task.scores):
+            continue
+        addable = name in FURTHER and not find_misfit(task, FURTHER[name])
+        remedy = f"set scores = {name!r}" if addable else "choose another method"
+        raise SettingsError(
+            f"method = {settings.method!r}: it weighs clients by {metric}, and task {settings.task}"
+            f" has no {name} here, but {', '.join(score.name for score in task.scores)}: {remedy}"
+        )
 
 
 def has_natural_clients(settings: RunSettings) -> bool:

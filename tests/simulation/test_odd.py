@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 import fairbloom
 from fairbloom.errors import FairbloomError
+from fairbloom.strategies import FedAvg
 from fairbloom.tasks import Examples, load_task
 from fairbloom.tasks.pooled import join
 
@@ -110,6 +111,23 @@ def test_a_quantity_of_any_unit_is_scored_or_refused_by_name(tmp_path: Path) -> 
     np.testing.assert_allclose(errors, errors[0], rtol=1e-4)
     with pytest.raises(FairbloomError, match="'target'"):
         run(tmp_path / "run", **in_unit(tmp_path / "large", 1e200))
+
+
+class ByF1(FedAvg):
+    """Asks for a score that digits does not have by itself."""
+
+    needs = frozenset({"f1-after"})
+
+
+def test_a_method_that_weighs_by_a_score_that_is_missing_is_refused(tmp_path: Path) -> None:
+    words = r"'fedfa': it weighs clients by accuracy-after, and task csv has no accuracy here, but"
+    with pytest.raises(FairbloomError, match=words):
+        run(tmp_path / "run", **in_unit(tmp_path / "data", 1.0), method="fedfa")
+    asking = {"method": f"{__name__}:ByF1", "num_rounds": 1}
+    with pytest.raises(FairbloomError, match="has no f1 here.*set scores = 'f1'"):
+        run(tmp_path / "run", **asking)
+    assert not (tmp_path / "run").exists()
+    run(tmp_path / "run", **asking, scores="f1")
 
 
 def changes_of(task: str) -> dict[str, Any]:
