@@ -113,21 +113,21 @@ def test_a_quantity_of_any_unit_is_scored_or_refused_by_name(tmp_path: Path) -> 
         run(tmp_path / "run", **in_unit(tmp_path / "large", 1e200))
 
 
-class ByF1(FedAvg):
+class ByBrier(FedAvg):
     """Asks for a score that digits does not have by itself."""
 
-    needs = frozenset({"f1-after"})
+    needs = frozenset({"brier-after"})
 
 
 def test_a_method_that_weighs_by_a_score_that_is_missing_is_refused(tmp_path: Path) -> None:
     words = r"'fedfa': it weighs clients by accuracy-after, and task csv has no accuracy here, but"
     with pytest.raises(FairbloomError, match=words):
         run(tmp_path / "run", **in_unit(tmp_path / "data", 1.0), method="fedfa")
-    asking = {"method": f"{__name__}:ByF1", "num_rounds": 1}
-    with pytest.raises(FairbloomError, match="has no f1 here.*set scores = 'f1'"):
+    asking = {"method": f"{__name__}:ByBrier", "num_rounds": 1}
+    with pytest.raises(FairbloomError, match=r"has no brier here.*set scores = 'brier'"):
         run(tmp_path / "run", **asking)
     assert not (tmp_path / "run").exists()
-    run(tmp_path / "run", **asking, scores="f1")
+    run(tmp_path / "run", **asking, scores="brier")
 
 
 def changes_of(task: str) -> dict[str, Any]:
