@@ -224,7 +224,7 @@ def test_a_run_that_continues_keeps_its_engine(
     assert recorded(run(folder, num_rounds=4)) == begun
 
 
-def test_a_damaged_record_of_the_engine_is_named_and_can_be_deleted(tmp_path: Path) -> None:
+def test_a_damaged_engine_json_is_named_and_can_be_deleted(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", num_rounds=1)
     file = folder / "engine.json"
     file.write_text(json.dumps(recorded(folder) | {"threads": 2}))

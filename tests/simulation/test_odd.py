@@ -119,7 +119,7 @@ class ByBrier(FedAvg):
     needs = frozenset({"brier-after"})
 
 
-def test_a_method_that_weighs_by_a_score_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_a_method_that_needs_a_missing_score_is_refused(tmp_path: Path) -> None:
     words = r"'fedfa': it weighs clients by accuracy-after, and task csv has no accuracy here, but"
     with pytest.raises(FairbloomError, match=words):
         run(tmp_path / "run", **in_unit(tmp_path / "data", 1.0), method="fedfa")
