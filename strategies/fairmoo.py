@@ -8,6 +8,7 @@ from fairbloom.rounds.method import Cohort, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative, Positive, Range, within
 
 from .descent import CommonDescent
+from .fedavgn import DECAY_EVERY, STAIRCASE, Schedule, Stepped
 from .guidance import NOTHING_COMMON
 from .simplex import shortest_combination
 
@@ -15,7 +16,7 @@ from .simplex import shortest_combination
 ROUNDING = 1e-12
 
 
-class FairMOO(CommonDescent):
+class FairMOO(CommonDescent, Stepped):
     r"""FairMOO: the shortest combination of the updates that does not raise the losses' variance.
 
     .. math:: V = \frac{1}{m-1} \sum_k (F_k - \bar F)^2, \qquad
@@ -26,8 +27,8 @@ class FairMOO(CommonDescent):
               \text{ over } d = \sum_k c_k u_k & \text{otherwise}
         \end{cases}
 
-    with c in the simplex and F̄ the mean loss. The step is η ℓ d/‖d‖, with ℓ the length, or the mean
-    norm of the updates. Down along v, the variance of the losses falls. If every update points up
+    with c in the simplex and F̄ the mean loss. The step is η_t ℓ d/‖d‖, with ℓ the length, or the
+    mean norm of the updates. Down along v, the variance of the losses falls. If every update points up
     the variance, v is the step, too.
 
     Source: Zhang et al. 2025, read in the authors' public code, github.com/Zhg9300/FairMOO, not in
@@ -41,14 +42,21 @@ class FairMOO(CommonDescent):
         Norm ℓ of a step; 0 or None: the mean norm of the updates that are not zero.
     server_lr
         Factor η of the norm.
+    decay
+        Share of this factor that is left at the end of the run; 0: no decay.
+    decay_every
+        Number of rounds after which a decaying factor falls, with the schedule staircase.
+    server_schedule
+        How the factor falls: staircase, exponential (in every round), or inverse, which is
+        2 server_lr / (t + 1) in round t, from 1, and needs no decay.
 
     Reductions: with equal losses, the direction of FedMGDA with `epsilon=1`. A single client's
     update is the step.
 
     Departures: a step of the authors' code has the norm 0.2, which falls by the factor 0.999 in
-    each round; here `length=0.2` has that norm in all rounds. That code has the mean losses during
-    the local epoch, here they are those of the received model. If no combination meets the
-    constraint it takes the last iterate of its solver, here v.
+    each of 3000 rounds: `length=0.2, decay=0.0497, server_schedule="exponential"`. That code has
+    the mean losses during the local epoch, here they are those of the received model. If no
+    combination meets the constraint it takes the last iterate of its solver, here v.
 
     Objective: a Pareto-stationary point among models with a small variance of the losses
     Good for: few clients with conflicting data, which must be served equally.
@@ -64,12 +72,20 @@ class FairMOO(CommonDescent):
         tolerance: NonNegative = 0.006,
         length: Annotated[float | None, Range("[0, inf)")] = None,
         server_lr: Positive = 1.0,
+        decay: Annotated[float, Range("[0, 1]")] = 0.0,
+        decay_every: Annotated[int, Range("[1, inf)")] = DECAY_EVERY,
+        server_schedule: Schedule = STAIRCASE,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(**options)
+        super().__init__(
+            server_lr=server_lr,
+            decay=decay,
+            decay_every=decay_every,
+            server_schedule=server_schedule,
+            **options,
+        )
         self.tolerance = tolerance
         self.length = None if length is None else within("[0, inf)", length=length) or None
-        self.server_lr = server_lr
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c, scaled to the length of the step."""
@@ -93,7 +109,8 @@ class FairMOO(CommonDescent):
         norm = np.sqrt(max(0.0, direction @ G @ direction))
         if norm <= least * mean_norm:
             return np.zeros(cohort.size)
-        return np.asarray(self.server_lr * (self.length or mean_norm) / norm * direction)
+        step = self.step_size(cohort.round, cohort.num_rounds) * (self.length or mean_norm)
+        return np.asarray(step / norm * direction)
 
 
 def shortest_without_rise(gram: FloatArray, slope: FloatArray) -> FloatArray | None:
