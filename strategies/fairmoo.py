@@ -28,8 +28,8 @@ class FairMOO(CommonDescent, Stepped):
         \end{cases}
 
     with c in the simplex and F̄ the mean loss. The step is η_t ℓ d/‖d‖, with ℓ the length, or the
-    mean norm of the updates. Down along v, the variance of the losses falls. If every update points up
-    the variance, v is the step, too.
+    mean norm of the updates. Down along v, the variance of the losses falls. If every update points
+    up the variance, v is the step, too.
 
     Source: Zhang et al. 2025, read in the authors' public code, github.com/Zhg9300/FairMOO, not in
     the paper.

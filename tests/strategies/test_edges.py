@@ -19,6 +19,7 @@ from fairbloom.strategies import (
     TERM,
     DeltaFL,
     FairFed,
+    FairMOO,
     FairStrategy,
     FedAvgN,
     FedFa,
@@ -363,7 +364,7 @@ def test_in_fairfed_without_positive_weights_examples_count() -> None:
     assert method.weigh(there).tolist() == pytest.approx([0.25, 0.75])
 
 
-@pytest.mark.parametrize("method", [FedAvgN, FedMGDA, FedMGDAPlus, MGDAProx])
+@pytest.mark.parametrize("method", [FairMOO, FedAvgN, FedMGDA, FedMGDAPlus, MGDAProx])
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -58,6 +58,13 @@ def test_the_step_has_its_length(seed: int, m: int) -> None:
         np.testing.assert_allclose(np.linalg.norm(d), 0.5 * expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("t", [1, 1500, 3000])
+def test_the_authors_length_falls_by_a_thousandth(t: int) -> None:
+    method = FairMOO(length=0.2, decay=0.0497, server_schedule="exponential")
+    d = step(method, np.eye(2), losses=[1.0, 3.0], round=t, num_rounds=3000)
+    np.testing.assert_allclose(np.linalg.norm(d), 0.2 * 0.999**t, rtol=1e-3)
+
+
 @given(seed=st.integers(0, 2**32 - 1), m=st.integers(2, 12))
 def test_weights_meet_the_conditions_of_optimality(seed: int, m: int) -> None:
     """With multipliers ν of the constraint and μ_k of the bounds: Gc − νb − μ is constant."""
