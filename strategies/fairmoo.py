@@ -109,8 +109,10 @@ class FairMOO(CommonDescent, Stepped):
         norm = np.sqrt(max(0.0, direction @ G @ direction))
         if norm <= least * mean_norm:
             return np.zeros(cohort.size)
-        step = self.step_size(cohort.round, cohort.num_rounds) * (self.length or mean_norm)
-        return np.asarray(step / norm * direction)
+        length = self.length or mean_norm
+        return np.asarray(
+            self.step_size(cohort.round, cohort.num_rounds) * length / norm * direction
+        )
 
 
 def shortest_without_rise(gram: FloatArray, slope: FloatArray) -> FloatArray | None:
