@@ -39,6 +39,11 @@ def settings_of_frames(
     given: dict[str, Value] = {"csv.target": target} if target else {}
     if data is None:
         return merge_settings(given, config)
+    if not isinstance(data, Mapping):
+        raise SettingsError(
+            "data: give a data frame for each client by name; those of one frame are"
+            ' {name: rows.drop(columns="site") for name, rows in data.groupby("site")}'
+        )
     if out is None:
         raise SettingsError("data are frames: name the folder that keeps them and the run (out)")
     if config.get("data-dir"):

@@ -111,7 +111,8 @@ def describe_refused(predictor: Predictor) -> str:
         "missing": [column.name for column in how.columns if not column.fill],
     }
     listed = [f"{join_first(names, 3)} {reason}" for reason, names in reasons.items() if names]
-    return f"no class and NaN for a row with {', or '.join(listed)}" if listed else ""
+    given = "no class and NaN" if how.classes else "NaN"
+    return f"{given} for a row with {', or '.join(listed)}" if listed else ""
 
 
 class _Predicting(nn.Module):

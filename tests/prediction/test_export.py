@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fairbloom
 from fairbloom.errors import FairbloomError
-from fairbloom.prediction.export import TOLERANCE, export_onnx
+from fairbloom.prediction.export import TOLERANCE, describe_refused, export_onnx
 from fairbloom.prediction.predictor import Predictor
 from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.server.run_folder.values import RecordedSettings
@@ -111,6 +111,11 @@ def test_the_command_names_the_file(run: fairbloom.Run, capsys: pytest.CaptureFi
     assert "--client with one of north, old town, south and 1 more" in capsys.readouterr().err
     assert command("export", run.folder, "--client", "south", "--out", run.folder) == 2
     assert f"cannot be written to {run.folder.parent}" in capsys.readouterr().err
+
+
+def test_refused_rows_of_a_quantity_have_no_class(quantity: fairbloom.Run) -> None:
+    said = describe_refused(quantity.predictor("south"))
+    assert said.startswith("NaN for a row with ")
 
 
 def test_a_deployed_client_exports_what_it_keeps(run: fairbloom.Run, tmp_path: Path) -> None:
