@@ -35,6 +35,7 @@ from fairbloom.server.run_folder.files import (
     ENGINE,
     GROUPED,
     GROUPS,
+    KNOWN,
     METRICS,
     ROUNDS,
     SCORES,
@@ -707,6 +708,8 @@ def scores_of(run: Run) -> list[Scored]:
     tested = run.tested
     for score in run.scores:
         undefined = WHY_UNDEFINED.get(score.name, "it has no finite value there")
+        if KNOWN.exists_in(run.folder):
+            undefined = f"{undefined}, or too few examples for its device to send it"
         for model in run.models:
             values = run.final(score, model)
             if not values:

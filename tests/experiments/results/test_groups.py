@@ -14,6 +14,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.caveats import caveats_of_comparison
 from fairbloom.experiments.results.group_scores import ALL, GroupReport
 from fairbloom.experiments.results.run import REPORT, Run
+from fairbloom.server.run_folder.files import KNOWN
+from fairbloom.server.run_folder.values import Known
 from fairbloom.tasks import load_task
 from tests.experiments.helpers import as_json, fairbloom
 from tests.experiments.pages.parsed import Parsed
@@ -346,6 +348,11 @@ def test_every_score_says_over_which_clients_it_is_a_mean(
     assert (scores["brier"]["clients"], scores["brier"]["without"]) == (3, {})
     final = api.load(tmp_path / "run").final(api.load(tmp_path / "run").scores[2])
     assert scores["auc"]["mean"] == pytest.approx(np.mean(list(final.values())))
+    KNOWN.write(tmp_path / "run", Known(("a", "b", "well"), ("a", "b", "well")))  # as devices are
+    scores = {each["score"]: each for each in as_json(capsys, "show", tmp_path / "run")["scores"]}
+    assert scores["auc"]["without"]["well"].endswith(
+        "or too few examples for its device to send it"
+    )
     assert fairbloom(*words[:-1], tmp_path / "own", "--set", "personal-lambda=0.1") == 0
     # by global and personal models
     assert capsys.readouterr().out.count("AUC is the mean of 2 of 3 clients") == 1
