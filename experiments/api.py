@@ -415,11 +415,11 @@ def check_data(
     """
     with TemporaryDirectory() as place:
         config = merge_settings({"task": "csv"}, settings or {})
-        if isinstance(data, Mapping):
-            config = settings_of_frames(data, target, place, config)
-        else:
+        if isinstance(data, str | os.PathLike):
             named = {"data-dir": os.fspath(data), "csv.target": target or None}
             config = merge_settings(named, config)
+        else:
+            config = settings_of_frames(data, target, place, config)
         forget_tasks()
         described = describe_data(Settings.of(config))
     return {name: frame(rows) for name, rows in described.items()}

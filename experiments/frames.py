@@ -41,8 +41,9 @@ def settings_of_frames(
         return merge_settings(given, config)
     if not isinstance(data, Mapping):
         raise SettingsError(
-            "data: give a data frame for each client by name; those of one frame are"
-            ' {name: rows.drop(columns="site") for name, rows in data.groupby("site")}'
+            "data: give a data frame for each client by name (those of one frame are"
+            ' {name: rows.drop(columns="site") for name, rows in data.groupby("site")}),'
+            " or name a folder of files by data_dir"
         )
     if out is None:
         raise SettingsError("data are frames: name the folder that keeps them and the run (out)")

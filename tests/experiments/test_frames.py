@@ -95,7 +95,8 @@ def test_tables_of_check_data_describe_frames(tmp_path: Path) -> None:
         ({"a/b": pandas.DataFrame({"x": [1]})}, {}, "client's name must be that of a file"),
         ({"a": pandas.DataFrame({"x": [1, "b", (2,)]})}, {}, r"data\['a'\] is no data frame with"),
         ({"a": [1, 2]}, {}, r"data\['a'\] is no data frame"),
-        (sites()["Sion"], {}, "give a data frame for each client by name; those of one frame"),
+        (sites()["Sion"], {}, "give a data frame for each client by name .those of one frame"),
+        ("sites", {}, "or name a folder of files by data_dir"),
         (sites(), {"out": None}, r"name the folder that keeps them and the run \(out\)"),
         (sites(), {"data_dir": "files"}, "the data are frames: leave it out"),
         (sites(), {"target": ""}, r'add settings=.*"csv.target": "readmitted"'),
@@ -107,3 +108,8 @@ def test_what_is_no_data_is_refused(
     about = {"out": tmp_path / "run", "target": "readmitted", **SMALL, **more}
     with pytest.raises(FairbloomError, match=said):
         fairbloom.run(data=data, **about)
+
+
+def test_check_data_refuses_a_single_frame() -> None:
+    with pytest.raises(FairbloomError, match="give a data frame for each client by name"):
+        fairbloom.check_data(sites()["Sion"], target="readmitted")  # type: ignore[arg-type]
