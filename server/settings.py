@@ -371,10 +371,6 @@ def check_used(
 
     If clients come with the data, only `deployed` runs use `clients`: they wait for that many.
     """
-    if given.get("clients") == 0:
-        raise SettingsError(
-            "clients = 0: give at least 1, or leave it out for as many as the task has by itself"
-        )
     if given.get("pooled"):
         for key in ("fraction", "training-clients", "prior", "attack", "defence"):
             if key in given:

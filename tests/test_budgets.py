@@ -31,7 +31,7 @@ ROOMS: Mapping[str, int] = {
     "fairbloom": 701,
     "protocol": 867,
     "rounds": 3_202,
-    "server": 981,
+    "server": 979,
     "server/run_folder": 1_464,
     "simulation": 1_150,
     "simulation/stacked": 1_108,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_549
+WHOLE = 33_547
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900

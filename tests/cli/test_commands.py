@@ -102,7 +102,6 @@ def test_a_run_is_named_shown_and_not_run_again(
 
 REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--method", "fedfvv"], ("method = 'fedfvv'", "did you mean FedFV?")),
-    (["run", "--clients", "0"], ("clients = 0",)),
     (["run", "--clients", "1000"], ("clients = 1000", "1797 examples")),
     (["run", "--fraction", "-1"], ("fraction = -1",)),
     (["run", "--method", "fedfv", "--set", "fedfv.alpha=2"], ("fedfv.alpha = 2", "[0, 1]")),

@@ -392,6 +392,11 @@ def test_a_value_is_read_as_toml_and_else_as_a_string(subtests: pytest.Subtests)
             assert type(parsed(text)) is type(value)
 
 
+def test_zero_clients_may_be_given_as_their_help_says() -> None:
+    check_used({"clients": 0}, ["fedavg"], "digits")
+    assert RunSettings.of({"clients": 0}) == RunSettings.of({})
+
+
 def test_another_methods_parameter_is_refused_if_given() -> None:
     check_used(typed("fedfv.alpha", "num-rounds"), ["fedfv"], "digits")
     check_used(
