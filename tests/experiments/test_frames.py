@@ -112,4 +112,4 @@ def test_what_is_no_data_is_refused(
 
 def test_check_data_refuses_a_single_frame() -> None:
     with pytest.raises(FairbloomError, match="give a data frame for each client by name"):
-        fairbloom.check_data(sites()["Sion"], target="readmitted")  # type: ignore[arg-type]
+        fairbloom.check_data(sites()["Sion"], target="readmitted")
