@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log_from
+from fairbloom.simulation.run import one_thread
 
 T = TypeVar("T")
 
@@ -151,10 +152,5 @@ def bits(value: object) -> object:
 @contextmanager
 def silence() -> Iterator[None]:
     """Keep the log and warnings silent, and let a single thread compute, for a while."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with log_from(logging.CRITICAL), warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), log_from(logging.CRITICAL), warnings.catch_warnings(action="ignore"):
+        yield

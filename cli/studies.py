@@ -10,7 +10,7 @@ import typer
 from fairbloom.command import CORRECTABLE
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
-from fairbloom.experiments.recipe import load_shipped
+from fairbloom.experiments.recipe import load_recipe, names
 from fairbloom.experiments.results.run import final_of
 from fairbloom.protocol.settings import SettingsError
 
@@ -59,7 +59,7 @@ def reproduce(
         List the recipes without running anything.
     """
     if as_list:
-        recipes = list(load_shipped())
+        recipes = [*map(load_recipe, names())]
         if as_json:
             print(json.dumps([recipe.summary for recipe in recipes], indent=2))
         else:

@@ -3,7 +3,7 @@
 import itertools
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -281,12 +281,6 @@ def names() -> list[str]:
         return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", name)]
 
     return sorted((path.stem for path in FOLDER.glob("*.toml")), key=words_and_numbers)
-
-
-def load_shipped() -> Iterator[Recipe]:
-    """Yield the library's recipes."""
-    for name in names():
-        yield load_recipe(name)
 
 
 def load_recipe(name: str) -> Recipe:

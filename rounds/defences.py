@@ -164,19 +164,14 @@ def geometric_median(gram: FloatArray, _tolerance: int = 0) -> FloatArray:
     # Without a least distance, an update at distance 0 would have all the weight.
     least = 1e-6 * float(np.sqrt(np.median(np.diagonal(gram))))
     for _ in range(200):
-        distances = np.sqrt(np.maximum(_squared_distances_to(weights, gram), 0.0))
-        closer = 1.0 / np.maximum(distances, least or 1.0)
+        products = gram @ weights
+        squares = np.diagonal(gram) - 2.0 * products + weights @ products  # ‖u_i − Σ w_k u_k‖²
+        closer = 1.0 / np.maximum(np.sqrt(np.maximum(squares, 0.0)), least or 1.0)
         before = weights
         weights = closer / closer.sum()
         if np.abs(weights - before).max() <= 1e-12:
             break
     return weights
-
-
-def _squared_distances_to(weights: FloatArray, gram: FloatArray) -> FloatArray:
-    """Return the squared distance of each update to Σ w_k u_k."""
-    products = gram @ weights
-    return np.asarray(np.diagonal(gram) - 2.0 * products + weights @ products)
 
 
 # The defences that need only the Gram matrix and the tolerance.

@@ -12,6 +12,7 @@ from fairbloom.flower import (
     HTTPStatusError,
     ObjectPushError,
     TransportError,
+    empty_run,
     is_simulated,
     most_nodes,
 )
@@ -81,6 +82,33 @@ class Stopwatch:
             self.paused = True
         self._measured = now
         return self.seconds
+
+
+class OwnGrid(Grid):
+    """A grid that hands messages to devices itself, in place of Flower's SuperLink."""
+
+    def __init__(self, run_id: int) -> None:
+        self._run: Any = empty_run(run_id)
+
+    def set_run(self, run: Any) -> None:
+        """Set the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Any:
+        """Run information."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a new message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
 class PollingGrid(Grid):

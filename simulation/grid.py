@@ -4,22 +4,21 @@ import copy
 import itertools
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from fairbloom.client.device import check_device
 from fairbloom.errors import failure_reason
-from fairbloom.flower import address, empty_run, identify, set_message_id
+from fairbloom.flower import address, identify, set_message_id
 from fairbloom.protocol.error_codes import ErrorCode
+from fairbloom.server.polling import OwnGrid
 
 # The node id that Flower gives the server.
 SERVER = 1
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(OwnGrid):
     """Hands each message to the ClientApp in this process, with a persistent context per client.
 
     Node i + 2 is the client of partition i. A client that raises answers with an error, as a
@@ -38,9 +37,9 @@ class InProcessGrid(Grid):
     def __init__(self, client_app: ClientApp, run_config: UserConfig, clients: int) -> None:
         # Messages are stamped with the process's identity, which Flower's own runtimes set as well.
         identify(run_id=SERVER, node_id=SERVER, task_id=SERVER)
-        self._app = client_app
         # Each grid has its own run id, as each submission of an app has.
-        self._run = empty_run(secrets.randbits(63))
+        super().__init__(secrets.randbits(63))
+        self._app = client_app
         self._message_ids = map(str, itertools.count(1))
         self._replies: dict[str, Message] = {}
         self.contexts: Mapping[int, Context] = {
@@ -58,26 +57,6 @@ class InProcessGrid(Grid):
     def most_nodes(self) -> int:
         """The number of clients; no others come."""
         return len(self.contexts)
-
-    def set_run(self, run: Any) -> None:
-        """Set the run."""
-        self._run = run
-
-    @property
-    def run(self) -> Any:
-        """Run information."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a new message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids; all clients are always online."""

@@ -17,15 +17,15 @@ import pytest
 from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
-    "checks": 730,
+    "checks": 727,
     "cli": 697,
     "client": 1_980,
     "client/guard": 700,
     "client/rules": 674,
-    "deploy/fleet": 2_542,
-    "experiments": 834,
+    "deploy/fleet": 2_532,
+    "experiments": 833,
     "experiments/pages": 1_284,
-    "experiments/results": 2_031,
+    "experiments/results": 2_026,
     "experiments/studies": 979,
     "prediction": 880,
     "fairbloom": 701,
@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "rounds": 3_202,
     "server": 979,
     "server/run_folder": 1_464,
-    "simulation": 1_150,
+    "simulation": 1_145,
     "simulation/stacked": 1_108,
     "strategies": 2_136,
     "tasks": 2_223,
@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_547
+WHOLE = 33_524
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900

@@ -8,13 +8,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from flwr.app import Error, Message, MessageType, RecordDict
-from flwr.serverapp import Grid
 
-from fairbloom.flower import empty_run, node_info, set_message_id
+from fairbloom.flower import node_info, set_message_id
 from fairbloom.logs import log
 from fairbloom.protocol.names import RUN_FOLDER
 from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
-from fairbloom.server.polling import PollingGrid
+from fairbloom.server.polling import OwnGrid, PollingGrid
 
 from ..processes import free_cycles
 from .content import Content, open_on_disk, write
@@ -29,7 +28,7 @@ UNREADABLE_REPLY = 422
 AGAIN_SECONDS = 1.0
 
 
-class RunGrid(Grid):
+class RunGrid(OwnGrid):
     """Sends the messages of a run and collects the replies.
 
     `folder` may hold content that is passed to the server. If the run saves its rounds (`save`), a
@@ -38,40 +37,20 @@ class RunGrid(Grid):
     """
 
     def __init__(self, pipe: Connection, run_id: int, folder: str) -> None:
+        super().__init__(run_id)
         self._pipe = pipe
         self._folder = folder
         self._lock = threading.Lock()
-        self._run: Any = empty_run(run_id)
         self._saves = False
         # Whether a reply since the last messages had its content in a file.
         self._has_files = False
         # The unanswered messages by id, without content.
         self._sent: dict[str, Message] = {}
 
-    def set_run(self, run: Any) -> None:
-        """Set the run."""
-        self._run = run
-
-    @property
-    def run(self) -> Any:
-        """Run information."""
-        return self._run
-
     def save(self, last: int) -> None:
         """Report that rounds up to `last` are saved; 0: the run will save, so keep replies."""
         self._saves = True
         self._call("save", last)
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a new message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of the devices online."""

@@ -337,8 +337,7 @@ def gap_tables(comparison: Comparison) -> list[Table]:
     if not comparison.by_group or not (gaps := gaps_table(comparison.by_group)).rows:
         return []
     found = {gap: comparison.differences(gap) for gap in comparison.gaps_compared}
-    methods = [method for method in comparison.methods if method != comparison.baseline]
-    if not found or not methods:
+    if not found or not comparison.others:
         return [gaps]
     digits = {
         gap: Digits.of(score, (each.mean for each in found[gap].values()))
@@ -346,7 +345,7 @@ def gap_tables(comparison: Comparison) -> list[Table]:
     }
     rows = [
         [Cell(method), *(digits[gap].difference(found[gap][method]) for gap in found)]
-        for method in methods
+        for method in comparison.others
     ]
     headings = ["method", *(measure_title(gap, 0) for gap in found)]
     caption = (

@@ -300,9 +300,9 @@ class ComparedScores:
     def differences(self, measure: str) -> dict[str, Difference]:
         """Return the `difference` of each method except the baseline."""
         if measure in CLAIMED:
-            return {method: self.claims[method, measure] for method in self._others}
+            return {method: self.claims[method, measure] for method in self.others}
         share = self.shared.test_share
-        gains = {method: self.gains(method, measure) for method in self._others}
+        gains = {method: self.gains(method, measure) for method in self.others}
         return {
             method: difference_of(each, test_share=share).untested for method, each in gains.items()
         }
@@ -318,10 +318,11 @@ class ComparedScores:
         gains = {
             (method, measure): self.gains(method, measure)
             for measure in CLAIMED
-            for method in self._others
+            for method in self.others
         }
         return differences_of(gains, test_share=self.shared.test_share)
 
     @property
-    def _others(self) -> list[str]:
+    def others(self) -> list[str]:
+        """The methods other than the baseline."""
         return [method for method in self.methods if method != self.baseline]

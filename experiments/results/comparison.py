@@ -23,7 +23,7 @@ from .group_scores import GroupReport
 from .measures import AGAINST_BASELINE, CLIENT
 from .presentation import Shown
 from .run import Run, final_of, frame, load
-from .verdict import Verdict, find_contradictions, verdict_of
+from .verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
     import pandas
@@ -190,11 +190,6 @@ class Comparison(ComparedScores, Shown):
     """
 
     @cached_property
-    def contradictions(self) -> list[str]:
-        """Sentences on clients for which another score shows the opposite, largest gains first."""
-        return find_contradictions(self)
-
-    @cached_property
     def verdict(self) -> Verdict:
         """The findings in sentences."""
         return verdict_of(self)
@@ -284,7 +279,7 @@ class Comparison(ComparedScores, Shown):
         for measure in (*measured, *of_clients, *self.gaps_compared, *filter(self._has, gaps)):
             for method, difference in self.differences(measure).items():
                 rows.append({"method": method, "measure": measure, **_numbers_of(difference)})
-        for measure, method in itertools.product(AGAINST_BASELINE, self._others):
+        for measure, method in itertools.product(AGAINST_BASELINE, self.others):
             if measure != "mean_change" and (found := self.against_baseline(method, measure)):
                 difference = difference_of(found, test_share=self.shared.test_share).untested
                 numbers = _numbers_of(difference)

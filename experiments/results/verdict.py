@@ -69,9 +69,8 @@ class Verdict:
 
 def verdict_of(compared: ComparedScores) -> Verdict:
     """Return the findings of a comparison."""
-    methods = [method for method in compared.methods if method != compared.baseline]
-    means = {method: compared.spread(method, MEAN)[0] for method in methods}
-    best_first = sorted(methods, key=lambda method: -compared.score.better(means[method], 0.0))
+    means = {method: compared.spread(method, MEAN)[0] for method in compared.others}
+    best_first = sorted(means, key=lambda method: -compared.score.better(means[method], 0.0))
     gaining = _methods_with(compared, WORST, 1)
     losing = _methods_with(compared, MEAN, -1)
     improving = [method for method in best_first if method in gaining and method not in losing]
@@ -86,7 +85,7 @@ def verdict_of(compared: ComparedScores) -> Verdict:
         *_claims(compared),
         *_suggestions(compared),
         *_precision(compared),
-        *_equals(compared, methods),
+        *_equals(compared),
         *find_contradictions(compared)[:3],
         *_limits(compared),
     ]
@@ -188,7 +187,7 @@ def _claims(compared: ComparedScores) -> Iterator[str]:
     """Yield all significant differences with their sizes, or that there is none."""
     if len(compared.methods) == 1 or len(compared.seeds) < FEWEST_SEEDS:
         return
-    others = [method for method in compared.methods if method != compared.baseline]
+    others = compared.others
     subject = f"{others[0]} does not" if len(others) == 1 else "No method"
     if not any(difference.significant for difference in compared.claims.values()):
         differs = "differ" if len(others) == 1 else "differs"
@@ -292,11 +291,11 @@ def _precision(compared: ComparedScores) -> Iterator[str]:
     )
 
 
-def _equals(compared: ComparedScores, methods: Sequence[str]) -> Iterator[str]:
+def _equals(compared: ComparedScores) -> Iterator[str]:
     """Yield the methods that equal the baseline with every seed."""
     same = [
         method
-        for method in methods
+        for method in compared.others
         if all(compared.claims[method, measure].is_zero for measure in CLAIMED)
     ]
     if not same:
@@ -332,9 +331,7 @@ def find_contradictions(compared: ComparedScores) -> list[str]:
     found = list[tuple[float, str]]()
     first, *rest = compared.scores
     others = [score for score in rest if score.name in AGAINST]
-    for method in compared.methods:
-        if method == compared.baseline:
-            continue
+    for method in compared.others:
         gains = _gains(compared, method, first)
         other_gains = [_gains(compared, method, score) for score in others]
         for client in compared.clients_compared:
