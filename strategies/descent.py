@@ -1,5 +1,7 @@
 """Declarations that methods share which seek a common descent direction of all participants."""
 
+from typing import ClassVar
+
 from .simplex import GRAM_REPORTS
 from .strategy import FairStrategy
 
@@ -11,7 +13,7 @@ class CommonDescent(FairStrategy):
     """A method that weighs updates by their inner products and the losses, without a prior."""
 
     needs = frozenset({"loss-before"})
-    default_weighting = None
+    default_weighting: ClassVar[str | None] = None
     requires = frozenset({"gram"})
     reports = GRAM_REPORTS
     lost_to_server_optimizers = COMMON_DESCENT

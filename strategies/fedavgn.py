@@ -24,7 +24,7 @@ DECAYS = (0.0, 0.025, 0.0333, 0.05, 0.1, 0.333, 0.5)
 class Stepped(FairStrategy):
     """A method with a server step size that may fall over the run."""
 
-    default_weighting = "uniform"
+    default_weighting: ClassVar[str | None] = "uniform"
 
     def __init__(
         self,

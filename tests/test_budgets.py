@@ -48,7 +48,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_524
+WHOLE = 33_525
 """The most statements in all packages."""
 
 DOCS_WORDS = 36_900
