@@ -221,11 +221,11 @@ def federate(
     module = task.model()
     if settings.initial_weights and not list_checkpoints(CHECKPOINTS.path_in(path)):
         load_initial_weights(module, settings.initial_weights)
-    check_measured(settings, method.needs, task)
     asking = []
     if method.compares_groups:
         find_two_groups(task.groupings, task.classes)
         asking = [settings.method]
+    check_measured(settings, method.needs, task)
     warn_of_unstated(task, asking)
     measure = settings.best_model.replace("-", "_")
     with locked_folder(path, wait=deployed):
