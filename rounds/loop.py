@@ -257,17 +257,7 @@ class Rounds:
             frozen = frozenset(method.frozen)
             changing = {name: array for name, array in model.items() if name not in frozen}
             method.progress.average = method.progress.average.plus(changing)
-        method_terms = method.terms(number)
-        terms = Terms(
-            server_round=number,
-            measure=tuple(measure),
-            personal_lambda=method_terms.personal_lambda,
-            personal_parameters=method_terms.personal_parameters,
-            fine_tune_epochs=method_terms.fine_tune_epochs,
-            local_only=method_terms.local_only,
-            wire_dtype=method_terms.wire_dtype,
-            others=others or {},
-        )
+        terms = method.terms(number).for_evaluation(measure, others or {})
         current = self.current
         current.evaluators = ()
         if self.evaluates(number):

@@ -28,7 +28,15 @@ from .cohort import (
 from .compatibility import REQUIREMENTS
 from .defences import NONE, WEIGHING, Defence
 from .layout import Layout
-from .options import OPTIONS, Options as Options, checking
+from .options import (
+    CHANGING,
+    OPTIONS,
+    OWN_NAMES,
+    SENT_OPTIONS,
+    CommonOptions,
+    Options as Options,
+    checking,
+)
 from .progress import SERVER_OPTIMIZER, Average, NormHistory, Progress
 from .ranges import amounts_in, names_in, one_of, pairs_in, whole
 from .sampling import sample, sample_by
@@ -42,17 +50,6 @@ UNIFORM = "uniform"
 # The value of personal_steps with which personal parameters are trained first.
 HEAD_FIRST = "head-first"
 
-# The usual names of the parameters by which methods set common options themselves.
-OWN_NAMES = {"proximal_mu": "mu", "personal_lambda": "lam"}
-
-# Options that change something which a method may need, unless they have their default.
-CHANGING = {
-    "control_variates": compatibility.CONTROL_VARIATES,
-    "personal_parameters": compatibility.PERSONAL_PARAMETERS,
-    "fine_tune_epochs": compatibility.FINE_TUNING,
-    "wire_dtype": compatibility.WIRE_DTYPE,
-}
-
 # The number of negative coefficients: a metric of methods that declare it in `reports`.
 NEGATIVE_WEIGHTS = "negative-weights"
 
@@ -61,133 +58,14 @@ class DeclarationError(FairbloomError, TypeError):
     """A method's class declares an unknown value; the message names class and attribute."""
 
 
-class Method:
+class Method(CommonOptions):
     """A federated method: it maps a cohort of updates to one coefficient per update.
 
     Subclasses implement `weigh`. They name the metrics that they need in `needs`, and their prior
     in `default_weighting` (None: the method has none). What they keep between rounds is in
     `memory`, and in the rows that `remember` returns.
 
-    Parameters
-    ----------
-    fraction_train
-        Share of the clients online that train in a round: ⌈fraction · N⌉, counted exactly.
-    fraction_evaluate
-        The same for evaluation; 0 switches it off.
-    min_train_nodes
-        Minimum number of clients to draw for training.
-    min_evaluate_nodes
-        Minimum number of clients to draw for evaluation.
-    min_available_nodes
-        Number of clients to wait for before a round starts.
-    evaluate_every
-        Clients evaluate after every round that is a multiple of this, and after the last; 0: only
-        after the last.
-    seed
-        Clients are drawn by name, from (seed, round) only.
-    weighting
-        The prior p_k: n_k / Σ n or 1/m. Methods without a prior refuse it.
-    proximal_mu
-        Clients add (mu/2)‖x − w‖² to their loss.
-    personal_lambda
-        Above 0, clients also train a personal model, which is pulled towards w with this strength.
-    personal_parameters
-        Parameters that each client trains with the others and keeps for itself: `head` (the last
-        layer that is trained), `body` (all others), `norm` (parameters and statistics of
-        normalization layers), or patterns of names such as `fc2.*`, separated by spaces. Updates do
-        not have them.
-    personal_steps
-        "together", or "head-first": first the personal parameters with the others fixed, then the
-        others with the personal ones fixed (FedRep).
-    head_epochs
-        Passes over the local data for the personal parameters with "head-first".
-    fine_tune_epochs
-        Above 0, each client trains the model that it evaluates by this many passes over its local
-        data, is scored as with a personal model, and forgets it.
-    draw
-        "uniform", without replacement, or "examples": K draws with replacement by the clients'
-        numbers of examples (Wang et al., FedFV, Algorithm 1). A client that is drawn twice trains
-        once, and the prior p_k is its share of the draws.
-    prior
-        Weights of clients, as "a=2 b=1"; all others have 1. The prior p_k is a client's share of
-        the round's weights, in place of `weighting`.
-    server_optimizer
-        "avgm", "adagrad", "adam" or "yogi": the server uses the method's step as the gradient of a
-        momentum or adaptive step (see `rounds.server_optimizer`). A skipped round, or a round
-        without a step, leaves the momentum unchanged. "none": no server optimizer.
-    server_optimizer_lr : float above 0 or None, default None
-        Step size of the server optimizer. None: 1 for "avgm"; the others need a value.
-    server_optimizer_beta1
-        Share of the momentum that is kept from round to round.
-    server_optimizer_beta2
-        Share of the mean squared step that "adam" and "yogi" keep.
-    server_optimizer_tau
-        Number that "adagrad", "adam" and "yogi" add to the root of the squared steps.
-    control_variates
-        Whether clients correct their steps by control variates, which they and the server keep, as
-        in SCAFFOLD. Methods with weights that change from round to round refuse it: the correction
-        assumes the weights that it was computed with.
-    client_rule : import string, default none
-        A class of your own, such as my_module:MyRule, that corrects clients' local steps by a state
-        that they keep between rounds. The run's setting of the same name must have the same value.
-    wire_dtype
-        "bfloat16-updates": clients reply their updates rounded to bfloat16, and carry the rounding
-        error to their next update; "bfloat16": they get the model rounded, too. The server's own
-        model stays in float32. Methods with client state that follows from whole updates refuse it.
-    max_growth
-        A reply is refused if its num-examples (or the metric that `weighted_by_key` names) is more
-        than this many times that of the client's first usable reply in this run. It may shrink.
-    loss_limit
-        A reply is refused if the absolute value of a needed loss is more than this many times the
-        larger of 1 and the lower median of the round's otherwise usable replies. The limit is wide,
-        because a badly served client does have a high loss. The reply is refused and the loss not
-        capped, because a liar with a capped loss would keep the largest weight. The same limit
-        applies to reported learning rates and their sums, relative to the median of at least three
-        clients.
-    update_limit
-        A reply is refused if the norm of its update exceeds that of the received model, and this
-        many times the usual norm. The usual norm is r of `rounds.screening`, times the client's
-        examples over the round's lower median of these (at least 1 and at most 1000). A step is not
-        taken if its norm exceeds this many times the largest of the received model, the round's
-        longest used update and the longest step so far. With a server optimizer, this applies to
-        the method's step and not to the optimizer's, which follows from its step size. inf: no
-        limit.
-    defence
-        "clip" or "nnm": updates are changed before the method sees them; "krum", "trimmed-mean" or
-        "geometric-median": FedAvg's weights are replaced. See `rounds.defences`. "none": no
-        defence.
-    defence_tolerance
-        Number of hostile clients of a round that the defence tolerates, less than half of the
-        clients; 0: a quarter, and at least one.
-    enrolled_sizes : mapping of client names to int at least 1, default none
-        A reply is refused if its num-examples is more than the client's entry here; clients without
-        an entry are not limited.
-    unused_rounds
-        The run stops with an error after this many rounds in a row without a step, because no reply
-        could be used or each step was beyond the model's range; after this many rounds from the
-        first one on in which all replies are the model that was sent; or after this many evaluated
-        rounds in a row without a usable evaluation. 0: it never stops for this.
-    training_clients : names, default none
-        Only these clients train: they are drawn among these, and fractions are shares of them. All
-        clients evaluate. A round with none of them online is skipped. Without names, all train.
-    average_models
-        Whether the mean of the global models after each round so far is evaluated and saved instead
-        of the last one. A skipped round leaves it unchanged. Training continues from the last
-        model.
-    buffers : names of float arrays or None, default None
-        BatchNorm statistics: averaged by p_k and not part of the update. None: the float arrays
-        with names that end in running_mean or running_var; an empty sequence: no buffers.
-    shared : mapping of names of arrays to names of arrays, default none
-        Arrays that are the same parameter as another one (tied weights), which counts once.
-    frozen : names of arrays, default none
-        Parameters that no client trains: they stay unchanged, and are not part of the update. A
-        reply may omit them, and is refused if it has other values of them.
-    weighted_by_key, arrayrecord_key, configrecord_key
-        As in Flower's FedAvg, with its defaults.
-    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : function or None, default None
-        As in Flower's FedAvg: called with the contents of the used replies, in the order of client
-        names, and `weighted_by_key`. Its result replaces the means of the metrics; None: the means
-        of the metrics of all replies.
+    Its parameters are those of `Options`.
 
     Raises
     ------
@@ -201,8 +79,6 @@ class Method:
     """Whether the method may draw clients by their examples although it has no prior."""
     fixed_weights: ClassVar[bool] = False
     """Whether the weights are the prior in every round: control variates are then possible."""
-    own_terms: ClassVar[frozenset[str]] = frozenset()
-    """Common options that the method sets by another parameter and therefore refuses."""
     lost_to_server_optimizers: ClassVar[str] = ""
     """A property of the method's step that a server optimizer breaks, as it turns or stretches the
     step."""
@@ -233,50 +109,30 @@ class Method:
             name: option.checked(options.get(name, option.default), called=name)
             for name, option in OPTIONS.items()
         }
-        self.fraction_train: float = plain["fraction_train"]
-        self.fraction_evaluate: float = plain["fraction_evaluate"]
-        self.min_train_nodes: int = plain["min_train_nodes"]
-        self.min_evaluate_nodes: int = plain["min_evaluate_nodes"]
-        self.min_available_nodes: int = plain["min_available_nodes"]
-        self.evaluate_every: int = plain["evaluate_every"]
-        self.seed: int = plain["seed"]
+        # The options as they are given; the lines below refine some of them.
+        for name, value in plain.items():
+            setattr(self, name, value)
         self.weighting = self._checked_weighting(options.get("weighting"))
-        self.proximal_mu: float = plain["proximal_mu"]
-        self.personal_lambda: float = plain["personal_lambda"]
         self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
         if self.server_optimizer is not None and self.server_optimizer.name == AVGM:
             self.check_fit(compatibility.SERVER_MOMENTUM, "server_optimizer", AVGM)
-        self.control_variates: bool = plain["control_variates"]
-        self.personal_parameters: str = plain["personal_parameters"]
-        self.fine_tune_epochs: int = plain["fine_tune_epochs"]
-        self.client_rule: str = plain["client_rule"]
-        self.wire_dtype: str = plain["wire_dtype"]
-        # Before the draw: control variates that a method refuses are no reason to refuse a draw.
+        # Before the draw: an option that a method refuses is no reason to refuse a draw.
         for name, option in CHANGING.items():
             if plain[name] != OPTIONS[name].default:
                 self.check_fit(option, name, plain[name])
         self.head_epochs = self._checked_head_epochs(plain)
         self.draw = self._checked_draw(plain["draw"], options.get("weighting"))
-        self.max_growth: float = plain["max_growth"]
-        self.loss_limit: float = plain["loss_limit"]
-        self.update_limit: float = plain["update_limit"]
         self.defence = self._checked_defence(plain)
-        self.prior: str = plain["prior"]
         self.prior_weights = self._checked_prior(options.get("weighting"))
-        self.unused_rounds: int = plain["unused_rounds"]
         self.enrolled_sizes = {
             name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
             for name, size in (pairs_in(enrolled_sizes=options.get("enrolled_sizes")) or {}).items()
         }
         self.training_clients = names_in(training_clients=options.get("training_clients", ()))
-        self.average_models: bool = plain["average_models"]
         buffers = options.get("buffers")
         self.buffers = None if buffers is None else names_in(buffers=buffers)
         self.shared: dict[str, str] = pairs_in(shared=options.get("shared")) or {}
         self.frozen = names_in(frozen=options.get("frozen", ()))
-        self.weighted_by_key: str = plain["weighted_by_key"]
-        self.arrayrecord_key: str = plain["arrayrecord_key"]
-        self.configrecord_key: str = plain["configrecord_key"]
         self.train_metrics_aggr_fn = options.get("train_metrics_aggr_fn")
         self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn")
 
@@ -499,19 +355,7 @@ class Method:
 
     def terms(self, server_round: int) -> Terms:
         """Return the terms of the clients' local work."""
-        personal = self.personal_lambda > 0.0
-        return Terms(
-            server_round=server_round,
-            proximal_mu=self.proximal_mu,
-            personal_lambda=self.personal_lambda if personal else None,
-            personal_epochs=1 if personal else None,
-            personal_parameters=self.personal_parameters,
-            head_epochs=self.head_epochs,
-            fine_tune_epochs=self.fine_tune_epochs,
-            control_variates=self.control_variates,
-            client_rule=self.client_rule,
-            wire_dtype=self.wire_dtype,
-        )
+        return Terms.of_options(server_round, {name: getattr(self, name) for name in SENT_OPTIONS})
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
         """Return the clients that train, drawn from the free ones, in ascending order.

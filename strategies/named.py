@@ -7,8 +7,7 @@ from typing import Any
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, Value, key_of, parsed
-from fairbloom.rounds.method import OWN_NAMES
-from fairbloom.rounds.options import OPTIONS
+from fairbloom.rounds.options import OPTIONS, OWN_NAMES
 
 from .registry import METHODS, canonical, find_method
 from .strategy import FairStrategy

@@ -49,7 +49,7 @@ WITH_STATE = "with-state"
 
 
 class FairStrategy(Method, Strategy):
-    """A method as a Flower strategy; parameters are those of Method.
+    """A method as a Flower strategy; parameters are those of `Options`.
 
     Flower's hooks take the steps of a round one by one, so that strategies such as Flower's for
     differential privacy can wrap them; `start` calls them in turn. A user-defined method is a

@@ -2,12 +2,18 @@
 attribute."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol import options
+from fairbloom.protocol.parameters import Meaning, Neutral
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.terms import RULES, Terms
 from fairbloom.rounds.method import Cohort, FloatArray, MethodError
+from fairbloom.rounds.options import OptionsWithoutPrior
 from fairbloom.strategies import FairStrategy, FedAvg
 from tests.federation import OPTIONS, run
 
@@ -74,3 +80,28 @@ def test_an_empty_draw_and_a_stranger_are_errors_by_name() -> None:
         "site-1",
         "site-4",
     )
+
+
+DECLARED = {
+    name: given
+    for name, given in get_type_hints(OptionsWithoutPrior, include_extras=True).items()
+    if any(isinstance(each, Meaning) for each in get_args(given))
+}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_an_option_is_declared_once(name: str) -> None:
+    """The options of methods, the settings and the terms add only its name to the declaration."""
+    (alias,) = [
+        each
+        for each in vars(options).values()
+        if set(get_args(each)[1:]) and set(get_args(each)) <= set(get_args(DECLARED[name]))
+    ]
+    hints = get_type_hints(RunSettings, include_extras=True)
+    assert hints[name] == alias
+    assert RunSettings.model_fields[name].default == options.default_of(alias)
+    neutral = [each.value for each in get_args(alias) if isinstance(each, Neutral)]
+    assert [each.default for each in fields(Terms) if each.name == name] == neutral
+    asked = [rule for rule in RULES if name in rule.names]
+    assert len(asked) == len(neutral)
+    assert hasattr(FedAvg(), name)

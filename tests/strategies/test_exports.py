@@ -11,7 +11,7 @@ import pytest
 from fairbloom import strategies
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import described
-from fairbloom.rounds.method import Method
+from fairbloom.rounds.options import Options
 from fairbloom.strategies import (
     METHODS,
     FairStrategy,
@@ -75,7 +75,7 @@ def test_the_docstring_has_formula_source_and_own_parameters(subtests: pytest.Su
 
 
 def test_the_common_options_are_documented_once() -> None:
-    assert set(described(inspect.getdoc(Method) or "")) == strategies.Options.__optional_keys__
+    assert set(described(inspect.getdoc(Options) or "")) == Options.__optional_keys__
 
 
 # Names --------------------------------------------------------------------------------------------
