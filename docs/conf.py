@@ -89,8 +89,15 @@ def say_ranges(
     else:
         return
     for place, line in enumerate(lines):
-        if (parameter := known.get(line)) is not None:
+        if (parameter := known.pop(line, None)) is not None:
             lines[place] = f"{line} : {parameter.range}, default {parameter.default}"
+    if known and obj is not Options:  # options of several methods, with a meaning of their own
+        lines += ["", "Parameters", "----------"]
+        for name, parameter in known.items():
+            lines += [
+                f"{name} : {parameter.range}, default {parameter.default}",
+                f"    {parameter.description}.",
+            ]
 
 
 def setup(app: Sphinx) -> None:

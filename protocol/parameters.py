@@ -316,8 +316,7 @@ def parameters_of(
     meanings = described(inspect.getdoc(declared) or "")
     found = []
     is_class = isinstance(declared, type)
-    # The annotations of a wrapped function have the ranges.
-    function = inspect.unwrap(declared.__init__ if is_class else declared)
+    function = declared.__init__ if is_class else declared
     arguments = list(inspect.signature(function, eval_str=True).parameters.values())
     for argument in arguments[skipped + is_class :]:
         if argument.kind is inspect.Parameter.VAR_KEYWORD:  # the options that all methods have

@@ -79,6 +79,8 @@ class Method(CommonOptions):
     """Whether the method may draw clients by their examples although it has no prior."""
     fixed_weights: ClassVar[bool] = False
     """Whether the weights are the prior in every round: control variates are then possible."""
+    own_terms: ClassVar[frozenset[str]] = frozenset()
+    """Common options that the method sets by another parameter and therefore refuses."""
     lost_to_server_optimizers: ClassVar[str] = ""
     """A property of the method's step that a server optimizer breaks, as it turns or stretches the
     step."""

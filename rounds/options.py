@@ -2,8 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
-from typing import Annotated, Any, ClassVar, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, TypedDict, cast, get_args, get_type_hints, is_typeddict
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol import options as of_runs
@@ -241,8 +242,7 @@ OWN_NAMES = {"proximal_mu": "mu", "personal_lambda": "lam"}
 class CommonOptions:
     """The attributes of a method that hold common options as they were given."""
 
-    own_terms: ClassVar[frozenset[str]] = frozenset()
-    """Common options that the method sets by another parameter and therefore refuses."""
+    own_terms: ClassVar[frozenset[str]]
     fraction_train: float
     fraction_evaluate: float
     min_train_nodes: int
@@ -284,7 +284,7 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(construct)
     def checked(self: object, *values: Any, **named: Any) -> None:
-        declared = arguments_of(construct)
+        declared = arguments_of(checked)
         # Raises TypeError for positional values of keyword-only parameters, before any check.
         inspect.signature(construct).bind_partial(self, *values)
 
@@ -302,4 +302,41 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
                 "super().__init__(**options): call it first"
             )
 
+    # A signature with names that only a type checker imports stays as it is.
+    with suppress(NameError):
+        checked.__signature__ = expand_signature(construct)  # type: ignore[attr-defined]
     return checked
+
+
+def added_options(extended: Any) -> dict[str, Any]:
+    """Return the annotations of the options that a TypedDict adds to Options, by name."""
+    declared = get_type_hints(extended, include_extras=True)
+    return {name: declared[name] for name in declared if name not in Options.__optional_keys__}
+
+
+def split_options(extended: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], Options]:
+    """Return the values of the options that a TypedDict adds, or their defaults, and the others."""
+    common = {**given}
+    added = {
+        name: common.pop(name, of_runs.default_of(annotation))
+        for name, annotation in added_options(extended).items()
+    }
+    return added, cast(Options, common)
+
+
+def expand_signature(construct: Callable[..., None]) -> inspect.Signature:
+    """Return a constructor's signature, with the options that its TypedDict adds as parameters."""
+    signature = inspect.signature(construct, eval_str=True)
+    *others, last = signature.parameters.values()
+    (extended,) = get_args(last.annotation) or (None,)
+    added = added_options(extended) if is_typeddict(extended) else {}
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=of_runs.default_of(annotation),
+            annotation=annotation,
+        )
+        for name, annotation in added.items()
+    ]
+    return signature.replace(parameters=[*others, *parameters, last])

@@ -4,11 +4,11 @@ from typing import Annotated, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import NonNegative, Positive, Range, within
+from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.rounds.ranges import NonNegative, Range, within
 
 from .descent import CommonDescent
-from .fedavgn import DECAY_EVERY, STAIRCASE, Schedule, Stepped
+from .fedavgn import StepOptions, Stepped
 from .guidance import NOTHING_COMMON
 from .simplex import shortest_combination
 
@@ -40,15 +40,6 @@ class FairMOO(CommonDescent, Stepped):
         Largest variance V of the losses at which the mean loss is lowered.
     length
         Norm ℓ of a step; 0 or None: the mean norm of the updates that are not zero.
-    server_lr
-        Factor η of the norm.
-    decay
-        Share of this factor that is left at the end of the run; 0: no decay.
-    decay_every
-        Number of rounds after which a decaying factor falls, with the schedule staircase.
-    server_schedule
-        How the factor falls: staircase, exponential (in every round), or inverse, which is
-        2 server_lr / (t + 1) in round t, from 1, and needs no decay.
 
     Reductions: with equal losses, the direction of FedMGDA with `epsilon=1`. A single client's
     update is the step.
@@ -71,19 +62,9 @@ class FairMOO(CommonDescent, Stepped):
         *,
         tolerance: NonNegative = 0.006,
         length: Annotated[float | None, Range("[0, inf)")] = None,
-        server_lr: Positive = 1.0,
-        decay: Annotated[float, Range("[0, 1]")] = 0.0,
-        decay_every: Annotated[int, Range("[1, inf)")] = DECAY_EVERY,
-        server_schedule: Schedule = STAIRCASE,
-        **options: Unpack[Options],
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            server_lr=server_lr,
-            decay=decay,
-            decay_every=decay_every,
-            server_schedule=server_schedule,
-            **options,
-        )
+        super().__init__(**options)
         self.tolerance = tolerance
         self.length = None if length is None else within("[0, inf)", length=length) or None
 
