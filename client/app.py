@@ -109,7 +109,7 @@ def train(message: Message, context: Context) -> Message:
         content = RecordDict({wire.ARRAYS: record(update.arrays, local.states)})
         content[wire.METRICS] = metrics
         if update.second:
-            content[update.record] = record(update.second, ClientStates(None))
+            content[update.record] = record(update.second, ClientStates())
         save_states(context, local.states.in_memory)
         if terms.work:
             content[wire.CLIENT] = ConfigRecord({wire.HONOURS: SUPPORTED.wire_keys})

@@ -15,6 +15,7 @@ from fairbloom.errors import ReportableError, join_names
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
+from fairbloom.system.versions import Versions
 from fairbloom.tasks import Splits, Task, find_task, load_task
 from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.score import count_classes, has_two_classes
@@ -24,7 +25,7 @@ from .device import choose_device
 from .guard.disclosure import Gate
 from .guard.evaluated_model import keep_preprocessing
 from .metrics import ON_TESTS, TRAIN, Measurement
-from .states import PERSONAL, ClientStates, StateDict, Version, folder_of
+from .states import PERSONAL, ClientStates, StateDict, Version, explain_disk_errors, folder_of
 from .training import measure, with_channels_last
 
 Metrics = dict[str, int | float]
@@ -87,7 +88,9 @@ class LocalClient:
         keep_preprocessing(folder, task, (key,))
         splits = task.splits(key)
         gate = None if min_rows is None else Gate(min_rows, task, splits)
-        own_states = ClientStates(folder, states)
+        with explain_disk_errors("read from"):
+            files = None if folder is None else Versions(folder)
+        own_states = ClientStates(files, in_memory=states)
         return cls(name or key, key, settings, task, splits, model, own_states, gate)
 
     def describe_tests(self) -> Metrics:

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairbloom.client.archive import Archive, ArchivedStates
 from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.client.states import ClientStates, folder_of
 from fairbloom.client.training import EVALUATION_BATCH, outputs_of, seeded
@@ -42,6 +41,7 @@ from fairbloom.server.run_folder.files import (
 )
 from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.system.files import whole_file
+from fairbloom.system.versions import Versions
 from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.datasets.store import digest_of
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
@@ -449,7 +449,9 @@ def _personal_arrays(
 
     It has what the client does not keep, such as frozen parameters, from the global model.
     """
-    states = ClientStates(own) if read_kept(folder) else ArchivedStates(client, Archive(own.parent))
+    states = ClientStates(Versions(own.parent), client)
+    if read_kept(folder):  # a device has the states of one client
+        states = ClientStates(Versions(own))
     found = states.find(PERSONAL_MODEL, before=sys.maxsize)
     if found is None:
         raise FairbloomError(

@@ -204,7 +204,7 @@ class Workers:
     ) -> Reply:
         """Compute a client; leave its models in the shared memory."""
         states = {name: {made: tensors_of(arrays)} for name, (made, arrays) in starts.items()}
-        local = replace(self._find_client(job.name), states=ClientStates(None, states))
+        local = replace(self._find_client(job.name), states=ClientStates(in_memory=states))
         if work == "evaluate":
             return Reply(job.row, evaluate_client(local, received, job.terms), {}, {})
         update = train_client(local, received, job.terms, vectors)

@@ -18,6 +18,9 @@ from fairbloom.system.versions import Step, Versions
 
 from ..rules.personal import PersonalParameters
 
+# The key of the versions of a context's state.
+STATE = "context"
+
 # The record of the context that holds the arrays which the client keeps for itself.
 RECORD = f"kept:{wire.PERSONAL}"
 
@@ -40,14 +43,14 @@ def keep_context(message: Message, context: Context, handler: ClientAppCallable)
     step = Step(int(str(config["server-round"])), work)
     before = b""
     if versions is not None:
-        found = versions.rewind(step)
+        found = versions.rewind(STATE, step)
         before = b"" if found is None else found[1]
         context.state = deserialize(before) if before else RecordDict()
     reply = handler(message, context)
     if reply.has_error():
         return reply
     if versions is not None and (after := serialize(context.state)) != before:
-        versions.save(step, after)
+        versions.save(STATE, step, after)
     about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
     is_lost = bool(context.state) and versions is None
     reply.content[wire.CLIENT] = ConfigRecord({**about, wire.CONTEXT_STATE: is_lost})

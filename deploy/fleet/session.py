@@ -43,6 +43,9 @@ GROUP = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})")
 
 LOST = "the last reply is lost"
 
+# The key of the versions of an app's state.
+STATE = "context"
+
 
 class Contexts:
     """Flower's `Context.state` of each run's app, in files that survive a restart.
@@ -59,7 +62,7 @@ class Contexts:
         """Return the state with which the work on a message begins, or b""."""
         key, step = find_step(head)
         versions = Versions(self._folder / key)
-        found = versions.last() if step is None else versions.rewind(step)
+        found = versions.last(STATE) if step is None else versions.rewind(STATE, step)
         if found is None:
             return b""
         made, state = found
@@ -73,9 +76,9 @@ class Contexts:
         key, step = find_step(head)
         versions = Versions(self._folder / key)
         if step is None:
-            last = versions.last()
+            last = versions.last(STATE)
             step = FIRST if last is None else last[0]
-        versions.save(step, state)
+        versions.save(STATE, step, state)
         folders = [each for each in self._folder.iterdir() if each.is_dir()]
         folders.sort(key=lambda each: each.stat().st_mtime)
         for folder in folders[:-KEPT_RUNS]:

@@ -1,5 +1,6 @@
 """What a client reaches alone: found once, from the first model that it receives, and kept."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from fairbloom.client.rules import baseline
 from fairbloom.client.rules.baseline import has_settled
 from fairbloom.client.states import folder_of
+from fairbloom.system.versions import Step, Versions
 from fairbloom.tasks import load_task
 
 from .helpers import ask, context, fresh, run_config
@@ -139,4 +141,4 @@ def test_a_server_that_goes_back_has_another_baseline_made(
             assert found["loss-baseline"] == early["loss-baseline"]
     folder = folder_of(config, "client-1")
     assert folder is not None
-    assert [path.name for path in (folder / "baseline").iterdir()] == ["2.safetensors"]
+    assert Versions(folder).steps(json.dumps(["", "baseline"])) == [Step(2)]

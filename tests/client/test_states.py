@@ -1,5 +1,6 @@
 """The states of clients: their folders, atomic writes, and damaged files."""
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from fairbloom.client.states import PERSONAL, ClientStates, StateDict, folder_na
 from fairbloom.errors import ReportableError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from fairbloom.system.versions import Versions
 from tests.tasks.tables import csv_of
 
 HOSTILE = (
@@ -35,7 +37,7 @@ def model_of(value: float) -> StateDict:
 
 
 def stored(folder: Path, *rounds: int) -> ClientStates:
-    personal = ClientStates(folder)
+    personal = ClientStates(Versions(folder))
     for number in rounds:
         personal.keep(PERSONAL, number, model_of(float(number)))
     return personal
@@ -89,8 +91,8 @@ def test_a_damaged_model_is_passed_over_for_the_one_before_it(
     caplog: pytest.LogCaptureFixture,
     subtests: pytest.Subtests,
 ) -> None:
-    stored(tmp_path / "whole", 4)
-    content = (tmp_path / "whole" / "4.safetensors").read_bytes()
+    stored(tmp_path / "whole", 3, 4)
+    content = (tmp_path / "whole" / "2.versions").read_bytes()
     half = len(content) - 20
     flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
     for place, damaged in enumerate(
@@ -99,16 +101,16 @@ def test_a_damaged_model_is_passed_over_for_the_one_before_it(
         with subtests.test(place=place, damaged=damaged):
             folder = tmp_path / str(place)
             stored(folder, 3, 4)
-            (folder / "4.safetensors").write_bytes(damaged)
+            (folder / "2.versions").write_bytes(damaged)
             caplog.clear()
             with caplog.at_level(logging.WARNING, "flwr"):
-                found = ClientStates(folder).find(PERSONAL, 5)
+                found = ClientStates(Versions(folder)).find(PERSONAL, 5)
             assert found is not None
             assert found.made == 3
             assert torch.equal(found.state["weight"], torch.full((3, 4), 3.0))
-            assert "4.damaged is damaged" in caplog.text
-    (folder / "3.safetensors").write_bytes(b"")
-    assert ClientStates(folder).find(PERSONAL, 5) is None
+            assert "2.versions is damaged" in caplog.text
+    (folder / "1.versions").write_bytes(b"")
+    assert ClientStates(Versions(folder)).find(PERSONAL, 5) is None
 
 
 def test_a_model_is_on_the_disk_before_it_has_its_name(
@@ -132,12 +134,12 @@ def test_a_model_is_on_the_disk_before_it_has_its_name(
     monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(Path, "replace", renamed)
     stored(tmp_path / "run" / "site-a", 1)
-    draft = ".1.safetensors.draft"
+    draft = ".1.versions.draft"
     assert done == [
         f"sync {tmp_path.name}",
         "sync run",
         f"sync {draft}",
-        "rename to 1.safetensors",
+        "rename to 1.versions",
         "sync site-a",
     ]
 
@@ -146,7 +148,7 @@ def test_a_write_that_is_cut_off_leaves_the_earlier_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     personal = stored(tmp_path, 1, 2)
-    (tmp_path / ".3.safetensors.draft").write_bytes(b"of a killed process")
+    (tmp_path / ".3.versions.draft").write_bytes(b"of a killed process")
 
     def full(opened: int) -> None:
         raise OSError(28, "No space left on device")
@@ -155,23 +157,26 @@ def test_a_write_that_is_cut_off_leaves_the_earlier_models(
         disk.setattr(os, "fsync", full)
         with pytest.raises(ReportableError, match="No space left"):
             personal.keep(PERSONAL, 3, model_of(3.0))
-    restarted = ClientStates(tmp_path)
+    restarted = ClientStates(Versions(tmp_path))
     assert value_of(restarted.at(PERSONAL, 2)) == 2.0
     assert restarted.at(PERSONAL, 3) is None
-    (tmp_path / ".3.safetensors.draft").write_bytes(b"of a killed process")
+    (tmp_path / ".3.versions.draft").write_bytes(b"of a killed process")
     restarted.keep(PERSONAL, 3, model_of(3.0))
     assert {path.name for path in tmp_path.iterdir()} == {
-        "1.safetensors",
-        "2.safetensors",
-        "3.safetensors",
+        "1.versions",
+        "2.versions",
+        "3.versions",
     }
 
 
 # Versions that go on from the one that the server has used ----------------------------------------
 
 
-def rounds_in(folder: Path) -> set[int]:
-    return {int(path.stem) for path in folder.glob("*.safetensors")}
+def rounds_in(folder: Path, name: str = PERSONAL) -> set[int]:
+    """Return the rounds of the versions in a client's folder, one file each."""
+    steps = Versions(folder).steps(json.dumps(["", name]))
+    assert len([*folder.glob("*.versions")]) <= 6
+    return {step.round for step in steps}
 
 
 def value_of(state: StateDict | None) -> float | None:
@@ -179,46 +184,46 @@ def value_of(state: StateDict | None) -> float | None:
 
 
 def test_the_versions_before_and_after_the_last_reply_are_kept(tmp_path: Path) -> None:
-    kept = ClientStates(tmp_path)
+    kept = ClientStates(Versions(tmp_path))
     for number, origin in ((1, 0), (4, 1), (6, 4)):
         kept.keep(PERSONAL, number, model_of(float(number)), origin)
     assert list(kept.in_memory[PERSONAL]) == [4, 6]
-    restarted = ClientStates(tmp_path)
+    restarted = ClientStates(Versions(tmp_path))
     found = [value_of(restarted.at(PERSONAL, made)) for made in (4, 6, 5, 0)]
     assert found == [4.0, 6.0, None, None]
 
 
 def test_a_reply_that_was_not_used_leaves_no_version_behind(tmp_path: Path) -> None:
     """Three replies of rounds 2 to 4 that are lost or refused, one after the other."""
-    kept = ClientStates(tmp_path)
+    kept = ClientStates(Versions(tmp_path))
     for number, origin in ((1, 0), (2, 1), (3, 1), (4, 1)):
         kept.keep(PERSONAL, number, model_of(10.0 * number + origin), origin)
     assert list(kept.in_memory[PERSONAL]) == [1, 4]
     assert rounds_in(tmp_path) == {1, 4}
-    restarted = ClientStates(tmp_path)
+    restarted = ClientStates(Versions(tmp_path))
     assert value_of(restarted.at(PERSONAL, 1)) == 10.0
     assert restarted.at(PERSONAL, 2) is restarted.at(PERSONAL, 3) is None
 
 
 def test_a_server_that_goes_back_finds_the_version_it_had_used(tmp_path: Path) -> None:
-    kept = ClientStates(tmp_path)
+    kept = ClientStates(Versions(tmp_path))
     for number in range(1, 6):
         kept.keep(PERSONAL, number, model_of(float(number)), origin=number - 1)
     assert rounds_in(tmp_path) == {3, 4, 5}
-    back = ClientStates(tmp_path)
+    back = ClientStates(Versions(tmp_path))
     assert value_of(back.at(PERSONAL, 3)) == 3.0
     back.keep(PERSONAL, 4, model_of(40.0), origin=3)
     assert rounds_in(tmp_path) == {3, 4}
-    assert value_of(ClientStates(tmp_path).at(PERSONAL, 4)) == 40.0
+    assert value_of(ClientStates(Versions(tmp_path)).at(PERSONAL, 4)) == 40.0
 
 
 def test_a_client_keeps_few_versions(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    states = ClientStates(tmp_path)
+    states = ClientStates(Versions(tmp_path))
     for number in range(1, 10):
         with subtests.test(number=number):
             states.keep("rule", number, model_of(float(number)), origin=number - 1)
             states.keep(PERSONAL, number, model_of(float(number)))
-            assert len(rounds_in(tmp_path / "rule")) <= 3
+            assert len(rounds_in(tmp_path, "rule")) <= 3
             assert len(rounds_in(tmp_path)) <= 3
     assert {name: list(versions) for name, versions in states.in_memory.items()} == {
         "rule": [8, 9],
@@ -228,12 +233,12 @@ def test_a_client_keeps_few_versions(tmp_path: Path, subtests: pytest.Subtests) 
 
 def test_all_that_a_client_keeps_goes_through_flowers_context() -> None:
     where = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    states = ClientStates(None)
+    states = ClientStates()
     states.keep(PERSONAL, 1, model_of(1.0))
     states.keep("rule", 1, model_of(0.1), origin=0)
     states.keep("baseline", 1, {"loss": torch.tensor(0.1, dtype=torch.float64)})
     save_states(where, states.in_memory)
-    there = ClientStates(None, load_states(where))
+    there = ClientStates(in_memory=load_states(where))
     for number in (2, 3):
         there.keep(PERSONAL, number, model_of(float(number)))
         there.keep("rule", number, model_of(number / 10.0), origin=1)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import fairbloom
-from fairbloom.client.archive import Archive, ArchivedStates
-from fairbloom.client.states import PERSONAL
+from fairbloom.client.states import PERSONAL, ClientStates
 from fairbloom.prediction.predictor import load_predictor
+from fairbloom.system.versions import Versions
 
 from .made import copy_to_device
 
@@ -29,7 +29,7 @@ def test_the_whole_model_predicts_as_it_was_measured(
     run: fairbloom.Run, subtests: pytest.Subtests
 ) -> None:
     (states,) = (run.folder / "clients").iterdir()
-    kept = ArchivedStates(CLIENT, Archive(states)).find(PERSONAL, before=3)
+    kept = ClientStates(Versions(states), CLIENT).find(PERSONAL, before=3)
     model = run.model(CLIENT, "personal").state_dict()
     assert kept is not None
     assert model.keys() - kept.state.keys() == {name for name in model if name.startswith("first")}

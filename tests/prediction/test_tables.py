@@ -270,8 +270,8 @@ def test_a_damaged_personal_model_is_named(
 ) -> None:
     copied = fairbloom.load(shutil.copytree(together.folder, tmp_path / "copied"))
     # on a slow machine there is an earlier one
-    for file in (copied.folder / "clients").rglob("*.safetensors"):
-        file.write_bytes(file.read_bytes()[:-1])
+    for file in (copied.folder / "clients").rglob("*.versions"):
+        file.write_bytes(file.read_bytes()[:-9])
     said = refused(copied, model="personal", client="west")
     assert f"{file} is damaged" in caplog.text
     assert "has no personal model: " in said

@@ -1,6 +1,7 @@
 """The model that each device keeps: the last one that it evaluated, which is the final one after
 the run."""
 
+import json
 import logging
 import stat
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from fairbloom.server.app import main
 from fairbloom.server.run_folder.files import BEST, CLIENTS, CONFIG, MODEL, ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.system.versions import Versions
 from fairbloom.tasks import load_task
 from tests.rounds.test_frozen import Elsewhere
 
@@ -130,7 +132,7 @@ def test_the_state_folder_predicts_as_the_run_does(ended: Path, subtests: pytest
                 " by the model of round 2 of 2" if model == "last" else ""
             )
             (own,) = (ended / "1").glob("*/client-1")
-            assert (own / "2.safetensors").exists()
+            assert Versions(own).last(json.dumps(["", "personal"]))
             of_run = load_predictor(ended / "run")
             assert (found.outputs(inputs) == of_run.outputs(inputs)).all() == (model == "last")
 
