@@ -18,7 +18,6 @@ from ..study import Study
 from .caveats import SharedData, caveats_of_comparison
 from .compared_scores import ComparedScores, personal_label, tabulate
 from .differences import Difference, difference_of
-from .federations import Federation, find_federation
 from .group_scores import GroupReport
 from .measures import AGAINST_BASELINE, CLIENT
 from .presentation import Shown
@@ -193,16 +192,6 @@ class Comparison(ComparedScores, Shown):
     def verdict(self) -> Verdict:
         """The findings in sentences."""
         return verdict_of(self)
-
-    @cached_property
-    def federation(self) -> Federation | None:
-        """Which kind of federation it is, by the first runs of FedAvg that measured it."""
-        found = (
-            find_federation(by_seed)
-            for label in (self.baseline, *self.runs)
-            if (by_seed := self.runs.get(label)) and by_seed[0].method == "fedavg"
-        )
-        return next(filter(None, found), None)
 
     @cached_property
     def table(self) -> "pandas.DataFrame":
