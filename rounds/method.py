@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.effects import WithoutEffect, explain_without_effect
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.parameters import arguments_of
 from fairbloom.protocol.streams import generator
@@ -122,10 +123,12 @@ class Method(CommonOptions):
         for name, option in CHANGING.items():
             if plain[name] != OPTIONS[name].default:
                 self.check_fit(option, name, plain[name])
-        self.head_epochs = self._checked_head_epochs(plain)
-        self.draw = self._checked_draw(plain["draw"], options.get("weighting"))
+        first = plain["personal_steps"] == HEAD_FIRST
+        self.head_epochs: int | None = plain["head_epochs"] if first else None
+        self.draw = self._checked_draw(plain["draw"])
         self.defence = self._checked_defence(plain)
         self.prior_weights = self._checked_prior(options.get("weighting"))
+        self._check_effects({**plain, "weighting": options.get("weighting")})
         self.enrolled_sizes = {
             name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
             for name, size in (pairs_in(enrolled_sizes=options.get("enrolled_sizes")) or {}).items()
@@ -173,33 +176,22 @@ class Method(CommonOptions):
             weighting = self.default_weighting or "uniform"
         return one_of(("examples", "uniform"), weighting=weighting)
 
-    def _checked_draw(self, draw: str, weighting: str | None) -> str:
+    def _checked_draw(self, draw: str) -> str:
         if draw == UNIFORM:
             return draw
-        if weighting:
-            raise ValueError(
-                f"weighting = {weighting!r} has no effect with draw = {draw!r}, by which a client's"
-                " prior is its share of the draws: leave one of them out"
-            )
         self.check_fit(compatibility.DRAW, "draw", draw)
         self.requires = self.requires | {compatibility.ROSTER}
         return draw
 
     def _checked_defence(self, plain: Mapping[str, Any]) -> Defence | None:
         name = plain["defence"]
-        tolerance = plain["defence_tolerance"]
         if name == NONE:
-            if tolerance:
-                raise ValueError(
-                    f"defence_tolerance = {tolerance} has no effect: name a defence by defence, as"
-                    " in nnm"
-                )
             return None
         if name in WEIGHING:
             self.check_fit(compatibility.OTHER_WEIGHTS, "defence", name)
         else:
             self.check_fit(compatibility.MIXED_UPDATES, "defence", name)
-        return Defence(name, tolerance)
+        return Defence(name, plain["defence_tolerance"])
 
     def _checked_prior(self, weighting: str | None) -> dict[str, float]:
         """Return the user's weights of clients, empty without any."""
@@ -226,22 +218,41 @@ class Method(CommonOptions):
             return np.array([self.prior_weights.get(name, 1.0) for name in names])
         return np.array(examples if self.weighting == "examples" else [1.0] * len(names))
 
-    def _checked_head_epochs(self, plain: Mapping[str, Any]) -> int | None:
-        """Return the passes for personal parameters that are trained first, None if none are."""
-        steps = plain["personal_steps"]
-        epochs: int = plain["head_epochs"]
-        if steps == HEAD_FIRST and self.personal_parameters:
-            return epochs
-        if steps == HEAD_FIRST:
-            raise ValueError(
-                f"personal_steps = {steps!r} has no effect: name parameters by"
-                " personal_parameters, as in head"
-            )
-        if epochs != OPTIONS["head_epochs"].default:
-            raise ValueError(
-                f"head_epochs = {epochs} has no effect: set personal_steps to {HEAD_FIRST!r}"
-            )
-        return None
+    def _check_effects(self, given: Mapping[str, Any]) -> None:
+        """Raise ValueError if an option has no effect with the others."""
+        changed = {
+            name: f"{name} = {value!r}"
+            for name, value in given.items()
+            if value != (OPTIONS[name].default if name in OPTIONS else None)
+        }
+        rules = (
+            WithoutEffect(
+                ("defence_tolerance",),
+                self.defence is None,
+                "",
+                "name a defence by defence, as in nnm",
+            ),
+            WithoutEffect(
+                ("personal_steps",),
+                not self.personal_parameters,
+                "",
+                "name parameters by personal_parameters, as in head",
+            ),
+            WithoutEffect(
+                ("head_epochs",),
+                given["personal_steps"] != HEAD_FIRST,
+                "",
+                f"set personal_steps to {HEAD_FIRST!r}",
+            ),
+            WithoutEffect(
+                ("weighting",),
+                self.draw != UNIFORM,
+                f" with draw = {self.draw!r}, by which a client's prior is its share of the draws",
+                "leave one of them out",
+            ),
+        )
+        if error := explain_without_effect(changed, rules):
+            raise ValueError(error)
 
     def check_fit(self, option: compatibility.Option, name: str, value: object) -> None:
         """Raise ValueError if an option changes something that the method needs.

@@ -328,8 +328,8 @@ def expand_signature(construct: Callable[..., None]) -> inspect.Signature:
     """Return a constructor's signature, with the options that its TypedDict adds as parameters."""
     signature = inspect.signature(construct, eval_str=True)
     *others, last = signature.parameters.values()
-    (extended,) = get_args(last.annotation) or (None,)
-    added = added_options(extended) if is_typeddict(extended) else {}
+    unpacked = get_args(last.annotation) if last.kind is last.VAR_KEYWORD else ()
+    added = added_options(unpacked[0]) if unpacked and is_typeddict(unpacked[0]) else {}
     parameters = [
         inspect.Parameter(
             name,
