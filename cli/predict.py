@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from fairbloom.command import TrustOption
 from fairbloom.experiments.render.terminal import console
-from fairbloom.tasks.schema import read_schema
+from fairbloom.tables.schema import read_schema
 
 
 def predict(

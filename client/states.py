@@ -22,7 +22,7 @@ from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.files import make_folder, write_private
-from fairbloom.tasks.preprocessing import PREPROCESSING
+from fairbloom.tables.preprocessing import PREPROCESSING
 
 from .guard.accepted_settings import FINGERPRINT, fingerprint
 

@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, checker, compose, helper, numpy_helper
 
-from fairbloom.tasks.preprocessing import CATEGORY, MAX_INPUT, TABLE, InputColumn, Preprocessing
-from fairbloom.tasks.schema import Field, Schema
-from fairbloom.tasks.tables.cells import MAX_NUMBER
+from fairbloom.tables.cells import MAX_NUMBER
+from fairbloom.tables.preprocessing import CATEGORY, MAX_INPUT, TABLE, InputColumn, Preprocessing
+from fairbloom.tables.schema import Field, Schema
 
 from .output_rows import codes_of
 

@@ -42,17 +42,17 @@ from fairbloom.server.run_folder.files import (
 )
 from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.system.files import whole_file
-from fairbloom.tasks import Task, find_task, load_task
-from fairbloom.tasks.datasets.store import digest_of
-from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
-from fairbloom.tasks.preprocessing import (
+from fairbloom.tables.preprocessing import (
     MAX_INPUT,
     TABLE,
     Predictions,
     Preprocessing,
     find_clipped,
 )
-from fairbloom.tasks.schema import Schema, parse_schema
+from fairbloom.tables.schema import Schema, parse_schema
+from fairbloom.tasks import Task, find_task, load_task
+from fairbloom.tasks.datasets.store import digest_of
+from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.text import join_first, plural, text_if
 
 from .new_data import NewData, data_of_table, read_new_data

@@ -16,9 +16,9 @@ from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import import_callable, imported, is_import_string
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import RunSettings, Setup, Value
+from fairbloom.tables.schema import SCHEMA, read_schema
 
 from .classifiers import PREFIX, check_classifier
-from .schema import SCHEMA, read_schema
 from .task import Splits, Task
 
 # How lists name the user's own partition, which every task that splits its examples accepts.

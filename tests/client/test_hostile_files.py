@@ -21,8 +21,8 @@ from PIL import Image
 from fairbloom.client.app import app
 from fairbloom.deploy.fleet.app_process import reason_of
 from fairbloom.server.settings import Settings
+from fairbloom.tables.reasons import REASONS
 from fairbloom.tasks import load_task
-from fairbloom.tasks.tables.reasons import REASONS
 
 HEADER = "patient,age,sexus,diagnosis,outcome"
 PEOPLE = [

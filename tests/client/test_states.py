@@ -13,7 +13,7 @@ from fairbloom.client.states import PERSONAL, ClientStates, StateDict, folder_na
 from fairbloom.errors import ReportableError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.tasks.tables import csv_of
+from tests.tables.helpers import csv_of
 
 HOSTILE = (
     "../../../outside",

@@ -17,7 +17,7 @@ from fairbloom.prediction.output_rows import table_of_frame, values_of
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.server.checkpoint import save_model
 from fairbloom.strategies import FedAvg
-from fairbloom.tasks.preprocessing import Preprocessing
+from fairbloom.tables.preprocessing import Preprocessing
 from tests.experiments.helpers import fairbloom as command
 from tests.server.run_folder import test_flower
 from tests.simulation.helpers import table

@@ -13,10 +13,9 @@ from PIL import Image
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
+from fairbloom.tables.schema import ImageSchema, parse_image_schema
 from fairbloom.tasks import Task, check_data, describe_data, load_task
-from fairbloom.tasks.images import image_inputs, size_of
-from fairbloom.tasks.schema import ImageSchema, parse_image_schema
-from fairbloom.tasks.tables.folders import PICTURES
+from fairbloom.tasks.images import PICTURES, image_inputs, size_of
 
 from .made import everything
 

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.settings import split_names
 
 # The group of examples without a value, or with a value of no group that the clients agreed on.
 OTHER = "other"
 
 # Groupings of a run.
 MAX_GROUPINGS = 10
-
 
 # The remedy in errors about a task without groups.
 NAMING = (
@@ -76,11 +74,6 @@ class GroupBy:
             missing = values < 0
             found = values == categories.index(self.to) if self.sign else values
         return np.where(missing, len(self.groups(categories)), found).astype(np.int64)
-
-
-def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
-    """Return the groupings that a setting names, such as "sex,age>=60"."""
-    return read_groups(key, split_names(text))
 
 
 def read_groups(

@@ -11,13 +11,13 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from fairbloom.tables.identifiers import DATE, IDENTIFIER, nearly_all_differ
+from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import describe_data
-from fairbloom.tasks.schema import parse_schema
-from fairbloom.tasks.tables.identifiers import DATE, IDENTIFIER, nearly_all_differ
 
 from ..commands import fairbloom
 from ..docs.pages import ROOT, blocks
-from .tables import SCHEMA, Folder, config, csv_of, inferred, load
+from .helpers import SCHEMA, Folder, config, csv_of, inferred, load
 
 DATES = (
     "2024-03-17",

@@ -8,11 +8,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import MAX_CATEGORIES, MISSING_VALUES, Field, File, normalise
 from .cells import canonical, different_cells, parse_numbers
-from .encode import UNKNOWN, ColumnValues
+from .encoding import UNKNOWN, ColumnValues
 from .marks import Marks
-from .read import Table, Values
+from .reading import Table, Values
+from .schema import MAX_CATEGORIES, MISSING_VALUES, Field, File, normalise
 
 MISSING = {each.casefold() for each in MISSING_VALUES}
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..schema import Decimal, GroupMark, normalise
 from .cells import CURRENCY, WITH_UNIT
+from .schema import Decimal, GroupMark, normalise
 
 # Cells of a column that are looked at; those that no number can be read from are, all of them.
 SAMPLE = 500

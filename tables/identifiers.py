@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import MAX_CATEGORIES, MAX_TEXT
-from .encode import ColumnValues
+from .encoding import ColumnValues
+from .schema import MAX_CATEGORIES, MAX_TEXT
 from .survey import Column
 
 # Rows of a file that show whether all values of a column differ.

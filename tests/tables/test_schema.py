@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.server.settings import Settings
-from fairbloom.tasks.schema import (
+from fairbloom.tables.schema import (
     MAX_CATEGORIES,
     SchemaError,
     normalise,
@@ -15,7 +15,7 @@ from fairbloom.tasks.schema import (
     without_client,
 )
 
-from .tables import SCHEMA, csv_of, schema_with
+from .helpers import SCHEMA, csv_of, schema_with
 
 WRONG: list[tuple[tuple[str, str], list[str]]] = [
     (('target = "target"', "target = 3"), ["target = 3"]),

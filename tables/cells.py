@@ -1,5 +1,6 @@
 """Read cells as numbers or categories, and explain cells that are almost numbers."""
 
+import math
 import re
 import unicodedata
 from collections.abc import Collection
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import Decimal, File, normalise
+from .schema import Decimal, File, normalise
 
 # The largest number: squares of larger ones could not be summed.
 MAX_NUMBER = 1e100
@@ -224,3 +225,11 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
         "which is no number",
         f"correct it, leave the cell empty, or add it to fields.{name}.missingValues",
     )
+
+
+def sort_classes(classes: Collection[str]) -> list[str]:
+    """Return classes in ascending order: as numbers if all of them are, else as texts."""
+    values = {name: parse_number(name) for name in classes}
+    if all(value is not None and math.isfinite(value) for value in values.values()):
+        return sorted(classes, key=lambda name: (values[name], name))
+    return sorted(classes)

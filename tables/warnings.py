@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fairbloom.text import join_first
 
-from ..schema import Field
-from .encode import ColumnValues, measure_moments
+from .encoding import ColumnValues, measure_moments
+from .schema import Field
 
 # Numbers that often stand for a missing value: 9, 99, -9, -1, 88 and so on.
 SENTINELS = np.array(

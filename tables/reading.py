@@ -19,10 +19,10 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import MAX_TEXT, Decimal, File, fold, normalise
 from .cells import format_number, shorten
 from .folders import REMEDY
 from .reasons import MAX_FAULTS, DataError, Known, raise_faults
+from .schema import MAX_TEXT, Decimal, File, fold, normalise
 
 # A column of pyarrow: a ChunkedArray of texts, or of numbers if the file's columns have types.
 Values = Any
@@ -183,7 +183,7 @@ _TABLES: dict[Path, tuple[tuple[int, int, str], Table]] = {}
 MAX_TABLES = 128
 
 
-def read_file(path: Path, file: File) -> Table:
+def read(path: Path, file: File) -> Table:
     """Return the table of a file, by its ending; read it again only if it has changed."""
     try:
         status = path.stat()
@@ -460,8 +460,7 @@ def _parse_rows(
             f"{path} has {len(lines) - 1} rows or {len(table)}, as one reads its quotation marks:"
             f" {REMEDY}"
         )
-    columns: list[Values] = table.columns
-    return columns
+    return [*table.columns]
 
 
 # Parquet ------------------------------------------------------------------------------------------

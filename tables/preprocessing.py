@@ -143,6 +143,19 @@ def encode_columns(
     return torch.from_numpy(inputs)
 
 
+def encode_groups(schema: Schema, columns: Mapping[str, NDArray[Any]]) -> Tensor | None:
+    """Return each row's group indices, shape (rows, groupings); None if there are no groupings."""
+    import torch
+
+    if not schema.groupings:
+        return None
+    places = [
+        by.places(columns[by.column], schema.fields[by.column].categories)
+        for by in schema.groupings
+    ]
+    return torch.from_numpy(np.stack(places, axis=1))
+
+
 def find_clipped(columns: Sequence[InputColumn], inputs: Tensor) -> dict[str, NDArray[np.intp]]:
     """Return the rows of `inputs` in which a column's number was cut off at MAX_INPUT, by name."""
     starts = np.cumsum([0, *(column.width for column in columns)])

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.tables.reasons import MAX_FAULTS
 from fairbloom.tasks import describe_data
-from fairbloom.tasks.tables.reasons import MAX_FAULTS
 
-from .tables import SCHEMA, Folder, config, csv_of, schema_with
+from .helpers import SCHEMA, Folder, config, csv_of, schema_with
 
 
 def faults(folder: Path, schema: str = "") -> list[dict[str, Any]]:
