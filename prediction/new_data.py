@@ -106,7 +106,7 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
     size and are not resized.
     """
     if not path.exists():
-        raise FairbloomError(f"{path} cannot be read: there is no such folder or image")
+        raise FairbloomError(f"{path} cannot be read: no such folder or image")
     by_name = {path.name: path}
     if not path.is_file():
         by_name = _find_images(path)

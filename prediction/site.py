@@ -27,7 +27,7 @@ MODELS = ("last", "best")
 
 
 class SiteScores(NamedTuple):
-    """The scores of a model at a site; the fields are those of `fairbloom.Evaluation`."""
+    """The scores of a model at a site, with the fields of `fairbloom.Evaluation`."""
 
     site: str
     train_examples: int

@@ -143,7 +143,7 @@ def _to_array(values: Any) -> NDArray[Any]:
 
 
 def find_sign(cell: str, decimal: Decimal = ".") -> str:
-    """Return the kind of sign by which a cell differs from a number; "" if it is another text.
+    """Return which sign makes a cell differ from a number; "" if it is another text.
 
     The kinds are minus, range, bound, thousands, mark (a decimal mark), currency, clock, deviation,
     unit and size.
@@ -222,7 +222,7 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
     if kind == "size":
         return f"and numbers are at most {MAX_NUMBER:g}", "correct it, or leave the cell empty"
     return (
-        "which is no number",
+        "which is not a number",
         f"correct it, leave the cell empty, or add it to fields.{name}.missingValues",
     )
 

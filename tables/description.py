@@ -47,7 +47,7 @@ def describe(
     remarks = [
         *on_columns.values(),
         [*_find_spellings(schema, tables)],
-        *([row] for row in _find_determining(schema, columns)),  # none of which is left out
+        *([row] for row in _find_determining(schema, columns)),  # all of them are shown
         [*_find_duplicates(tables)],
     ]
     if every:
@@ -115,7 +115,7 @@ def _summarise_clients(tables: Tables, count_examples: CountExamples) -> Iterato
 
 
 def _columns(schema: Schema, tables: Tables) -> Mapping[str, Mapping[str, ColumnValues]]:
-    """Return each column's values of the clients whose files have it."""
+    """Return each column's values by client, without clients that lack it."""
     values = {name: table.values for name, table in _read_tables(tables).items()}
     return {
         name: {client: found[name] for client, found in values.items() if name in found}
@@ -153,7 +153,7 @@ def _shorten_remarks(found: Sequence[Row]) -> Iterator[Row]:
 
 
 def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
-    """Yield a remark for each client whose name has several spellings."""
+    """Yield a remark for each client with several spellings of its name."""
     for name, table in _read_tables(tables).items():
         if counts := table.file.spellings.get(name):
             spellings = [f"{each} in {counts[each]:,} rows" for each in sorted(counts)]
@@ -170,7 +170,7 @@ def _find_duplicates(tables: Tables) -> Iterator[Row]:
 def _find_determining(
     schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
 ) -> Iterator[Row]:
-    """Yield a remark on each column that alone says what the target is."""
+    """Yield a remark on each column that determines the target."""
     target = columns[schema.target]
     for name in schema.inputs:
         both = [client for client in columns[name] if client in target]

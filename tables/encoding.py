@@ -60,10 +60,7 @@ def read_columns(
             continue
         columns[name] = _no_values(schema.fields[name], len(table))
         if schema.missing_of(name) != "fill":
-            own = (
-                f"say what it is called by fields.{name}.name under [files.{table.path.name!r}] in"
-                " the schema"
-            )
+            own = f"name it by fields.{name}.name under [files.{table.path.name!r}] in the schema"
             remedy = (
                 f'{did_you_mean(name, unread.values())}add it, {own}, or missing = "fill" in'
                 f" fields.{name}"
@@ -154,7 +151,7 @@ def _read_categories(
             problem = f"a text of {len(text):,} characters"
             remedy = "correct it, or put the column in ignore"
         else:
-            problem = f"none of the categories {join_first(field.categories)}"
+            problem = f"not one of the categories {join_first(field.categories)}"
             # In the target even a near spelling may be the opposite, as "unwell" is of "well".
             hint = "" if name == schema.target else did_you_mean(text, field.categories)
             remedy = (
@@ -211,7 +208,7 @@ def _read_numbers(
         allowed = join_first([f"{each:g}" for each in limits.enum])
         checks.append((~np.isin(numbers, limits.enum), f"and allowed are {allowed}"))
     if field.type == "integer":
-        checks.append((numbers != np.round(numbers), "which is no whole number"))
+        checks.append((numbers != np.round(numbers), "which is not a whole number"))
     remedy = (
         "correct it, or the schema; a code for a missing value belongs in"
         f" fields.{name}.missingValues"
@@ -230,7 +227,7 @@ def rows_of_clients(values: Values, decimal: Decimal) -> tuple[ClientRows, Spell
     """Return the rows of each client that a column names, and the spellings of its name.
 
     Numbers among the names have a decimal mark. The rows are sorted by name; "" has those without
-    one. A client's name is its most frequent spelling; spellings are those of clients with several.
+    one. A client's name is its most frequent spelling; spellings are listed if it has several.
     """
     cells, codes = different_cells(values)
     folded = [fold_value(cell, decimal) for cell in cells]
@@ -267,7 +264,7 @@ class EncodedFile:
     found
         The names of the columns that the file has; the others are without values.
     usable
-        Which rows have a value in each column whose missing values leave rows out.
+        Which rows are used: rows with a missing value may be left out.
     faults
         The faults of the whole file.
     rows

@@ -113,7 +113,7 @@ def folders_in(place: str) -> dict[str, Path]:
             raise DataError(f"{file}: {file.suffix} files are not read: unpack it", "other-format")
     if not folders:
         raise DataError(
-            f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file"
+            f"data-dir = {place!r}: it holds no folder, but {_contents(path)}", "no-file"
         )
     found = _name_clients(place, folders, "the folders ")
     _name_others(place, files)
@@ -152,7 +152,7 @@ def _existing_path(place: str) -> Path:
     path = Path(place).expanduser()
     if not path.exists():
         raise DataError(
-            f"data-dir = {place!r}: there is no such folder or file on this machine", "no-place"
+            f"data-dir = {place!r}: this machine has no such folder or file", "no-place"
         )
     return path
 
@@ -162,7 +162,7 @@ def _list_visible(folder: Path) -> Iterable[Path]:
 
 
 def _list_entries(folder: Path) -> list[Path]:
-    """Return what a folder may have clients' data in; raise DataError for a broken link."""
+    """Return a folder's entries that may hold clients' data; raise DataError for a broken link."""
     entries = [path for path in _list_visible(folder) if not _is_run_folder(path)]
     for entry in entries:
         if not entry.exists():
@@ -253,7 +253,7 @@ def _is_workbook(path: Path) -> bool:
 
 
 def _has_columns(start: bytes) -> bool:
-    """Return whether the beginning of a file is a text whose lines have the same columns."""
+    """Return whether the lines of a text have the same columns, by its beginning."""
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = start.decode("utf-16" if marked else "latin-1", errors="replace")
     if "\0" in text:

@@ -103,7 +103,7 @@ def read_groups(
             raise ReportableError(
                 f"{key} = {word!r}: compare a column with a number by >=, >, <= or <, as in"
                 f" {column or 'age'}{usable_sign}60, or with a category as in race=White; a"
-                " column's name alone makes a group of each of its values"
+                " plain column name makes a group of each of its values"
             )
         found.append(GroupBy(column, sign, bound))
     if len(found) > MAX_GROUPINGS:
@@ -124,8 +124,8 @@ def read_groups(
 def find_two_groups(groupings: Mapping[str, Sequence[str]], classes: int | None) -> tuple[int, int]:
     """Return the indices of the two groups, `OTHER` left out, of a task's first grouping.
 
-    `groupings` and `classes` are those of `Task`. Raises ReportableError if fairness between two
-    groups is not defined for them.
+    `groupings` and `classes` are attributes of `Task`. Raises ReportableError if fairness between
+    two groups is not defined for them.
     """
     if not groupings:
         raise ReportableError(

@@ -37,7 +37,7 @@ from .schema import EVERY_FILE, MAX_CATEGORIES, Field, File, FileField, Missing,
 from .survey import Column, FileColumn, Sites
 from .warnings import SHOWN, determines, find_remarks, present_values
 
-# The names, in any case of letters, by which a target is found if no setting names it.
+# Usual names of the target, in any case of letters, used if no setting names it.
 TARGETS = ("target", "label", "y")
 
 # A target with more distinct whole numbers is a quantity, unless csv.kind is set.
@@ -52,13 +52,13 @@ MIXED_SHARE = 0.05
 # Different whole numbers that may be codes: few of them, or many that leave most numbers between
 # them out, and have this many rows each on average.
 MAX_FEW = 20
-CODE_DENSITY = 0.45  # even numbers alone have 0.5
+CODE_DENSITY = 0.45  # even numbers have 0.5
 CODE_ROWS = 10
 
 # Texts that mean a missing value among numbers; among other texts they may be categories.
 GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", ".", "none", "null", "unknown", "missing", "nil")
 
-# The line of a field that is no input.
+# The line of a field that is not an input.
 NO_INPUT = "input = false"
 
 
@@ -227,7 +227,7 @@ def _read_all(
 def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) -> str:
     """Return the name of the column that `name` means, or if it is "", of the only `usual` one.
 
-    Raise DataError if there is no such column, or several.
+    Raise DataError if no column fits, or several do.
     """
     usable = [each for each, values in table.columns.items() if values is not None]
     if name:
@@ -519,7 +519,7 @@ def _explain(
 ) -> tuple[str, str]:
     """Return the problem and the remedy of a cell that is a fault by the draft."""
     if about.categories:
-        return "which is no class", f"correct it, or add it to fields.{name}.missingValues"
+        return "which is not a class", f"correct it, or add it to fields.{name}.missingValues"
     decimal = column.marks[entry].decimal
     return explain_number(column.texts[entry], decimal, name, about.unit, file_name)
 
@@ -571,8 +571,8 @@ def _draft_target(
     strange = _find_strange(sites)
     if strange:
         comments.append(
-            f"the classes at {join_first(strange, SHOWN)} are none of these: say by spellings which"
-            " of these each means"
+            f"{join_first(strange, SHOWN)} {plural(len(strange), 'uses', 'use')} other class names:"
+            " map them in spellings"
         )
     usual = (each for site, each in sites.items() if site not in strange)
     classes = sum(usual, Counter[str]())

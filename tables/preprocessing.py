@@ -197,7 +197,7 @@ class Preprocessing:
     columns
         The inputs of a table, in the order of the model's inputs.
     ignored
-        Further columns that files may have, if there is no schema.
+        Further columns that files may have, without a schema.
     target
         The column that is predicted.
     classes
@@ -219,7 +219,7 @@ class Preprocessing:
         These means and deviations, (center, scale) of each such column, of each client by name; {}
         if they are on the clients' devices.
     schema
-        The text of the schema by which tables are read, or "".
+        The text of the schema for reading tables, or "".
     """
 
     form: str
@@ -273,7 +273,7 @@ class Preprocessing:
 
     @property
     def dictionary(self) -> Schema:
-        """The schema by which tables are read; for a known data set it is built from `columns`."""
+        """The schema for reading tables; for a known data set it is built from `columns`."""
         if self.schema:
             return parse_schema(self.schema)
         fields = {each.name: each.field for each in self.columns}
@@ -322,7 +322,7 @@ class Preprocessing:
         """Return the value that `encode` wrote; raise ValueError or KeyError for anything else."""
         written = json.loads(content)
         if not isinstance(written, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if written["format"] != FORMAT:
             raise ValueError(
                 f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: use the"

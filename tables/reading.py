@@ -176,7 +176,7 @@ class CellError(DataError):
         )
 
 
-# The tables that were read last, each with what it depends on.
+# The tables that were read last, each with the version of its file.
 _TABLES: dict[Path, tuple[tuple[int, int, str], Table]] = {}
 
 # Most tables that are kept.
@@ -590,9 +590,7 @@ def _read_workbook(path: Path, file: File) -> Table:
         if any(str(cell).strip() for row in cells for cell in row)
     }
     if not sheets:
-        raise DataError(
-            f"{path} is empty: none of its sheets that are shown holds a value", "empty"
-        )
+        raise DataError(f"{path} is empty: no visible sheet holds a value", "empty")
     if len(sheets) > 1:
         raise DataError(
             f"{path} has {len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}:"

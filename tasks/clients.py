@@ -34,7 +34,7 @@ Rows = NDArray[np.intp]
 
 
 class FileExamples(NamedTuple):
-    """The examples of a file's clients, those of a client one after the other.
+    """The examples of a file's clients, client by client.
 
     `moments` has, by the client's name, the mean and deviation of each of its own columns, shape
     (columns, 2).
@@ -50,7 +50,7 @@ class FileClients:
     """The clients of one file, `encoded`.
 
     `rows` has the rows of each client in it. Clients with fewer than `smallest` usable rows are
-    left out: `names` are those of the others.
+    left out: `names` has the others.
     """
 
     def __init__(

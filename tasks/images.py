@@ -203,7 +203,7 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
     for name in found:
         if name not in schema.classes:
             raise DataError(
-                f"{folder / name} is a folder of none of the classes {join_first(schema.classes)}:"
+                f"{folder / name} is not one of the classes {join_first(schema.classes)}:"
                 " rename it, or add it to the schema's classes",
                 "strange-folder",
             )

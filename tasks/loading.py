@@ -130,7 +130,7 @@ def check_data(settings: RunSettings) -> None:
         )
         remedy = f"give a file or folder for each client{text_if(info.name == 'csv', single)}"
         raise FairbloomError(
-            f"data-dir = {settings.data_dir!r} holds the data of one client alone,"
+            f"data-dir = {settings.data_dir!r} holds the data of only one client,"
             f" {task.clients[0]}: {remedy}"
         )
     wrong: dict[str, FairbloomError] = {}

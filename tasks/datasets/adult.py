@@ -95,7 +95,7 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     for name in without:
         if name not in CATEGORIES:
             raise FairbloomError(
-                f"adult.left-out = {name!r}: columns of categories alone are inputs: "
+                f"adult.left-out = {name!r}: only columns of categories are inputs: "
                 f"{did_you_mean(name, CATEGORIES)}there are {', '.join(CATEGORIES)}"
             )
     fields = {

@@ -148,7 +148,7 @@ def test_images_that_do_not_fit_are_named(
     cases = {
         "torn": r"2 of 6 images cannot be read(.|\n)*text\.jpg(.|\n)*torn\.png",
         "none": "has no images",
-        "nowhere": "there is no such folder or image",
+        "nowhere": "no such folder or image",
         "small": "has 9×9 pixels, and the model takes 6×5",
     }
     for name, expected in cases.items():

@@ -52,7 +52,7 @@ def test_the_command_writes_what_python_returns(
     assert f"{out} is there already: name another file by --out" in capsys.readouterr().err
     new.write_text("[red]")  # which is not read
     assert command(*words, out.parent / "nowhere" / "out.csv") == 2
-    assert "nowhere is no folder: make it" in capsys.readouterr().err
+    assert "nowhere is not a folder: make it" in capsys.readouterr().err
 
 
 # Folders ------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_values_outside_of_what_is_allowed_are_faults(
             assert {row["client"] for row in found} == {"a", "b"}
             assert words in found[0]["problem"]
     (first, _) = faults(there, schema_with(('"number"', '"integer"')))
-    assert "no whole number" in first["problem"]
+    assert "not a whole number" in first["problem"]
     required = schema_with(
         ('"number"', '"number"\nmissing = "drop"\nconstraints = {required = true}')
     )

@@ -97,7 +97,7 @@ WRONG: list[tuple[tuple[str, str], list[str]]] = [
         ("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.age]\nfactr = 2"),
         ["files.a.fields.age.factr"],
     ),
-    (("categories = [0, 1]", "categories = [0, 1\n]]"), ["no TOML", "line 1"]),
+    (("categories = [0, 1]", "categories = [0, 1\n]]"), ["not valid TOML", "line 1"]),
 ]
 """What is changed in the schema of `csv_of`, and what the error must name."""
 

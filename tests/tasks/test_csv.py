@@ -73,7 +73,7 @@ def test_a_server_without_data_knows_the_model(folder: Folder) -> None:
 
 
 def test_a_client_that_cannot_be_used_is_named_before_a_run(folder: Folder) -> None:
-    with pytest.raises(FairbloomError, match=r"one client alone, a: .* csv.client"):
+    with pytest.raises(FairbloomError, match=r"only one client, a: .* csv.client"):
         check_data(RunSettings.of(config(folder(a=csv_of(20)))))
     there = folder(a=csv_of(20), b=csv_of(3), c=csv_of(20).replace("age", "years", 1))
     with pytest.raises(FairbloomError, match=r"client b .* 3 rows.*the data of c cannot"):
