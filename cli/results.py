@@ -1,4 +1,4 @@
-"""The commands of what a folder holds: `fairbloom show`, `report` and `export`."""
+"""Commands on the content of a folder: `fairbloom show`, `report` and `export`."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def show(
     if folder.is_dir() and study is None and not is_run_folder(folder):
         if figure is not None:
             raise SettingsError(
-                f"--figure: {folder} is no run and no study: name one of those in it"
+                f"--figure: {folder} is neither a run nor a study: name one of those in it"
             )
         runs = find_runs(folder)
         if as_json:

@@ -24,8 +24,8 @@ from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER, ENDING
 from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
+from fairbloom.tables.schema import with_files
 from fairbloom.tasks import find_task, forget_tasks, load_task
-from fairbloom.tasks.schema import with_files
 
 from .guard.audit_log import log_exchange
 from .guard.limits import DEFAULT_MIN_ROWS

@@ -21,7 +21,7 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.versions import Step, Version as StoredVersion, Versions, needed_since
-from fairbloom.tasks.preprocessing import PREPROCESSING
+from fairbloom.tables.preprocessing import PREPROCESSING
 
 from .guard.accepted_settings import FINGERPRINT, fingerprint
 

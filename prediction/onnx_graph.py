@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, checker, compose, helper, numpy_helper
 
-from fairbloom.tasks.preprocessing import CATEGORY, MAX_INPUT, TABLE, InputColumn, Preprocessing
-from fairbloom.tasks.schema import Field, Schema
-from fairbloom.tasks.tables.cells import MAX_NUMBER
+from fairbloom.tables.cells import MAX_NUMBER
+from fairbloom.tables.preprocessing import CATEGORY, MAX_INPUT, TABLE, InputColumn, Preprocessing
+from fairbloom.tables.schema import Field, Schema
 
 from .output_rows import codes_of
 
@@ -139,7 +139,7 @@ class _Graph:
         return self.add("Cast", most, to=TensorProto.BOOL)
 
     def _is_in(self, values: str, numbers: Collection[float]) -> str:
-        """Add an output that is true for rows whose number, shape (n, 1), is one of `numbers`."""
+        """Add an output that is true for rows with one of `numbers`; `values` has shape (n, 1)."""
         return self._any(self.add("Equal", values, self.constant(np.array([[*numbers]], float))))
 
     def numbers(self, column: InputColumn, schema: Schema) -> tuple[str, str]:

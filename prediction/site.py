@@ -16,10 +16,10 @@ from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import ACCURACY, Score, put_first
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.run_folder.files import is_finished
+from fairbloom.tables import DataError
+from fairbloom.tables.schema import without_client
 from fairbloom.tasks import find_task, load_task
-from fairbloom.tasks.schema import without_client
 from fairbloom.tasks.score import decide_score
-from fairbloom.tasks.tables.reasons import DataError
 
 from .predictor import global_arrays, schema_in, settings_in
 
@@ -27,7 +27,7 @@ MODELS = ("last", "best")
 
 
 class SiteScores(NamedTuple):
-    """The scores of a model at a site; the fields are those of `fairbloom.Evaluation`."""
+    """The scores of a model at a site, with the fields of `fairbloom.Evaluation`."""
 
     site: str
     train_examples: int

@@ -35,8 +35,8 @@ from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.strategies import FairStrategy
+from fairbloom.tables.groups import find_two_groups
 from fairbloom.tasks import digests, find_task, load_task
-from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.models import (
     arrays_of,
     check_arrays,
@@ -47,8 +47,7 @@ from fairbloom.tasks.models import (
 )
 from fairbloom.tasks.models.weights import load_initial_weights
 from fairbloom.tasks.optimizers import usual_learning_rate
-from fairbloom.tasks.positive import warn_of_unstated
-from fairbloom.tasks.score import check_measured, decide_score, has_two_classes
+from fairbloom.tasks.score import check_measured, decide_score, has_two_classes, warn_of_unstated
 from fairbloom.text import text_if
 
 from .checkpoint import list_checkpoints

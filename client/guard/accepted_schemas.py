@@ -19,7 +19,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import make_folder, write_private
-from fairbloom.tasks.schema import shorten_value
+from fairbloom.tables.schema import shorten_value
 
 from .accepted_settings import SettingRefusedError
 

@@ -21,9 +21,9 @@ from fairbloom.protocol.settings import (
     expand_own_settings,
     marked,
 )
+from fairbloom.tables.schema import shorten_value
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.classifiers import is_classifier
-from fairbloom.tasks.schema import shorten_value
 
 # A plain word: neither a path nor an import string, without colons, separators, or a dot at either
 # end.

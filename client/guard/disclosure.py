@@ -12,8 +12,8 @@ import torch
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LARGER_CLASS
 from fairbloom.protocol.terms import Terms
+from fairbloom.tables import DataError
 from fairbloom.tasks import Splits, Task
-from fairbloom.tasks.tables.reasons import DataError
 from fairbloom.tasks.task import AnyExamples
 
 from ..metrics import OF_TRAINING, Measurement

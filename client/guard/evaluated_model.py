@@ -20,9 +20,9 @@ from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, sync_folder, write_private
 from fairbloom.system.sealed import Arrays, save_model
+from fairbloom.tables.preprocessing import PREPROCESSING, Preprocessing
+from fairbloom.tables.schema import SCHEMA
 from fairbloom.tasks import Task
-from fairbloom.tasks.preprocessing import PREPROCESSING, Preprocessing
-from fairbloom.tasks.schema import SCHEMA
 
 from ..states import folder_of
 

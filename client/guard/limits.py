@@ -12,8 +12,8 @@ from pydantic.dataclasses import dataclass
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Mark, flatten_tables, marked
+from fairbloom.tables.schema import shorten_value
 from fairbloom.tasks import TASKS
-from fairbloom.tasks.schema import shorten_value
 
 from .accepted_settings import SettingRefusedError, work_settings
 

@@ -139,7 +139,7 @@ class ClientSettings:
         self.tls_context()
         # imported late: the small process of a client does without them
         from fairbloom.client.guard.limits import Limits, LimitsError
-        from fairbloom.tasks.schema import SchemaError, with_files
+        from fairbloom.tables.schema import SchemaError, with_files
 
         try:
             Limits.of(self.limits)
@@ -154,7 +154,7 @@ class ClientSettings:
     def check_own_files(self) -> None:
         """Raise DeployError if `files` fits no accepted schema, so that every run would fail."""
         from fairbloom.client.guard.accepted_schemas import Schemas
-        from fairbloom.tasks.schema import SchemaError, with_files
+        from fairbloom.tables.schema import SchemaError, with_files
 
         if not self.files or self.limits.get("schema") == "any":
             return

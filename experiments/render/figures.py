@@ -1,4 +1,4 @@
-"""Charts that stand alone: as a specification, as files, and in notebooks."""
+"""Single charts: as a specification, as files, and in notebooks."""
 
 import base64
 import json
@@ -14,11 +14,10 @@ from fairbloom.system.files import write_whole
 from .page import Charts
 from .theme import COLOURS, CONFIG, PICKED, Spec, colour
 
-# Number of points up to which a figure marks those of lines; a report shows the ones under the
-# pointer.
+# Most points of a figure with marks on its lines; a report marks the points under the pointer.
 MARKED_POINTS = 240
 
-# Charts stand in rows of so many.
+# Charts per row.
 COLUMNS = 3
 
 # The width of the narrowest plot, in points.
@@ -103,7 +102,7 @@ def write_charts(charts: Charts, path: Path, width: float | None = None) -> None
 
 
 def _draw_within(charts: Charts, ending: str, width: float) -> bytes:
-    """Return charts as a file that is so many centimetres wide.
+    """Return charts as a file with a width in centimetres.
 
     The plots become narrower or wider first, so that texts keep their size as far as possible.
     """
@@ -142,8 +141,8 @@ def _resize(svg: str, width: str, height: str) -> str:
 def spec_of(charts: Charts, *, narrower: float = 0.0) -> VegaLite:
     """Return charts as one self-contained specification for a paper: light, with a legend.
 
-    More than one chart stand in rows of three, with their titles. `narrower` is the number of
-    points by which a row of plots is narrower than usual.
+    Several charts are laid out in rows of three, with their titles. A row of plots is `narrower`
+    points narrower than usual.
     """
     config = {
         **CONFIG,

@@ -17,8 +17,8 @@ from fairbloom.system.files import write_whole
 from fairbloom.system.lock import is_held
 from fairbloom.system.sealed import read_about
 from fairbloom.system.values import decode_as
-from fairbloom.tasks.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
-from fairbloom.tasks.schema import SCHEMA as SCHEMA_NAME
+from fairbloom.tables.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
+from fairbloom.tables.schema import SCHEMA as SCHEMA_NAME
 
 from ..checkpoint import Arrays, explain_damage, load_last, load_model, save_model
 from .errors import RunFolderError, explain_read_errors, explain_write_errors

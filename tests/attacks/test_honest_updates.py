@@ -19,7 +19,7 @@ from fairbloom.tasks import load_task
 from fairbloom.tasks.models import float_buffers, shared_parameters
 from tests.originals import needs
 from tests.simulation.helpers import table
-from tests.tasks.tables import csv_of
+from tests.tables.helpers import csv_of
 
 DEFAULT = 100.0
 MEASURED = 10.0

@@ -18,8 +18,8 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, Terms
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.server.settings import Settings
+from fairbloom.tables.groups import OTHER
 from fairbloom.tasks import Examples, Setup, Splits, Task
-from fairbloom.tasks.groups import OTHER
 
 KINDS = (DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY)
 GROUPS = ("a", "b", OTHER)

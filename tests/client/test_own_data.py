@@ -9,8 +9,8 @@ from flwr.app import Context, Message, MessageType, RecordDict
 
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError, reportable
-from fairbloom.tasks.schema import OWN_FILES
-from tests.tasks.tables import SCHEMA, config, csv_of
+from fairbloom.tables.schema import OWN_FILES
+from tests.tables.helpers import SCHEMA, config, csv_of
 
 
 def device(folder: Path, **node: int | str) -> Context:

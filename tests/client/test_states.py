@@ -15,7 +15,7 @@ from fairbloom.errors import ReportableError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.system.versions import Versions
-from tests.tasks.tables import csv_of
+from tests.tables.helpers import csv_of
 
 HOSTILE = (
     "../../../outside",

@@ -26,7 +26,7 @@ from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet import client as loop
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
-from tests.tasks.tables import SCHEMA
+from tests.tables.helpers import SCHEMA
 
 from .commands import client_command
 

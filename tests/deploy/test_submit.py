@@ -19,7 +19,7 @@ from fairbloom.deploy.operator import submit as runs
 from fairbloom.protocol.settings import Value
 from fairbloom.server.settings import Settings, default_config
 from tests.experiments.helpers import fairbloom
-from tests.tasks.tables import SCHEMA
+from tests.tables.helpers import SCHEMA
 
 
 def orders(made: Path) -> list[Order]:

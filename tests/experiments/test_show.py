@@ -166,8 +166,8 @@ def test_a_folder_that_is_not_there_is_refused_in_a_line(
     subtests: pytest.Subtests,
 ) -> None:
     for words, message in (
-        (("no-where",), "there is no folder"),
-        ((".", "--figure", "drawn.pdf"), "no run and no study"),
+        (("no-where",), "no folder"),
+        ((".", "--figure", "drawn.pdf"), "neither a run nor a study"),
         (("runs/a", "--figure", "drawn.jpg"), "end the name in .pdf, .svg, .png"),
         (("runs/a", "--figure", "drawn.pdf", "--width", "1"), "between 3 and 100 centimetres"),
         (("runs/a", "--width", "9"), "no effect without --figure"),

@@ -18,8 +18,8 @@ from fairbloom.prediction.export import TOLERANCE, describe_refused, export_onnx
 from fairbloom.prediction.predictor import Predictor
 from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.server.run_folder.values import RecordedSettings
-from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
-from fairbloom.tasks.tables.clients import preprocessing_of
+from fairbloom.tables.preprocessing import InputColumn, Preprocessing
+from fairbloom.tasks.clients import preprocessing_of
 from tests.experiments.helpers import fairbloom as command
 
 from .made import CLASSES, copy_to_device, patients

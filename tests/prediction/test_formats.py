@@ -8,7 +8,7 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
-from tests.tasks.workbooks import write_workbook
+from tests.tables.workbooks import write_workbook
 
 from .hospitals import run_hospitals
 

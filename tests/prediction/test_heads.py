@@ -63,7 +63,7 @@ def test_without_a_name_the_model_lacks_heads(
     run: fairbloom.Run, images: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     predicted = predict(run.folder, images)
-    assert "the initial values of what each client keeps" in caplog.text
+    assert "the initial values of the parameters that each client keeps" in caplog.text
     assert "personal-parameters = 'head': take a client's by --client" in caplog.text
     measured = run.final(model="global")[CLIENT]
     assert share_of_right(run, predicted) == pytest.approx(measured, abs=1e-4)

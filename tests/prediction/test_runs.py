@@ -17,7 +17,7 @@ from fairbloom.prediction.output_rows import table_of_frame, values_of
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.server.checkpoint import save_model
 from fairbloom.strategies import FedAvg
-from fairbloom.tasks.preprocessing import Preprocessing
+from fairbloom.tables.preprocessing import Preprocessing
 from tests.experiments.helpers import fairbloom as command
 from tests.server.run_folder import test_flower
 from tests.simulation.helpers import table
@@ -52,7 +52,7 @@ def test_the_command_writes_what_python_returns(
     assert f"{out} is there already: name another file by --out" in capsys.readouterr().err
     new.write_text("[red]")  # which is not read
     assert command(*words, out.parent / "nowhere" / "out.csv") == 2
-    assert "nowhere is no folder: make it" in capsys.readouterr().err
+    assert "nowhere is not a folder: make it" in capsys.readouterr().err
 
 
 # Folders ------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_what_cannot_be_evaluated_names_the_remedy(
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (tmp_path, site, "holds no run: name a run folder"),
         (there / "run", {}, "reads its data from a folder: name it by data_dir, or on a"),
-        (there / "run", {"data_dir": there / "nowhere"}, "there is no such folder or file"),
+        (there / "run", {"data_dir": there / "nowhere"}, "no such folder or file"),
         (there / "run", {**site, "model": "lst"}, r"model = 'lst': did you mean last\?"),
         (
             there / "run",

@@ -12,7 +12,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run, load
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.tasks.tables import grouped
+from tests.tables.helpers import grouped
 
 
 def write_sites(folder: Path, seed: int, sites: int = 8) -> Path:

@@ -77,5 +77,5 @@ def test_a_task_that_deals_nothing_is_counted_by_its_targets() -> None:
 
 
 def test_targets_that_are_no_classes_cannot_be_drawn() -> None:
-    with pytest.raises(FairbloomError, match="the targets of client site are no classes"):
+    with pytest.raises(FairbloomError, match="the targets of client site are not classes"):
         Split.of(task_with(torch.tensor([0.5, 1.0])))

@@ -16,7 +16,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.tasks import load_task
 from tests.simulation.helpers import table
-from tests.tasks.tables import SCHEMA as PLAIN, csv_of
+from tests.tables.helpers import SCHEMA as PLAIN, csv_of
 
 from ..hospital import PATIENTS, RUN, Device, grouped, write_hospital
 

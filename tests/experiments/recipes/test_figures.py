@@ -51,9 +51,9 @@ def test_claims_hold_or_do_not_hold_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("claim", "reason"),
     [
-        ("one is better", "no claim"),
-        ("one has a higher worst than one", "no claim"),
-        ("two has a higher mean than one", "no row 'two'"),
+        ("one is better", "not a claim"),
+        ("one has a higher worst than one", "not a claim"),
+        ("two has a higher mean than one", "unknown row 'two'"),
     ],
 )
 def test_a_claim_names_rows_and_a_measure(tmp_path: Path, claim: str, reason: str) -> None:

@@ -115,7 +115,7 @@ WRONG = {
     f"{HEAD}{MEASURES}{ROW}settings = {{ seed = 3 }}\n": "leave seed out",
     f"{HEAD}{MEASURES}{ROW}settings = {{ method = 'fedavk' }}\n": "fedavk",
     f"{HEAD}{MEASURES}seeds = 0\n{ROW}": "seeds = 0",
-    "title = ": "no valid TOML",
+    "title = ": "not valid TOML",
 }
 
 

@@ -80,13 +80,12 @@ def test_a_column_that_gives_the_target_away_is_named(
         table = "\n".join(["age,discharge_code,target", *rows])
         (tmp_path / "sites" / f"{site}.csv").write_text(table)
     said = (
-        "Every client is at 100.0 %, and discharge_code alone determines the target: is it known"
-        " before?"
+        "Every client is at 100.0 %, and discharge_code determines the target: is it known before?"
     )
     words = ("--task", "csv", "--data-dir", tmp_path / "sites", "--set", "device=cpu")
     assert said in printed_by(capsys, "run", *words, "--rounds", 20, "--out", tmp_path / "run")
     early = ("--rounds", 1, "--set", "learning-rate=1e-9", "--out", tmp_path / "early")
-    assert "alone determines" not in printed_by(capsys, "run", *words, *early)
+    assert "determines the target" not in printed_by(capsys, "run", *words, *early)
     plan = ("--methods", "fedavg", "--seeds", 2, "--rounds", 20, "--jobs", 1)
     output = printed_by(capsys, "compare", *plan, *words, "--out", tmp_path / "compared")
     assert output.count(said) == 1

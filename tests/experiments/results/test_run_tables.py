@@ -96,7 +96,7 @@ def test_a_cell_that_is_no_number_is_refused(folder: Path, tmp_path: Path) -> No
     content = text.replace(value, "many")
     broken = Run(written(tmp_path, content, finished=False), run.settings, run.scores)
     with pytest.raises(
-        RunFolderError, match=r"clients.csv .*has 'many', which is no number.*estore it"
+        RunFolderError, match=r"clients.csv .*has 'many', which is not a number.*estore it"
     ):
         broken.final()
 

@@ -72,7 +72,7 @@ def test_what_is_assumed_of_a_task_is_said_to_be_so() -> None:
     assert SharedData.of(runs).unknown
     assert not SharedData.of([recorded({"task": "csv"})]).unknown
     assert any(
-        "What seeds share of these data is not known" in each for each in caveats_of_data(runs)
+        "It is unknown whether seeds share examples" in each for each in caveats_of_data(runs)
     )
     assert not caveats_of_data(runs[:1])
 

@@ -6,7 +6,7 @@ import pytest
 
 import fairbloom as package
 from tests.simulation.helpers import table
-from tests.tasks.tables import csv_of
+from tests.tables.helpers import csv_of
 
 from ..helpers import fairbloom
 

@@ -21,7 +21,7 @@ from fairbloom.experiments.studies.reproduce import choose_rows
 from fairbloom.experiments.study import NOUNS, Study
 from fairbloom.server.fairness import summarize
 from tests.simulation.helpers import table
-from tests.tasks.tables import grouped
+from tests.tables.helpers import grouped
 from tests.tasks.test_groups import patients
 
 from ..helpers import as_json, fairbloom, times_in

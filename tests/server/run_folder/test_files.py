@@ -37,9 +37,9 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.run_folder.group_rows import Grouped
 from fairbloom.server.run_folder.values import Known, RecordedSettings, RunStart
 from fairbloom.server.settings import Settings
+from fairbloom.tables.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks import load_task
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
-from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks.split import Split
 from tests.simulation.helpers import run
 

@@ -11,7 +11,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.app import choose_run_folder
 from fairbloom.server.run_folder.files import CONFIG, PREPROCESSING
 from fairbloom.server.settings import Settings
-from tests.tasks.tables import csv_of
+from tests.tables.helpers import csv_of
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ REASONS = {
     ),
     "out-of-range": "{position}, column {column} is outside the range that the schema allows",
     "no-category": (
-        "{position}, column {column} is in none of the schema's categories: add its spelling to one"
+        "{position}, column {column} is not in the schema's categories: add its spelling to one"
     ),
     "missing": (
         "{position}, column {column} has no value, nor have {cells} cells in all: the schema may"
@@ -94,7 +94,7 @@ REASONS = {
     ),
     "few-examples": "it has {examples} examples, and at least {fewest} are needed",
     "strange-folder": (
-        "it has a folder of none of the schema's classes: rename it, or correct the schema"
+        "it has a folder that is not one of the schema's classes: rename it, or correct the schema"
     ),
     "stray-picture": "it has a picture outside the folders of classes: its own log names it",
     "other-files": (

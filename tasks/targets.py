@@ -1,7 +1,6 @@
 """The target of a user's own files: classes, or a quantity."""
 
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
+from fairbloom.tables.schema import Schema
 
-from ..measures import (
+from .measures import (
     AUC,
     BALANCED_ACCURACY,
     MAE,
@@ -26,11 +26,22 @@ from ..measures import (
     r2,
     rmse,
 )
-from ..schema import Schema
-from ..task import is_highest
-from .cells import parse_number
+from .task import is_highest
 
 Measure = Callable[[Tensor, Tensor], Tensor | float]
+
+# Usual names of the positive class in lower case, in English and some other languages.
+POSITIVE_WORDS = frozenset(
+    (
+        *("yes", "y", "true", "t", "positive", "pos", "+", "present", "1"),
+        *("ill", "sick", "disease", "diseased", "case", "patient", "affected", "infected"),
+        *("abnormal", "malignant", "cancer", "tumor", "tumour", "event", "failure", "default"),
+        *("dead", "died", "death", "deceased", "expired", "relapse", "relapsed", "recurrence"),
+        *("recurred", "progression", "progressed", "readmitted", "complication", "fraud", "churn"),
+        *("ja", "wahr", "positiv", "krank", "tot", "verstorben", "oui", "vrai", "positif"),
+        *("malade", "mort", "décédé", "si", "sí", "positivo", "enfermo", "muerto", "sim", "malato"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -84,14 +95,6 @@ class Target:
         if field.categories or field.center is None or field.scale is None:
             return cls(field.categories)
         return cls(center=field.center, scale=field.scale or 1.0)
-
-
-def sort_classes(classes: Collection[str]) -> list[str]:
-    """Return classes in ascending order: as numbers if all of them are, else as texts."""
-    values = {name: parse_number(name) for name in classes}
-    if all(value is not None and math.isfinite(value) for value in values.values()):
-        return sorted(classes, key=lambda name: (values[name], name))
-    return sorted(classes)
 
 
 def as_targets(values: Any, target: Target) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.tasks import describe_data
 
-from .tables import config, inferred, schema_with
+from .helpers import config, inferred, schema_with
 
 Cells = Sequence[object]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.tables.reasons import MAX_FAULTS
 from fairbloom.tasks import describe_data
-from fairbloom.tasks.tables.reasons import MAX_FAULTS
 
-from .tables import SCHEMA, Folder, config, csv_of, schema_with
+from .helpers import SCHEMA, Folder, config, csv_of, schema_with
 
 
 def faults(folder: Path, schema: str = "") -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def test_values_outside_of_what_is_allowed_are_faults(
             assert {row["client"] for row in found} == {"a", "b"}
             assert words in found[0]["problem"]
     (first, _) = faults(there, schema_with(('"number"', '"integer"')))
-    assert "no whole number" in first["problem"]
+    assert "not a whole number" in first["problem"]
     required = schema_with(
         ('"number"', '"number"\nmissing = "drop"\nconstraints = {required = true}')
     )

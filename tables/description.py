@@ -1,6 +1,6 @@
 """Describe the tables of clients as `fairbloom data` prints them: in short, or client by client."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,59 +8,62 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.text import join_first, plural, text_if
 
-from ..schema import Field, Schema
-from ..sizes import Row, summarise_clients
-from ..task import Described
 from .cells import different_cells, explain_number
-from .clients import FileClients
 from .duplicates import find_duplicates
-from .encode import UNKNOWN, ColumnValues, EncodedFile, is_missing
-from .read import CellError, Table, read_file
+from .encoding import UNKNOWN, ClientTable, ColumnValues, EncodedFile, is_missing
+from .reading import CellError, Table, read
 from .reasons import DataError
+from .schema import Field, Schema
+from .sizes import Row, summarise_clients
 from .warnings import determines, find_remarks, present_values
 
 # Faults, and remarks on a column, that a summary lists.
 MAX_FAULTS = 40
 MAX_REMARKS = 3
 
-# The file of each client, or why it cannot be read.
-Files = Mapping[str, FileClients | FairbloomError]
+# The table of each client, or why it cannot be read.
+Tables = Mapping[str, ClientTable | FairbloomError]
+
+# The numbers of a client's examples, as a row; raises FairbloomError if it has too few.
+CountExamples = Callable[[str], Row]
 
 # Faults of one kind in a column: the column, the problem and remedy of the first, and their rows.
 Kind = tuple[str, str, str, NDArray[np.intp]]
 
 
-def describe(schema: Schema, files: Files, every: bool) -> Described:
+def describe(
+    schema: Schema, tables: Tables, count_examples: CountExamples, every: bool
+) -> dict[str, list[Row]]:
     """Return tables with a row for each client, fault, column of a client, and remark.
 
     Unless `every`, in short: a row for each column, kind of fault in a column of a file, and
     remark. Of many clients and remarks, a few have a row.
     """
-    columns = _columns(schema, files)
+    columns = _columns(schema, tables)
     on_columns = {
         name: [*_find_remarks(name, schema.fields[name], columns_of)]
         for name, columns_of in columns.items()
     }
     remarks = [
         *on_columns.values(),
-        [*_find_spellings(schema, files)],
-        *([row] for row in _find_determining(schema, columns)),  # none of which is left out
-        [*_find_duplicates(files)],
+        [*_find_spellings(schema, tables)],
+        *([row] for row in _find_determining(schema, columns)),  # all of them are shown
+        [*_find_duplicates(tables)],
     ]
     if every:
-        clients, faults = _list_clients(files)
+        clients, faults = _list_clients(tables, count_examples)
         return {
             "clients": clients,
             "faults": faults,
             "columns": [*_list_columns(schema, columns)],
             "remarks": [row for found in remarks for row in found],
         }
-    faults = [*_summarise_faults(files)]
+    faults = [*_summarise_faults(tables)]
     if len(faults) > MAX_FAULTS:
         rest = len(faults) - MAX_FAULTS
         faults = [*faults[:MAX_FAULTS], {"client": f"and {rest} more, which --clients prints"}]
     return {
-        "clients": summarise_clients([*_summarise_clients(files)]),
+        "clients": summarise_clients([*_summarise_clients(tables, count_examples)]),
         "faults": faults,
         "columns": [
             _summarise_column(schema, name, columns_of, on_columns[name])
@@ -73,15 +76,15 @@ def describe(schema: Schema, files: Files, every: bool) -> Described:
 # Clients ------------------------------------------------------------------------------------------
 
 
-def _list_clients(files: Files) -> tuple[list[Row], list[Row]]:
+def _list_clients(tables: Tables, count_examples: CountExamples) -> tuple[list[Row], list[Row]]:
     """Return a row for each client, and one for each fault."""
     clients: list[Row] = []
     faults: list[Row] = []
-    for name, file in files.items():
+    for name, table in tables.items():
         try:
-            if isinstance(file, FairbloomError):
-                raise file
-            clients.append({"client": name, **file.describe(name)})
+            if isinstance(table, FairbloomError):
+                raise table
+            clients.append({"client": name, **count_examples(name)})
         except FairbloomError as error:
             found = [error, *getattr(error, "others", ())]
             faults += [_describe_fault(name, each) for each in found]
@@ -90,19 +93,19 @@ def _list_clients(files: Files) -> tuple[list[Row], list[Row]]:
     return clients, faults
 
 
-def _summarise_clients(files: Files) -> Iterator[Row]:
+def _summarise_clients(tables: Tables, count_examples: CountExamples) -> Iterator[Row]:
     """Yield a row for each client, with its faults in short."""
-    for name, file in files.items():
+    for name, table in tables.items():
         problem = "faults, listed below"
-        if isinstance(file, FileClients):
-            rows = int(file.encoded.faulty[file.rows[name]].sum())
+        if isinstance(table, ClientTable):
+            rows = int(table.file.faulty[table.rows].sum())
             if not rows:
                 try:
-                    yield {"client": name, **file.describe(name)}
+                    yield {"client": name, **count_examples(name)}
                     continue
                 except FairbloomError as error:
                     problem = str(error)
-            elif rows < len(file.rows[name]):
+            elif rows < len(table.rows):
                 having = plural(rows, "1 row has", f"{rows} rows have")
                 problem = f"{having} faults, listed below"
         yield {"client": name, "problem": problem}
@@ -111,15 +114,18 @@ def _summarise_clients(files: Files) -> Iterator[Row]:
 # Columns ------------------------------------------------------------------------------------------
 
 
-def _columns(schema: Schema, files: Files) -> Mapping[str, Mapping[str, ColumnValues]]:
-    """Return each column's values of the clients whose files have it."""
-    values = {
-        name: file.values(name) for name, file in files.items() if isinstance(file, FileClients)
-    }
+def _columns(schema: Schema, tables: Tables) -> Mapping[str, Mapping[str, ColumnValues]]:
+    """Return each column's values by client, without clients that lack it."""
+    values = {name: table.values for name, table in _read_tables(tables).items()}
     return {
         name: {client: found[name] for client, found in values.items() if name in found}
         for name in schema.fields
     }
+
+
+def _read_tables(tables: Tables) -> dict[str, ClientTable]:
+    """Return the tables without those that cannot be read."""
+    return {name: table for name, table in tables.items() if isinstance(table, ClientTable)}
 
 
 def _list_columns(
@@ -146,26 +152,25 @@ def _shorten_remarks(found: Sequence[Row]) -> Iterator[Row]:
         yield {"column": found[0]["column"], "client": "", "remark": f"and {more}"}
 
 
-def _find_spellings(schema: Schema, files: Files) -> Iterator[Row]:
-    """Yield a remark for each client whose name has several spellings."""
-    for name, file in files.items():
-        if isinstance(file, FileClients) and (counts := file.encoded.spellings.get(name)):
+def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
+    """Yield a remark for each client with several spellings of its name."""
+    for name, table in _read_tables(tables).items():
+        if counts := table.file.spellings.get(name):
             spellings = [f"{each} in {counts[each]:,} rows" for each in sorted(counts)]
             remark = f"it is written {join_first(spellings)}: they are one client"
             yield {"column": schema.client, "client": name, "remark": remark}
 
 
-def _find_duplicates(files: Files) -> Iterator[Row]:
+def _find_duplicates(tables: Tables) -> Iterator[Row]:
     """Yield a remark for each client with equal rows, and for clients with rows in common."""
-    read = {name: file for name, file in files.items() if isinstance(file, FileClients)}
-    for clients, remark in find_duplicates(read):
+    for clients, remark in find_duplicates(_read_tables(tables)):
         yield {"column": "all", "client": clients, "remark": remark}
 
 
 def _find_determining(
     schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
 ) -> Iterator[Row]:
-    """Yield a remark on each column that alone says what the target is."""
+    """Yield a remark on each column that determines the target."""
     target = columns[schema.target]
     for name in schema.inputs:
         both = [client for client in columns[name] if client in target]
@@ -221,16 +226,19 @@ def _summarise_column(
 # Faults -------------------------------------------------------------------------------------------
 
 
-def _summarise_faults(files: Files) -> Iterator[Row]:
+def _summarise_faults(tables: Tables) -> Iterator[Row]:
     """Yield a row for each kind of fault in a column of a file."""
     seen = set()
-    for name, file in files.items():
-        if isinstance(file, FairbloomError):
-            yield from _summarise_errors(name, [file, *getattr(file, "others", ())])
-        elif file.encoded.path not in seen:
-            seen.add(file.encoded.path)
-            clients = {each: other.rows[each] for each, other in files.items() if other is file}
-            yield from _summarise_file(file.encoded, clients)
+    readable = _read_tables(tables)
+    for name, table in tables.items():
+        if isinstance(table, FairbloomError):
+            yield from _summarise_errors(name, [table, *getattr(table, "others", ())])
+        elif table.file.path not in seen:
+            seen.add(table.file.path)
+            rows_of = {
+                client: each.rows for client, each in readable.items() if each.file is table.file
+            }
+            yield from _summarise_file(table.file, rows_of)
 
 
 def _summarise_errors(client: str, errors: Sequence[FairbloomError]) -> Iterator[Row]:
@@ -253,7 +261,7 @@ def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) 
     names = [*clients]
     if not file.faults:
         return
-    table = read_file(file.path, file.schema.file(file.path.name))
+    table = read(file.path, file.schema.file(file.path.name))
     for error in file.faults:
         if not isinstance(error, CellError) or error.rows is None:
             yield _describe_fault(join_names(names), error)
@@ -261,9 +269,7 @@ def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) 
         first = int(table.lines[rows[0]])
         last = int(table.lines[rows[-1]])
         more = len(rows) - 1
-        lines = f"{first}"
-        if more:
-            lines = f"{first} to {last}, {more:,} more"
+        lines = f"{first}{text_if(more, f' to {last}, {more:,} more')}"
         yield {
             "client": join_names([names[each] for each in np.unique(of_row[rows])]),
             "file": file.path.name,

@@ -1,5 +1,6 @@
 """Read cells as numbers or categories, and explain cells that are almost numbers."""
 
+import math
 import re
 import unicodedata
 from collections.abc import Collection
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import Decimal, File, normalise
+from .schema import Decimal, File, normalise
 
 # The largest number: squares of larger ones could not be summed.
 MAX_NUMBER = 1e100
@@ -142,7 +143,7 @@ def _to_array(values: Any) -> NDArray[Any]:
 
 
 def find_sign(cell: str, decimal: Decimal = ".") -> str:
-    """Return the kind of sign by which a cell differs from a number; "" if it is another text.
+    """Return which sign makes a cell differ from a number; "" if it is another text.
 
     The kinds are minus, range, bound, thousands, mark (a decimal mark), currency, clock, deviation,
     unit and size.
@@ -221,6 +222,14 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
     if kind == "size":
         return f"and numbers are at most {MAX_NUMBER:g}", "correct it, or leave the cell empty"
     return (
-        "which is no number",
+        "which is not a number",
         f"correct it, leave the cell empty, or add it to fields.{name}.missingValues",
     )
+
+
+def sort_classes(classes: Collection[str]) -> list[str]:
+    """Return classes in ascending order: as numbers if all of them are, else as texts."""
+    values = {name: parse_number(name) for name in classes}
+    if all(value is not None and math.isfinite(value) for value in values.values()):
+        return sorted(classes, key=lambda name: (values[name], name))
+    return sorted(classes)

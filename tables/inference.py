@@ -15,10 +15,8 @@ import numpy as np
 from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural, text_if
 
-from ..positive import ask_about_positive, choose_positive
-from ..schema import EVERY_FILE, MAX_CATEGORIES, Field, File, FileField, Missing, fold, normalise
-from .cells import WITH_UNIT, explain_number, find_sign, parse_number, shorten
-from .encode import UNKNOWN, ColumnValues, is_missing, measure_moments, rows_of_clients
+from .cells import WITH_UNIT, explain_number, find_sign, parse_number, shorten, sort_classes
+from .encoding import UNKNOWN, ColumnValues, is_missing, measure_moments, rows_of_clients
 from .identifiers import (
     NAMED,
     NEVER,
@@ -32,13 +30,14 @@ from .identifiers import (
     rows_of_units,
 )
 from .marks import SAMPLE, Marks, infer_marks
-from .read import Table, Values, read_file
+from .positive import ask_about_positive, choose_positive
+from .reading import Table, Values, read
 from .reasons import DataError
+from .schema import EVERY_FILE, MAX_CATEGORIES, Field, File, FileField, Missing, fold, normalise
 from .survey import Column, FileColumn, Sites
-from .targets import sort_classes
 from .warnings import SHOWN, determines, find_remarks, present_values
 
-# The names, in any case of letters, by which a target is found if no setting names it.
+# Usual names of the target, in any case of letters, used if no setting names it.
 TARGETS = ("target", "label", "y")
 
 # A target with more distinct whole numbers is a quantity, unless csv.kind is set.
@@ -53,13 +52,13 @@ MIXED_SHARE = 0.05
 # Different whole numbers that may be codes: few of them, or many that leave most numbers between
 # them out, and have this many rows each on average.
 MAX_FEW = 20
-CODE_DENSITY = 0.45  # even numbers alone have 0.5
+CODE_DENSITY = 0.45  # even numbers have 0.5
 CODE_ROWS = 10
 
 # Texts that mean a missing value among numbers; among other texts they may be categories.
 GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", ".", "none", "null", "unknown", "missing", "nil")
 
-# The line of a field that is no input.
+# The line of a field that is not an input.
 NO_INPUT = "input = false"
 
 
@@ -84,9 +83,10 @@ class Draft:
     units: list[str] = field(default_factory=list)
 
 
-def infer_schema(
+def infer(
     paths: Mapping[str, Path],
     *,
+    positive_words: Collection[str],
     target: str = "",
     client: str = "",
     unit: str = "",
@@ -101,6 +101,8 @@ def infer_schema(
     ----------
     paths
         The files by client.
+    positive_words
+        Names that the positive one of two classes may have, in lower case.
     target
         The column to predict, by default the one called target, label or y.
     client
@@ -121,9 +123,9 @@ def infer_schema(
         if fold(name) == fold(target):
             raise DataError(f"csv.{key} = {name!r}: it is the target: name another column, or none")
     notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
-    read = dict(tables)
+    unmarked = dict(tables)
     raw: list[dict[str, FileColumn]] = []
-    for name, table in read.items():
+    for name, table in unmarked.items():
         columns = _survey_file(table, File())
         marks = _find_marks(table, columns)
         how = {"decimalChar": marks.decimal, "groupChar": marks.group}
@@ -174,25 +176,25 @@ def infer_schema(
         f"# Inferred from {join_first(shown, 10)}. Read it and correct it.",
         *(f"# {_printable(each)}" for each in notes),
         f"target = {quote(target)}",
-        *_positive_lines(draft.fields[target]),
+        *_positive_lines(draft.fields[target], positive_words),
     ]
     if client:
         head.append(f"client = {quote(client)}")
     if unit:
         head.append(f"unit = {quote(unit)}")
-    lines = [*head, *_lines(draft, missing), *_file_lines(tables, read)]
+    lines = [*head, *_lines(draft, missing), *_file_lines(tables, unmarked)]
     unused = {
         name: NUMBERS_OF_ROWS for name, each in draft.fields.items() if NO_INPUT in each.lines
     }
     return "\n".join(lines) + "\n", {**draft.ignored, **unused}
 
 
-def _positive_lines(target: Drafted) -> Iterator[str]:
+def _positive_lines(target: Drafted, words: Collection[str]) -> Iterator[str]:
     """Yield the line with the positive one of two classes, as a guess that asks."""
     classes = target.about.categories
     if len(classes) == 2:
         counts = np.bincount(target.values[target.values >= 0], minlength=2).tolist()
-        name, reason = choose_positive(classes, counts)
+        name, reason = choose_positive(classes, counts, words)
         yield f"positive = {quote(name)}  {ask_about_positive(reason)}"
 
 
@@ -211,7 +213,7 @@ def _read_all(
     for name, path in paths.items():
         for encoding in ("utf-8", "cp1252"):  # cp1252: Windows in Western Europe
             try:
-                tables[name] = read_file(path, File(encoding=encoding))
+                tables[name] = read(path, File(encoding=encoding))
             except DataError as error:
                 if error.why == "not-utf-8" and encoding == "utf-8":
                     continue
@@ -225,7 +227,7 @@ def _read_all(
 def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) -> str:
     """Return the name of the column that `name` means, or if it is "", of the only `usual` one.
 
-    Raise DataError if there is no such column, or several.
+    Raise DataError if no column fits, or several do.
     """
     usable = [each for each, values in table.columns.items() if values is not None]
     if name:
@@ -349,9 +351,8 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
     sites = column.sites.names
     having = [sites[place] for place in np.flatnonzero(is_there).tolist()]
     if not is_target and 2 * len(having) <= len(sites) and len(having) < len(sites):
-        draft.ignored[name] = "lists, bytes or other values"
-        if having:
-            draft.ignored[name] = f"only at {join_first(having, SHOWN)}"
+        only = f"only at {join_first(having, SHOWN)}"
+        draft.ignored[name] = only if having else "lists, bytes or other values"
         return
     is_number = _is_number(column)
     comments = []
@@ -518,7 +519,7 @@ def _explain(
 ) -> tuple[str, str]:
     """Return the problem and the remedy of a cell that is a fault by the draft."""
     if about.categories:
-        return "which is no class", f"correct it, or add it to fields.{name}.missingValues"
+        return "which is not a class", f"correct it, or add it to fields.{name}.missingValues"
     decimal = column.marks[entry].decimal
     return explain_number(column.texts[entry], decimal, name, about.unit, file_name)
 
@@ -570,8 +571,8 @@ def _draft_target(
     strange = _find_strange(sites)
     if strange:
         comments.append(
-            f"the classes at {join_first(strange, SHOWN)} are none of these: say by spellings which"
-            " of these each means"
+            f"{join_first(strange, SHOWN)} {plural(len(strange), 'uses', 'use')} other class names:"
+            " map them in spellings"
         )
     usual = (each for site, each in sites.items() if site not in strange)
     classes = sum(usual, Counter[str]())

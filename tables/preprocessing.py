@@ -143,6 +143,19 @@ def encode_columns(
     return torch.from_numpy(inputs)
 
 
+def encode_groups(schema: Schema, columns: Mapping[str, NDArray[Any]]) -> Tensor | None:
+    """Return each row's group indices, shape (rows, groupings); None if there are no groupings."""
+    import torch
+
+    if not schema.groupings:
+        return None
+    places = [
+        by.places(columns[by.column], schema.fields[by.column].categories)
+        for by in schema.groupings
+    ]
+    return torch.from_numpy(np.stack(places, axis=1))
+
+
 def find_clipped(columns: Sequence[InputColumn], inputs: Tensor) -> dict[str, NDArray[np.intp]]:
     """Return the rows of `inputs` in which a column's number was cut off at MAX_INPUT, by name."""
     starts = np.cumsum([0, *(column.width for column in columns)])
@@ -184,7 +197,7 @@ class Preprocessing:
     columns
         The inputs of a table, in the order of the model's inputs.
     ignored
-        Further columns that files may have, if there is no schema.
+        Further columns that files may have, without a schema.
     target
         The column that is predicted.
     classes
@@ -206,7 +219,7 @@ class Preprocessing:
         These means and deviations, (center, scale) of each such column, of each client by name; {}
         if they are on the clients' devices.
     schema
-        The text of the schema by which tables are read, or "".
+        The text of the schema for reading tables, or "".
     """
 
     form: str
@@ -260,7 +273,7 @@ class Preprocessing:
 
     @property
     def dictionary(self) -> Schema:
-        """The schema by which tables are read; for a known data set it is built from `columns`."""
+        """The schema for reading tables; for a known data set it is built from `columns`."""
         if self.schema:
             return parse_schema(self.schema)
         fields = {each.name: each.field for each in self.columns}
@@ -309,7 +322,7 @@ class Preprocessing:
         """Return the value that `encode` wrote; raise ValueError or KeyError for anything else."""
         written = json.loads(content)
         if not isinstance(written, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if written["format"] != FORMAT:
             raise ValueError(
                 f"its format is {written['format']!r}, and this Fairbloom reads {FORMAT}: use the"

@@ -8,15 +8,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import MAX_CATEGORIES, MISSING_VALUES, Field, File, normalise
 from .cells import canonical, different_cells, parse_numbers
-from .encode import UNKNOWN, ColumnValues
+from .encoding import UNKNOWN, ColumnValues
 from .marks import Marks
-from .read import Table, Values
+from .reading import Table, Values
+from .schema import MAX_CATEGORIES, MISSING_VALUES, Field, File, normalise
 
 MISSING = {each.casefold() for each in MISSING_VALUES}
 
-# Rows whose cells show whether a column of numbers has many different ones.
+# Rows that show whether a column of numbers has many different ones.
 SAMPLE = 5_000
 
 # Numbers, which of them are invalid, and which are missing.
@@ -208,7 +208,7 @@ class Column:
 
     @cached_property
     def odd_counts(self) -> Counter[str]:
-        """The number of rows of each text that is no number."""
+        """The number of rows of each text that is not a number."""
         return self._count([each for each in self.texts if np.isnan(self.numbers[each])])
 
     def _count(self, entries: Collection[int]) -> Counter[str]:

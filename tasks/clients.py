@@ -11,28 +11,30 @@ from torch import Tensor
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
-from fairbloom.text import join_first, plural, text_if
-
-from ..partition import MIN_EXAMPLES, Parts, split, split_units, splits_of
-from ..preprocessing import (
+from fairbloom.tables import ClientTable, DataError, EncodedFile, Schema
+from fairbloom.tables.encoding import measure_columns
+from fairbloom.tables.preprocessing import (
     MAX_INPUT,
     TABLE,
     Preprocessing,
     encode_columns,
+    encode_groups,
     find_clipped,
     input_columns,
 )
-from ..schema import Schema, parse_schema
-from ..task import Setup, Splits
-from .encode import ColumnValues, EncodedFile, encode_groups, measure_columns
-from .reasons import DataError
+from fairbloom.tables.schema import parse_schema
+from fairbloom.tables.sizes import Row
+from fairbloom.text import join_first, plural, text_if
+
+from .partition import MIN_EXAMPLES, Parts, split, split_units, splits_of
 from .targets import Target, as_targets
+from .task import Setup, Splits
 
 Rows = NDArray[np.intp]
 
 
 class FileExamples(NamedTuple):
-    """The examples of a file's clients, those of a client one after the other.
+    """The examples of a file's clients, client by client.
 
     `moments` has, by the client's name, the mean and deviation of each of its own columns, shape
     (columns, 2).
@@ -48,7 +50,7 @@ class FileClients:
     """The clients of one file, `encoded`.
 
     `rows` has the rows of each client in it. Clients with fewer than `smallest` usable rows are
-    left out: `names` are those of the others.
+    left out: `names` has the others.
     """
 
     def __init__(
@@ -80,12 +82,11 @@ class FileClients:
         moments = self._examples.moments[client].tolist()
         return preprocessing_of(self._setup.schema_).of_client(client, moments)
 
-    def values(self, client: str) -> Mapping[str, ColumnValues]:
-        """Return the values of a client in each column that the file has."""
-        rows = self.rows[client]
-        return {name: self.encoded.columns[name][rows] for name in self.encoded.found}
+    def table(self, client: str) -> ClientTable:
+        """Return the client's rows of the file, those that are left out among them."""
+        return ClientTable(self.encoded, self.rows[client])
 
-    def describe(self, client: str) -> Mapping[str, str | int]:
+    def describe(self, client: str) -> Row:
         """Return the client's row in the table of `fairbloom data`."""
         parts = self._parts_of(client)
         schema = self.encoded.schema

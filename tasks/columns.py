@@ -5,20 +5,23 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from fairbloom import tables
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import log
+from fairbloom.tables import ClientTable, DataError
+from fairbloom.tables.encoding import encode_file
+from fairbloom.tables.folders import files_in
+from fairbloom.tables.preprocessing import Preprocessing
+from fairbloom.tables.schema import Missing, parse_schema
 
-from .. import models
-from ..preprocessing import Preprocessing
-from ..schema import Missing, parse_schema
-from ..task import Described, Setup, Task
+from . import models
+from .catalogue import TASKS
 from .clients import FileClients, preprocessing_of
-from .describe import describe
-from .encode import encode_file
-from .folders import files_in
-from .infer import infer_schema
-from .reasons import DataError
-from .targets import Target
+from .targets import POSITIVE_WORDS, Target
+from .task import Described, Setup, Task
+
+# The endings of tables.
+ENDINGS = TASKS["csv"].reads
 
 
 def infer(
@@ -32,11 +35,12 @@ def infer(
     smallest_client: int,
 ) -> str:
     """Return the schema that the files of a folder suggest."""
-    files = files_in(setup.data_dir)
+    files = files_in(setup.data_dir, ENDINGS)
     if client.strip():
         _check_single(setup.data_dir, client.strip(), len(files))
-    text, left_out = infer_schema(
+    text, left_out = tables.infer(
         files,
+        positive_words=POSITIVE_WORDS,
         target=target.strip(),
         client=client.strip(),
         unit=unit.strip(),
@@ -114,7 +118,7 @@ class CsvFiles:
         self._setup = setup
         self._smallest = smallest
         self._schema = parse_schema(setup.schema_)
-        self._paths = files_in(setup.data_dir)
+        self._paths = files_in(setup.data_dir, ENDINGS)
         self._of_file = lru_cache(maxsize=None)(self._read_file)
         self.clients = tuple(self._paths)
         self.left_out: tuple[str, ...] = ()
@@ -149,10 +153,12 @@ class CsvFiles:
 
     def describe(self, every: bool) -> Described:
         """Return tables that describe the data: of each client if `every`, or else in short."""
-        files: dict[str, FileClients | FairbloomError] = {}
+        found: dict[str, ClientTable | FairbloomError] = {}
         for name in self.clients:
             try:
-                files[name] = self.clients_with(name)
+                found[name] = self.clients_with(name).table(name)
             except FairbloomError as error:
-                files[name] = error
-        return describe(self._schema, files, every)
+                found[name] = error
+        return tables.describe(
+            self._schema, found, lambda name: self.clients_with(name).describe(name), every
+        )

@@ -7,6 +7,7 @@ import gzip
 import io
 import zipfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import parquet as arrow_parquet
 
+from fairbloom import tables
+from fairbloom.tables import reading
+from fairbloom.tables.cells import different_cells
+from fairbloom.tables.encoding import read_column
+from fairbloom.tables.folders import files_in, folders_in
+from fairbloom.tables.reading import Table
+from fairbloom.tables.reasons import REASONS, DataError
+from fairbloom.tables.schema import MISSING_VALUES, File, parse_schema
 from fairbloom.tasks import Task
-from fairbloom.tasks.schema import MISSING_VALUES, File, parse_schema
-from fairbloom.tasks.tables import read as reading
-from fairbloom.tasks.tables.cells import different_cells
-from fairbloom.tasks.tables.encode import read_column
-from fairbloom.tasks.tables.folders import files_in, folders_in
-from fairbloom.tasks.tables.read import Table, read_file
-from fairbloom.tasks.tables.reasons import REASONS, DataError
+from fairbloom.tasks.columns import ENDINGS
 
-from .tables import csv_of, inferred, load, schema_with
+from .helpers import csv_of, inferred, load, schema_with
 from .workbooks import FormulaError, sheet_of, write_workbook
 
 
 def read(path: Path, **how: Any) -> Table:
-    return read_file(path, File(**how))
+    return tables.read(path, File(**how))
 
 
 def texts_of(table: Table, name: str) -> list[str]:
@@ -315,7 +318,7 @@ def test_formats_that_are_not_read_are_refused_in_a_folder(
     (tmp_path / "a.csv").write_text(csv_of(20))
     (tmp_path / "~$b.xlsx").write_bytes(b"\x05owner")
     (tmp_path / "notes.txt").write_text("x")
-    assert [*files_in(str(tmp_path))] == ["a"]
+    assert [*files_in(str(tmp_path), ENDINGS)] == ["a"]
     for name in ("b.ods", "b.xls", "b.xlsm", "b.feather", "b.csv.gz"):
         with subtests.test(name=name):
             (tmp_path / name).write_bytes(b"")
@@ -355,16 +358,16 @@ def test_a_workbook_under_another_name_is_not_overlooked(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_text(csv_of(20))
     write_workbook(tmp_path / "b.bak", {"Patients": [["age"], [1]]})
     with pytest.raises(DataError, match=r"b\.bak: it holds a table, and \.bak files are not read"):
-        files_in(str(tmp_path))
+        files_in(str(tmp_path), ENDINGS)
     with zipfile.ZipFile(tmp_path / "b.bak", "w") as archive:
         archive.writestr("word/document.xml", "")
-    assert [*files_in(str(tmp_path))] == ["a"]
+    assert [*files_in(str(tmp_path), ENDINGS)] == ["a"]
 
 
 def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(csv_of(20))
     (tmp_path / "b.csv").symlink_to(tmp_path / "gone.csv")
-    for list_clients in (files_in, folders_in):
+    for list_clients in (partial(files_in, endings=ENDINGS), folders_in):
         with pytest.raises(DataError, match=r"b\.csv: it is a link to .*gone\.csv"):
             list_clients(str(tmp_path))
 
@@ -375,7 +378,7 @@ def test_a_folder_of_parts_is_no_folder_of_clients(tmp_path: Path) -> None:
     for part in ("part-0", "part-1"):
         write(frame_of(), whole / f"{part}.parquet")
     with pytest.raises(DataError, match=r"all\.parquet': it is a table in a folder of parts"):
-        files_in(str(whole))
+        files_in(str(whole), ENDINGS)
 
 
 def test_other_entries_of_a_folder_are_named_in_one_line(
@@ -397,14 +400,14 @@ def test_other_entries_of_a_folder_are_named_in_one_line(
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(b"a,b\n1,2\n3,4\n")
     (tmp_path / "__MACOSX" / "a.csv").mkdir(parents=True)
-    assert [*files_in(str(tmp_path))] == ["a", "b"]
+    assert [*files_in(str(tmp_path), ENDINGS)] == ["a", "b"]
     assert "not read" not in caplog.text
     (tmp_path / "a letter.txt").write_text("Dear all,\nthe tables are here.\nYours, Bo\n")
     (tmp_path / "run.log").write_text("12:00:00,1 begins\n12:00:01,2 works\n12:00:02,3 ends\n")
     (tmp_path / "notes").mkdir()
     (tmp_path / "plan.pdf").write_bytes(b"%PDF-1.7\n")
     load(tmp_path)
-    files_in(str(tmp_path))
+    files_in(str(tmp_path), ENDINGS)
     (line,) = [each for each in caplog.messages if "not read" in each]
     assert line == (
         f"data-dir = {str(tmp_path)!r} has entries that are not read: a letter.txt, notes, plan.pdf"

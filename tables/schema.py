@@ -1,6 +1,6 @@
 """The data dictionary of a federation: schema.toml, which describes every site's tables.
 
-Its keys are those of Frictionless Table Schema and Table Dialect as far as these have them
+Where possible, its keys are the keys of Frictionless Table Schema and Table Dialect
 (https://datapackage.org/standard/table-schema/).
 """
 
@@ -30,7 +30,7 @@ from .groups import OTHER, GroupBy, read_groups
 # The decimal mark of numbers.
 Decimal = Literal[".", ","]
 
-# What stands between thousands.
+# Thousands separators.
 GroupMark = Literal["", " ", ".", ",", "'"]
 
 # The treatment of a row with a missing value.
@@ -58,7 +58,7 @@ MAX_BYTES = 2**20
 # The file of a schema in a run folder, and its name in errors if it came as text.
 SCHEMA = "schema.toml"
 
-# What the server may read of a fault in a device's description of its own files.
+# The server gets this text if a device's description of its own files has a fault.
 OWN_FILES = (
     "its owner.toml says something of a file that the schema does not have: its own log says what"
 )
@@ -327,7 +327,7 @@ def with_files(text: str, files: Mapping[str, Any], name: str = "owner.toml") ->
 
     `files` is a TOML table of the device's file `name`; raise SchemaError if it has a fault, or if
     it does not fit the schema. The server may not read names of the device's own files and columns,
-    so what it may read of such an error is OWN_FILES.
+    so it gets OWN_FILES instead of such an error.
     """
     try:
         TypeAdapter(dict[str, File]).validate_python(files)
@@ -356,7 +356,7 @@ def _parse(kind: type[AnyTable], text: str, name: str) -> AnyTable:
     try:
         return kind.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise SchemaError(f"{name} is no TOML: {error}: correct that line") from error
+        raise SchemaError(f"{name} is not valid TOML: {error}: correct that line") from error
     except RecursionError as error:
         raise SchemaError(f"{name} is nested too deeply: take tables within tables out") from error
     except ValidationError as error:
@@ -442,7 +442,7 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
 
 
 def _find_wrong_positive(positive: str, classes: Sequence[str]) -> str:
-    """Return why a positive class is none of two classes; "" if it is, or is not stated."""
+    """Return why a positive class is not one of two classes; "" if it is, or is not stated."""
     if not positive or (len(classes) == 2 and positive in classes):
         return ""
     but = f"the classes are {', '.join(classes)}" if classes else "the target is a quantity"
@@ -457,8 +457,8 @@ def _find_faults_of(field: Field) -> Iterator[str]:
     for place, name in enumerate(field.categories):
         for spelling in (name, *field.spellings.get(name, ())):
             if (other := seen.setdefault(normalise(spelling), place)) != place:
-                both = f"{field.categories[other]!r} and for {name!r}"
-                yield f"categories: {spelling!r} stands for {both}: leave it out of one of the two"
+                both = f"{field.categories[other]!r} and of {name!r}"
+                yield f"categories: {spelling!r} is a spelling of {both}: leave it out of one"
     for name in {*field.spellings} - {*field.categories}:
         yield (
             f"spellings.{name}: {did_you_mean(name, field.categories)}it must be one of the"
@@ -497,7 +497,7 @@ def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
         elif isinstance(by.to, float) == bool(field.categories):
             problem = f"the column holds numbers: divide it, as in '{by.column}>=60'"
             if field.categories:
-                problem = f"the column holds categories: name it alone, {by.column!r}"
+                problem = f"the column holds categories: give only its name, {by.column!r}"
             yield f"{key} = {by.name!r}: {problem}"
         elif by.sign == "=" and by.to not in field.categories:
             hint = did_you_mean(str(by.to), field.categories)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fairbloom.text import join_first
 
-from ..schema import Field
-from .encode import ColumnValues, measure_moments
+from .encoding import ColumnValues, measure_moments
+from .schema import Field
 
 # Numbers that often stand for a missing value: 9, 99, -9, -1, 88 and so on.
 SENTINELS = np.array(
@@ -23,7 +23,8 @@ HARDLY_VARIES = 1e-9
 # If a site's median is 4 times the other sites' medians, or a quarter, it may be in another unit.
 OTHER_UNIT = 4.0
 
-# A 0 may be a code if so many different other numbers are all above their deviation.
+# Report 0 as a possible code only if at least this many distinct values exist, all above one
+# standard deviation.
 FEWEST_KINDS = 5
 
 # Names of sites that a remark lists.
@@ -112,7 +113,7 @@ def find_remarks(
 
 
 def _find_rounding(present: SiteValues) -> Iterator[tuple[str, str]]:
-    """Yield the sites whose numbers differ, but hardly more than by rounding."""
+    """Yield the sites with numbers that differ hardly more than by rounding."""
     for site, values in present.split().items():
         if (apart := np.ptp(values)) > HARDLY_VARIES * len(values) * abs(values[0]) or not apart:
             continue
@@ -231,11 +232,11 @@ def _compare_categories(field: Field, present: SiteValues) -> Iterator[tuple[str
     is_held = np.zeros((len(present.names), len(field.categories)), np.bool_)
     is_held[present.sites, present.values] = True
     is_shared = is_held.sum(axis=0) > 1
-    alone = is_held.any(axis=1) & ~(is_held & is_shared).any(axis=1)
+    is_apart = is_held.any(axis=1) & ~(is_held & is_shared).any(axis=1)
     if is_held.any(axis=1).sum() < 2:
         return
-    remedy = "at no other site: if others mean the same, say by spellings which one each means"
-    places = np.flatnonzero(alone).tolist()
+    remedy = "at no other site: if others mean the same, map them in spellings"
+    places = np.flatnonzero(is_apart).tolist()
     if len(places) > SHOWN:
         names = join_first([present.names[place] for place in places], SHOWN)
         yield names, f"the categories of each are {remedy}"
@@ -249,7 +250,7 @@ def _compare_categories(field: Field, present: SiteValues) -> Iterator[tuple[str
 
 
 def determines(values: ColumnValues, target: ColumnValues) -> bool:
-    """Return whether a column alone says what the target is; both have the rows of all sites."""
+    """Return whether a column determines the target; both have the rows of all sites."""
     usable = _is_usable(values) & _is_usable(target)
     values = values[usable]
     target = target[usable]
@@ -278,7 +279,7 @@ def determines(values: ColumnValues, target: ColumnValues) -> bool:
 
 
 def _share_of_one_class(values: ColumnValues, target: ColumnValues) -> float:
-    """Return the share of rows whose value is frequent and has one class.
+    """Return the share of rows with a frequent value that has one class.
 
     Return -1 if a frequent value has several classes.
     """

@@ -13,12 +13,8 @@ from fairbloom.errors import join_names
 from fairbloom.logs import log
 from fairbloom.text import text_if
 
-from ..catalogue import TASKS
 from .cells import fold_value
 from .reasons import DataError
-
-# The endings of all tables that are read.
-ENDINGS = TASKS["csv"].reads
 
 # Endings of files that hold others, or one that is compressed.
 PACKED = (
@@ -65,9 +61,6 @@ TEXTS = (
     *(".sh", ".sql", ".tex", ".toml", ".xml", ".yaml", ".yml"),
 )
 
-# The endings of images.
-PICTURES = TASKS["image-folder"].reads
-
 # Files and folders that operating systems write, in lower case.
 OF_SYSTEMS = (
     *("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin"),
@@ -75,26 +68,27 @@ OF_SYSTEMS = (
 )
 
 
-def files_in(place: str) -> dict[str, Path]:
+def files_in(place: str, endings: Sequence[str]) -> dict[str, Path]:
     """Return the tables of a folder by client, sorted by name; `place` may also be a single file.
 
-    Empty if `place` is "". A client has its file's name without the ending, in form NFC: macOS
-    writes accents as characters of their own. Hidden files, locks, files of operating systems and
-    run folders are skipped. A table that is not read raises DataError; other entries are logged.
+    Empty if `place` is "". A table has one of `endings`, such as ".csv". A client has its file's
+    name without the ending, in form NFC: macOS writes accents as characters of their own. Hidden
+    files, locks, files of operating systems and run folders are skipped. A table that is not read
+    raises DataError; other entries are logged.
     """
     if not place:
         return {}
     path = _existing_path(place)
-    if path.suffix.lower() in ENDINGS and path.is_dir() and _has_parts(path):
+    if path.suffix.lower() in endings and path.is_dir() and _has_parts(path):
         raise DataError(f"data-dir = {place!r}: {IN_PARTS}", "other-format")
     files = [path] if path.is_file() else _list_entries(path)
     for file in files:
-        if (problem := _find_unread(file, is_named=file == path)) is not None:
+        if (problem := _find_unread(file, file == path, endings)) is not None:
             raise DataError(f"{file}: {problem}", "other-format")
-    tables = {file: file.stem for file in files if file.suffix.lower() in ENDINGS or file == path}
+    tables = {file: file.stem for file in files if file.suffix.lower() in endings or file == path}
     if not tables:
         raise DataError(
-            f"data-dir = {place!r}: there is no {', '.join(ENDINGS)} file in it, but"
+            f"data-dir = {place!r}: there is no {', '.join(endings)} file in it, but"
             f" {_contents(path)}",
             "no-file",
         )
@@ -119,7 +113,7 @@ def folders_in(place: str) -> dict[str, Path]:
             raise DataError(f"{file}: {file.suffix} files are not read: unpack it", "other-format")
     if not folders:
         raise DataError(
-            f"data-dir = {place!r}: there is no folder in it, but {_contents(path)}", "no-file"
+            f"data-dir = {place!r}: it holds no folder, but {_contents(path)}", "no-file"
         )
     found = _name_clients(place, folders, "the folders ")
     _name_others(place, files)
@@ -158,7 +152,7 @@ def _existing_path(place: str) -> Path:
     path = Path(place).expanduser()
     if not path.exists():
         raise DataError(
-            f"data-dir = {place!r}: there is no such folder or file on this machine", "no-place"
+            f"data-dir = {place!r}: this machine has no such folder or file", "no-place"
         )
     return path
 
@@ -168,7 +162,7 @@ def _list_visible(folder: Path) -> Iterable[Path]:
 
 
 def _list_entries(folder: Path) -> list[Path]:
-    """Return what a folder may have clients' data in; raise DataError for a broken link."""
+    """Return a folder's entries that may hold clients' data; raise DataError for a broken link."""
     entries = [path for path in _list_visible(folder) if not _is_run_folder(path)]
     for entry in entries:
         if not entry.exists():
@@ -205,25 +199,25 @@ def _name_others(place: str, others: Sequence[Path]) -> None:
 # Tables that are not read -------------------------------------------------------------------------
 
 
-def _find_unread(path: Path, is_named: bool) -> str | None:
+def _find_unread(path: Path, is_named: bool, endings: Sequence[str]) -> str | None:
     """Return why an entry is a table that cannot be read, with the remedy; None if it is not one.
 
     A file that data-dir names itself (`is_named`) is read as a text, whatever its ending.
     """
     ending = path.suffix.lower()
     if path.is_dir():
-        return IN_PARTS if _is_of_parts(path) else None
+        return IN_PARTS if _is_of_parts(path, endings) else None
     if ending in UNREAD:
         return f"{path.suffix} files are not read: {REMEDY}"
-    if ending in (*ENDINGS, *TEXTS) or is_named or not _is_table(path):
+    if ending in (*endings, *TEXTS) or is_named or not _is_table(path):
         return None
     kind = f"{path.suffix} files" if path.suffix else "files without an ending"
     return f"it holds a table, and {kind} are not read: {REMEDY}"
 
 
-def _is_of_parts(folder: Path) -> bool:
+def _is_of_parts(folder: Path, endings: Sequence[str]) -> bool:
     """Return whether a folder is one table in parts, by its name or its files' names."""
-    return folder.suffix.lower() in (*ENDINGS, *UNREAD) or "=" in folder.name or _has_parts(folder)
+    return folder.suffix.lower() in (*endings, *UNREAD) or "=" in folder.name or _has_parts(folder)
 
 
 def _has_parts(folder: Path) -> bool:
@@ -259,7 +253,7 @@ def _is_workbook(path: Path) -> bool:
 
 
 def _has_columns(start: bytes) -> bool:
-    """Return whether the beginning of a file is a text whose lines have the same columns."""
+    """Return whether the lines of a text have the same columns, by its beginning."""
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = start.decode("utf-16" if marked else "latin-1", errors="replace")
     if "\0" in text:

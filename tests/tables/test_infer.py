@@ -11,13 +11,13 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from fairbloom.tables.identifiers import DATE, IDENTIFIER, nearly_all_differ
+from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import describe_data
-from fairbloom.tasks.schema import parse_schema
-from fairbloom.tasks.tables.identifiers import DATE, IDENTIFIER, nearly_all_differ
 
 from ..commands import fairbloom
 from ..docs.pages import ROOT, blocks
-from .tables import SCHEMA, Folder, config, csv_of, inferred, load
+from .helpers import SCHEMA, Folder, config, csv_of, inferred, load
 
 DATES = (
     "2024-03-17",
@@ -547,7 +547,7 @@ def test_nearly_numbers_are_faults_that_name_what_is_odd(
         (["1200", "1,200", "900"], ("thousands", "groupChar")),
         (["1.5", "1,5", "2.5"], ("comma", "decimalChar")),
         (["3", "<5", "4"], ("bound", "missingValues")),
-        ([*map(str, range(25)), "absent"], ("no number", "missingValues")),
+        ([*map(str, range(25)), "absent"], ("not a number", "missingValues")),
     ):
         with subtests.test(cells=cells, named=named):
             there = folder(a=column_of(cells), b=column_of([*cells[:1], "7", "8"]))
@@ -568,7 +568,7 @@ def test_classes_that_share_nothing_are_an_error(folder: Folder, tmp_path: Path)
     there = folder(a=outcomes("No", "Yes"), b=outcomes("0", "1"), c=outcomes("no", "yes"))
     text = inferred(there)
     assert parse_schema(text).predicted.categories == ("No", "Yes")
-    assert "the classes at b are none of these: say by spellings which" in text
+    assert "b uses other class names: map them in spellings" in text
     faults = described(there)["faults"]
     assert {(row["client"], row["value"]) for row in faults} == {("b", "0"), ("b", "1")}
     assert all("spellings" in row["remedy"] and "categories" not in row["remedy"] for row in faults)

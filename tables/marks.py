@@ -1,11 +1,11 @@
-"""Infer how a file writes numbers: its decimal mark, and what stands between thousands."""
+"""Infer how a file writes numbers: its decimal mark and thousands separators."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..schema import Decimal, GroupMark, normalise
 from .cells import CURRENCY, WITH_UNIT
+from .schema import Decimal, GroupMark, normalise
 
 # Cells of a column that are looked at; those that no number can be read from are, all of them.
 SAMPLE = 500
@@ -13,7 +13,7 @@ SAMPLE = 500
 # Digits that thousands begin with: 0.123 has no thousands.
 GROUP = "[+-]?[1-9][0-9]{0,2}"
 
-# What a cell says of the marks in it. A cell that matches none of these says nothing.
+# Patterns of cells that show which marks are in use; any other cell shows nothing.
 EVIDENCE = {
     "either comma": re.compile(rf"{GROUP},[0-9]{{3}}"),
     "either point": re.compile(rf"{GROUP}\.[0-9]{{3}}"),
@@ -35,7 +35,7 @@ EVIDENCE = {
 
 @dataclass(frozen=True)
 class Marks:
-    """The marks of a file's numbers; `group` stands between thousands, "" if nothing does.
+    """The marks of a file's numbers; `group` separates thousands, "" if nothing does.
 
     `unclear` is a cell that can be read in two ways, if no other cell of the file decides.
     """
@@ -46,7 +46,7 @@ class Marks:
 
 
 def infer_marks(columns: Iterable[Iterable[str]]) -> Marks:
-    """Return the marks by which each number in the columns can be read, if there are such.
+    """Return the marks with which each number in the columns can be read, if possible.
 
     A column counts if half of its cells at least are numbers. If the columns contradict each other,
     the decimal mark is a point.

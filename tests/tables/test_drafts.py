@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.schema import parse_schema
-from fairbloom.tasks.tables.encode import read_columns
-from fairbloom.tasks.tables.folders import files_in
-from fairbloom.tasks.tables.infer import infer_schema
-from fairbloom.tasks.tables.read import CellError, read_file
+from fairbloom.tables import infer
+from fairbloom.tables.encoding import read_columns
+from fairbloom.tables.folders import files_in
+from fairbloom.tables.reading import CellError, read
+from fairbloom.tables.schema import parse_schema
+from fairbloom.tasks.columns import ENDINGS
+from fairbloom.tasks.targets import POSITIVE_WORDS
 
 # Cells that columns are made of: each line is what one system may export.
 CELLS = (
@@ -73,7 +75,7 @@ NAMES = (
 
 def unannounced(folder: Path, **wanted: Any) -> Iterator[str]:
     """Yield the faults of files by the schema that they suggest, except those that it names."""
-    text, _ = infer_schema(files_in(str(folder)), **wanted)
+    text, _ = infer(files_in(str(folder), ENDINGS), positive_words=POSITIVE_WORDS, **wanted)
     schema = parse_schema(text)
     comments: dict[str, str] = {}
     for part in text.split("\n\n")[1:]:
@@ -82,15 +84,15 @@ def unannounced(folder: Path, **wanted: Any) -> Iterator[str]:
         for name in names:
             (field,) = parse_fields(name)
             comments[field] = "\n".join(line for line in lines if line.startswith("#"))
-    for path in files_in(str(folder)).values():
-        table = read_file(path, schema.file(path.name))
+    for path in files_in(str(folder), ENDINGS).values():
+        table = read(path, schema.file(path.name))
         for fault in read_columns(table, schema)[1]:
             assert isinstance(fault, CellError)
             said = comments.get(fault.column, "")
             announcements = {
                 "missing": "no value" in text.split("\n\n")[0],
                 "no-column": "not at" in said,
-                "no-category": "the classes at" in said or "no class" in said,
+                "no-category": "other class names" in said or "not a class" in said,
                 "no-number": fault.problem.partition(", as ")[0] in said,
             }
             if not announcements.get(fault.why, False):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fairbloom.server.settings import Settings
-from fairbloom.tasks.schema import (
+from fairbloom.tables.schema import (
     MAX_CATEGORIES,
     SchemaError,
     normalise,
@@ -15,7 +15,7 @@ from fairbloom.tasks.schema import (
     without_client,
 )
 
-from .tables import SCHEMA, csv_of, schema_with
+from .helpers import SCHEMA, csv_of, schema_with
 
 WRONG: list[tuple[tuple[str, str], list[str]]] = [
     (('target = "target"', "target = 3"), ["target = 3"]),
@@ -97,7 +97,7 @@ WRONG: list[tuple[tuple[str, str], list[str]]] = [
         ("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.age]\nfactr = 2"),
         ["files.a.fields.age.factr"],
     ),
-    (("categories = [0, 1]", "categories = [0, 1\n]]"), ["no TOML", "line 1"]),
+    (("categories = [0, 1]", "categories = [0, 1\n]]"), ["not valid TOML", "line 1"]),
 ]
 """What is changed in the schema of `csv_of`, and what the error must name."""
 

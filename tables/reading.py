@@ -19,10 +19,10 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import MAX_TEXT, Decimal, File, fold, normalise
 from .cells import format_number, shorten
 from .folders import REMEDY
 from .reasons import MAX_FAULTS, DataError, Known, raise_faults
+from .schema import MAX_TEXT, Decimal, File, fold, normalise
 
 # A column of pyarrow: a ChunkedArray of texts, or of numbers if the file's columns have types.
 Values = Any
@@ -176,14 +176,14 @@ class CellError(DataError):
         )
 
 
-# The tables that were read last, each with what it depends on.
+# The tables that were read last, each with the version of its file.
 _TABLES: dict[Path, tuple[tuple[int, int, str], Table]] = {}
 
 # Most tables that are kept.
 MAX_TABLES = 128
 
 
-def read_file(path: Path, file: File) -> Table:
+def read(path: Path, file: File) -> Table:
     """Return the table of a file, by its ending; read it again only if it has changed."""
     try:
         status = path.stat()
@@ -460,8 +460,7 @@ def _parse_rows(
             f"{path} has {len(lines) - 1} rows or {len(table)}, as one reads its quotation marks:"
             f" {REMEDY}"
         )
-    columns: list[Values] = table.columns
-    return columns
+    return [*table.columns]
 
 
 # Parquet ------------------------------------------------------------------------------------------
@@ -591,9 +590,7 @@ def _read_workbook(path: Path, file: File) -> Table:
         if any(str(cell).strip() for row in cells for cell in row)
     }
     if not sheets:
-        raise DataError(
-            f"{path} is empty: none of its sheets that are shown holds a value", "empty"
-        )
+        raise DataError(f"{path} is empty: no visible sheet holds a value", "empty")
     if len(sheets) > 1:
         raise DataError(
             f"{path} has {len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}:"

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.settings import split_names
 
 # The group of examples without a value, or with a value of no group that the clients agreed on.
 OTHER = "other"
 
 # Groupings of a run.
 MAX_GROUPINGS = 10
-
 
 # The remedy in errors about a task without groups.
 NAMING = (
@@ -78,11 +76,6 @@ class GroupBy:
         return np.where(missing, len(self.groups(categories)), found).astype(np.int64)
 
 
-def parse_groups(key: str, text: str) -> tuple[GroupBy, ...]:
-    """Return the groupings that a setting names, such as "sex,age>=60"."""
-    return read_groups(key, split_names(text))
-
-
 def read_groups(
     key: str, words: Sequence[str], columns: Collection[str] = ()
 ) -> tuple[GroupBy, ...]:
@@ -110,7 +103,7 @@ def read_groups(
             raise ReportableError(
                 f"{key} = {word!r}: compare a column with a number by >=, >, <= or <, as in"
                 f" {column or 'age'}{usable_sign}60, or with a category as in race=White; a"
-                " column's name alone makes a group of each of its values"
+                " plain column name makes a group of each of its values"
             )
         found.append(GroupBy(column, sign, bound))
     if len(found) > MAX_GROUPINGS:
@@ -131,8 +124,8 @@ def read_groups(
 def find_two_groups(groupings: Mapping[str, Sequence[str]], classes: int | None) -> tuple[int, int]:
     """Return the indices of the two groups, `OTHER` left out, of a task's first grouping.
 
-    `groupings` and `classes` are those of `Task`. Raises ReportableError if fairness between two
-    groups is not defined for them.
+    `groupings` and `classes` are attributes of `Task`. Raises ReportableError if fairness between
+    two groups is not defined for them.
     """
     if not groupings:
         raise ReportableError(

@@ -5,20 +5,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural
 
-from ..schema import MAX_TEXT, Decimal, Field, FileField, Schema, fold, normalise, parse_schema
 from .cells import canonical, different_cells, explain_number, fold_value, parse_numbers
-from .read import CellError, Table, Values, forget_file, read_file
+from .reading import CellError, Table, Values, forget_file, read
 from .reasons import MAX_FAULTS, DataError, raise_faults
+from .schema import MAX_TEXT, Decimal, Field, FileField, Schema, fold, normalise, parse_schema
 
 # The index of a cell that is in no category; a missing value has -1. In a column of numbers, a cell
 # that is not a number is inf.
@@ -38,17 +36,6 @@ def encode(table: Table, schema: Schema) -> dict[str, ColumnValues]:
     columns, wrong = read_columns(table, schema)
     raise_faults(wrong)
     return columns
-
-
-def encode_groups(schema: Schema, columns: Mapping[str, ColumnValues]) -> Tensor | None:
-    """Return each row's group indices, shape (rows, groupings); None if there are no groupings."""
-    if not schema.groupings:
-        return None
-    places = [
-        by.places(columns[by.column], schema.fields[by.column].categories)
-        for by in schema.groupings
-    ]
-    return torch.from_numpy(np.stack(places, axis=1))
 
 
 def is_missing(values: ColumnValues) -> NDArray[np.bool_]:
@@ -73,10 +60,7 @@ def read_columns(
             continue
         columns[name] = _no_values(schema.fields[name], len(table))
         if schema.missing_of(name) != "fill":
-            own = (
-                f"say what it is called by fields.{name}.name under [files.{table.path.name!r}] in"
-                " the schema"
-            )
+            own = f"name it by fields.{name}.name under [files.{table.path.name!r}] in the schema"
             remedy = (
                 f'{did_you_mean(name, unread.values())}add it, {own}, or missing = "fill" in'
                 f" fields.{name}"
@@ -122,8 +106,8 @@ def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError])
         wrong.append(fault)
         return _no_values(field, len(table))
     missing = {normalise(each).casefold() for each in (*schema.missingValues, *field.missingValues)}
-    read = _read_categories if field.categories else _read_numbers
-    column = read(table, values, name, schema, missing, wrong)
+    read_values = _read_categories if field.categories else _read_numbers
+    column = read_values(table, values, name, schema, missing, wrong)
     rows = np.flatnonzero(is_missing(column))
     if schema.missing_of(name) == "error" and len(rows):
         fault = CellError(
@@ -167,7 +151,7 @@ def _read_categories(
             problem = f"a text of {len(text):,} characters"
             remedy = "correct it, or put the column in ignore"
         else:
-            problem = f"none of the categories {join_first(field.categories)}"
+            problem = f"not one of the categories {join_first(field.categories)}"
             # In the target even a near spelling may be the opposite, as "unwell" is of "well".
             hint = "" if name == schema.target else did_you_mean(text, field.categories)
             remedy = (
@@ -183,10 +167,8 @@ def _count_fault(
 ) -> CellError:
     """Return the fault of these rows: that of the first row, and the number of further rows."""
     more = int(rows.sum()) - 1
-    if more == 1:
-        problem += ", as 1 more row does"
-    elif more > 1:
-        problem += f", as {more:,} more rows do"
+    if more:
+        problem += plural(more, ", as 1 more row does", f", as {more:,} more rows do")
     return CellError(table, name, problem, remedy, why, np.flatnonzero(rows))
 
 
@@ -226,7 +208,7 @@ def _read_numbers(
         allowed = join_first([f"{each:g}" for each in limits.enum])
         checks.append((~np.isin(numbers, limits.enum), f"and allowed are {allowed}"))
     if field.type == "integer":
-        checks.append((numbers != np.round(numbers), "which is no whole number"))
+        checks.append((numbers != np.round(numbers), "which is not a whole number"))
     remedy = (
         "correct it, or the schema; a code for a missing value belongs in"
         f" fields.{name}.missingValues"
@@ -245,7 +227,7 @@ def rows_of_clients(values: Values, decimal: Decimal) -> tuple[ClientRows, Spell
     """Return the rows of each client that a column names, and the spellings of its name.
 
     Numbers among the names have a decimal mark. The rows are sorted by name; "" has those without
-    one. A client's name is its most frequent spelling; spellings are those of clients with several.
+    one. A client's name is its most frequent spelling; spellings are listed if it has several.
     """
     cells, codes = different_cells(values)
     folded = [fold_value(cell, decimal) for cell in cells]
@@ -282,7 +264,7 @@ class EncodedFile:
     found
         The names of the columns that the file has; the others are without values.
     usable
-        Which rows have a value in each column whose missing values leave rows out.
+        Which rows are used: rows with a missing value may be left out.
     faults
         The faults of the whole file.
     rows
@@ -323,8 +305,20 @@ class EncodedFile:
     def raise_faults(self, rows: NDArray[np.intp]) -> None:
         """Raise DataError with all faults of some rows, if they have any."""
         if self.faulty[rows].any():
-            table = read_file(self.path, self.schema.file(self.path.name))
+            table = read(self.path, self.schema.file(self.path.name))
             encode(table.take(rows), self.schema)
+
+
+class ClientTable(NamedTuple):
+    """The rows of one client in a file."""
+
+    file: EncodedFile
+    rows: NDArray[np.intp]
+
+    @property
+    def values(self) -> Mapping[str, ColumnValues]:
+        """The client's values in each column that the file has."""
+        return {name: self.file.columns[name][self.rows] for name in self.file.found}
 
 
 def encode_file(path: Path, text: str) -> EncodedFile:
@@ -340,7 +334,7 @@ def encode_file(path: Path, text: str) -> EncodedFile:
 @lru_cache(maxsize=128)
 def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
     schema = parse_schema(text)
-    table = read_file(path, schema.file(path.name))
+    table = read(path, schema.file(path.name))
     rows, spellings = _rows_of_clients(table, schema.client) if schema.client else (None, {})
     columns, faults = read_columns(table, schema)
     usable = np.ones(len(table), np.bool_)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schema import MAX_CATEGORIES, MAX_TEXT
-from .encode import ColumnValues
+from .encoding import ColumnValues
+from .schema import MAX_CATEGORIES, MAX_TEXT
 from .survey import Column
 
 # Rows of a file that show whether all values of a column differ.
@@ -59,8 +59,8 @@ FEWEST_AT_SITE = 2
 # Rows of a person, on average.
 MIN_ROWS, MAX_ROWS = 1.5, 20
 
-# Share of persons in whose rows another column, such as age, is the same; and the largest such
-# share among shuffled rows, above which it is the same by chance.
+# Share of persons with the same value of another column, such as age, in all of their rows; and the
+# largest such share among shuffled rows, above which values are the same by chance.
 SAME = 0.95
 BY_CHANCE = 0.8
 
@@ -140,7 +140,7 @@ def rows_of_units(name: str, column: Column) -> float:
     """Return the number of rows of a value, on average; 0 if the values cannot be persons."""
     rows = int(column.is_present.sum())
     numbers = column.numbers[~np.isnan(column.numbers)]
-    # What needs no sorting of all rows first.
+    # First the columns that can be judged without sorting all rows.
     is_coarse = rows > MAX_ROWS * len(column.sites.names) * len(column.numbers)
     is_few = np.count_nonzero(column.counts) < FEWEST_UNITS
     if NEVER.fullmatch(name) or is_coarse or is_few or (numbers != np.round(numbers)).any():

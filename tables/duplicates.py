@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import join_names
 
-from .clients import FileClients
-from .encode import UNKNOWN, ColumnValues, EncodedFile
+from .encoding import UNKNOWN, ClientTable, ColumnValues, EncodedFile
 
 Hashes = NDArray[np.uint64]
 
@@ -22,12 +21,12 @@ NO_NUMBER = np.uint64(0x7FF8000000000000)
 # Rows that show how often two rows are equal by chance.
 SAMPLE = 5_000
 
-# Equal rows are remarked if they are so many times as frequent as by chance, with its standard
+# Equal rows are remarked if they exceed this multiple of their number by chance, plus its standard
 # deviation. Columns that depend on each other make rows equal more often than the estimate, which
 # takes them for independent.
 FREQUENT = 5.0
 
-# Fewer equal rows are no remark: some sites of public tables without copies have up to four.
+# Fewer equal rows are not remarked: some sites of public tables without copies have up to four.
 FEWEST = 5
 
 # Sets of clients with rows in common that are looked at, those with most rows first: the rows of a
@@ -36,33 +35,31 @@ MAX_SETS = 500
 
 
 class _Rows(NamedTuple):
-    """The rows of a client in its file that are compared, and their hashes."""
+    """The rows of a client that are compared, and their hashes."""
 
     name: str
-    file: EncodedFile
-    rows: NDArray[np.intp]
+    table: ClientTable
     hashes: Hashes
 
 
-def find_duplicates(files: Mapping[str, FileClients]) -> Iterator[tuple[str, str]]:
+def find_duplicates(tables: Mapping[str, ClientTable]) -> Iterator[tuple[str, str]]:
     """Yield (sites, remark) pairs on rows that are equal in every column, most rows first.
 
-    Nothing is said of rows that are equal by chance, as those of a few categories are. Rows that
+    Rows with few categories are often equal by chance: they are not reported. Rows that
     are left out, or have a cell that cannot be read, do not count.
     """
-    encoded = {id(file.encoded): file.encoded for file in files.values()}
+    encoded = {id(table.file): table.file for table in tables.values()}
     hashes_of = {key: hash_rows([*file.columns.values()]) for key, file in encoded.items()}
     readable_of = {key: _find_readable(file) for key, file in encoded.items()}
     clients: list[_Rows] = []
-    for name, file in files.items():
-        key = id(file.encoded)
-        rows = file.rows[name]
-        rows = rows[readable_of[key][rows]]
-        clients.append(_Rows(name, file.encoded, rows, hashes_of[key][rows]))
-    if not any(len(each.rows) for each in clients):
+    for name, table in tables.items():
+        key = id(table.file)
+        rows = table.rows[readable_of[key][table.rows]]
+        clients.append(_Rows(name, ClientTable(table.file, rows), hashes_of[key][rows]))
+    if not any(len(each.hashes) for each in clients):
         return
     hashes = np.concatenate([each.hashes for each in clients])
-    sites = np.repeat(np.arange(len(clients)), [len(each.rows) for each in clients])
+    sites = np.repeat(np.arange(len(clients)), [len(each.hashes) for each in clients])
     found = [
         *_count_repeated(hashes, sites, len(clients)),
         *_count_common(hashes, sites, len(clients)),
@@ -153,7 +150,7 @@ def _count_common(
         start = int(starts[examples[each]])
         held[frozenset(sites[start : start + int(holders[examples[each]])].tolist())] = rows[each]
     for some in held:
-        # What further sites have, too, is common to these all the same.
+        # Rows that other sites share as well count here too.
         common = sum(int(each) for others, each in held.items() if some <= others)
         yield common, sorted(some)
 
@@ -161,19 +158,21 @@ def _count_common(
 def _expect_equal(clients: Sequence[_Rows]) -> float:
     """Return how many pairs of rows would be equal if the columns were independent.
 
-    The rows of one client are compared with each other, and those of the first of several clients
-    with those of the second.
+    The rows of a single client are compared with each other. Of several clients, the first is
+    compared with the second.
     """
-    sizes = [len(each.rows) for each in clients]
+    sizes = [len(each.hashes) for each in clients]
     expected = sizes[0] * (sizes[0] - 1) / 2
     if len(sizes) > 1:
         expected = float(sizes[0] * sizes[1])
     hashes = np.concatenate([each.hashes for each in clients])
     some = slice(None, None, 1 + len(hashes) // SAMPLE)
     _, different = np.unique(hashes[some], return_index=True)
-    for name in clients[0].file.columns:
-        values = np.concatenate([each.file.columns[name][each.rows] for each in clients])[some]
-        # A copy is no evidence that a column whose values nearly all differ has equal ones.
+    for name in clients[0].table.file.columns:
+        values = np.concatenate(
+            [each.table.file.columns[name][each.table.rows] for each in clients]
+        )[some]
+        # If nearly all values of a column differ, copies do not count as equal values.
         counts = np.unique(values[different], return_counts=True)[1]
         if 2 * len(counts) <= len(different):
             counts = np.unique(values, return_counts=True)[1]

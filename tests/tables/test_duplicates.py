@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.tables.duplicates import hash_rows
 from fairbloom.tasks import check_data, describe_data
-from fairbloom.tasks.tables.duplicates import hash_rows
 
-from .tables import SCHEMA, Folder, config, csv_of
+from .helpers import SCHEMA, Folder, config, csv_of
 
 
 def remarks(folder: Path, every: bool = False, **settings: str) -> list[tuple[str, str]]:
