@@ -19,10 +19,10 @@ from .arrays import Model
 from .clients import NOTHING, ClientPool, Metrics, Replies, TrainReplies, check_names
 from .cohort import MethodError
 from .compatibility import ROSTER
-from .in_progress import RoundInProgress, explain_unusable
+from .in_progress import Evaluation, RoundInProgress, explain_unusable
 from .method import Method
 from .refusals import NotFiniteMetricError
-from .round import Round
+from .round import Round, StopRun
 from .sampling import sample, share
 from .screening import (
     NormBounds,
@@ -54,8 +54,8 @@ class Rounds:
     """The rounds of a method with its clients.
 
     `run` takes the four steps of each round and makes the clients work in between. Flower's hooks,
-    which have the same names, take them one by one: `configure_train`, `aggregate_train`,
-    `configure_evaluate`, `aggregate_evaluate`.
+    which have the same names, take them one by one, for `run_by`: `configure_train`,
+    `aggregate_train`, `configure_evaluate`, `aggregate_evaluate`.
 
     Parameters
     ----------
@@ -92,8 +92,10 @@ class Rounds:
         it here."""
         # Known clients that are offline. `self.online` has the others: there may be a million.
         self._offline = set(known)
+        self.stopped = ""
+        """The reason why the rounds ended before the last one, or ""."""
         self._method = method
-        self._num_rounds = num_rounds
+        self.num_rounds = num_rounds
         self._all_evaluate_last = all_evaluate_last
         self._first_limit = first_limit
         self._scores = {score.name: score for score in scores}
@@ -107,7 +109,7 @@ class Rounds:
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
     ) -> Iterator[Round]:
-        """Yield the remaining rounds as they finish.
+        """Yield the remaining rounds with these clients as they finish; see `run_by`.
 
         Parameters
         ----------
@@ -120,32 +122,60 @@ class Rounds:
             The metrics that its participants report in evaluation.
         """
         check_model(self._method, model)
-        first = self._method.progress.finished_rounds + 1
-        for number in range(first, (self._num_rounds or 0) + 1):
+
+        def train(number: int, model: Model) -> tuple[Model | None, Metrics]:
             recorded = measure(number)
             current = self.configure_train(number, model, recorded)
             if recorded:
                 self._ask_evaluators_only(current)
             # The replies get no name here: their updates are as large as all models, and must be
             # gone before the clients evaluate.
-            after, metrics = self.aggregate_train(
+            return self.aggregate_train(
                 number,
                 self.clients.train([*current.draws], model, current.terms, current.vectors),
             )
-            if after is not None:
-                model = after
+
+        def evaluate(number: int, model: Model) -> Evaluation:
             names, terms, served = self.configure_evaluate(number, model, measure_after)
-            evaluation_metrics = None
+            metrics: Metrics | None = None
             if names:
-                evaluation_metrics = self.aggregate_evaluate(
-                    self.clients.evaluate(names, served, terms, current.participants)
+                metrics = self.aggregate_evaluate(
+                    self.clients.evaluate(names, served, terms, self.current.participants)
                 )
-            yield current.finish(
-                model,
-                metrics,
-                served if self._method.average_models else None,
-                evaluation_metrics=evaluation_metrics,
-            )
+            return Evaluation(served if self._method.average_models else None, metrics)
+
+        return self.run_by(train, evaluate, model)
+
+    def run_by(
+        self,
+        train: Callable[[int, Any], tuple[Any, Mapping[str, Any] | None]],
+        evaluate: Callable[[int, Any], Evaluation],
+        model: Any,
+    ) -> Iterator[Round]:
+        """Yield the remaining rounds as they finish, with models in any form.
+
+        StopRun ends the rounds before the one in which it is raised; `stopped` has its reason.
+
+        Parameters
+        ----------
+        train
+            Trains in the round of this number; returns the model, None if it is unchanged, and the
+            metrics.
+        evaluate
+            Evaluates the model after the round of this number.
+        """
+        last = self._method.progress.finished_rounds
+        try:
+            for number in range(last + 1, (self.num_rounds or 0) + 1):
+                after, metrics = train(number, model)
+                if after is not None:
+                    model = after
+                yield self.current.finish(model, metrics or {}, evaluate(number, model))
+                last = number
+        except StopRun as stop:
+            self.stopped = stop.reason
+            self._method.progress.finished_rounds = last
+            return
         self.check_learned()
 
     # The four steps -------------------------------------------------------------------------------
@@ -261,7 +291,7 @@ class Rounds:
         current = self.current
         current.evaluators = ()
         if self.evaluates(number):
-            last = number == self._num_rounds
+            last = number == self.num_rounds
             free = self._wait_for_available(method.min_evaluate_nodes, trains=False, waits=last)
             current.evaluators = self._draw_evaluators(free, number)
         return current.evaluators, terms, self.mean_model(model)
@@ -309,7 +339,7 @@ class Rounds:
         """Return whether clients evaluate after this round."""
         if self._method.fraction_evaluate <= 0.0:
             return False
-        return number in (self._num_rounds, self._method.last_evaluated(number))
+        return number in (self.num_rounds, self._method.last_evaluated(number))
 
     def mean_model(self, model: Model) -> Model:
         """Return the mean of all global models if they are averaged, else the last one, `model`.
@@ -321,15 +351,15 @@ class Rounds:
     def check_learned(self) -> None:
         """Raise NothingLearnedError when a run is over without a step, or without an evaluation."""
         progress = self._method.progress
-        if not self._method.unused_rounds or not self._num_rounds:
+        if not self._method.unused_rounds or not self.num_rounds:
             return
         if progress.steps == 0:
             raise NothingLearnedError(
-                f"no round of {self._num_rounds} took a step: {self._skip_reason}. {REMEDY}"
+                f"no round of {self.num_rounds} took a step: {self._skip_reason}. {REMEDY}"
             )
         if progress.unevaluated and not progress.evaluated:
             raise NothingLearnedError(
-                f"no round of {self._num_rounds} could be evaluated: {self._evaluation_fault}."
+                f"no round of {self.num_rounds} could be evaluated: {self._evaluation_fault}."
                 f" {REMEDY}"
             )
 
@@ -376,7 +406,7 @@ class Rounds:
     def _draw_evaluators(self, free: Sequence[str], number: int) -> Sequence[str]:
         """Draw the clients that evaluate after a round, from those that can be asked."""
         method = self._method
-        all_evaluate = number == self._num_rounds and self._all_evaluate_last
+        all_evaluate = number == self.num_rounds and self._all_evaluate_last
         fraction = 1.0 if all_evaluate else method.fraction_evaluate
         wanted = share(fraction, len(free), method.min_evaluate_nodes)
         return sample(free, wanted, method.seed, "evaluate", number)
@@ -448,7 +478,7 @@ class Rounds:
             method,
             replies,
             server_round=current.number,
-            num_rounds=self._num_rounds,
+            num_rounds=self.num_rounds,
             online=self._select_training(self.online),
             draws=current.draws,
             sent=current.factors,

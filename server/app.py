@@ -32,7 +32,7 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import NothingLearnedError, Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
-from fairbloom.rounds.round import Round, StopRun
+from fairbloom.rounds.round import StopRun
 from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.strategies import FairStrategy
 from fairbloom.tables.groups import find_two_groups
@@ -310,7 +310,7 @@ def _run_rounds(
         remaining = rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
         if recorder.stopped:  # the process was lost between the last round and the final model
             remaining = iter(())
-        for finished in _until_stopped(remaining, recorder, method):
+        for finished in remaining:
             if deployed:
                 record_known(recorder.path, rounds.known)
             row = recorder.record(finished, seconds=time.perf_counter() - started)
@@ -332,21 +332,8 @@ def _run_rounds(
             if recorder.stopped:
                 break
             started = time.perf_counter()
+        recorder.stopped = recorder.stopped or rounds.stopped
     recorder.finish(rounds.mean_model(model))
-
-
-def _until_stopped(
-    remaining: Iterator[Round], recorder: RunRecorder, method: FairStrategy
-) -> Iterator[Round]:
-    """Yield the rounds; StopRun of a user's method ends the run before the round that raised it."""
-    last = method.progress.finished_rounds
-    try:
-        for finished in remaining:
-            yield finished
-            last = finished.number
-    except StopRun as stop:
-        recorder.stopped = stop.reason
-        method.progress.finished_rounds = last
 
 
 def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Model:
