@@ -20,10 +20,12 @@ from flwr.clientapp import ClientApp
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER, ENDING
+from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER
+from fairbloom.protocol.codec import ENDING, Codec, name_of
 from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
+from fairbloom.recorddict import read_values
 from fairbloom.tables.schema import with_files
 from fairbloom.tasks import find_task, forget_tasks, load_task
 
@@ -97,12 +99,12 @@ def train(message: Message, context: Context) -> Message:
         vectors = {name: _state(each) for name, each in records if name != wire.ARRAYS}
         update = train_client(local, received, terms, vectors)
         metrics = MetricRecord({**update.metrics})
-        if terms.rounds_updates:
+        if terms.codec.rounds_updates:
             metrics[wire.UPDATE_BITS] = BITS_PER_NUMBER
         wanted = _wanted_arrays(local, message)
 
         def record(state: StateDict, states: ClientStates) -> ArrayRecord:
-            if terms.rounds_updates:
+            if terms.codec.rounds_updates:
                 return _rounded_record(local, received, terms, wanted, state, states)
             return _record(state, wanted)
 
@@ -161,7 +163,7 @@ def _answer(
             )
         local = LocalClient.of(settings, partition, name, load_states(context), _min_rows(context))
         arrays = message.content.array_records[wire.ARRAYS]
-        received = _received(arrays, local.model) if terms.rounds_model else _state(arrays)
+        received = _received(arrays, terms.codec, local.model)
         own = personal_arrays(local.model, terms.personal_parameters)
         digest = config.get(wire.FROZEN)
         if digest is not None and not received.keys() >= {*frozen_parameters(local.model), *own}:
@@ -283,7 +285,7 @@ def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
     """
     from fairbloom.tasks.models import frozen_parameters
 
-    sent = {name.removesuffix(ENDING) for name in message.content.array_records[wire.ARRAYS]}
+    sent = {name_of(name) for name in message.content.array_records[wire.ARRAYS]}
     if wire.FROZEN not in message.content.config_records[wire.CONFIG]:
         return sent
     return sent - set(frozen_parameters(local.model))
@@ -294,21 +296,19 @@ def _state(arrays: ArrayRecord) -> StateDict:
     return dict(arrays.to_torch_state_dict())
 
 
-def _received(arrays: ArrayRecord, model: Module) -> StateDict:
-    """Return the received arrays; those in bfloat16 get the dtype of the client's model."""
-    import torch
+def _received(arrays: ArrayRecord, codec: Codec, model: Module) -> StateDict:
+    """Return the received model; arrays that were rounded get the dtype of the client's own."""
+    from fairbloom.tasks.models import arrays_of, sendable
 
-    from fairbloom.tasks.models import sendable
-
-    own = sendable(model.state_dict())
-    return {
-        name.removesuffix(ENDING): (
-            tensor.view(torch.bfloat16).to(own[name.removesuffix(ENDING)].dtype)
-            if name.endswith(ENDING)
-            else tensor
-        )
-        for name, tensor in _state(arrays).items()
-    }
+    if not codec.rounds_model:
+        return _state(arrays)
+    own = arrays_of(sendable(model.state_dict()))
+    sent = {name: read_values(array) for name, array in arrays.items()}
+    dtypes = {name: array.dtype for name, array in own.items()}
+    decoded = codec.receive_model(sent, dtypes)
+    return _state(
+        ArrayRecord({name: arrays.get(name) or Array(values) for name, values in decoded.items()})
+    )
 
 
 def _rounded_record(
@@ -328,7 +328,7 @@ def _rounded_record(
     trained = {name for name, each in parameters if each.requires_grad} & names & state.keys()
     bits = round_updates(
         states,
-        terms.server_round,
+        terms,
         arrays_of({name: received[name] for name in trained}),
         arrays_of({name: state[name] for name in trained}),
     )

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from . import options
-from .bfloat16 import ALL, FLOAT32
+from .codec import Codec
 from .names import FROZEN, PROTOCOL
 
 Value = bool | int | float | str | list[str]
+
+# The values of wire_dtype by which no number is rounded, and by which models are, too.
+FLOAT32 = "float32"
+ALL = "bfloat16"
 
 # The disparities between two groups that a client can reduce: over all examples, and over the
 # positive ones.
@@ -263,14 +267,9 @@ control_variates, client_rule, wire_dtype
         )
 
     @property
-    def rounds_updates(self) -> bool:
-        """Whether updates are rounded for the wire."""
-        return self.wire_dtype != FLOAT32
-
-    @property
-    def rounds_model(self) -> bool:
-        """Whether the model that clients receive is rounded, too."""
-        return self.wire_dtype == ALL
+    def codec(self) -> Codec:
+        """How the round's models and updates travel."""
+        return Codec(self.wire_dtype == ALL, self.wire_dtype != FLOAT32)
 
     @property
     def work(self) -> dict[str, Any]:

@@ -217,8 +217,8 @@ class LocalClients:
         vectors = sum(
             size_on_the_wire(array) for arrays in sent.values() for array in arrays.values()
         )
-        size = self._size_of(model, layout.rounded if terms.rounds_model else ())
-        rounded = layout.rounded if terms.rounds_updates else ()
+        size = self._size_of(model, layout.rounded if terms.codec.rounds_model else ())
+        rounded = layout.rounded if terms.codec.rounds_updates else ()
         reply_size = self._size_of(model, rounded)
         if trained.second is not None:
             reply_size += self._size_of(trained.second.layout.arrays, rounded)
@@ -254,7 +254,7 @@ class LocalClients:
     def collect(self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms) -> None:
         """Add the replies, by client in the order of names and rows; refuse unusable ones."""
         method = self.method
-        if terms.rounds_updates:
+        if terms.codec.rounds_updates:
             self._round_updates(trained, replies, terms)
         metrics = {name: reply.metrics for name, reply in replies.items()}
         reports = screen_reports(
@@ -282,13 +282,13 @@ class LocalClients:
         given = (trained.updates, trained.second)
         for updates in (each for each in given if each is not None):
             layout = updates.layout
-            received = layout.rounded_model() if terms.rounds_model else layout.arrays
+            received = self.received(layout.arrays, terms)
             flat = {name: received[name].ravel() for name in layout.trainable}
             for name, reply in replies.items():
                 row = updates.matrix[reply.row]
                 states = self.states(name) if updates is trained.updates else ClientStates()
                 models = {array: row[place] for array, place in layout.slices}
-                sent = round_updates(states, terms.server_round, flat, models)
+                sent = round_updates(states, terms, flat, models)
                 for array, place in layout.slices:
                     np.subtract(layout.flat[place], widen(sent[array]), out=row[place])
                 updates.matrix[reply.row] = row  # that of a matrix on a card is a copy
@@ -343,7 +343,7 @@ class LocalClients:
         usable = screen_reports(reports, usable_evaluation, self.method.weighted_by_key, refused)
         if self._adversaries is not None:
             self._adversaries.lie(usable, refused.round, evaluated=True)
-        rounded = self.method.layout_of(model).rounded if terms.rounds_model else ()
+        rounded = self.method.layout_of(model).rounded if terms.codec.rounds_model else ()
         bytes_sent = len(names) * self._size_of(model, rounded)
         return Replies(
             metrics=usable, refused=refused, hostile=self._hostile, bytes_sent=bytes_sent
@@ -354,7 +354,10 @@ class LocalClients:
 
     def received(self, model: Model, terms: Terms) -> Model:
         """Return a model as clients receive it."""
-        return self.method.layout_of(model).rounded_model() if terms.rounds_model else model
+        if not terms.codec.rounds_model:
+            return model
+        sent = terms.codec.send_model(model, self.method.layout_of(model).rounded)
+        return terms.codec.receive_model(sent, {name: each.dtype for name, each in model.items()})
 
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""

@@ -9,15 +9,21 @@ from numpy.typing import NDArray
 
 from fairbloom.client.rounding import round_updates
 from fairbloom.client.states import ROUNDING, ClientStates
-from fairbloom.protocol.bfloat16 import rounded, widen
+from fairbloom.protocol.bfloat16 import widen
+from fairbloom.protocol.terms import Terms
 from fairbloom.system.versions import Versions
+from tests.protocol.test_bfloat16 import rounded
 
 W = {"w": np.zeros((3, 4), np.float32)}
 UPDATES = np.random.default_rng(1).normal(size=(20, 3, 4)).astype(np.float32)
 
 
+def terms_of(number: int) -> Terms:
+    return Terms(server_round=number, wire_dtype="bfloat16-updates")
+
+
 def send(states: ClientStates, number: int, update: NDArray[np.float32]) -> NDArray[np.float32]:
-    return widen(round_updates(states, number, W, {"w": -update})["w"])
+    return widen(round_updates(states, terms_of(number), W, {"w": -update})["w"])
 
 
 def error(states: ClientStates, number: int) -> NDArray[np.float32]:
@@ -76,6 +82,8 @@ def test_an_array_may_be_one_number() -> None:
     states = ClientStates()
     received = {"scale": np.array(0.5, np.float32)}
     for number in (1, 2):
-        sent = round_updates(states, number, received, {"scale": np.array(0.2, np.float32)})
+        sent = round_updates(
+            states, terms_of(number), received, {"scale": np.array(0.2, np.float32)}
+        )
         assert widen(sent["scale"]) == pytest.approx(0.3, rel=2.0**-7)
         assert sent["scale"].shape == ()
