@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fairbloom.errors import FairbloomError, find_nearest, join_names
+from fairbloom.errors import find_nearest, join_names
 from fairbloom.logs import log
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.scores import Score
@@ -19,7 +19,8 @@ from .arrays import Model
 from .clients import NOTHING, ClientPool, Metrics, Replies, TrainReplies, check_names
 from .cohort import MethodError
 from .compatibility import ROSTER
-from .in_progress import Evaluation, RoundInProgress, explain_unusable
+from .in_progress import Evaluation, RoundInProgress
+from .learning import Watcher, find_unchanged
 from .method import Method
 from .refusals import NotFiniteMetricError
 from .round import Round, StopRun
@@ -31,23 +32,6 @@ from .screening import (
     screen_replies,
     usable_sizes,
 )
-
-REMEDY = "Correct that and continue, or let runs go on regardless by unused-rounds = 0"
-
-
-# What an unchanged reply is a sign of.
-NO_STEP = (
-    "took no step on the parameters that it received: its reply is the model that was sent. A"
-    " training function must train the model that it is given, not a copy, and call"
-    " optimizer.step()"
-)
-
-# Names that apps give the learning rate in `train_config`.
-RATES = ("lr", "learning-rate", "learning_rate")
-
-
-class NothingLearnedError(FairbloomError):
-    """A run that learns nothing, or is never evaluated; the message has the reason and remedy."""
 
 
 class Rounds:
@@ -99,12 +83,9 @@ class Rounds:
         self._all_evaluate_last = all_evaluate_last
         self._first_limit = first_limit
         self._scores = {score.name: score for score in scores}
-        self._skip_reason = "its rounds were skipped"
-        self._evaluation_fault = "no evaluation could be used"
+        self._watcher = Watcher(method, num_rounds)
         self._has_asked = False  # whether this process has asked clients to train
         self._has_checked_names = False
-        # Whether unchanged replies are logged already: of all clients, and of some.
-        self._logged_unchanged = {True: False, False: False}
 
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
@@ -176,7 +157,7 @@ class Rounds:
             self.stopped = stop.reason
             self._method.progress.finished_rounds = last
             return
-        self.check_learned()
+        self._watcher.check_learned()
 
     # The four steps -------------------------------------------------------------------------------
 
@@ -246,14 +227,13 @@ class Rounds:
         if norm_bounds is None:
             skip_reason = current.explain_no_update(replies, method.training_clients)
         else:
-            unchanged = self._find_unchanged(current, replies)
+            unchanged = find_unchanged(method, current, replies)
             try:
                 model, current.step = self._aggregate(current, replies, norm_bounds)
             except NoStepError as reason:
                 skip_reason = str(reason)
         if method.keeps_states:
             self._note_states(current, () if model is None else replies.names)
-        self._skip_reason = skip_reason
         if skip_reason:
             # Refused replies are in the lines above, with their reasons.
             is_logged = norm_bounds is None and not replies.missing and replies.refused.count
@@ -262,8 +242,8 @@ class Rounds:
                 number,
                 text_if(not is_logged, f": {skip_reason}"),
             )
-        self._count_step(number, skip_reason)
-        self._count_unchanged(number, unchanged)
+        self._watcher.count_step(number, skip_reason)
+        self._watcher.count_unchanged(current, unchanged)
         asked = len(current.draws) if current.is_answered else 0
         metrics = replies.summarize(asked, method.weighted_by_key)
         if model is None:
@@ -310,7 +290,7 @@ class Rounds:
         replies.refused.log()
         if not current.evaluators:
             return None
-        self._count_evaluation(current)
+        self._watcher.count_evaluation(current)
         return replies.summarize(len(current.evaluators), self._method.weighted_by_key)
 
     # The run --------------------------------------------------------------------------------------
@@ -347,21 +327,6 @@ class Rounds:
         It is the model that is evaluated and saved.
         """
         return self._method.progress.average.mean(model)
-
-    def check_learned(self) -> None:
-        """Raise NothingLearnedError when a run is over without a step, or without an evaluation."""
-        progress = self._method.progress
-        if not self._method.unused_rounds or not self.num_rounds:
-            return
-        if progress.steps == 0:
-            raise NothingLearnedError(
-                f"no round of {self.num_rounds} took a step: {self._skip_reason}. {REMEDY}"
-            )
-        if progress.unevaluated and not progress.evaluated:
-            raise NothingLearnedError(
-                f"no round of {self.num_rounds} could be evaluated: {self._evaluation_fault}."
-                f" {REMEDY}"
-            )
 
     # Parts ----------------------------------------------------------------------------------------
 
@@ -513,80 +478,4 @@ class Rounds:
                 current.number,
                 join_names(current.lost_states),
                 type(self._method).__name__,
-            )
-
-    def _count_step(self, number: int, skip_reason: str) -> None:
-        """Count a step, or a skipped round; raise NothingLearnedError after too many of these."""
-        progress = self._method.progress
-        limit = self._method.unused_rounds
-        if not skip_reason:
-            progress.steps += 1
-            progress.skipped = 0
-            return
-        progress.skipped += 1
-        if limit and progress.skipped >= limit:
-            raise NothingLearnedError(
-                f"the run has learned nothing for {progress.skipped} rounds: in round {number},"
-                f" {skip_reason}. {REMEDY}"
-            )
-
-    def _find_unchanged(self, current: RoundInProgress, replies: TrainReplies) -> Sequence[str]:
-        """Return the clients with a reply that has changed no parameter, without a known reason.
-
-        Note whether any reply has changed one.
-        """
-        if current.terms.local_only or not replies.updates.layout.size:
-            return ()
-        norms = replies.updates.norms
-        if norms.all():  # a usual round needs no more
-            self._method.progress.changed = True
-            return ()
-        # A server may send a learning rate of 0 on purpose, as in a warm-up.
-        if any(current.terms.others.get(name) == 0 for name in RATES):
-            return ()
-        by_client = dict(zip(replies.names, norms.tolist(), strict=True))
-        honest = {name: each for name, each in by_client.items() if name not in replies.hostile}
-        self._method.progress.changed |= any(honest.values())
-        return [name for name, each in honest.items() if not each and name not in replies.at_rest]
-
-    def _count_unchanged(self, number: int, unchanged: Sequence[str]) -> None:
-        """Log clients with unchanged replies once.
-
-        Raise NothingLearnedError after `unused_rounds` rounds if no reply of the run has changed a
-        parameter.
-        """
-        if not unchanged:
-            return
-        progress = self._method.progress
-        limit = self._method.unused_rounds
-        everyone = len(unchanged) == len(self.current.participants)
-        if not progress.changed:
-            progress.unchanged += 1
-            if limit and progress.unchanged >= limit:
-                raise NothingLearnedError(
-                    f"the run has learned nothing for {progress.unchanged} rounds: no reply has"
-                    f" changed a parameter. Client {unchanged[0]} {NO_STEP}. {REMEDY}"
-                )
-        if not self._logged_unchanged[everyone]:
-            self._logged_unchanged[everyone] = True
-            others = text_if(len(unchanged) > 1, f", as {len(unchanged) - 1} others,")
-            log.warning("round %d: client %s%s %s", number, unchanged[0], others, NO_STEP)
-
-    def _count_evaluation(self, current: RoundInProgress) -> None:
-        """Note whether a round was evaluated.
-
-        Raise NothingLearnedError after too many rounds without a usable evaluation.
-        """
-        progress = self._method.progress
-        if current.evaluation.names:
-            progress.evaluated = current.number
-            progress.unevaluated = 0
-            return
-        progress.unevaluated += 1
-        self._evaluation_fault = explain_unusable(current.evaluation, len(current.evaluators))
-        limit = self._method.unused_rounds
-        if limit and progress.unevaluated >= limit:
-            raise NothingLearnedError(
-                f"no evaluation could be used for {progress.unevaluated} evaluated rounds: in round"
-                f" {current.number}, {self._evaluation_fault}. {REMEDY}"
             )

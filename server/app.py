@@ -29,7 +29,8 @@ from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.loop import NothingLearnedError, Rounds
+from fairbloom.rounds.learning import NothingLearnedError
+from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.round import StopRun

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.strategies import (
     AFL,
     DRFA,

@@ -26,7 +26,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.strategies import FedAvg, FedMGDA
 from tests.federation import (

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Message
 from hypothesis import given, strategies as st
 
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.screening import (
     implausible_counts,
     largest_in_proportion,

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
 
 from fairbloom.protocol.advice import ADVICE
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, one_line
 from fairbloom.strategies import FedAvg
 from tests.federation import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
 
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.strategies import FedAvg, FedFV, Local
 from tests.federation import (

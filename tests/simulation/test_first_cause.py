@@ -14,7 +14,7 @@ import torch
 
 import fairbloom
 from fairbloom.errors import FairbloomError, failure_reason, reportable
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.simulation.choice import try_first_step
 from fairbloom.tasks import load_task
 from tests.commands import fairbloom as in_a_process

@@ -14,7 +14,7 @@ from fairbloom.client.local import LocalClient, Metrics
 from fairbloom.client.local_round import Update, evaluate_client, train_client
 from fairbloom.client.states import StateDict
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.server.app import main
 from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.simulation.grid import InProcessGrid
