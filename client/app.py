@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -74,8 +74,7 @@ def query(message: Message, context: Context) -> Message:
 
     check_protocol(message.content.config_records.get(wire.CONFIG, ConfigRecord()))
     with redact_data_errors(context):
-        config, partition, name = _own_config(context)
-        settings = RunSettings.of(config)
+        settings, partition, name = _own_settings(context)
         task = load_task(settings)
         key = find_client_key(settings, task, partition, name)
         examples = len(task.splits(key).train)
@@ -155,8 +154,8 @@ def _answer(
         config = message.content.config_records[wire.CONFIG]
         check_protocol(config)
         terms = Terms.of(config)
-        settings, partition, name = _own_config(context)
-        if settings.get("pooled"):
+        settings, partition, name = _own_settings(context)
+        if settings.pooled:
             raise ReportableError(
                 "pooled = true: the training data of all clients lie together in one process only:"
                 " leave it out with deployed clients, or use fairbloom run"
@@ -234,12 +233,12 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
             terms.server_round,
         )
         return
-    config, _, _ = _own_config(context)
+    settings, _, _ = _own_settings(context)
     serves = wire.PERSONAL if terms.local_only else "global"
     try:
         keep_model(
             Path(str(state_dir)),
-            config,
+            settings,
             local.task,
             local.key,
             arrays_of(received),
@@ -262,7 +261,7 @@ def _min_rows(context: Context) -> int | None:
     return int(context.node_config.get(wire.MIN_ROWS, DEFAULT_MIN_ROWS))
 
 
-def _own_config(context: Context) -> tuple[dict[str, Any], object, str | None]:
+def _own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
     """Return the run's settings on this device, the client's partition, and its name."""
     begin_run(context.run_id)
     node = context.node_config
@@ -275,7 +274,7 @@ def _own_config(context: Context) -> tuple[dict[str, Any], object, str | None]:
     if "num-partitions" not in node and find_task(str(config["task"])).reads:
         # A device reads its own data, so its enrolment number chooses no partition of them.
         partition = None
-    return config, partition, None if name is None else str(name)
+    return RunSettings.of(config), partition, None if name is None else str(name)
 
 
 def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:

@@ -6,7 +6,6 @@ It knows neither Flower nor messages, and no rules of methods: see `fairbloom.cl
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -60,7 +59,7 @@ class LocalClient:
     @classmethod
     def of(
         cls,
-        settings: RunSettings | Mapping[str, Any],
+        settings: RunSettings,
         partition: object,
         name: str | None = None,
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
@@ -80,11 +79,9 @@ class LocalClient:
             Fewest rows behind a number that leaves the device; None in one process, where nothing
             leaves.
         """
-        given = settings
-        settings = RunSettings.of(given)
         task, model = load_task_and_model(settings)
         key = find_client_key(settings, task, partition, name)
-        folder = folder_of(given, key)
+        folder = folder_of(settings, key)
         keep_preprocessing(folder, task, (key,))
         splits = task.splits(key)
         gate = None if min_rows is None else Gate(min_rows, task, splits)

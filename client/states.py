@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from safetensors.torch import load, save
 from torch import Tensor
@@ -218,16 +218,15 @@ def folder_name(client: str) -> str:
     return f"%{hashlib.sha256(written).hexdigest()[:32]}"
 
 
-def state_folder(settings: RunSettings | Mapping[str, Any]) -> Path | None:
+def state_folder(settings: RunSettings) -> Path | None:
     """Return the folder of all clients' states with these settings; None: in memory only."""
-    config = settings.run_config() if isinstance(settings, RunSettings) else settings
-    state_dir = config.get("state-dir", "")
-    if not state_dir:
+    if not settings.state_dir:
         return None
-    return Path(str(state_dir)) / folder_name(str(config.get(FINGERPRINT) or fingerprint(config)))
+    run = settings.parameters.get(FINGERPRINT) or fingerprint(settings.run_config())
+    return Path(settings.state_dir) / folder_name(str(run))
 
 
-def folder_of(settings: RunSettings | Mapping[str, Any], client: str) -> Path | None:
+def folder_of(settings: RunSettings, client: str) -> Path | None:
     """Return the folder of a client's states in runs with these settings; None: in memory only."""
     folder = state_folder(settings)
     return None if folder is None else folder / folder_name(client)

@@ -22,6 +22,7 @@ from fairbloom.errors import MAX_LISTED, FairbloomError, did_you_mean
 from fairbloom.imports import only_trusted_imports
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.files import (
     BEST,
@@ -426,7 +427,7 @@ def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: st
     if not client:
         return None
     state = settings.get("state-dir") or str(PERSONAL.path_in(folder))
-    return folder_of({**settings, "state-dir": state}, client)
+    return folder_of(RunSettings.of({**settings, "state-dir": state}), client)
 
 
 def _own_preprocessing(folder: Path, own: Path, client: str) -> Preprocessing:

@@ -14,6 +14,7 @@ from fairbloom.client.local_round import evaluate_client
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import ACCURACY, Score, put_first
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.tables import DataError
@@ -65,7 +66,7 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
         clients = load_task(settings).clients
     name = _find_client(clients, client, data_dir or "the task")
     try:
-        local = LocalClient.of(settings, clients.index(name), name)
+        local = LocalClient.of(RunSettings.of(settings), clients.index(name), name)
     except FairbloomError as error:
         raise FairbloomError(f"the data of {name} do not fit the run in {run}: {error}") from error
     received = {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()}

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from fairbloom.client.rules import baseline
 from fairbloom.client.rules.baseline import has_settled
 from fairbloom.client.states import folder_of
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.versions import Step, Versions
 from fairbloom.tasks import load_task
 
@@ -139,6 +140,6 @@ def test_a_server_that_goes_back_has_another_baseline_made(
         with subtests.test(server_round=server_round):
             found = reported(context(1, config), moved(config, 0.5), server_round=server_round)
             assert found["loss-baseline"] == early["loss-baseline"]
-    folder = folder_of(config, "client-1")
+    folder = folder_of(RunSettings.of(config), "client-1")
     assert folder is not None
     assert Versions(folder).steps(json.dumps(["", "baseline"])) == [Step(2)]

@@ -19,6 +19,7 @@ from fairbloom.client.states import RULE, serialize
 from fairbloom.client.work import descend
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.protocol.names import MIN_ROWS
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 from fairbloom.system.versions import Step, Version, Versions
@@ -44,7 +45,7 @@ def config_of(**changes: Any) -> dict[str, Any]:
 
 
 def client(name: str = "a", **changes: Any) -> LocalClient:
-    return LocalClient.of(config_of(**changes), list(COUNTS).index(name))
+    return LocalClient.of(RunSettings.of(config_of(**changes)), list(COUNTS).index(name))
 
 
 def split(vector: Sequence[float] | Vector) -> dict[str, torch.Tensor]:

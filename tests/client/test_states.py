@@ -12,6 +12,7 @@ from flwr.app import Context, RecordDict
 from fairbloom.client.app import load_states, save_states
 from fairbloom.client.states import PERSONAL, ClientStates, StateDict, folder_name, folder_of
 from fairbloom.errors import ReportableError
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.system.versions import Versions
@@ -58,7 +59,9 @@ def test_no_name_is_a_path_and_each_has_its_own_folder(
     assert len(list(tmp_path.iterdir())) == len(HOSTILE)
     for client, run in ((HOSTILE[0], "x"), ("site-a", HOSTILE[0])):
         with subtests.test(client=client, run=run):
-            folder = folder_of({"state-dir": str(tmp_path), "fingerprint": run}, client)
+            folder = folder_of(
+                RunSettings.of({"state-dir": str(tmp_path), "fingerprint": run}), client
+            )
             assert folder is not None
             assert folder.resolve().is_relative_to(tmp_path)
 

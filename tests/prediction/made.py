@@ -112,10 +112,12 @@ def copy_to_device(run: fairbloom.Run, client: str, folder: Path) -> Path:
     """Store what a client keeps as its own device does, with the final model; return the folder."""
     (states,) = (run.folder / "clients").iterdir()
     version = ClientStates(Versions(states), client).find(PERSONAL, before=1000)
-    own = folder_of({**run.settings, "state-dir": str(folder)}, client)
+    own = folder_of(RunSettings.of({**run.settings, "state-dir": str(folder)}), client)
     assert version is not None
     ClientStates(Versions(own)).keep(PERSONAL, version.made, version.state)
     task = load_task(run.settings)
     keep_preprocessing(own, task, (client,))
-    keep_model(folder, run.settings, task, client, run.arrays(), version.made, "global")
+    keep_model(
+        folder, RunSettings.of(run.settings), task, client, run.arrays(), version.made, "global"
+    )
     return folder

@@ -10,6 +10,7 @@ import pytest
 import fairbloom
 from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.run_folder.files import CONFIG, MODEL, SCHEMA
 from fairbloom.tasks import load_task
 from tests.experiments.helpers import as_json, fairbloom as command
@@ -87,8 +88,9 @@ def test_a_quantity_is_measured_too(tmp_path: Path) -> None:
 def test_a_devices_folder_works_without_the_clients(there: Path, tmp_path: Path) -> None:
     settings = {**CONFIG.read(there / "run").settings, "schema": SCHEMA.read(there / "run")}
     task = load_task({**settings, "data-dir": str(there / "new")})
+    given = RunSettings.of(settings)
     keep_model(
-        tmp_path / "kept", settings, task, "newtown", MODEL.read(there / "run"), ROUNDS, "global"
+        tmp_path / "kept", given, task, "newtown", MODEL.read(there / "run"), ROUNDS, "global"
     )
     found = fairbloom.evaluate(tmp_path / "kept", data_dir=there / "new")
     assert found.values == fairbloom.evaluate(there / "run", data_dir=there / "new").values

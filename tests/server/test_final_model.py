@@ -19,6 +19,7 @@ from fairbloom.client.guard.evaluated_model import find_model, keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.names import DEPLOYED
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.records import record_of
 from fairbloom.server.app import main
 from fairbloom.server.run_folder.files import BEST, CLIENTS, CONFIG, MODEL, ROUNDS
@@ -267,7 +268,7 @@ def test_whenever_a_device_is_killed_one_whole_model_is_there(
     task = load_task(settings_of(tmp_path / "run"))
 
     def keep(number: int) -> None:
-        config = {"task": "digits", "num-rounds": number}
+        config = RunSettings.of({"task": "digits", "num-rounds": number})
         keep_model(
             tmp_path,
             config,

@@ -34,7 +34,7 @@ def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None
     """The error of their file ends the round's checkpoint."""
     config = config_of(**QUADRATIC, **SCAFFOLDS, clients=3, state_dir=str(tmp_path))
     method = SCAFFOLD()
-    folder = state_folder(config)
+    folder = state_folder(RunSettings.of(config))
     assert folder is not None
     with closing(LocalClients(method, RunSettings.of(config))) as clients:
         list(

@@ -57,7 +57,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def client(data: Path, min_rows: int, **settings: Any) -> LocalClient:
     config = {**RUN, "data-dir": str(data), **settings}
-    return LocalClient.of(Settings.of(config).run_config(), 0, min_rows=min_rows)
+    return LocalClient.of(Settings.of(config), 0, min_rows=min_rows)
 
 
 def read_row(local: LocalClient, terms: Terms, keep: float = 1.0) -> float:
