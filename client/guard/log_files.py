@@ -57,7 +57,7 @@ class AuditLog:
             else:
                 self._note_sent(entry)
         except OSError as error:
-            log.warning("%s cannot be written: %s", error.filename, error.strerror)
+            log.warning("the log in %s cannot be written: %s", self._folder, error.strerror)
 
     def _note_refusal(self, entry: Entry) -> None:
         """Append a refusal, and the same one again at its 10th, 100th, … repetition."""
@@ -122,12 +122,17 @@ def _size_of(path: Path) -> int:
 
 
 def _append(path: Path, entry: Entry) -> None:
-    """Append a line, atomically."""
-    line = json.dumps(entry, default=str) + "\n"
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    """Append a line, in one call unless the system writes only a part of it."""
+    line = (json.dumps(entry, default=str) + "\n").encode()
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
-        os.write(descriptor, line.encode())
+        size = os.fstat(descriptor).st_size
+        # an entry that a full disk has cut off must not swallow this one
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        while line:
+            line = line[os.write(descriptor, line) :]
     finally:
         os.close(descriptor)
 
