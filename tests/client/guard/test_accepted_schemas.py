@@ -1,8 +1,10 @@
 """A device reads its tables by schemas alone that its owner has accepted."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import example, given, strategies as st
 
 from fairbloom.client.guard.accepted_schemas import (
     MAX_RUNS,
@@ -24,9 +26,9 @@ SIXTY = grouped("age>=60")
 OLDER = grouped("age>=61")
 
 
-def refused(text: str, folder: Path, run: int) -> bool:
+def refused(text: str, folder: Path, run: int, settings: str = "") -> bool:
     try:
-        check_accepted(text, folder, "accepted", run)
+        check_accepted({"schema": text, "fingerprint": settings}, folder, "accepted", run)
     except SettingRefusedError:
         return True
     return False
@@ -37,7 +39,7 @@ def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path, subtests: pytest
     with pytest.raises(FairbloomError, match="nothing to accept"):
         read_refused(tmp_path)
     with pytest.raises(SettingRefusedError, match="fairbloom client accept"):
-        check_accepted(SCHEMA, tmp_path, "accepted", 1)
+        check_accepted({"schema": SCHEMA, "fingerprint": ""}, tmp_path, "accepted", 1)
     assert describe_change(schemas, read_refused(tmp_path)) == SCHEMA
     assert refused(SCHEMA, tmp_path, 1)  # never by itself
     schemas.accept(read_refused(tmp_path))
@@ -48,10 +50,10 @@ def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path, subtests: pytest
             assert f"+groups = {[other.split(chr(39))[1]]}" in describe_change(
                 schemas, read_refused(tmp_path)
             )
-    check_accepted(grouped("chol>=238"), tmp_path, "any", 1)
+    check_accepted({"schema": grouped("chol>=238")}, tmp_path, "any", 1)
     with pytest.raises(SettingRefusedError, match="no state-dir"):
-        check_accepted(SCHEMA, None, "accepted", 1)
-    check_accepted("", None, "accepted", 1)
+        check_accepted({"schema": SCHEMA}, None, "accepted", 1)
+    check_accepted({}, None, "accepted", 1)
 
 
 def test_a_new_schema_ends_the_old_one_for_later_runs(tmp_path: Path) -> None:
@@ -67,6 +69,32 @@ def test_a_new_schema_ends_the_old_one_for_later_runs(tmp_path: Path) -> None:
     schemas.accept(SIXTY, also=True)
     assert not refused(SIXTY, tmp_path, run=4)
     assert not refused(OLDER, tmp_path, run=5)
+
+
+RUNS = st.tuples(st.sampled_from([7, 8]), st.sampled_from("xy"), st.sampled_from([SIXTY, OLDER]))
+
+
+@given(steps=st.lists(st.sampled_from([SIXTY, OLDER]) | RUNS, max_size=12))
+@example(steps=[SIXTY, (7, "x", SIXTY), OLDER, (7, "y", SIXTY)])
+@example(steps=[SIXTY, (7, "x", SIXTY), OLDER, (7, "x", OLDER), (7, "x", SIXTY)])
+def test_an_ended_schema_is_for_the_run_that_has_it(
+    steps: list[str | tuple[int, str, str]],
+) -> None:
+    """A step accepts a schema, or asks for one with a run's number and its settings."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        accepted = ""
+        last = dict[int, tuple[str, str]]()
+        for step in steps:
+            if isinstance(step, str):
+                accepted = step
+                Schemas(folder).accept(step)
+                continue
+            run, settings, text = step
+            is_let_in = text == accepted or last.get(run) == (settings, text)
+            assert refused(text, folder, run, settings) != is_let_in
+            if is_let_in:
+                last[run] = (settings, text)
 
 
 def test_many_runs_leave_small_files(tmp_path: Path) -> None:

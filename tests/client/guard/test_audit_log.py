@@ -1,11 +1,15 @@
 """The log of a device says what was asked, sent and refused, and no run can wash it away."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
+from hypothesis import example, given, strategies as st
 
 from fairbloom.client.guard import log_files
 from fairbloom.client.guard.log_entries import describe_entries, shorten
@@ -159,6 +163,36 @@ def test_the_log_outlives_a_torn_line(tmp_path: Path) -> None:
         file.write('{"run": 100\n[]\n{"run": 7, "time": 3}\n')
     log.note(entry(2, sent=SENT), {})
     assert [each["run"] for each in read_entries(tmp_path)] == [1, 2]
+
+
+WRITES = st.tuples(st.integers(1, 400), st.integers(0, 600))
+
+
+@given(writes=st.lists(WRITES, max_size=6))
+@example(writes=[(400, 600), (400, 40), (400, 600), (400, 600)])
+@example(writes=[(100, 600), (100, 600)])
+def test_a_write_of_a_part_tears_no_other_entry(writes: list[tuple[int, int]]) -> None:
+    """For each entry: bytes that one call writes at most, and those that the disk has left."""
+    write = os.write
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        whole = set[int]()
+        for number, (most, left) in enumerate(writes):
+            room = [left]
+
+            def write_part(file: int, data: bytes, most: int = most, room: Any = room) -> int:
+                written = write(file, data[: min(most, room[0])]) if room[0] else 0
+                room[0] -= written
+                if not written:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return written
+
+            patch.setattr(os, "write", write_part)
+            AuditLog(Path(folder)).note(entry(number, sent=SENT), {})
+            patch.undo()
+            whole |= {number} if room[0] else set()
+        read = [each["run"] for each in read_entries(Path(folder))] if writes else []
+        assert read == sorted(set(read))
+        assert whole <= set(read)
 
 
 def test_texts_of_a_server_steer_no_terminal(

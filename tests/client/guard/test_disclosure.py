@@ -3,13 +3,16 @@ accepted."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
+from hypothesis import example, given, strategies as st
 
 from fairbloom.client.app import app
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
+from fairbloom.client.guard.log_files import read_entries
 from fairbloom.errors import FairbloomError
 from fairbloom.server.app import app as server
 from fairbloom.server.settings import Settings
@@ -35,14 +38,31 @@ def test_a_test_share_that_leaves_few_rows_shows_nothing_of_them(
 ) -> None:
     for share in (1 / PATIENTS, 4 / PATIENTS):
         with subtests.test(share=share):
-            assert device.evaluate(**{"test-share": share}) == {
-                "num-examples": round(PATIENTS * share)
-            }
+            assert device.evaluate(**{"test-share": share}) == {}
     for share in (0.99, 0.995):
         with subtests.test(share=share):
             with pytest.raises(FairbloomError, match=r"at least 5 training rows.*limits\.rows"):
                 device.train(**{"test-share": share})
             assert "train-loss" not in device.evaluate("train-loss", **{"test-share": share})
+
+
+@given(tests=st.integers(1, PATIENTS - 1), floor=st.integers(1, PATIENTS))
+@example(tests=30, floor=PATIENTS - 30)
+@example(tests=30, floor=30)
+@example(tests=PATIENTS - 7, floor=50)
+def test_a_number_of_examples_below_the_floor_stays(tests: int, floor: int) -> None:
+    with TemporaryDirectory() as folder:
+        write_hospital(Path(folder) / "data")
+        device = Device(Path(folder), limit_rows=floor)
+        split = {"test-share": tests / PATIENTS}
+        about = device.ask("query", split, RecordDict())["client"]
+        found = {"train": about, "test": device.evaluate(**split)}
+        splits = load_task({**RUN, "data-dir": str(device.data), **split}).splits("lund")
+        for part, numbers in found.items():
+            rows = len(getattr(splits, part))
+            assert numbers.get("num-examples") == (rows if rows >= floor else None), part
+        sent = next(read_entries(device.state))
+        assert bool(sent.get("held-back")) == (len(splits.train) < floor)
 
 
 def test_scores_of_classes_need_five_rows_of_each(device: Device) -> None:
@@ -55,7 +75,7 @@ def test_the_owner_alone_changes_the_floor(tmp_path: Path) -> None:
     write_hospital(tmp_path / "data")
     asked = {"test-share": 10 / PATIENTS, "smallest-group": 1}
     assert "loss" in Device(tmp_path).evaluate(**asked)
-    assert Device(tmp_path, limit_rows=20).evaluate(**asked) == {"num-examples": 10}
+    assert Device(tmp_path, limit_rows=20).evaluate(**asked) == {}
     assert "loss" in Device(tmp_path, limit_rows=1).evaluate(**{"test-share": 1 / PATIENTS})
     with pytest.raises(FairbloomError, match="at least 200 training rows"):
         Device(tmp_path, limit_rows=200).train(**{"test-share": 0.5})
@@ -83,7 +103,7 @@ def test_counts_of_fairfed_are_of_enough_rows_too(device: Device) -> None:
 
 def test_a_device_with_few_rows_is_listed_without_scores(tmp_path: Path) -> None:
     asked = Settings.of(
-        {**RUN, "schema": PLAIN, "clients": 2, "num-rounds": 2, "out": str(tmp_path / "run")}
+        {**RUN, "schema": f"groups = ['ward']\n{PLAIN}", "clients": 2, "num-rounds": 2, "out": str(tmp_path / "run")}
     )
     grid = InProcessGrid(app, accepted_settings(asked.run_config()), 2)
     for context, (name, rows) in zip(
@@ -99,6 +119,8 @@ def test_a_device_with_few_rows_is_listed_without_scores(tmp_path: Path) -> None
         rows["oslo"]["test_accuracy_of_global_model"],
         rows["oslo"]["test_loss_of_global_model"],
     ) == ("", "")
+    assert (rows["lund"]["test_examples"], rows["oslo"]["test_examples"]) == ("12", "")
+    assert not any(row["refused"] for row in table(tmp_path / "run" / "rounds.csv"))
 
 
 def hostile() -> Iterator[dict[str, Any]]:
@@ -124,7 +146,7 @@ def test_hostile_settings_show_no_few_rows(device: Device, subtests: pytest.Subt
             except FairbloomError:
                 continue
             parts = {"": splits.test, "-validation": splits.validation}
-            for name in metrics.keys() - {"num-examples"}:
+            for name in metrics:
                 answered += 1
                 part = (
                     splits.train
