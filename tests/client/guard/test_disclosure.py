@@ -103,7 +103,13 @@ def test_counts_of_fairfed_are_of_enough_rows_too(device: Device) -> None:
 
 def test_a_device_with_few_rows_is_listed_without_scores(tmp_path: Path) -> None:
     asked = Settings.of(
-        {**RUN, "schema": f"groups = ['ward']\n{PLAIN}", "clients": 2, "num-rounds": 2, "out": str(tmp_path / "run")}
+        {
+            **RUN,
+            "schema": f"groups = ['ward']\n{PLAIN}",
+            "clients": 2,
+            "num-rounds": 2,
+            "out": str(tmp_path / "run"),
+        }
     )
     grid = InProcessGrid(app, accepted_settings(asked.run_config()), 2)
     for context, (name, rows) in zip(
