@@ -28,7 +28,7 @@ def test_a_new_federation_only_needs_its_server(made: Path) -> None:
 def test_each_fault_is_named_with_its_remedy(made: Path, subtests: pytest.Subtests) -> None:
     assert fairbloom("deploy", "enroll", "a") == 0
     for change, subject, words in (
-        (lambda: (made / "ca.key").chmod(0o644), "secrets", f"chmod go-rwx {made / 'ca.key'}"),
+        (lambda: (made / "ca.key").chmod(0o640), "secrets", f"chmod go-rwx {made / 'ca.key'}"),
         (lambda: (made / "bundles" / "a" / "key").chmod(0o644), "secrets", "bundles/a/key"),
         (lambda: made.chmod(0o755), "secrets", f"chmod go-rwx {made}"),
         (

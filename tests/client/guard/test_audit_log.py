@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from flwr.app import Context, RecordDict
 from hypothesis import example, given, strategies as st
 
+from fairbloom.client.app import app
 from fairbloom.client.guard import log_files
+from fairbloom.client.guard.audit_log import log_exchange
 from fairbloom.client.guard.log_entries import describe_entries, shorten
 from fairbloom.client.guard.log_files import AuditLog, open_log, read_entries
 from fairbloom.deploy.device.accepted import Installed, RunDescription, RunRefusedError
@@ -44,7 +47,12 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def test_the_log_says_what_was_asked_sent_and_held_back(device: Device) -> None:
+@pytest.mark.parametrize("answer", [app, partial(log_exchange, answer=app)])
+def test_the_log_says_what_was_asked_sent_and_held_back(
+    device: Device, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    """Once, although the client wraps an app that logs its messages itself."""
+    monkeypatch.setattr("tests.client.hospital.app", answer)
     device.evaluate(**{"test-share": 6 / 260, "seed": 1})
     with pytest.raises(FairbloomError):
         device.train(**{"test-share": 0.99})
