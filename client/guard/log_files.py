@@ -38,7 +38,7 @@ class AuditLog:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._described: dict[tuple[object, ...], bool] = {}
+        self._described: dict[tuple[object, ...], None] = {}
         self._refusals: dict[tuple[object, ...], int] | None = None
 
     def note(self, entry: Entry, settings: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ class AuditLog:
         run = (entry["run"], entry.get("settings-digest"))
         if run not in self._described:
             entry["settings"] = shorten(settings)
-        _remember(self._described, run, True)
+        _remember(self._described, run, None)
         try:
             if "refused" in entry:
                 self._note_refusal(entry)
@@ -124,17 +124,16 @@ def _size_of(path: Path) -> int:
 def _append(path: Path, entry: Entry) -> None:
     """Append a line, in one call unless the system writes only a part of it."""
     line = (json.dumps(entry, default=str) + "\n").encode()
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size
+    with open(path, "a+b", buffering=0, opener=_open_private) as file:
         # an entry that a full disk has cut off must not swallow this one
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
             line = b"\n" + line
         while line:
-            line = line[os.write(descriptor, line) :]
-    finally:
-        os.close(descriptor)
+            line = line[os.write(file.fileno(), line) :]
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _read(path: Path) -> Iterator[Entry]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import example, given, strategies as st
@@ -38,6 +39,8 @@ def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path, subtests: pytest
     schemas = Schemas(tmp_path)
     with pytest.raises(FairbloomError, match="nothing to accept"):
         read_refused(tmp_path)
+    with pytest.raises(FairbloomError, match="one schema's digest; there are none"):
+        schemas.withdraw("0")
     with pytest.raises(SettingRefusedError, match="fairbloom client accept"):
         check_accepted({"schema": SCHEMA, "fingerprint": ""}, tmp_path, "accepted", 1)
     assert describe_change(schemas, read_refused(tmp_path)) == SCHEMA
@@ -66,6 +69,9 @@ def test_a_new_schema_ends_the_old_one_for_later_runs(tmp_path: Path) -> None:
     assert not refused(OLDER, tmp_path, run=3)
     schemas.withdraw(digest_of(SIXTY)[:8])
     assert refused(SIXTY, tmp_path, run=1)
+    schemas.withdraw(digest_of(OLDER))
+    assert "-groups = ['age>=61']" in describe_change(schemas, SIXTY)  # from the last one
+    schemas.accept(OLDER)
     schemas.accept(SIXTY, also=True)
     assert not refused(SIXTY, tmp_path, run=4)
     assert not refused(OLDER, tmp_path, run=5)
@@ -74,27 +80,53 @@ def test_a_new_schema_ends_the_old_one_for_later_runs(tmp_path: Path) -> None:
 RUNS = st.tuples(st.sampled_from([7, 8]), st.sampled_from("xy"), st.sampled_from([SIXTY, OLDER]))
 
 
-@given(steps=st.lists(st.sampled_from([SIXTY, OLDER]) | RUNS, max_size=12))
-@example(steps=[SIXTY, (7, "x", SIXTY), OLDER, (7, "y", SIXTY)])
-@example(steps=[SIXTY, (7, "x", SIXTY), OLDER, (7, "x", OLDER), (7, "x", SIXTY)])
-def test_an_ended_schema_is_for_the_run_that_has_it(
-    steps: list[str | tuple[int, str, str]],
-) -> None:
-    """A step accepts a schema, or asks for one with a run's number and its settings."""
+ACTS = st.tuples(st.sampled_from(["accept", "also", "withdraw"]), st.sampled_from([SIXTY, OLDER]))
+
+
+@given(steps=st.lists(ACTS | RUNS, max_size=12))
+@example(
+    steps=[
+        ("accept", SIXTY),
+        (7, "x", SIXTY),
+        ("withdraw", SIXTY),
+        ("accept", OLDER),
+        (7, "x", SIXTY),
+    ]
+)
+@example(steps=[("accept", SIXTY), (7, "x", SIXTY), ("accept", OLDER), (7, "y", SIXTY)])
+@example(
+    steps=[
+        ("accept", SIXTY),
+        (7, "x", SIXTY),
+        ("accept", OLDER),
+        (7, "x", OLDER),
+        (7, "x", SIXTY),
+    ]
+)
+def test_an_ended_schema_is_for_the_run_that_has_it(steps: list[tuple[Any, ...]]) -> None:
+    """A step is the owner's, or a run that asks for a schema with a number and its settings."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        accepted = ""
+        accepted = set[str]()
+        withdrawn = set[str]()
         last = dict[int, tuple[str, str]]()
-        for step in steps:
-            if isinstance(step, str):
-                accepted = step
-                Schemas(folder).accept(step)
-                continue
-            run, settings, text = step
-            is_let_in = text == accepted or last.get(run) == (settings, text)
-            assert refused(text, folder, run, settings) != is_let_in
-            if is_let_in:
-                last[run] = (settings, text)
+        for first, *rest in steps:
+            text = rest[-1]
+            if isinstance(first, int):
+                is_let_in = text in accepted or (
+                    text not in withdrawn and last.get(first) == (rest[0], text)
+                )
+                assert refused(text, folder, first, rest[0]) != is_let_in
+                if is_let_in:
+                    last[first] = (rest[0], text)
+            elif first != "withdraw":
+                Schemas(folder).accept(text, also=first == "also")
+                accepted = {text} | (accepted if first == "also" else set())
+                withdrawn.discard(text)
+            elif any(each.digest == digest_of(text) for each in Schemas(folder).known()):
+                Schemas(folder).withdraw(digest_of(text))
+                accepted.discard(text)
+                withdrawn.add(text)
 
 
 def test_many_runs_leave_small_files(tmp_path: Path) -> None:
@@ -158,7 +190,8 @@ def test_the_same_rows_give_no_warning(tmp_path: Path) -> None:
     same = SCHEMA.replace("[fields.age]", "[fields.age]\ncenter = 50\nscale = 10")
     same = same.replace('["hospice", "north", "south"]', '["south", "north", "hospice"]')
     assert len(list(describe_acceptance(schemas, same, also=False))) == 2
-    assert len(list(describe_acceptance(schemas, "no [ toml", also=True))) == 2
+    for other in ("no [ toml", "fields = 3", "fields = {a = 3}"):
+        assert len(list(describe_acceptance(schemas, other, also=True))) == 2
 
 
 def test_accept_asks_and_schemas_lists_and_withdraws(

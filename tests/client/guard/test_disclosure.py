@@ -2,22 +2,28 @@
 accepted."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 from hypothesis import example, given, strategies as st
+from torch import nn
 
 from fairbloom.client.app import app
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
+from fairbloom.client.guard.disclosure import Gate
 from fairbloom.client.guard.log_files import read_entries
+from fairbloom.client.metrics import AFTER, ON_TESTS
 from fairbloom.errors import FairbloomError
 from fairbloom.server.app import app as server
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.tasks import load_task
+from fairbloom.tasks import Examples, Splits, Task, load_task
+from fairbloom.tasks.tables.reasons import DataError
 from tests.simulation.helpers import table
 from tests.tasks.tables import SCHEMA as PLAIN, csv_of
 
@@ -69,6 +75,37 @@ def test_scores_of_classes_need_five_rows_of_each(device: Device) -> None:
     few = device.evaluate(**{"test-share": 6 / PATIENTS, "seed": 1})
     assert few.keys() == {"num-examples", "loss", "accuracy"}
     assert {"loss", "accuracy", "balanced-accuracy", "auc"} < device.evaluate(seed=2).keys()
+
+
+@given(
+    counts=st.lists(st.integers(0, 7), min_size=2, max_size=4),
+    floor=st.integers(1, 6),
+    known=st.sampled_from(["number", "names"]),
+)
+@example(counts=[4, 3, 0], floor=3, known="number")
+@example(counts=[4, 3, 0], floor=3, known="names")
+@example(counts=[4, 3], floor=7, known="nothing")
+@example(counts=[4, 0], floor=3, known="nothing")
+def test_scores_of_classes_leave_if_each_has_enough_rows(
+    counts: list[int], floor: int, known: str
+) -> None:
+    targets = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    examples = Examples(torch.zeros(len(targets), 1), targets)
+    task = Task(
+        ("lund",),
+        nn.Identity,
+        nn.CrossEntropyLoss(),
+        lambda client: Splits(examples, examples),
+        classes=len(counts) if known == "number" else None,
+        class_names=tuple("abcd"[: len(counts)]) if known == "names" else (),
+    )
+    gate = Gate(floor, task, task.splits("lund"))
+    passed = gate.pass_scores(ON_TESTS, {"loss": 1.0, "auc": 1.0})
+    assert ("loss" in passed) == (sum(counts) >= floor)
+    assert ("auc" in passed) == (min(counts) >= floor)
+    for check in (gate.check_training, lambda: gate.pass_scores(AFTER, {"loss": 1.0})):
+        with nullcontext() if sum(counts) >= floor else pytest.raises(DataError):
+            check()
 
 
 def test_the_owner_alone_changes_the_floor(tmp_path: Path) -> None:
