@@ -95,7 +95,7 @@ def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({"open": 980, "limit": 1000}, True),
         ({"open": 979, "limit": 1000}, False),
         ({"open": 5}, False),
-        ({"limit": 768}, False),
+        ({"limit": 1}, False),
         ({}, False),
     ],
 )
