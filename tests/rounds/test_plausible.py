@@ -1,17 +1,20 @@
 """Implausible numbers are refused by name, and the round ends as without that client."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from flwr.app import Message
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
+from fairbloom.protocol.names import HITS, POSITIVES
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.screening import (
     implausible_counts,
     largest_in_proportion,
     proportionate_rates,
+    usable_metrics,
 )
 from fairbloom.strategies import FedAvg, QFedAvg, VRed
 from tests.federation import (
@@ -152,6 +155,24 @@ def test_more_examples_than_enrolled_are_refused_in_round_1() -> None:
     reasons = [f"num-examples {count} {words}" for count in (100_000, 1201)]
     assert [r.refused.get("site-2") for r in rounds] == [*reasons, None]
     assert all(len(r.coefficients) >= 5 for r in rounds)
+
+
+PAIRS = st.tuples(st.integers(-1, 6), st.integers(-1, 6))
+
+
+@given(count=st.integers(1, 10), positives=PAIRS, hits=PAIRS)
+@example(count=5, positives=(5, 0), hits=(5, 0))
+@example(count=5, positives=(4, 2), hits=(0, 0))
+def test_positives_and_hits_are_counts_of_parts(
+    count: int, positives: tuple[int, int], hits: tuple[int, int]
+) -> None:
+    record = {"num-examples": count, **dict(zip(POSITIVES, positives, strict=True))}
+    record |= dict(zip(HITS, hits, strict=True))
+    fits = sum(positives) <= count and all(
+        0 <= h <= p for h, p in zip(hits, positives, strict=True)
+    )
+    with nullcontext() if fits else pytest.raises(ValueError, match=r"positives|hits"):
+        usable_metrics(record, "num-examples", frozenset({*POSITIVES, *HITS}))
 
 
 @given(

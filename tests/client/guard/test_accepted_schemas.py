@@ -69,6 +69,7 @@ def test_a_new_schema_ends_the_old_one_for_later_runs(tmp_path: Path) -> None:
     assert not refused(OLDER, tmp_path, run=3)
     schemas.withdraw(digest_of(SIXTY)[:8])
     assert refused(SIXTY, tmp_path, run=1)
+    assert describe_change(schemas, OLDER) == ""  # not from the one that was withdrawn last
     schemas.withdraw(digest_of(OLDER))
     assert "-groups = ['age>=61']" in describe_change(schemas, SIXTY)  # from the last one
     schemas.accept(OLDER)
@@ -215,8 +216,12 @@ def test_accept_asks_and_schemas_lists_and_withdraws(
     lines = capsys.readouterr().out.splitlines()[-2:]
     assert lines[0].startswith(f"withdrawn: {digest_of(SIXTY)[:12]}, accepted on 20")
     assert lines[1].startswith(f"accepted: {digest_of(OLDER)[:12]}, accepted on 20")
+    assert "runs: none; " in lines[1]
     assert fairbloom("client", "schemas", state, "--withdraw", "xyz") == 2
-    assert "'xyz' is not the beginning of one schema's digest" in capsys.readouterr().err
+    known = f"{digest_of(SIXTY)[:12]}, {digest_of(OLDER)[:12]}"
+    assert f"'xyz' is not the beginning of one schema's digest; there are {known}" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_a_schema_steers_no_terminal(tmp_path: Path) -> None:

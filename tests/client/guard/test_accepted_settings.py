@@ -103,6 +103,7 @@ def test_how_clients_train_needs_no_permission(subtests: pytest.Subtests) -> Non
         *(("device", name) for name in ("auto", "cpu", "cuda", "cuda:1", "cuda:15", "mps")),
         *(
             ("model", ""),
+            ("model", "torchvision:resnet18"),
             ("learning-rate", 1),
             ("optimizer", "AdamW"),
             ("num-rounds", 7),

@@ -196,6 +196,7 @@ def test_steps_of_fewer_rows_than_the_floor_have_limits(rows: int, batch: int, f
     assert is_refused(learning_rate=1.1) == of_few
     assert is_refused(steep(101.0)) == of_few
     assert not is_refused(steep(100.0))
+    assert not is_refused(replace(PLAIN, propfair_baseline=1e9))
     for number in range(len(sizes) + 2):
         snapshot = replace(PLAIN, snapshot_step=number)
         for steps, terms in ((number, PLAIN), (len(sizes), snapshot)):
