@@ -147,15 +147,6 @@ categories = [0, 1]
 """
 
 
-def test_small_batches_may_forget_little(data: Path) -> None:
-    slow = {"batch-size": 4, "learning-rate": 0.01}
-    local = client(data, 5, **slow, **{"weight-decay": 4.9})
-    assert train_client(local, local.model.state_dict(), Terms(server_round=1)).arrays
-    fast = client(data, 5, **slow, **{"weight-decay": 5.1})
-    with pytest.raises(ReportableError, match=r"above 0\.05, and batch-size = 4 is below the 5"):
-        train_client(fast, fast.model.state_dict(), Terms(server_round=1))
-
-
 def test_momentum_counts_for_sgd_but_not_for_adamw(data: Path) -> None:
     settings = {"learning-rate": 0.01, "weight-decay": 10.0}
     local = client(data, 5, optimizer="adamw", **settings)
@@ -209,11 +200,6 @@ def test_steps_of_fewer_rows_than_the_floor_have_limits(rows: int, batch: int, f
 # Steps of few rows that are much larger than the others ------------------------------------------
 
 LARGE: dict[str, Any] = {"learning-rate": 1e4, "batch-size": TRAINED - 1}
-STEEP: dict[str, Any] = {
-    "loss_transform": "propfair",
-    "propfair_baseline": 0.7,
-    "propfair_epsilon": 1e-9,
-}
 
 
 def test_a_large_rate_shows_the_last_row_of_a_regression(data: Path) -> None:
@@ -225,15 +211,3 @@ def test_a_large_rate_shows_the_last_row_of_a_regression(data: Path) -> None:
     local = client(data, 5, **settings)
     with pytest.raises(ReportableError, match=r"learning-rate = 10000 is above 1, and a step here"):
         train_client(local, local.model.state_dict(), Terms(server_round=1))
-
-
-def test_a_steep_transform_is_refused_for_steps_of_few_rows(data: Path) -> None:
-    local = client(data, 5, **{"batch-size": 1})
-    with pytest.raises(ReportableError, match=r"propfair\.epsilon = 7e\+08 is above 100"):
-        train_client(local, local.model.state_dict(), Terms(server_round=1, **STEEP))
-
-
-def test_steps_of_many_rows_may_be_large(data: Path) -> None:
-    local = client(data, 5, **{**LARGE, "batch-size": 0})
-    terms = Terms(server_round=1, **STEEP)
-    assert train_client(local, local.model.state_dict(), terms).arrays
