@@ -8,11 +8,12 @@ import pytest
 from flwr.app import Message
 from hypothesis import example, given, strategies as st
 
-from fairbloom.protocol.names import HITS, POSITIVES
+from fairbloom.protocol.names import HITS, LEARNING_RATE, LOSS_BEFORE, POSITIVES
 from fairbloom.rounds.loop import NothingLearnedError
 from fairbloom.rounds.screening import (
     implausible_counts,
     largest_in_proportion,
+    out_of_proportion,
     proportionate_rates,
     usable_metrics,
 )
@@ -112,6 +113,31 @@ def test_rates_are_compared_with_the_lower_median_of_three(subtests: pytest.Subt
         with subtests.test(rates=rates, bounds=bounds):
             assert proportionate_rates(rates, 1000.0) == pytest.approx(bounds)
             assert proportionate_rates(rates, INF) == (0.0, INF)
+
+
+LOSSES_AND_RATES = st.tuples(
+    st.sampled_from([1.0, 2.0, -10.0, 10.0, 20.0, 21.0, 1e6]),
+    st.sampled_from([0.0, 0.01, 0.1, 1.0, 10.0, 11.0]),
+)
+
+
+@given(reported=st.lists(LOSSES_AND_RATES, min_size=1, max_size=6))
+@example(reported=[(1.0, 1.0), (1.0, 1.0), (1.0, 10.0), (10.0, 0.1), (21.0, 0.01)])
+@example(reported=[(1.0, 0.1), (1.0, 0.1), (1.0, 10.0), (21.0, 10.0), (21.0, 10.0)])
+def test_who_is_refused_for_a_loss_has_no_say_in_the_rates(
+    reported: list[tuple[float, float]],
+) -> None:
+    replies = {
+        str(place): {LOSS_BEFORE: loss, LEARNING_RATE: rate}
+        for place, (loss, rate) in enumerate(reported)
+    }
+    bound = largest_in_proportion((abs(loss) for loss, _ in reported), 10.0, 1.0)
+    left = {name: each for name, each in replies.items() if abs(each[LOSS_BEFORE]) <= bound}
+    rates = [each[LEARNING_RATE] for each in left.values()]
+    low, high = proportionate_rates(filter(None, rates), 10.0)
+    used = {name for name, rate in zip(left, rates, strict=True) if not rate or low <= rate <= high}
+    refused = out_of_proportion(replies, {LOSS_BEFORE, LEARNING_RATE}, 10.0)
+    assert refused.keys() == replies.keys() - used
 
 
 # Counts -------------------------------------------------------------------------------------------
