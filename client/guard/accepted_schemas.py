@@ -111,12 +111,11 @@ class Schemas:
         """Accept a schema for new runs, in place of the accepted ones or `also`."""
         make_folder(self._folder)
         digest = digest_of(text)
-        others = [each for each in self.known() if each.digest != digest]
-        if not also:
-            others = [
-                replace(each, state=State.ENDED) if each.state == State.ACCEPTED else each
-                for each in others
-            ]
+        others = [
+            each if also or each.state != State.ACCEPTED else replace(each, state=State.ENDED)
+            for each in self.known()
+            if each.digest != digest
+        ]
         write_private(self._folder / f"{digest}.toml", text.encode())
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._write([*others, KnownSchema(digest, now, State.ACCEPTED)])
@@ -235,13 +234,12 @@ def describe_acceptance(schemas: Schemas, text: str, *, also: bool) -> Iterator[
     """Yield sentences on what accepting a schema ends, and on what it may show."""
     digest = digest_of(text)
     others = [each for each in schemas.known() if each.digest != digest]
-    if not also:
-        for each in schemas.accepted():
-            if each.digest != digest:
-                yield (
-                    f"This ends schema {each.label}: runs that began with it keep it, later ones"
-                    " are refused. --also keeps both"
-                )
+    for each in others:
+        if each.state == State.ACCEPTED and not also:
+            yield (
+                f"This ends schema {each.label}: runs that began with it keep it, later ones are"
+                " refused. --also keeps both"
+            )
     for each in others:
         if found := list(differing_keys(schemas.text_of(each), text)):
             keys = escape_unprintable("; ".join(found))

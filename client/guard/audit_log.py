@@ -38,8 +38,8 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
     """
     place = str(context.node_config.get("state-dir", ""))
     folder = Path(place)
-    is_logged = NOTED.get() is not None  # by this mod around the app
-    if is_logged or not place or not folder.is_dir():
+    # another one of this mod, around the app, logs already
+    if NOTED.get() is not None or not place or not folder.is_dir():
         return answer(message, context)
     config: Mapping[str, Any] = message.content.config_records.get(CONFIG) or {}
     settings = context.run_config

@@ -97,8 +97,8 @@ def read_entries(folder: Path) -> Iterator[Entry]:
 
     Raise FairbloomError if there is no log.
     """
-    paths = [folder / name for name in (SENT_CONDENSED, SENT_EARLIER, SENT)]
-    paths += [folder / name for name in (REFUSED_EARLIER, REFUSED)]
+    names = (SENT_CONDENSED, SENT_EARLIER, SENT, REFUSED_EARLIER, REFUSED)
+    paths = [folder / name for name in names]
     if not any(path.exists() for path in paths):
         raise FairbloomError(
             f"{folder} has no log of what was asked and sent: name the client's state-dir, or its"
