@@ -68,7 +68,11 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Reply this client's name, the terms that it supports, and its number of training examples."""
+    """Reply this client's name, the terms that it supports, and its number of training examples.
+
+    On a device, a number below the owner's floor is left out.
+    """
+    from .guard.disclosure import Gate
     from .local import find_client_key
     from .local_round import SUPPORTED
 
@@ -77,10 +81,8 @@ def query(message: Message, context: Context) -> Message:
         settings, partition, name = _own_settings(context)
         task = load_task(settings)
         key = find_client_key(settings, task, partition, name)
-        examples = len(task.splits(key).train)
-    client = ConfigRecord(
-        {wire.NAME: name or key, wire.NUM_EXAMPLES: examples, wire.HONOURS: SUPPORTED.wire_keys}
-    )
+        examples = Gate(_min_rows(context) or 0, task, task.splits(key)).pass_count("train")
+    client = ConfigRecord({wire.NAME: name or key, **examples, wire.HONOURS: SUPPORTED.wire_keys})
     return Message(RecordDict({wire.CLIENT: client}), reply_to=message)
 
 

@@ -93,9 +93,12 @@ class LocalClient:
     def describe_tests(self) -> Metrics:
         """Return the number of test examples and, of two classes, the share of the larger one."""
         share = self._larger_class
-        if share and self.gate is not None:
-            share = self.gate.pass_scores(ON_TESTS, share)
-        return {wire.NUM_EXAMPLES: len(self.splits.test), **share}
+        if self.gate is None:
+            return {wire.NUM_EXAMPLES: len(self.splits.test), **share}
+        return {
+            **self.gate.pass_count(ON_TESTS.examples),
+            **(self.gate.pass_scores(ON_TESTS, share) if share else share),
+        }
 
     @cached_property  # reading it waits for the device
     def _larger_class(self) -> dict[str, float]:

@@ -381,6 +381,8 @@ class Method(CommonOptions):
                 raise ValueError(
                     "draw = 'examples': no client has said how many examples it has: leave draw out"
                 )
+            # a client that holds its number back, or is not believed, must be drawn at times, too
+            examples[examples == 0.0] = np.median(examples[examples > 0.0])
             random = generator(self.seed, "draw by examples", server_round)
             return sample_by(examples, names, wanted, random)
         return sample(names, wanted, self.seed, "train", server_round)

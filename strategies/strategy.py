@@ -302,7 +302,7 @@ class FairStrategy(Method, Strategy):
         after = None if model is None else record_of(model)
         # Behind a wrapper, as for differential privacy, this is not yet the model of the round.
         self._trained = (after if self._outer is self else None, MetricRecord(metrics))
-        if self.train_metrics_aggr_fn is not None and trained.names:
+        if self.train_metrics_aggr_fn is not None:
             metrics = self._replace_means(self.train_metrics_aggr_fn, metrics, trained, replies)
         return after, MetricRecord(metrics)
 
@@ -345,7 +345,7 @@ class FairStrategy(Method, Strategy):
         if metrics is None:
             return None
         self._evaluated = MetricRecord(metrics)
-        if self.evaluate_metrics_aggr_fn is not None and evaluated.names:
+        if self.evaluate_metrics_aggr_fn is not None:
             metrics = self._replace_means(
                 self.evaluate_metrics_aggr_fn, metrics, evaluated, replies
             )
@@ -355,10 +355,13 @@ class FairStrategy(Method, Strategy):
         self, aggregate: Aggregate, metrics: Metrics, used: Replies, replies: Collection[Message]
     ) -> Metrics:
         """Return a round's metrics with those of the user's function instead of the means."""
+        weighted = [name for name in used.names if self.weighted_by_key in used.metrics[name]]
+        if not weighted:
+            return metrics
         averaged = average_metrics(used.metrics, self.weighted_by_key)
         others = {name: value for name, value in metrics.items() if name not in averaged}
         return {
-            **aggregate(self._flower.contents(replies, used.names), self.weighted_by_key),
+            **aggregate(self._flower.contents(replies, weighted), self.weighted_by_key),
             **others,
         }
 

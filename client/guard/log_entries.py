@@ -101,7 +101,7 @@ def describe_entries(entries: Iterable[Entry]) -> Iterator[str]:
     for number, run in runs.items():
         lines.append(f"run {number}, task {run.task}, {run.first} to {run.last}")
         for row, times in run.rows.items():
-            least = "at least " if "refused: " in row and times > 1 else ""
+            least = "at least " if "refused: " in row else ""
             lines.append(plural(times, f"  {row}", f"  {row} ({least}{times} times)"))
     # much of this was written by the server: a terminal would obey its control characters
     return map(escape_unprintable, lines)

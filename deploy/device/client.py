@@ -156,7 +156,7 @@ class ClientSettings:
         from fairbloom.client.guard.accepted_schemas import Schemas
         from fairbloom.tables.schema import SchemaError, with_files
 
-        if not self.files or self.limits.get("schema") == "any":
+        if self.limits.get("schema") == "any":
             return
         schemas = Schemas(Path(self.state_dir))
         fault: SchemaError | None = None
@@ -182,7 +182,7 @@ class ClientSettings:
             raise DeployError(
                 f"ca = {self.ca}: {reason}; take ca.crt from the client's bundle again"
             ) from error
-        context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         try:
             # without a password, OpenSSL would ask for that of an encrypted key on the terminal
             context.load_cert_chain(self.certificate, self.key, password="")

@@ -107,7 +107,7 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
     for client, report in sorted(finished.evaluations.items()):
         for model, split in product(("global", "personal"), ("test", "validation")):
             # Only the number of test examples is reported.
-            most = report[names.NUM_EXAMPLES] if split == "test" else math.inf
+            most = report.get(names.NUM_EXAMPLES, 0) if split == "test" else math.inf
             for grouping, groups in grouped.groupings.items():
                 by_group = dict[str, Cells]()
                 for group in groups:

@@ -68,6 +68,9 @@ def test_the_owner_says_how_the_devices_files_are_written(tmp_path: Path) -> Non
     files = {"lund.csv": {"decimalChar": ",", "fields": {"age": {"name": "Alter"}}}}
     own = device(tmp_path, files=json.dumps(files))
     assert asked(own).content["client"]["num-examples"] == 16
+    # they replace what the run's schema says of the same file
+    own.run_config["schema"] = f"{SCHEMA}\n[files.'lund.csv']\ndecimalChar = '.'\n"
+    assert asked(own).content["client"]["num-examples"] == 16
 
 
 @pytest.mark.parametrize(

@@ -430,6 +430,7 @@ def test_what_does_not_fit_is_refused_before_round_1(subtests: pytest.Subtests) 
             "dynamic-alpha = 0.01 and client-rule = .* each",
         ),
         ({"client-rule": plain, "method": "qfedsgd"}, "QFedSGD .* leave client-rule out"),
+        ({"client-rule": plain, "method": "fedfa"}, "leave out client-momentum = 0.9"),
         ({"method": "scaffold", "gradient-clip": 1.0}, "leave out gradient-clip = 1.0"),
         ({"method": "feddyn", "optimizer": "adam"}, "leave out optimizer = 'adam'"),
     ]

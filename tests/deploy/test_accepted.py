@@ -10,6 +10,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
+from fairbloom.client.guard.limits import Limits
 from fairbloom.deploy.device.accepted import (
     Installed,
     RunDescription,
@@ -18,6 +19,7 @@ from fairbloom.deploy.device.accepted import (
 )
 from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.processes import load_app
+from tests.tasks.tables import SCHEMA
 
 VERSION = version("fairbloom")
 SETTINGS = {"clients": 3, "device": "cpu"}
@@ -36,7 +38,7 @@ def context(**node: Any) -> Context:
 
 @pytest.fixture(scope="module")
 def installed() -> Installed:
-    return Installed.of(APP, ())
+    return Installed(APP, distribution=("Fairbloom", VERSION))
 
 
 # Versions and settings ----------------------------------------------------------------------------
@@ -120,6 +122,7 @@ def test_an_import_string_is_refused_unless_the_owner_allows_it(
     [
         ("fairbloom.client.app", "fairbloom"),
         ("numpy", "numpy"),
+        ("typing_extensions", "typing_extensions"),
         ("flwr", "flwr"),
         ("sklearn", "scikit-learn"),
     ],
@@ -137,6 +140,44 @@ def loose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "loose_app"
     sys.modules.pop("loose_app", None)
+
+
+def test_an_editable_app_is_found_by_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among folders of modules, and distributions that list no files."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "of_many").mkdir()
+    for name, url in (("other", ""), ("mine", f"{tmp_path.as_uri()}/src")):
+        about = tmp_path / f"{name}-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        if url:
+            (about / "direct_url.json").write_text(
+                f'{{"url": "{url}", "dir_info": {{"editable": true}}}}'
+            )
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "mine_on_device.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    assert Installed.of("mine_on_device:app", ()).distribution == ("mine", "1.0")
+    assert distribution_of("of_many") is distribution_of("no_such_module") is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"task": "digits"}, "the run sets task = 'digits', and this device allows 'csv'"),
+        ({"task": "csv", "schema": SCHEMA}, "the run's schema is not one that this device's owner"),
+    ],
+)
+def test_a_run_beyond_its_owners_limits_is_refused(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    limited = Installed(APP, limits=Limits.of({"tasks": ["csv"]}))
+    with pytest.raises(RunRefusedError, match=words):
+        limited.accept(run_of(**settings), context(**{"state-dir": str(tmp_path)}))
+    free = Installed(APP, limits=Limits.of({"schema": "any"}))
+    assert free.accept(run_of(**settings), context())[1]["task"] == settings["task"]
 
 
 def test_an_app_that_was_never_installed_has_no_version(loose: str) -> None:

@@ -62,6 +62,9 @@ def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
     (bundle / "owner.toml").write_text('[files."bern.csv"]\ndecimalMark = ","\n')
     with pytest.raises(DeployError, match=r"owner\.toml: files\.bern\.csv\.decimalMark is unknown"):
         ClientSettings.of({}, bundle / "client.toml")
+    (bundle / "owner.toml").write_text("data-dir = ''\npartition-id = 0\n")
+    client = ClientSettings.of({}, bundle / "client.toml")
+    assert (client.data_dir, client.partition_id) == ("", 0)
     (bundle / "owner.toml").write_text("data-dir = ")
     with pytest.raises(DeployError, match=r"owner\.toml is not a TOML file"):
         ClientSettings.of({}, bundle / "client.toml")
@@ -80,6 +83,7 @@ def test_an_invalid_setting_is_named_with_value_and_remedy(
             "certificate = /nowhere: there is no such file; take it from the client's bundle",
         ),
         ({"partition-id": -1}, "partition-id = -1: it is counted from 0"),
+        ({"limits": {"row": 5}}, "limits has row = 5"),
         ({"partition-id": "0"}, "partition-id = '0': it must be of type int"),
         ({"colour": 1}, "unknown setting colour = 1: there are allow, app"),
         ({"name": "me"}, "unknown setting name = 'me': there are allow, app"),

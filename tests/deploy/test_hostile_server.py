@@ -308,6 +308,10 @@ def test_a_refusal_of_the_server_is_one_line(said: pytest.LogCaptureFixture) -> 
     lines = "\n".join({*said.messages})
     assert_nothing_forged(lines)
     assert len(lines.splitlines()) == MAX_FAULTS
+    outage.end()
+    said.clear()
+    outage.fault(f"{FORGED} 0")
+    assert said.messages  # of another outage, it is said again
 
 
 def test_seconds_that_are_no_time_end_no_worker(home: Path) -> None:

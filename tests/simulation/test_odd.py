@@ -124,6 +124,8 @@ def test_a_method_that_needs_a_missing_score_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match=words):
         run(tmp_path / "run", **in_unit(tmp_path / "data", 1.0), method="fedfa")
     asking = {"method": f"{__name__}:ByBrier", "num_rounds": 1}
+    with pytest.raises(FairbloomError, match=r"has no brier here.*: choose another method"):
+        run(tmp_path / "run", **{**in_unit(tmp_path / "same", 1.0), **asking})
     with pytest.raises(FairbloomError, match=r"has no brier here.*set scores = 'brier'"):
         run(tmp_path / "run", **asking)
     assert not (tmp_path / "run").exists()

@@ -37,6 +37,9 @@ def test_rows_at_two_clients_and_doubled_ones_are_counted(folder: Folder, every:
     second = lines(200, 1)
     there = folder(a=table(first), b=table(second, first[:100]), c=table(lines(200, 2)))
     assert remarks(there, every) == [("a, b", "100 rows are the same at each")]
+    # of these, c has some
+    there = folder(c=table(lines(200, 2), first[:30]))
+    assert remarks(there, every)[0] == ("a, b", "100 rows are the same at each")
     doubled = lines(200, 2)
     there = folder(c=table(doubled, doubled[:50]))
     assert remarks(there, every) == [
