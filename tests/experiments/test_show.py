@@ -169,8 +169,6 @@ def test_a_folder_that_is_not_there_is_refused_in_a_line(
         (("no-where",), "no folder"),
         ((".", "--figure", "drawn.pdf"), "neither a run nor a study"),
         (("runs/a", "--figure", "drawn.jpg"), "end the name in .pdf, .svg, .png"),
-        (("runs/a", "--figure", "drawn.pdf", "--width", "1"), "between 3 and 100 centimetres"),
-        (("runs/a", "--width", "9"), "no effect without --figure"),
     ):
         with subtests.test(words=words, message=message):
             assert fairbloom("show", *words) == 2
