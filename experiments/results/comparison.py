@@ -292,7 +292,6 @@ class Comparison(ComparedScores, Shown):
             "methods": self.rows(),
             "clients": self.client_rows(),
             "left_out": {str(seed): [*clients] for seed, clients in self.left_out.items()},
-            "federation": asdict(self.federation) if self.federation else None,
         }
         if self.by_group:
             described |= {"groups": self.group_rows(), "gaps": self.gap_rows()}
