@@ -107,7 +107,7 @@ def read_name(certificate: Path) -> str:
 def normalise_host(host: str, option: str = "--host") -> str:
     """Return a host in the form for certificates: bücher.example becomes xn--bcher-kva.example.
 
-    Raise DeployError, which names the `option` that has the host, if it is no host.
+    Raise DeployError, which names the `option` of the host, if it is not one.
     """
     with contextlib.suppress(ValueError):
         if "%" not in host:

@@ -146,7 +146,7 @@ def _convert(predictor: Predictor, how: Preprocessing, inputs: Tensor) -> bytes:
     assert converted is not None  # noqa: S101 (None only without dynamo)
     names = {"run": predictor.run.name, "task": predictor.task_name, "model": predictor.model}
     about = {"fairbloom": __version__, **names, "client": predictor.client}
-    return bytes(surround(converted.model_proto, how, about).SerializeToString())
+    return bytes(surround(converted.model, how, about).SerializeToString())
 
 
 @contextmanager

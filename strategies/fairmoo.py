@@ -12,7 +12,7 @@ from .fedavgn import StepOptions, Stepped
 from .guidance import NOTHING_COMMON
 from .simplex import shortest_combination
 
-# The gradient of the variance is no direction up to this share of the updates' mean norm.
+# Up to this share of the updates' mean norm, the gradient of the variance counts as zero.
 ROUNDING = 1e-12
 
 
@@ -46,7 +46,7 @@ class FairMOO(CommonDescent, Stepped):
 
     Departures: a step of the authors' code has the norm 0.2, which falls by the factor 0.999 in
     each of 3000 rounds: `length=0.2, decay=0.0497, server_schedule="exponential"`. That code has
-    the mean losses during the local epoch, here they are those of the received model. If no
+    the mean losses during the local epoch, here they belong to the received model. If no
     combination meets the constraint it takes the last iterate of its solver, here v.
 
     Objective: a Pareto-stationary point among models with a small variance of the losses
@@ -76,7 +76,7 @@ class FairMOO(CommonDescent, Stepped):
             return np.zeros(cohort.size)
         mean_norm = norms[norms > 0.0].mean()
         from_mean = cohort.losses - cohort.losses.mean()
-        # The mean of equal losses is rounded; v would be made of these differences alone.
+        # The mean of equal losses is rounded; v would consist only of these differences.
         from_mean[np.abs(from_mean) <= ROUNDING * np.abs(cohort.losses).max()] = 0.0
         of_variance = 2.0 / cohort.size * from_mean
         variance = from_mean @ from_mean / max(1, cohort.size - 1)
@@ -97,7 +97,7 @@ class FairMOO(CommonDescent, Stepped):
 
 
 def shortest_without_rise(gram: FloatArray, slope: FloatArray) -> FloatArray | None:
-    """Return argmin cᵀGc over c in the simplex with cᵀGa ≥ 0, shape (m,); None if there is no c.
+    """Return argmin cᵀGc over c in the simplex with cᵀGa ≥ 0, shape (m,); None if no c is feasible.
 
     a is `slope`, shape (m,). With the multiplier ν of the constraint, c minimises the norm of
     Σ c_k (u_k − ν v), with v = Σ a_k u_k: the shortest combination of shifted updates. Its product

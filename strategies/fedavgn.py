@@ -21,7 +21,7 @@ DECAYS = (0.0, 0.025, 0.0333, 0.05, 0.1, 0.333, 0.5)
 
 
 class StepOptions(Options, total=False):
-    """The common options, and those of a server step size that may fall over the run."""
+    """The common options, and a server step size that may fall over the run."""
 
     server_lr: Annotated[
         float,
@@ -96,7 +96,7 @@ class Stepped(FairStrategy):
         """Return η_t, with η = server_lr, T rounds, β = decay and E = decay_every.
 
         staircase: η β^(E/T · ⌊t/E⌋), exponential: η β^(t/T); β = 0 means no decay. inverse:
-        2η / (t + 1), which is 2 / (c (t + 2)) of Theorem 2, whose rounds begin with 0, for η = 1/c
+        2η / (t + 1), which is 2 / (c (t + 2)) of Theorem 2, with rounds from 0, for η = 1/c
         and c-strongly convex losses.
         """
         if self.server_schedule == INVERSE:

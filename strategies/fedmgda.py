@@ -58,8 +58,8 @@ class FedMGDA(Stepped):
         self.epsilon = epsilon
         if self.prior_weights and epsilon >= 1.0:
             raise ValueError(
-                f"prior = {self.prior!r} has no effect with epsilon = {epsilon:g}, by which a"
-                " weight may be anything: leave prior out, or lower epsilon, as in 0.1"
+                f"prior = {self.prior!r} has no effect with epsilon = {epsilon:g}, which"
+                " allows any weight: leave prior out, or lower epsilon, as in 0.1"
             )
 
     def weigh(self, cohort: Cohort) -> FloatArray:

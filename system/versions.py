@@ -50,8 +50,8 @@ class Place(NamedTuple):
 class Versions:
     """The versions of states in a folder, by the key of a state and the step that made a version.
 
-    A file has the versions that are written together: one on a device, and in one process those of
-    all clients at a checkpoint. In front of each is a line with its key, step, size and SHA-256, so
+    A file has the versions that are written together: one on a device, and in one process all
+    clients' at a checkpoint. In front of each is a line with its key, step, size and SHA-256, so
     that damage costs few versions. Of several versions of a step, the last counts. One process at a
     time writes a folder.
     """
@@ -68,7 +68,7 @@ class Versions:
         return sorted(self._places.get(key, ()))
 
     def read(self, key: str, step: Step) -> bytes | None:
-        """Return a version, None if there is none or it is damaged; it is left out then."""
+        """Return a version, or None if it is missing or damaged; a damaged one is left out."""
         place = self._places.get(key, {}).get(step)
         if place is None:
             return None
@@ -100,7 +100,7 @@ class Versions:
         self._index(file)
 
     def retain(self, key: str, steps: Collection[Step]) -> None:
-        """Leave out all versions of a state but those of these steps; see `tidy`."""
+        """Keep only these steps' versions of a state; see `tidy`."""
         for step in self.steps(key):
             if step not in steps:
                 del self._places[key][step]
@@ -148,7 +148,7 @@ class Versions:
                     opened.seek(start + size)
                 except (ValueError, TypeError, OSError):  # what flipped bits cause
                     place = opened.tell()
-                    log.warning("%s is damaged: what is behind byte %d is lost", file, place)
+                    log.warning("%s is damaged: its versions from byte %d on are lost", file, place)
                     return
                 step = Step(number, work)
                 self._places.setdefault(key, {})[step] = Place(file, start, size, digest)

@@ -139,7 +139,7 @@ def test_an_error_is_one_line_and_nothing_is_written(here: Path, subtests: pytes
         ),
         (
             {"method": "theirs:np"},
-            "method = 'theirs:np': it is no subclass of fairbloom.strategies.FairStrategy",
+            "method = 'theirs:np': it is not a subclass of fairbloom.strategies.FairStrategy",
         ),
         (
             {"task": "theirs:torch"},

@@ -34,7 +34,7 @@ KINDS: Mapping[str, type] = {
 }
 
 # The file of the device's owner next to client.toml. It is never in a bundle, and its keys
-# override those of client.toml.
+# override client.toml's.
 OWNERS_FILE = "owner.toml"
 
 # Keys of Flower's node config that are settings of client.toml.
@@ -91,11 +91,11 @@ class ClientSettings:
         for key, file in (("ca", self.ca), ("certificate", self.certificate)):
             if not Path(file).is_file():
                 raise DeployError(
-                    f"{key} = {file}: there is no such file; take it from the client's bundle"
+                    f"{key} = {file}: file not found; take it from the client's bundle"
                 )
         if not Path(self.key).is_file():
             raise DeployError(
-                f"key = {self.key}: there is no such file. Keys are made on the device, by"
+                f"key = {self.key}: file not found. Keys are made on the device, by"
                 f" fairbloom client keys NAME --out {Path(self.key).parent}; the federation's"
                 " operator enrolls the request that it prints"
             )
@@ -148,7 +148,7 @@ class ClientSettings:
             raise DeployError(str(error)) from error
         if importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
             raise DeployError(
-                f"app = {self.app!r}: there is no such module here; install it, or name another app"
+                f"app = {self.app!r}: module not found; install it, or name another app"
             )
 
     def check_own_files(self) -> None:

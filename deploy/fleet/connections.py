@@ -39,7 +39,7 @@ def raise_file_limit() -> int:
 
 
 def connection_limit(max_clients: int, files: int) -> int:
-    """Return the connections that a server takes whose process may have so many open files."""
+    """Return the connections that a server takes, for its process's limit of open files."""
     return max(1, min(4 * max_clients + OTHER_CONNECTIONS, files - OWN_FILES))
 
 

@@ -174,7 +174,7 @@ class Federation:
         return is_held(self.lock) and abs(time.time() - read_now(self).at) < FRESH_SECONDS
 
     def renew(self, hosts: Sequence[str] = (), days: float = pki.SERVER_DAYS) -> list[str]:
-        """Make a new server certificate; return its names without those of loopback.
+        """Make a new server certificate; return its names except loopback's.
 
         Without `hosts`, it has the names of the old certificate.
         """

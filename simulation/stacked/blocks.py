@@ -192,7 +192,7 @@ def full_batch(parts: Sequence[Examples]) -> Step:
 
 
 def find_starts(parts: Sequence[Examples]) -> Tensor:
-    """Return the index of each client's first example among those of all, shape (k, 1)."""
+    """Return the index of each client's first example among all clients' examples, shape (k, 1)."""
     return torch.tensor([0, *accumulate(map(len, parts[:-1]))]).unsqueeze(1)
 
 

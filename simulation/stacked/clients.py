@@ -78,7 +78,7 @@ from .dropout import draw_masks
 from .programs import Program, UnstackableError, in_tensors, make_program
 
 # The rules, work and metrics that stacked clients support. A rule may correct gradients only by
-# `shift`, which is added to those of all clients at once. Left out are the time budget, which is
+# `shift`, which is added to all clients' gradients at once. Left out are the time budget, which is
 # each client's own, and random draws of models other than dropout. `find_unsupported` checks the
 # optimizer: a user's own may use a whole array, which here belongs to several clients. A user's own
 # augmentation draws from PyTorch's global generators, which belong to one client at a time.
@@ -135,8 +135,8 @@ def find_unsupported(terms: Terms, rules: Rules, *works: LocalWork, by_group: bo
 class StackedModels:
     """The models of k clients, at first all equal to `received`.
 
-    Each array that clients train is one tensor of shape (k, *shape): those of the layout, and `own`
-    ones, which clients keep.
+    Each array that clients train is one tensor of shape (k, *shape): the layout's arrays, and the
+    `own` ones, which clients keep.
     """
 
     def __init__(
@@ -603,7 +603,7 @@ class _Block(ClientRound):
                     member.local.keep_personal(terms.server_round, rows.model(row))
 
     def _seeds(self, block: Sequence[StackedClient], training: str) -> Sequence[int]:
-        """Return the seeds by which clients draw dropout, none for a model without it."""
+        """Return the seeds of the clients' dropout, none for a model without it."""
         if not self._program.drops:
             return ()
         return self._training.engine.seeds(block, self._terms, training)

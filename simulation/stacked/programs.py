@@ -109,7 +109,7 @@ class Program(Protocol):
     ) -> Tensor:
         """Return the outputs, shape (k, b, …), for b examples of each of k clients.
 
-        With masks they are those of training.
+        With masks they are the outputs of training.
         """
 
     def make_step(self, work: LocalWork, *, shifted: bool) -> TakeStep:
@@ -399,8 +399,8 @@ def _draws_alike(program: Program, model: nn.Module, task: Task, examples: Examp
         if not torch.allclose(masked, together[row], rtol=1e-3, atol=1e-5):
             raise UnstackableError("its dropout differs for several clients at once")
         with seeded(seed, device):
-            alone = outputs_of(model, inputs, task.output)
-        alike &= torch.allclose(alone, together[row], rtol=1e-3, atol=1e-5)
+            single = outputs_of(model, inputs, task.output)
+        alike &= torch.allclose(single, together[row], rtol=1e-3, atol=1e-5)
     return alike
 
 

@@ -77,10 +77,10 @@ def test_an_invalid_setting_is_named_with_value_and_remedy(
     for given, words in (
         ({"server": "example.org"}, "server = 'example.org': write it as HOST:PORT"),
         ({"server": ""}, "server is missing in"),
-        ({"ca": "/nowhere/ca.crt"}, "ca = /nowhere/ca.crt: there is no such file"),
+        ({"ca": "/nowhere/ca.crt"}, "ca = /nowhere/ca.crt: file not found"),
         (
             {"certificate": "/nowhere"},
-            "certificate = /nowhere: there is no such file; take it from the client's bundle",
+            "certificate = /nowhere: file not found; take it from the client's bundle",
         ),
         ({"partition-id": -1}, "partition-id = -1: it is counted from 0"),
         ({"limits": {"row": 5}}, "limits has row = 5"),
@@ -88,7 +88,7 @@ def test_an_invalid_setting_is_named_with_value_and_remedy(
         ({"colour": 1}, "unknown setting colour = 1: there are allow, app"),
         ({"name": "me"}, "unknown setting name = 'me': there are allow, app"),
         ({"app": "client"}, "app = 'client': write it as module:attribute"),
-        ({"app": "nowhere.at:all"}, "there is no such module here; install it"),
+        ({"app": "nowhere.at:all"}, "module not found; install it"),
         ({"allow": "x:y"}, "allow = 'x:y': it must be of type list"),
         ({"allow": [3]}, "allow = [3]: it must be a list of texts"),
         ({"node-config": {"a": 1}}, "node-config is only for your own app"),
@@ -246,7 +246,7 @@ def test_the_error_of_a_missing_key_says_how_to_make_one(bundle: Path) -> None:
     (bundle / "key").unlink()
     with pytest.raises(DeployError) as error:
         ClientSettings.of({}, bundle / "client.toml")
-    assert f"key = {bundle / 'key'}: there is no such file" in str(error.value)
+    assert f"key = {bundle / 'key'}: file not found" in str(error.value)
     assert f"fairbloom client keys NAME --out {bundle}" in str(error.value)
 
 

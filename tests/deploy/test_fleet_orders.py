@@ -271,7 +271,7 @@ def test_a_run_whose_folder_is_read_only_waits_alone(
     runs, started = make_runs(tmp_path / "runs", lambda: 0)
     carry_out(runs, last)
     assert started[:2] == [first.number, last.number]
-    assert caplog.text.count("cannot go on, and is tried again") == 1
+    assert caplog.text.count("cannot continue, and is tried again") == 1
     locked.clear()
     carry_out(runs, first)
     assert (first.status, last.status) == (0, 0)
@@ -304,7 +304,7 @@ def test_a_fault_of_the_machine_only_delays_runs(
     runs, started = make_runs(tmp_path / "runs", code)
     carry_out(runs, first, last)
     assert started == [first.number] * 4 + [last.number]  # in their order
-    assert caplog.text.count("cannot go on, and is tried again") == 1
+    assert caplog.text.count("cannot continue, and is tried again") == 1
 
 
 def test_orders_are_found_again_after_too_many_open_files(

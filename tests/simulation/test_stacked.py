@@ -161,7 +161,7 @@ def test_a_users_own_augmentation_is_not_stacked() -> None:
     config = config_of(augment="torch:relu", engine="stacked", fraction=1.0)
     taken = choose(RunSettings.of(config), 2)
     assert taken.engine == "loop"
-    assert "do not honour augment = torch:relu" in taken.reason
+    assert "does not support augment = torch:relu" in taken.reason
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp", DROPPED])

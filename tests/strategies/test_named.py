@@ -68,7 +68,7 @@ FAULTS: list[tuple[Mapping[str, Any], Mapping[str, Any], str]] = [
     (
         {"method": "fedavg(learning-rate=1)"},
         {},
-        "method = 'fedavg.learning-rate=1.': learning-rate is no option of a strategy: give it as a"
+        "method = 'fedavg.learning-rate=1.': learning-rate is not an option of a strategy: give it as a"
         " key of its own",
     ),
     ({"method": "fedfv", "seed": "a"}, {}, "method = 'fedfv': seed = 'a': allowed is int at"),
