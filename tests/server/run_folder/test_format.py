@@ -1,4 +1,4 @@
-"""Run folders of format 5 stay readable: this pins their content, which other tests read."""
+"""Run folders of format 6 stay readable: this pins their content, which other tests read."""
 
 import json
 from pathlib import Path
