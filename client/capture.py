@@ -24,7 +24,7 @@ from fairbloom.tasks.inputs import Inputs, map_inputs, names_of, tensors_of
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
 from .generators import generators_of, restore_states
-from .linear import Step
+from .linear import TakeStep
 from .work import NON_STEP_FIELDS, LocalWork, unchanged
 
 T = TypeVar("T")
@@ -197,7 +197,7 @@ class Capture:
             self._kinds.clear()
             self._recorder.release()
 
-    def wrap(self, fixed: FixedStep, step: Step) -> Step:
+    def wrap(self, fixed: FixedStep, step: TakeStep) -> TakeStep:
         """Return a function that takes a step of a client, by its graph if it has one."""
 
         def take(inputs: Inputs, targets: Tensor) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.system.versions import Step, Version as StoredVersion, Versions, needed_since
+from fairbloom.system.versions import Point, Version as StoredVersion, Versions, needed_since
 from fairbloom.tables.preprocessing import PREPROCESSING
 
 from .guard.accepted_settings import FINGERPRINT, fingerprint
@@ -142,14 +142,14 @@ class ClientStates:
         for name, rounds in self.unstored.items():
             for made in sorted(rounds):
                 content = serialize(self.in_memory[name][made])
-                yield StoredVersion(self._key(name), Step(made), content)
+                yield StoredVersion(self._key(name), Point(made), content)
 
     def note_stored(self, since: int) -> None:
         """Drop the stored versions of no use to a server that goes back to round `since`."""
         for name in [name for name, rounds in self.unstored.items() if rounds]:
             self.unstored[name].clear()
             last = max(self.in_memory[name])
-            steps = [Step(made) for made in self._stored(name) if made <= last]
+            steps = [Point(made) for made in self._stored(name) if made <= last]
             needed = {step.round for step in needed_since(steps, since)}
             self._retain(name, needed | self.in_memory[name].keys())
 
@@ -165,12 +165,12 @@ class ClientStates:
         if self._files is None:
             return None
         with explain_disk_errors("read from"):
-            content = self._files.read(self._key(name), Step(made))
+            content = self._files.read(self._key(name), Point(made))
         return None if content is None else load(content)
 
     def _retain(self, name: str, rounds: Collection[int]) -> None:
         if self._files is not None:
-            self._files.retain(self._key(name), [Step(made) for made in rounds])
+            self._files.retain(self._key(name), [Point(made) for made in rounds])
 
 
 def store(files: Versions | None, clients: Iterable[ClientStates], since: int) -> None:

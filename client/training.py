@@ -34,7 +34,7 @@ from .capture import Capture, FixedStep, find_fixed
 from .device import autocast, in_double, read_scalars
 from .generators import generators_of, restore_states
 from .group_metrics import measure_groups
-from .linear import Step, linear_step
+from .linear import TakeStep, linear_step
 from .work import Copy, LocalWork, StepsTaken, descend
 
 # Examples per forward pass in evaluation. It bounds memory; the result does not depend on it.
@@ -124,7 +124,7 @@ def train(
                 rate=tensors.rate,
             )
 
-    take_step: Step = by_autograd
+    take_step: TakeStep = by_autograd
     in_tensors = None if isinstance(examples, CollatedExamples) else examples
     if in_tensors is not None and isinstance(in_tensors.inputs, Tensor) and correct is None:
         closed_form = linear_step(model, task, work, tensors.received, tensors.velocity, in_tensors)

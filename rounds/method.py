@@ -100,7 +100,11 @@ class Method(CommonOptions):
     def __init__(self, **options: Unpack[Options]) -> None:
         for name in options:
             if name not in Options.__optional_keys__:
-                raise TypeError(f"{type(self).__name__} takes no parameter {name!r}")
+                advice = self._advise_on(name, options.get(name))
+                raise TypeError(
+                    f"{type(self).__name__} takes no parameter {name!r}"
+                    + text_if(advice, f": {advice}")
+                )
             if name in self.own_terms:
                 value = options.get(name)
                 own = OWN_NAMES.get(name)
@@ -145,6 +149,10 @@ class Method(CommonOptions):
         """The method's memory, without old updates: str, numbers, None, NumPy arrays, lists and
         dicts only."""
         self.progress = Progress()
+
+    def _advise_on(self, name: str, value: object) -> str:
+        """Return what to write in place of an option that there is not, or ""."""
+        return ""
 
     @classmethod
     def own_parameters(cls) -> frozenset[str]:

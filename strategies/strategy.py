@@ -67,11 +67,6 @@ class FairStrategy(Method, Strategy):
     them."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
-        for name, value in options.items():
-            if name not in Options.__optional_keys__:
-                advice = advise_on_argument(name, value, self.own_parameters())
-                words = f"{type(self).__name__} takes no parameter {name!r}"
-                raise TypeError(f"{words}: {advice}" if advice else words)
         super().__init__(**options)
         self._flower = FlowerClients(self)
         self._loop = Rounds(self, self._flower)
@@ -81,6 +76,10 @@ class FairStrategy(Method, Strategy):
         # What our own hooks have returned of the round, in case that another one raises StopRun.
         self._trained: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
         self._evaluated: MetricRecord | None = None
+
+    def _advise_on(self, name: str, value: object) -> str:
+        """Return what to write in place of an argument, such as one of Flower's strategies."""
+        return advise_on_argument(name, value, self.own_parameters())
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return the method's own metrics of the round, and the conflicts if it declares these."""

@@ -15,22 +15,22 @@ from fairbloom.logs import log
 from .files import make_folder, whole_file
 
 
-class Step(NamedTuple):
-    """A step of a run that may change a state: a round, and the work in it, in order from 0."""
+class Point(NamedTuple):
+    """A point of a run at which a state may change: a round, and the work in it, from 0."""
 
     round: int
     work: int = 0
 
 
-# The step of a state without rounds.
-FIRST = Step(0)
+# The point of a state without rounds.
+FIRST = Point(0)
 
 
 class Version(NamedTuple):
     """A version of the state with this key."""
 
     key: str
-    step: Step
+    step: Point
     content: bytes
 
 
@@ -58,16 +58,16 @@ class Versions:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._places: dict[str, dict[Step, Place]] = {}
+        self._places: dict[str, dict[Point, Place]] = {}
         self._counts: dict[Path, int] = {}
         for number in self._numbers():
             self._index(self._path(number))
 
-    def steps(self, key: str) -> list[Step]:
+    def steps(self, key: str) -> list[Point]:
         """Return the steps that have made a version of a state, in order."""
         return sorted(self._places.get(key, ()))
 
-    def read(self, key: str, step: Step) -> bytes | None:
+    def read(self, key: str, step: Point) -> bytes | None:
         """Return a version, or None if it is missing or damaged; a damaged one is left out."""
         place = self._places.get(key, {}).get(step)
         if place is None:
@@ -81,7 +81,7 @@ class Versions:
         del self._places[key][step]
         return None
 
-    def last(self, key: str) -> tuple[Step, bytes] | None:
+    def last(self, key: str) -> tuple[Point, bytes] | None:
         """Return the last undamaged version and its step, or None."""
         for step in reversed(self.steps(key)):
             if (content := self.read(key, step)) is not None:
@@ -99,7 +99,7 @@ class Versions:
             opened.write(END)
         self._index(file)
 
-    def retain(self, key: str, steps: Collection[Step]) -> None:
+    def retain(self, key: str, steps: Collection[Point]) -> None:
         """Keep only these steps' versions of a state; see `tidy`."""
         for step in self.steps(key):
             if step not in steps:
@@ -122,13 +122,13 @@ class Versions:
             )
             self.tidy()
 
-    def rewind(self, key: str, step: Step) -> tuple[Step, bytes] | None:
+    def rewind(self, key: str, step: Point) -> tuple[Point, bytes] | None:
         """Remove the versions from a step on; return the last one before it, or None."""
         self.retain(key, [made for made in self.steps(key) if made < step])
         self.tidy()
         return self.last(key)
 
-    def save(self, key: str, step: Step, content: bytes) -> None:
+    def save(self, key: str, step: Point, content: bytes) -> None:
         """Write the version of a step, and remove those that no repeated round needs.
 
         The run may have to repeat the round before the last.
@@ -150,7 +150,7 @@ class Versions:
                     place = opened.tell()
                     log.warning("%s is damaged: its versions from byte %d on are lost", file, place)
                     return
-                step = Step(number, work)
+                step = Point(number, work)
                 self._places.setdefault(key, {})[step] = Place(file, start, size, digest)
                 self._counts[file] += 1
 
@@ -163,14 +163,14 @@ class Versions:
         return self._folder / f"{number}.versions"
 
 
-def digest_of(key: str, step: Step, content: bytes) -> str:
+def digest_of(key: str, step: Point, content: bytes) -> str:
     """Return the SHA-256 of a version."""
     digest = hashlib.sha256(json.dumps([key, *step]).encode())
     digest.update(content)
     return digest.hexdigest()
 
 
-def needed_since(steps: Iterable[Step], number: int) -> list[Step]:
+def needed_since(steps: Iterable[Point], number: int) -> list[Point]:
     """Return the steps with a version that a run may need which goes back to round `number`.
 
     Repeated work begins with the version that it had the first time: the steps since that round,

@@ -14,7 +14,7 @@ from fairbloom.flower import ClientAppCallable
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
 from fairbloom.recorddict import deserialize, serialize
-from fairbloom.system.versions import Step, Versions
+from fairbloom.system.versions import Point, Versions
 
 from ..rules.personal import PersonalParameters
 
@@ -40,7 +40,7 @@ def keep_context(message: Message, context: Context, handler: ClientAppCallable)
     if wire.CONTEXTS in config and is_on_ray() and folder.is_dir():
         versions = Versions(folder / str(context.node_config["partition-id"]))
     work = wire.WORK_OF_ROUND.index(message.metadata.message_type.partition(".")[0])
-    step = Step(int(str(config["server-round"])), work)
+    step = Point(int(str(config["server-round"])), work)
     before = b""
     if versions is not None:
         found = versions.rewind(STATE, step)

@@ -16,7 +16,7 @@ from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import WORK_OF_ROUND
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.system.files import write_private
-from fairbloom.system.versions import FIRST, Step, Versions, read_sealed, write_sealed
+from fairbloom.system.versions import FIRST, Point, Versions, read_sealed, write_sealed
 
 from .calls import Calls, Received
 from .content import Content
@@ -85,7 +85,7 @@ class Contexts:
             shutil.rmtree(folder)
 
 
-def find_step(head: Head) -> tuple[str, Step | None]:
+def find_step(head: Head) -> tuple[str, Point | None]:
     """Return the name by which an app's states are kept, and the step of a message's work.
 
     It is the id of the run folder. Without one it is the number of the run, and there are no steps.
@@ -94,9 +94,9 @@ def find_step(head: Head) -> tuple[str, Step | None]:
     if group is None:
         return str(head.run), None
     kind = head.type.partition(".")[0]
-    step: Step | None = None
+    step: Point | None = None
     if kind in WORK_OF_ROUND:
-        step = Step(int(group[2]), WORK_OF_ROUND.index(kind))
+        step = Point(int(group[2]), WORK_OF_ROUND.index(kind))
     return group[1], step
 
 

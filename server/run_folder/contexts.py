@@ -7,7 +7,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 
 from fairbloom.recorddict import deserialize, serialize
-from fairbloom.system.versions import Step, Version, Versions
+from fairbloom.system.versions import Point, Version, Versions
 
 from ..checkpoint import list_checkpoints
 from .errors import explain_write_errors
@@ -32,9 +32,9 @@ class KeptContexts:
     def save(self, number: int) -> None:
         """Write the states after a round, before its checkpoint; remove those of no checkpoint."""
         checkpoints = list_checkpoints(CHECKPOINTS.path_in(self._path))
-        needed = [Step(int(path.stem)) for path in checkpoints]
+        needed = [Point(int(path.stem)) for path in checkpoints]
         states = [
-            Version(str(node), Step(number), serialize(context.state))
+            Version(str(node), Point(number), serialize(context.state))
             for node, context in self._contexts.items()
             if context.state
         ]
@@ -53,5 +53,5 @@ class KeptContexts:
         """
         versions = Versions(CONTEXTS.path_in(self._path))
         for node, context in self._contexts.items():
-            state = versions.read(str(node), Step(number))
+            state = versions.read(str(node), Point(number))
             context.state = RecordDict() if state is None else deserialize(state)

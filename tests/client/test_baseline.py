@@ -14,7 +14,7 @@ from fairbloom.client.rules import baseline
 from fairbloom.client.rules.baseline import has_settled
 from fairbloom.client.states import folder_of
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.system.versions import Step, Versions
+from fairbloom.system.versions import Point, Versions
 from fairbloom.tasks import load_task
 
 from .helpers import ask, context, fresh, run_config
@@ -142,4 +142,4 @@ def test_a_server_that_goes_back_has_another_baseline_made(
             assert found["loss-baseline"] == early["loss-baseline"]
     folder = folder_of(RunSettings.of(config), "client-1")
     assert folder is not None
-    assert Versions(folder).steps(json.dumps(["", "baseline"])) == [Step(2)]
+    assert Versions(folder).steps(json.dumps(["", "baseline"])) == [Point(2)]

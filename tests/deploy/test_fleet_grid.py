@@ -32,7 +32,7 @@ from fairbloom.deploy.fleet.worker import DroppedError
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.recorddict import serialize
 from fairbloom.server import polling
-from fairbloom.system.versions import Step, Versions
+from fairbloom.system.versions import Point, Versions
 
 NODE = node_id_of("a")
 
@@ -335,7 +335,7 @@ def test_a_device_keeps_the_states_of_a_few_runs(tmp_path: Path) -> None:
     (tmp_path / "contexts" / "5").touch()  # another program's
     serve(tmp_path, worker, *(in_round(n, "train") for n in range(1, 9)))
     kept = Versions(tmp_path / "contexts" / FOLDER)
-    assert kept.steps("context") == [Step(6), Step(7), Step(8)]
+    assert kept.steps("context") == [Point(6), Point(7), Point(8)]
     for run in range(20, 30):
         serve(
             tmp_path,

@@ -8,7 +8,7 @@ from safetensors import safe_open
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.system.versions import Step, Versions
+from fairbloom.system.versions import Point, Versions
 
 
 def test_a_run_folder_is_laid_out_as_format_6(tmp_path: Path) -> None:
@@ -23,4 +23,4 @@ def test_a_run_folder_is_laid_out_as_format_6(tmp_path: Path) -> None:
     (folder,) = tmp_path.glob("clients/*")
     kept = Versions(folder)
     for client in ("client-0", "client-1"):
-        assert kept.steps(json.dumps([client, "personal"]))[-1] == Step(2)
+        assert kept.steps(json.dumps([client, "personal"]))[-1] == Point(2)
