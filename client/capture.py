@@ -166,7 +166,7 @@ class FixedStep(StepKind):
 class Capture:
     """The recorded steps of one model, which all clients of a process replay.
 
-    `why_not` says why nothing is recorded any more; "" if nothing was in the way so far.
+    `why_not` is the reason recording is off, or "".
     """
 
     def __init__(self, recorder: CudaRecorder) -> None:

@@ -106,9 +106,8 @@ def train(
             loss = work.transform(losses_of(model, task, inputs, targets).mean())
         if not loss.requires_grad:
             raise ReportableError(
-                f"the loss of the model, {type(model).__name__}, depends on none of its parameters,"
-                " so there is nothing to learn: leave out what cuts it off from them: .detach(),"
-                " torch.no_grad(), or .numpy()"
+                f"the loss of the model, {type(model).__name__}, does not depend on any parameter,"
+                " so there is nothing to learn: remove .detach(), torch.no_grad() or .numpy()"
             )
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():

@@ -14,7 +14,7 @@ from .names import FROZEN, PROTOCOL
 
 Value = bool | int | float | str | list[str]
 
-# The values of wire_dtype by which no number is rounded, and by which models are, too.
+# The values of wire_dtype: nothing is rounded, or models are rounded as well as updates.
 FLOAT32 = "float32"
 ALL = "bfloat16"
 

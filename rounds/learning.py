@@ -13,7 +13,7 @@ from .method import Method
 REMEDY = "Correct that and continue, or let runs go on regardless by unused-rounds = 0"
 
 
-# What an unchanged reply is a sign of.
+# Why a reply may be unchanged.
 NO_STEP = (
     "took no step on the parameters that it received: its reply is the model that was sent. A"
     " training function must train the model that it is given, not a copy, and call"

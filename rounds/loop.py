@@ -363,8 +363,8 @@ class Rounds:
             )
         if strange := set(drawn).difference(free):
             raise MethodError(
-                f"{name} drew {min(strange)!r}, which is none of the {len(free)} clients that can"
-                " be asked: return names that it gets"
+                f"{name} drew {min(strange)!r}, which is not one of the {len(free)} available"
+                " clients: return only names from its argument"
             )
         return Counter(drawn)
 
@@ -377,7 +377,7 @@ class Rounds:
         return sample(free, wanted, method.seed, "evaluate", number)
 
     def _ask_evaluators_only(self, current: RoundInProgress) -> None:
-        """Ask clients that will not evaluate only for the metrics that the method needs.
+        """Clients that will not evaluate report only the metrics that the method needs.
 
         No table has a row of the others, and a loss costs a pass over their data.
         """

@@ -45,7 +45,7 @@ from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
 from .vectors import Vectors
 
-# The value of draw by which no client is drawn twice, nor by its examples.
+# The value of draw without repeated clients and without regard to their examples.
 UNIFORM = "uniform"
 
 # The value of personal_steps with which personal parameters are trained first.
@@ -123,7 +123,7 @@ class Method(CommonOptions):
         self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
         if self.server_optimizer is not None and self.server_optimizer.name == AVGM:
             self.check_fit(compatibility.SERVER_MOMENTUM, "server_optimizer", AVGM)
-        # Before the draw: an option that a method refuses is no reason to refuse a draw.
+        # Checked first, so that the error names this option and not `draw`.
         for name, option in CHANGING.items():
             if plain[name] != OPTIONS[name].default:
                 self.check_fit(option, name, plain[name])
@@ -255,7 +255,7 @@ class Method(CommonOptions):
             WithoutEffect(
                 ("weighting",),
                 self.draw != UNIFORM,
-                f" with draw = {self.draw!r}, by which a client's prior is its share of the draws",
+                f" with draw = {self.draw!r}: a client's prior is its share of the draws",
                 "leave one of them out",
             ),
         )

@@ -235,7 +235,7 @@ CHANGING: Mapping[str, Option] = {
 }
 
 
-# The usual names of the parameters by which methods set common options themselves.
+# The usual names of the parameters with which methods set common options themselves.
 OWN_NAMES = {"proximal_mu": "mu", "personal_lambda": "lam"}
 
 
@@ -298,8 +298,8 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
         construct(self, *first, *values[len(first) :], **others)
         if not hasattr(self, "progress"):
             raise FairbloomError(
-                f"{type(self).__name__} is no method yet, since a constructor of it does not call "
-                "super().__init__(**options): call it first"
+                f"{type(self).__name__} is not complete: its constructor never calls"
+                " super().__init__(**options): call it first"
             )
 
     # A signature with names that only a type checker imports stays as it is.

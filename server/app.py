@@ -287,8 +287,7 @@ def _run_rounds(
     method.summary()
     if (usual := usual_learning_rate(settings)) is not None:
         log.warning(
-            "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g"
-            " say",
+            "learning-rate %g suits SGD; %s usually needs less, for example %g",
             settings.learning_rate,
             settings.optimizer,
             usual,

@@ -48,7 +48,7 @@ def describe_entry(entry: Entry) -> str:
 
 
 def condense(entries: Iterable[Entry]) -> list[Entry]:
-    """Return one entry, without numbers, for the entries of a run that differ in numbers alone."""
+    """Return one entry, without numbers, for the entries of a run that differ only in numbers."""
     found: dict[tuple[object, ...], Entry] = {}
     for entry in entries:
         key = (entry["run"], entry.get("settings-digest"), describe_entry(entry))

@@ -71,7 +71,7 @@ def choosing(*drawn: str) -> type[FairStrategy]:
 def test_an_empty_draw_and_a_stranger_are_errors_by_name() -> None:
     with pytest.raises(
         MethodError,
-        match=r"Choosing\.choose, in round 1, drew 'stranger', .* none of the 6 clients",
+        match=r"Choosing\.choose, in round 1, drew 'stranger', .* not one of the 6 available clients",
     ):
         run(choosing("site-1", "stranger")(**OPTIONS), rounds=1)
     with pytest.raises(MethodError, match=r"Choosing\.choose, in round 1, drew none of 6 clients"):
