@@ -397,9 +397,7 @@ class Method(CommonOptions):
 
     def last_evaluated(self, server_round: int) -> int:
         """Return the last round up to this one after which clients evaluate, 0 without one."""
-        if not self.evaluate_every:
-            return 0
-        return server_round - server_round % self.evaluate_every
+        return server_round - server_round % self.evaluate_every if self.evaluate_every else 0
 
     # State ----------------------------------------------------------------------------------------
 

@@ -194,9 +194,7 @@ def federate(
         run is known, and how they are computed, in plain values for the record of the run.
     """
     path = choose_run_folder(settings)
-    data: Mapping[str, str] = {}
-    if not deployed:
-        data = digests(settings)
+    data: Mapping[str, str] = {} if deployed else digests(settings)
     wanted = settings.run_config()
     check_folder(path, wanted)
     check_same_data(path, data)
@@ -254,9 +252,7 @@ def federate(
         write_initial_files(path, RunStart(task, data, choice, deployed, is_own))
         check_arrays(module)
         declare_arrays(method, module)
-        known: tuple[str, ...] = ()
-        if deployed:
-            known = record_known(path, clients.online(1)).known
+        known: tuple[str, ...] = record_known(path, clients.online(1)).known if deployed else ()
         # Only real devices report their own counts.
         limit = MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf
         rounds = Rounds(

@@ -470,9 +470,7 @@ def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set
         value = settings.get(key)
         if key == "early-stopping" and value == 0:
             return math.inf
-        if isinstance(value, int):
-            return value
-        return None
+        return value if isinstance(value, int) else None
 
     pairs = {key: (reach(there, key), reach(config, key)) for key in marked(Mark.EXTENDABLE)}
     return {

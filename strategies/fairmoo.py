@@ -80,9 +80,7 @@ class FairMOO(CommonDescent, Stepped):
         from_mean[np.abs(from_mean) <= ROUNDING * np.abs(cohort.losses).max()] = 0.0
         of_variance = 2.0 / cohort.size * from_mean
         variance = from_mean @ from_mean / max(1, cohort.size - 1)
-        direction = None
-        if variance <= self.tolerance:
-            direction = shortest_without_rise(G, of_variance)
+        direction = shortest_without_rise(G, of_variance) if variance <= self.tolerance else None
         least = NOTHING_COMMON
         if direction is None:
             direction = of_variance

@@ -33,9 +33,7 @@ def raise_file_limit() -> int:
         with contextlib.suppress(OSError, ValueError):  # macOS allows less than its hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-    if soft == resource.RLIM_INFINITY:
-        return 1 << 20
-    return soft
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 def connection_limit(max_clients: int, files: int) -> int:

@@ -38,9 +38,7 @@ class Content:
 
     def pieces(self) -> Iterator[Buffer]:
         """Return the bytes in pieces of at most CHUNK_BYTES; a file's are copies."""
-        if self.file is None:
-            return slices(self.data)
-        return self._read(self.file)
+        return slices(self.data) if self.file is None else self._read(self.file)
 
     def map(self) -> Buffer:
         """Return the bytes as one; a file is mapped."""

@@ -244,9 +244,7 @@ def read_now(federation: Federation) -> Now:
             return Now()
         numbers += table.values()
     is_whole = all(isinstance(each, int | float) and 0 <= each <= LARGEST_TIME for each in numbers)
-    if not is_whole or not isinstance(now.run, int):
-        return Now()
-    return now
+    return now if is_whole and isinstance(now.run, int) else Now()
 
 
 @contextlib.contextmanager

@@ -266,10 +266,7 @@ class Runs:
             for run in self.waiting():
                 self.current = run.number
                 try:
-                    if run.is_stopped:
-                        status = STOPPED
-                    else:
-                        status = await self._carry_out(run)
+                    status = STOPPED if run.is_stopped else await self._carry_out(run)
                     run.end(status)
                 except (OSError, MemoryError, RuntimeError) as error:
                     # Python raises a RuntimeError if no thread can be started

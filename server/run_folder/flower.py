@@ -418,9 +418,7 @@ def number_of(cell: str) -> int | float:
 
 def find_fair_strategy(strategy: Strategy) -> FairStrategy:
     """Return the FairStrategy that this strategy is or wraps; raise FairbloomError for others."""
-    innermost = strategy
-    if isinstance(strategy, Strategy):
-        innermost = layers(strategy)[-1]
+    innermost = layers(strategy)[-1] if isinstance(strategy, Strategy) else strategy
     if not isinstance(innermost, FairStrategy):
         around = text_if(innermost is not strategy, f" inside {type(strategy).__name__}")
         raise FairbloomError(

@@ -36,9 +36,7 @@ class Grouped:
     @classmethod
     def of(cls, task: "Task") -> "Grouped | None":
         """Return the groupings and scores of a task, or None if it has no groupings."""
-        if task.groupings:
-            return cls(dict(task.groupings), tuple(task.group_scores))
-        return None
+        return cls(dict(task.groupings), tuple(task.group_scores)) if task.groupings else None
 
     @property
     def columns(self) -> tuple[str, ...]:

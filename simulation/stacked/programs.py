@@ -255,9 +255,7 @@ class Chain:
                 adds.append(_add_sum)
             place -= len(adds)
             # The slope by the inputs needs the weights as they were before this step.
-            slope_before = slope
-            if place:
-                slope_before = torch.bmm(slope, arrays.weights[place])
+            slope_before = torch.bmm(slope, arrays.weights[place]) if place else slope
             for array, add in enumerate(adds, start=place):
                 of_one = slice(array, array + 1)
                 _move(
