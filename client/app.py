@@ -326,14 +326,15 @@ def _rounded_record(
     from .rounding import round_updates
 
     parameters = local.model.named_parameters(remove_duplicate=False)
-    trained = {name for name, each in parameters if each.requires_grad} & names & state.keys()
+    sent = names & state.keys()  # the order of the model, not of a set
+    trained = [name for name, each in parameters if each.requires_grad and name in sent]
     bits = round_updates(
         states,
         terms,
         arrays_of({name: received[name] for name in trained}),
         arrays_of({name: state[name] for name in trained}),
     )
-    record = _record(state, names - trained)
+    record = _record(state, names - set(trained))
     record.update({f"{name}{ENDING}": Array(each) for name, each in bits.items()})
     return record
 

@@ -14,6 +14,8 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.system.versions import Versions
 from tests.protocol.test_bfloat16 import rounded
 
+from .helpers import ask, context, fresh, run_config
+
 W = {"w": np.zeros((3, 4), np.float32)}
 UPDATES = np.random.default_rng(1).normal(size=(20, 3, 4)).astype(np.float32)
 
@@ -87,3 +89,11 @@ def test_an_array_may_be_one_number() -> None:
         )
         assert widen(sent["scale"]) == pytest.approx(0.3, rel=2.0**-7)
         assert sent["scale"].shape == ()
+
+
+def test_rounded_arrays_are_in_the_order_of_the_model() -> None:
+    """Equal replies have equal bytes, whatever the hash of a name in this process."""
+    config = run_config(model="mlp")
+    reply = ask("train", {"wire-dtype": "bfloat16-updates"}, context(1, config))
+    names = [name.removesuffix(":bfloat16") for name in reply.array_records["arrays"]]
+    assert names == [*fresh(config)[1].state_dict()]
