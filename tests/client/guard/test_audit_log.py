@@ -177,7 +177,7 @@ def test_the_log_outlives_a_torn_line(tmp_path: Path, caplog: pytest.LogCaptureF
     for _ in range(2):
         log.note(entry(2, sent=SENT), {"seed": 3})
     found = [(each["run"], each.get("settings")) for each in read_entries(tmp_path)]
-    assert found == [(1, {}), (2, {"seed": 3}), (2, None), (5, None)]
+    assert found == [(1, {}), (5, None), (2, {"seed": 3}), (2, None)]
     assert caplog.text.count("sent.jsonl is damaged, and is left out") == 3
 
 
