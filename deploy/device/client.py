@@ -156,7 +156,7 @@ class ClientSettings:
         from fairbloom.client.guard.accepted_schemas import Schemas
         from fairbloom.tables.schema import SchemaError, with_files
 
-        if self.limits.get("schema") == "any":
+        if not self.files or self.limits.get("schema") == "any":
             return
         schemas = Schemas(Path(self.state_dir))
         fault: SchemaError | None = None

@@ -19,7 +19,7 @@ from fairbloom.deploy.device.accepted import (
 )
 from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.processes import load_app
-from tests.tasks.tables import SCHEMA
+from tests.client.hospital import SCHEMA
 
 VERSION = version("fairbloom")
 SETTINGS = {"clients": 3, "device": "cpu"}

@@ -242,3 +242,10 @@ def test_a_refused_update_is_not_remembered() -> None:
     strategy = FedFV(tau=2)
     rounds_of(strategy, {"a": always(1.0), "b": always(1.0), "c": always(1e20)}, 2)
     assert {kept.key for kept in strategy.progress.kept} == {"a", "b"}
+
+
+def test_only_an_update_beyond_the_models_norm_is_refused() -> None:
+    for longest, expected in ((1.0, []), (1.5, [3])):
+        norms = np.array([0.5, 0.5, 0.5, longest])
+        refused, _ = find_outlier_norms(norms, np.ones(4), np.empty(0), lambda: 1.0, 1.0)
+        assert [*refused] == expected

@@ -47,6 +47,8 @@ def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path, subtests: pytest
     assert refused(SCHEMA, tmp_path, 1)  # never by itself
     schemas.accept(read_refused(tmp_path))
     assert not refused(SCHEMA, tmp_path, 1)
+    with pytest.raises(FairbloomError, match="'' is not the beginning of one schema's digest"):
+        schemas.withdraw("")
     for other in (grouped("chol>=237"), grouped("chol>=238")):  # which would show who has 237
         with subtests.test(other=other):
             assert refused(other, tmp_path, 1)
@@ -67,6 +69,9 @@ def test_a_new_schema_is_compared_with_the_last_accepted_one(tmp_path: Path) -> 
     assert describe_change(schemas, OLDER) == ""
     schemas.withdraw(digest_of(OLDER))
     assert describe_change(schemas, SIXTY) == ""  # without an accepted one, with the last of all
+    schemas.accept(OLDER)
+    schemas.accept(SIXTY)
+    assert [each.digest for each in schemas.accepted()] == [digest_of(SIXTY)]
 
 
 RUNS = st.tuples(st.sampled_from([7, 8]), st.sampled_from("xy"), st.sampled_from([SIXTY, OLDER]))

@@ -173,8 +173,11 @@ def test_the_log_outlives_a_torn_line(tmp_path: Path, caplog: pytest.LogCaptureF
     log.note(entry(1, sent=SENT), {})
     with (tmp_path / log_files.SENT).open("a") as file:
         file.write('{"run": 100\n[]\n{"run": 7, "time": 3}\n')
-    log.note(entry(2, sent=SENT), {})
-    assert [each["run"] for each in read_entries(tmp_path)] == [1, 2]
+        file.write('{"run": 5, "time": "9999", "asked": "train"}\n')
+    for _ in range(2):
+        log.note(entry(2, sent=SENT), {"seed": 3})
+    found = [(each["run"], each.get("settings")) for each in read_entries(tmp_path)]
+    assert found == [(1, {}), (5, None), (2, {"seed": 3}), (2, None)]
     assert caplog.text.count("sent.jsonl is damaged, and is left out") == 3
 
 

@@ -67,8 +67,10 @@ def test_a_number_of_examples_below_the_floor_stays(tests: int, floor: int) -> N
         for part, numbers in found.items():
             rows = len(getattr(splits, part))
             assert numbers.get("num-examples") == (rows if rows >= floor else None), part
-        sent = next(read_entries(device.state))
-        assert bool(sent.get("held-back")) == (len(splits.train) < floor)
+        query, evaluation = read_entries(device.state)
+        assert bool(query.get("held-back")) == (len(splits.train) < floor)
+        held_back = any("loss and scores of" in each for each in evaluation.get("held-back", ()))
+        assert held_back == (len(splits.test) < floor)
 
 
 def test_scores_of_classes_need_five_rows_of_each(device: Device) -> None:
@@ -85,6 +87,7 @@ def test_scores_of_classes_need_five_rows_of_each(device: Device) -> None:
 @example(counts=[4, 3, 0], floor=3, known="number")
 @example(counts=[4, 3, 0], floor=3, known="names")
 @example(counts=[4, 3], floor=7, known="nothing")
+@example(counts=[4, 3], floor=3, known="nothing")
 @example(counts=[4, 3], floor=3, known="quantity")
 @example(counts=[4, 0], floor=3, known="nothing")
 def test_scores_of_classes_leave_if_each_has_enough_rows(
@@ -107,7 +110,7 @@ def test_scores_of_classes_leave_if_each_has_enough_rows(
     assert ("loss" in passed) == (sum(counts) >= floor)
     assert ("auc" in passed) == (min(counts) >= floor and known != "quantity")
     for check in (gate.check_training, lambda: gate.pass_scores(AFTER, {"loss": 1.0})):
-        with nullcontext() if sum(counts) >= floor else pytest.raises(DataError):
+        with nullcontext() if sum(counts) >= floor else pytest.raises(FairbloomError):
             check()
 
 

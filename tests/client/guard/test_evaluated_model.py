@@ -56,8 +56,8 @@ def test_preprocessing_is_stored_if_there_is_one(
     task = load_task({"task": "digits"})
     keep_preprocessing(tmp_path, replace(task, preprocessing=None), ("client-0",))
     assert not [*tmp_path.iterdir()]
-    keep_preprocessing(tmp_path, task, ("client-0",))
-    (file,) = tmp_path.iterdir()
+    keep_preprocessing(tmp_path / "of" / "run", task, ("client-0",))
+    (file,) = (tmp_path / "of" / "run").iterdir()
     assert not caplog.messages
     keep_preprocessing(file, task, ("client-0",))  # it is no folder
     assert "preprocessing.json cannot be written, so that nothing can be predicted" in caplog.text
