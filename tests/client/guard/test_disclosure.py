@@ -22,7 +22,6 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.app import app as server
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.tables.reasons import DataError
 from fairbloom.tasks import Examples, Splits, Task, load_task
 from tests.simulation.helpers import table
 from tests.tables.helpers import SCHEMA as PLAIN, csv_of
