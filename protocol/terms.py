@@ -6,17 +6,24 @@ it is a Request here, and a class in `fairbloom.client.rules` carries it out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from fairbloom.errors import ReportableError
 
 from . import options
 from .codec import Codec
 from .names import FROZEN, PROTOCOL
+from .parameters import Parameter, Range, SettingsError, annotated, key_of
 
 Value = bool | int | float | str | list[str]
 
 # The values of wire_dtype: nothing is rounded, or models are rounded as well as updates.
 FLOAT32 = "float32"
 ALL = "bfloat16"
+
+# More local work in a round would keep a device for days.
+EPOCHS = Annotated[int, Range("[1, 100000]")]
+STEPS = Annotated[int, Range("[1, 10000000]")]
 
 # The disparities between two groups that a client can reduce: over all examples, and over the
 # positive ones.
@@ -91,6 +98,37 @@ RULES: tuple[Request, ...] = (
     OWN_RULE,
     ROUNDED_UPDATE,
 )
+
+# What each term may be on the wire, by its name in Python. A client refuses any other value, so
+# that its rules compute with finite numbers in these ranges.
+ALLOWED: Mapping[str, object] = {
+    "server_round": Annotated[int, Range("[1, 999999999]")],
+    "state_round": Annotated[int, Range("[0, 999999999]")],
+    "seed": int,
+    "proximal_mu": options.ProximalMu,
+    "personal_lambda": options.PersonalLambda,
+    "personal_epochs": EPOCHS,
+    "personal_parameters": str,
+    "head_epochs": EPOCHS,
+    "fine_tune_epochs": EPOCHS,
+    "local_only": bool,
+    "client_momentum": Annotated[float, Range("[0, 1)")],
+    "full_batch_step": bool,
+    "local_steps": STEPS,
+    "snapshot_step": STEPS,
+    "loss_transform": str,
+    "propfair_baseline": Annotated[float, Range("(0, inf)")],
+    "propfair_epsilon": Annotated[float, Range("(0, inf)")],
+    "disparity": str,
+    "disparity_sharpness": Annotated[float, Range("(0, inf)")],
+    "baseline_epochs": EPOCHS,
+    "baseline_patience": EPOCHS,
+    "baseline_tolerance": Annotated[float, Range("[0, inf)")],
+    "control_variates": bool,
+    "dynamic_alpha": Annotated[float, Range("[0, inf)")],
+    "client_rule": str,
+    "wire_dtype": options.WireDtype,
+}
 
 # The terms that say which model a client evaluates, and how it travels.
 OF_EVALUATION = frozenset(
@@ -278,7 +316,16 @@ control_variates, client_rule, wire_dtype
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Return the terms of a received config; `others` has the unknown keys."""
+        """Return the terms of a received config; `others` has the unknown keys.
+
+        Raise ReportableError for a value that is not allowed.
+        """
+        for key, value in config.items():
+            if key in _CHECKED:
+                try:
+                    _CHECKED[key].checked(value)
+                except SettingsError as error:
+                    raise ReportableError(f"the server asks for {str(error)[:200]}") from error
         names = {"server-round": "server_round", **_FIELDS}
         known = {names[key]: value for key, value in config.items() if key in names}
         others = {
@@ -294,6 +341,12 @@ _NAMES = (*(name for rule in RULES for name in rule.names), "state_round", "seed
 _FIELDS: Mapping[str, str] = {name.replace("_", "-"): name for name in _NAMES}
 _DEFAULTS: Mapping[str, Any] = {
     each.name: each.default for each in fields(Terms) if each.name in _NAMES
+}
+
+_CHECKED: Mapping[str, Parameter] = {
+    key_of(name): parameter
+    for name, allowed in ALLOWED.items()
+    if (parameter := annotated(name, allowed, None))
 }
 
 # The keys that change a client's local work; a client declares which of them it supports.

@@ -34,9 +34,10 @@ MAX_FORGETTING = 0.5
 # The same if every step has few rows, so that at least 20 steps count.
 MAX_FORGETTING_OF_FEW = 0.05
 
-# The largest learning rate if a step has few rows: with a higher one, the last step of a network or
-# of a linear regression can be larger than all before it together.
-MAX_RATE_OF_FEW = 1.0
+# The largest learning rate. With a higher one, the last step of a network or of a linear regression
+# can be larger than all before it together; with one of 10,000, a full batch of logistic regression
+# has the gradient of the few rows that are on the wrong side.
+MAX_RATE = 1.0
 
 # The largest ratio of PropFair's M and ε if a step has few rows: M/ε is how much more the row with
 # the highest loss may weigh than a row without a loss.
@@ -77,6 +78,20 @@ class Gate:
                     " time-budget or the method's number of steps; the owner of the device may"
                     " lower the floor (limits.rows in owner.toml)"
                 )
+
+    def check_carried(self, factors: torch.Tensor) -> None:
+        """Raise ReportableError if a step on a disparity is carried by too few rows.
+
+        `factors` has each row's factor w of its logit's gradient; (Σ|w|)² / Σw² rows carry a step.
+        """
+        weights = factors.abs()
+        carried = float(weights.sum() ** 2 / weights.square().sum())
+        if not carried >= self.min_rows:
+            raise ReportableError(
+                f"a step on the disparity is carried by {carried:.1f} training rows, and"
+                f" {self.min_rows} are needed here: lower the disparity's sharpness, or the"
+                " learning rate of the rounds before"
+            )
 
     def pass_count(self, part: str) -> dict[str, int]:
         """Return the number of train or test examples by its name, {} if it may not leave."""
@@ -136,20 +151,21 @@ def check_influence(work: LocalWork, terms: Terms, rows: int, min_rows: int) -> 
             f"batch-size = {work.batch_size} is below the {min_rows} rows that a number needs here"
         )
         _check_forgetting(work, MAX_FORGETTING_OF_FEW, why)
+    if not work.learning_rate <= MAX_RATE:
+        raise ReportableError(
+            f"learning-rate = {work.learning_rate:g} is above {MAX_RATE:g}, and single rows could"
+            " outweigh all others: lower it"
+        )
     if min(size, rows % size or size) >= min_rows:
         return
     why = (
         f"a step here has fewer than {min_rows} rows and could outweigh all others: lower it, or"
         " set batch-size = 0"
     )
-    if work.learning_rate > MAX_RATE_OF_FEW:
-        raise ReportableError(
-            f"learning-rate = {work.learning_rate:g} is above {MAX_RATE_OF_FEW:g}, and {why}"
-        )
     if terms.propfair_baseline is None or terms.propfair_epsilon is None:
         return
     steepness = terms.propfair_baseline / terms.propfair_epsilon
-    if steepness > MAX_STEEPNESS_OF_FEW:
+    if not steepness <= MAX_STEEPNESS_OF_FEW:
         raise ReportableError(
             f"propfair.baseline / propfair.epsilon = {steepness:g} is above"
             f" {MAX_STEEPNESS_OF_FEW:g}, and {why}"
@@ -161,7 +177,7 @@ def _check_forgetting(work: LocalWork, limit: float, why: str) -> None:
     # AdamW's decay is no part of the gradients, which its momentum adds up
     kept = 1.0 if work.optimizer == "adamw" else 1.0 - work.momentum
     forgotten = work.learning_rate * (work.weight_decay + work.pull) / kept
-    if forgotten > limit:
+    if not forgotten <= limit:
         raise ReportableError(
             "learning-rate × (weight-decay + the method's mu or alpha) / (1 − momentum) ="
             f" {work.learning_rate:g} × ({work.weight_decay:g} + {work.pull:g}) / {kept:g} ="

@@ -63,6 +63,8 @@ class DisparityStep(Rule):
         disparity = measure_disparity(
             client.model, client.task, client.splits.train, self.terms, client.smallest_group
         )
+        if disparity.gradient and client.gate is not None:
+            client.gate.check_carried(disparity.factors)
         self._stepped = step_down(client.model, received, disparity.gradient, learning_rate)
         client.model.load_state_dict(received)
         return disparity.metrics
@@ -91,12 +93,13 @@ class Disparity(NamedTuple):
     `smooth` is Δ, the mean of σ(sharpness · z) in the second group minus the mean in the first, z
     the logit of the positive class; `hard` is the same for the decisions, 1 if z ≥ 0. `gradient` is
     the gradient of |Δ| by each trainable parameter, None if the loss does not touch it; [] if Δ is
-    0.
+    0. `factors` has each example's factor of its logit's gradient, up to the sharpness.
     """
 
     smooth: float
     hard: float
     gradient: list[Tensor | None]
+    factors: Tensor
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -125,11 +128,12 @@ def measure_disparity(
         raise ReportableError(f"disparity-sharpness = {sharpness}: it must be finite and above 0")
     counts = members.sum(dim=1)
     if counts.min() < smallest:
-        return Disparity(0.0, 0.0, [])
+        return Disparity(0.0, 0.0, [], torch.zeros(0))
     membership = members.double()
     first, second = membership / counts[:, None]
     weights = second - first
     sums = torch.zeros(2, 2, dtype=torch.float64)
+    factors = torch.zeros(len(weights), dtype=torch.float64)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in parameters:
         parameter.grad = None
@@ -139,6 +143,8 @@ def measure_disparity(
             decisions = torch.sigmoid(sharpness * logits)
             if decisions.requires_grad:
                 torch.autograd.backward((weights[place].to(decisions) * decisions).sum())
+            slopes = (decisions * (1.0 - decisions)).detach().cpu().double()
+            factors[place] = weights[place] * slopes
             both = torch.stack([decisions.detach(), (logits >= 0.0).to(decisions)], dim=1)
             sums += membership[:, place] @ both.cpu().double()
     # Divided only here: a sum of rounded shares may exceed 1, a mean does not.
@@ -149,7 +155,7 @@ def measure_disparity(
         parameter.grad = None
     if smooth < 0.0:
         gradient = [None if each is None else -each for each in gradient]
-    return Disparity(smooth, hard, gradient if smooth else [])
+    return Disparity(smooth, hard, gradient if smooth else [], factors)
 
 
 @torch.no_grad()
