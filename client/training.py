@@ -259,6 +259,21 @@ def count_rows(count: int, work: LocalWork, steps: int, min_batch: int = 1) -> i
     return min(steps, whole) * size + last
 
 
+def count_rows_after(count: int, work: LocalWork, first: int, last: int, min_batch: int = 1) -> int:
+    """Return the number of different examples in the steps after `first`, up to `last`, at least.
+
+    The steps of one epoch have different examples; of two epochs, the one with more is counted.
+    """
+    size = batch_of(count, work)
+    whole, rest = divmod(count, size)
+    sizes = [size] * whole + [rest] * (rest >= max(1, min_batch))
+    epochs: dict[int, int] = {}
+    for step in range(max(first, last - 2 * len(sizes)), last):
+        epoch, place = divmod(step, len(sizes))
+        epochs[epoch] = epochs.get(epoch, 0) + sizes[place]
+    return max(epochs.values(), default=0)
+
+
 def min_batch_of(model: nn.Module) -> int:
     """Return the fewest examples of a step: BatchNorm needs the variance of a batch."""
     return 1 + any(isinstance(module, _BatchNorm) and module.training for module in model.modules())

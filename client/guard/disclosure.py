@@ -17,7 +17,7 @@ from fairbloom.tasks import Splits, Task
 from fairbloom.tasks.task import AnyExamples
 
 from ..metrics import OF_TRAINING, Measurement
-from ..training import batch_of, count_rows, min_batch_of
+from ..training import batch_of, count_rows, count_rows_after, min_batch_of
 from ..work import LocalWork
 from .audit_log import hold_back
 
@@ -59,24 +59,42 @@ class Gate:
     def check_work(self, work: LocalWork, terms: Terms) -> None:
         """Raise ReportableError if the work could make a model that shows single rows."""
         if self.min_rows > 1 and not work.idle:
+            if terms.snapshot_step is not None and batch_of(len(self._splits.train), work) < (
+                self.min_rows
+            ):
+                raise ReportableError(
+                    f"batch-size = {work.batch_size} is below the {self.min_rows} rows that a"
+                    " snapshot needs here: raise it"
+                )
             check_influence(work, terms, len(self._splits.train), self.min_rows)
 
     def check_steps(
         self, work: LocalWork, terms: Terms, steps: int, model: torch.nn.Module
     ) -> None:
         """Raise ReportableError if a model would leave after steps on too few rows."""
-        taken = {"the trained model": steps}
-        if terms.snapshot_step is not None:
-            taken["the snapshot"] = min(steps, terms.snapshot_step)
-        for name, number in taken.items():
-            rows = count_rows(len(self._splits.train), work, number, min_batch_of(model))
+        count = len(self._splits.train)
+        smallest = min_batch_of(model)
+        count = len(self._splits.train)
+        smallest = min_batch_of(model)
+        snapshot = min(steps, terms.snapshot_step or steps)
+        taken = {
+            f"the trained model, after {steps} of its steps": count_rows(
+                count, work, steps, smallest
+            ),
+            f"the snapshot, after {snapshot} of its steps": count_rows(
+                count, work, snapshot, smallest
+            ),
+        }
+        if snapshot < steps:  # their difference shows the rows in between
+            between = count_rows_after(count, work, snapshot, steps, smallest)
+            taken[f"what changes between the snapshot and step {steps}"] = between
+        for name, rows in taken.items():
             if 0 < rows < self.min_rows:
                 raise ReportableError(
-                    f"{name} is of {rows} training rows, and {self.min_rows} are needed for a model"
-                    f" to leave the device: training ended, or a snapshot was taken, after {number}"
-                    f" of its steps with batch-size = {work.batch_size}: raise batch-size,"
-                    " time-budget or the method's number of steps; the owner of the device may"
-                    " lower the floor (limits.rows in owner.toml)"
+                    f"{name} with batch-size = {work.batch_size}, is of {rows} training rows, and"
+                    f" {self.min_rows} are needed for a model to leave the device: raise"
+                    " batch-size, time-budget or the method's number of steps; the owner of the"
+                    " device may lower the floor (limits.rows in owner.toml)"
                 )
 
     def check_carried(self, factors: torch.Tensor) -> None:

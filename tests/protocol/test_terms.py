@@ -1,5 +1,6 @@
 """The terms of a client's work, on the wire and back."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
@@ -9,9 +10,10 @@ from flwr.app import ConfigRecord
 from hypothesis import given, strategies as st
 
 from fairbloom.errors import ReportableError
+from fairbloom.protocol.parameters import Range, annotated, key_of
 from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.terms import Terms
+from fairbloom.protocol.terms import _FIELDS, ALLOWED, Terms
 
 NAMES = [each.name.replace("_", "-") for each in fields(Terms)]
 
@@ -28,15 +30,15 @@ terms = st.builds(
     personal_lambda=st.none() | strengths,
     personal_epochs=st.none() | steps,
     local_only=st.booleans(),
-    client_momentum=st.none() | strengths,
+    client_momentum=st.none() | st.floats(0.0, 1.0, exclude_max=True),
     full_batch_step=st.booleans(),
     local_steps=st.none() | steps,
     snapshot_step=st.none() | steps,
     loss_transform=st.sampled_from(("", "propfair", "cubed")),
-    propfair_baseline=st.none() | strengths,
-    propfair_epsilon=st.none() | strengths,
+    propfair_baseline=st.none() | st.floats(1e-9, 1e6),
+    propfair_epsilon=st.none() | st.floats(1e-9, 1e6),
     disparity=st.sampled_from(("", "demographic-parity", "equal-opportunity")),
-    disparity_sharpness=st.none() | strengths,
+    disparity_sharpness=st.none() | st.floats(1e-9, 1e6),
     control_variates=st.booleans(),
     dynamic_alpha=st.none() | strengths,
     state_round=st.none() | st.integers(0, 1000),
@@ -137,3 +139,22 @@ def test_a_servers_word_outweighs_what_is_told_with_it() -> None:
 def test_a_message_without_a_round_is_no_terms() -> None:
     with pytest.raises(TypeError, match="server_round"):
         Terms.of({"measure": []})
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_term_outside_its_range_is_refused(name: str) -> None:
+    """NaN and infinity, a number below or above the range, another type or another word."""
+    allowed = annotated(name, ALLOWED[name], None)
+    assert allowed is not None
+    wrong: list[Any] = [[1], math.nan] if allowed.kind is not float else [[1.0], "1"]
+    if isinstance(allowed.allowed, Range):
+        wrong += [math.nan, math.inf, -math.inf, allowed.allowed.ends[0] - 1]
+        if math.isfinite(allowed.allowed.ends[1]):
+            wrong.append(allowed.allowed.ends[1] + 1)
+    for value in wrong:
+        with pytest.raises(ReportableError, match=f"the server asks for {key_of(name)} = "):
+            Terms.of({"server-round": 1, key_of(name): value})
+
+
+def test_every_term_on_the_wire_has_a_range() -> None:
+    assert set(ALLOWED) == set(_FIELDS.values()) | {"server_round"}

@@ -1,5 +1,6 @@
 """No settings make a device send a model that shows a single row, as far as limits can."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ class Attack(NamedTuple):
 
 DECAY = {"weight-decay": 1000.0, "learning-rate": 0.001}
 FORGETS = r"0\.001 × \((1000 \+ 0|0 \+ 1000)\) / 1 = 1 is above 0\.5"
-ENDED = r"of 1 training rows, and 5 are needed.*after 1 of its steps with batch-size = 1"
+ENDED = r"after 1 of its steps with batch-size = 1, is of 1 training rows, and 5 are needed"
 
 ATTACKS = {
     "weight decay": Attack({"batch-size": 1, **DECAY}, {}, FORGETS),
@@ -98,15 +99,23 @@ def test_settings_that_show_one_row_are_refused(data: Path, attack: str) -> None
         train_client(client(data, 5, **settings), client(data, 5).model.state_dict(), asked)
 
 
-def test_a_snapshot_after_few_rows_does_not_leave(data: Path) -> None:
-    terms = Terms(server_round=1, local_steps=20, snapshot_step=1)
-    with pytest.raises(ReportableError, match=r"the snapshot is of 2 .* after 1 of its steps"):
-        train_client(
-            client(data, 5, **{"batch-size": 2}), client(data, 5).model.state_dict(), terms
-        )
-    later = Terms(server_round=1, local_steps=20, snapshot_step=3)
-    local = client(data, 5, **{"batch-size": 2})
-    assert train_client(local, local.model.state_dict(), later).second
+def test_two_models_of_a_round_differ_by_enough_rows(data: Path) -> None:
+    """DRFA's snapshot and final model: few rows before, after, or in a batch are refused."""
+    local = client(data, 5, **{"batch-size": 5})
+    received = local.model.state_dict()
+    last = -(-TRAINED // 5)
+    for steps, snapshot in ((last, 1), (last - 1, last - 2), (20, 20), (2 * last + 1, last)):
+        terms = Terms(server_round=1, local_steps=steps, snapshot_step=snapshot)
+        assert train_client(local, received, terms).second
+    few = client(data, 5, **{"batch-size": 4})
+    with pytest.raises(ReportableError, match="batch-size = 4 is below the 5 rows that a snapshot"):
+        train_client(few, received, Terms(server_round=1, local_steps=9, snapshot_step=3))
+    odd = client(data, 5, **{"batch-size": TRAINED - 1})
+    terms = Terms(server_round=1, local_steps=2, snapshot_step=1)
+    with pytest.raises(
+        ReportableError, match=r"between the snapshot and step 2.* is of 1 training"
+    ):
+        train_client(odd, received, terms)
 
 
 def test_just_below_the_limit_no_row_can_be_read(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -184,7 +193,8 @@ def test_steps_of_fewer_rows_than_the_floor_have_limits(rows: int, batch: int, f
     assert is_refused(weight_decay=0.06) == is_refused(weight_decay=0.5) == (max(sizes) < floor)
     assert is_refused(weight_decay=0.6) == (floor > 1)
     assert not is_refused(weight_decay=0.6, idle=True)
-    assert is_refused(learning_rate=1.1) == of_few
+    assert is_refused(learning_rate=1.1) == is_refused(learning_rate=math.nan) == (floor > 1)
+    assert is_refused(replace(PLAIN, snapshot_step=1)) == (max(sizes) < floor)
     assert is_refused(steep(101.0)) == of_few
     assert not is_refused(steep(100.0))
     assert not is_refused(replace(PLAIN, propfair_baseline=1e9))
@@ -192,6 +202,8 @@ def test_steps_of_fewer_rows_than_the_floor_have_limits(rows: int, batch: int, f
         snapshot = replace(PLAIN, snapshot_step=number)
         for steps, terms in ((number, PLAIN), (len(sizes), snapshot)):
             seen = {sum(sizes[:each]) for each in (steps, number)}
+            if terms is snapshot:  # the difference of the two models
+                seen.add(sum(sizes[number:]))
             is_shown = any(0 < each < floor for each in seen)
             with pytest.raises(ReportableError) if is_shown else nullcontext():
                 gate.check_steps(work, terms, steps, nn.Identity())
@@ -209,5 +221,5 @@ def test_a_large_rate_shows_the_last_row_of_a_regression(data: Path) -> None:
     settings = {**LARGE, "schema": of_quantity}
     assert read_row(client(data, 1, **settings), Terms(server_round=1)) < 1e-3
     local = client(data, 5, **settings)
-    with pytest.raises(ReportableError, match=r"learning-rate = 10000 is above 1, and a step here"):
+    with pytest.raises(ReportableError, match=r"learning-rate = 10000 is above 1, and single rows"):
         train_client(local, local.model.state_dict(), Terms(server_round=1))
