@@ -86,7 +86,8 @@ def renew(
     """Create a new server certificate. Restart the server to use it. Devices need no change."""
     names = federation.renew(host)
     print(
-        f"{federation.identity[0]} is new, for {', '.join(names)} and loopback: restart the server"
+        f"{federation.identity[0]} is new, for {', '.join(names)} and loopback: a server"
+        " that runs takes it within seconds"
     )
 
 
@@ -123,16 +124,16 @@ def enroll(
     Without it, the key is made here and the folder contains it: use this only for trials. A client
     that is enrolled already gets the new key; the one before never connects again.
     """
-    from fairbloom.deploy.fleet.enrolment import describe_clients_beyond, enroll as enroll_one
+    from fairbloom.deploy.fleet.enrolment import describe_clients_beyond, enroll_all
     from fairbloom.deploy.operator.submit import say
 
     for option, given in (("--partition-id", partition_id), ("--request", request)):
         if given is not None and len(clients) > 1:
             raise DeployError(f"{option} {given} is for one client, and {len(clients)} are named")
-    for name in clients:
-        bundle = enroll_one(
-            federation, name, partition=partition_id, examples=examples, request=request
-        )
+    bundles = enroll_all(
+        federation, clients, partition=partition_id, examples=examples, request=request
+    )
+    for name, bundle in zip(clients, bundles, strict=True):
         print(f"{name}: {bundle}", flush=True)
     enrolled = federation.enrolled()
     if far := describe_clients_beyond(enrolled, len(enrolled)):

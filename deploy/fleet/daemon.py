@@ -27,6 +27,9 @@ from .members import Members
 from .port import Port
 from .runs import Runs
 
+# Without the authority's key, the certificate's end is a warning for this number of days.
+WARN_DAYS = 30.0
+
 # Seconds after which the registry is read again, messages expire, and now.json is written.
 SECOND = 1.0
 
@@ -51,6 +54,7 @@ class Daemon:
         self._now = federation.state / NOW
         self._seen = dict(read_now(federation).seen)
         self._faults = Faults()
+        self._identity_age: list[int] = modified(federation)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT.
@@ -60,7 +64,7 @@ class Daemon:
         self._look()
         for run in self._runs.waiting():
             self._mailbox.begin(run.number)
-        renew_if_due(self._federation)
+        renew_if_due(self._federation, self._faults)
         key, certificate, authority = read_identity(self._federation)
         try:
             port = await self._port.start(self._federation.listen, key, certificate, authority)
@@ -106,15 +110,23 @@ class Daemon:
         for name, step in (
             ("the registry of clients cannot be read", self._members.look),
             ("connections cannot be checked", self._port.look),
+            ("the server's certificate is not renewed", self._renew_identity),
             ("messages do not expire", self._mailbox.expire),
             ("deploy status shows an old state", self._write_now),
         ):
             try:
                 step()
-            except (OSError, MemoryError, RuntimeError) as error:
+            except (OSError, MemoryError, RuntimeError, DeployError) as error:
                 self._faults.say(name, f"{name}, which is tried again every second: {error}")
             else:
                 self._faults.clear(name)
+
+    def _renew_identity(self) -> None:
+        """Renew the certificate when it is due; serve a new one, also that of `deploy renew`."""
+        renew_if_due(self._federation, self._faults)
+        if (age := modified(self._federation)) != self._identity_age:
+            self._port.serve_as(*read_identity(self._federation))
+            self._identity_age = age
 
     def _write_now(self) -> None:
         """Write which clients are online, and the current run."""
@@ -150,10 +162,16 @@ def read_identity(federation: Federation) -> tuple[bytes, bytes, bytes]:
     return key.read_bytes(), certificate.read_bytes(), federation.authority[0].read_bytes()
 
 
-def renew_if_due(federation: Federation) -> None:
+def modified(federation: Federation) -> list[int]:
+    """Return when the server's certificate, key and authority were written, in nanoseconds."""
+    files = (*federation.identity, federation.authority[0])
+    return [file.stat().st_mtime_ns for file in files]
+
+
+def renew_if_due(federation: Federation, faults: Faults) -> None:
     """Renew the server's certificate if less than a third of its lifetime is left.
 
-    Without the authority's key, only log a warning.
+    Without the authority's key, log a warning a day from WARN_DAYS before its end.
     """
     certificate = federation.identity[0]
     signer = federation.authority[1]
@@ -164,12 +182,11 @@ def renew_if_due(federation: Federation) -> None:
     if signer.exists():
         federation.renew(days=days)
         log.info("%s is renewed, for %.0f days", certificate, days)
-    else:
-        log.warning(
-            "%s ends in %.0f days: run fairbloom deploy renew where %s is, and restart the server",
-            certificate,
-            left,
-            signer.name,
+    elif left < WARN_DAYS:
+        faults.say(
+            "certificate",
+            f"{certificate} ends in {left:.0f} days: run fairbloom deploy renew where"
+            f" {signer.name} is",
         )
 
 

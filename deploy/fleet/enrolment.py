@@ -3,7 +3,7 @@
 import contextlib
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,43 +33,58 @@ def enroll(
     examples: int = 0,
     request: Path | None = None,
 ) -> Path:
-    """Enrol a client, or replace the key of an enrolled one; return the folder of its bundle.
+    """Enrol one client; see `enroll_all`."""
+    (bundle,) = enroll_all(
+        federation, [name], partition=partition, examples=examples, request=request
+    )
+    return bundle
 
-    Without a request, the key is made here and only the bundle has it. With `partition` None, the
+
+def enroll_all(
+    federation: Federation,
+    names: Iterable[str],
+    *,
+    partition: int | None = None,
+    examples: int = 0,
+    request: Path | None = None,
+) -> Iterator[Path]:
+    """Enrol clients, or replace keys of enrolled ones; yield the folder of each bundle.
+
+    Without a request, the key is made here and only the bundle has it. With `partition` None, a
     client gets the first free partition; `examples` 0 means that their number is unknown. An
-    enrolled client keeps both unless they are given.
+    enrolled client keeps both unless they are given. The registry is read once.
     """
     for option, number in (("--examples", examples), ("--partition-id", partition or 0)):
         if number < 0:
             raise DeployError(f"{option} {number}: it is counted from 0")
-    if request is None:
-        made = pki.make_key()
-        public = made.public_key()
-        secret = pki.format_key(made)
-    else:
-        public = _read_request(request, name)
-        secret = b""
-    digest = pki.digest_key(public)
     with _registry_locked(federation):
-        members = federation.members()
-        _check_free(federation, members, name, digest)
-        before = next(
-            (member for member in members if member.name == name and not member.revoked), None
-        )
-        if before:
-            examples = examples or before.examples
-            if partition is None:
-                partition = before.partition
-        if partition is None:
-            taken = {member.partition for member in members if not member.revoked}
-            partition = min({*range(len(taken) + 1)} - taken)
-        member = Member(
-            name=name, partition=partition, key=digest, examples=examples, enrolled=now()
-        )
-        certificate = pki.issue_device_certificate(*federation.authority, public, name)
-        bundle = _write_bundle(federation, member, certificate, secret)
-        _write(federation, member)  # last: the server admits a client once it has this file
-    return bundle
+        members = {member.name: member for member in federation.members()}
+        taken = {each.partition for each in members.values() if not each.revoked}
+        for name in names:
+            if request is None:
+                made = pki.make_key()
+                public = made.public_key()
+                secret = pki.format_key(made)
+            else:
+                public = _read_request(request, name)
+                secret = b""
+            digest = pki.digest_key(public)
+            _check_free(federation, members.values(), name, digest)
+            before = members.get(name)
+            place = partition
+            count = examples
+            if before is not None and not before.revoked:
+                count = examples or before.examples
+                place = before.partition if place is None else place
+            if place is None:
+                place = min({*range(len(taken) + 1)} - taken)
+            member = Member(name=name, partition=place, key=digest, examples=count, enrolled=now())
+            certificate = pki.issue_device_certificate(*federation.authority, public, name)
+            bundle = _write_bundle(federation, member, certificate, secret)
+            _write(federation, member)  # last: the server admits a client once it has this file
+            members[name] = member
+            taken.add(place)
+            yield bundle
 
 
 def revoke(federation: Federation, name: str) -> None:
@@ -114,7 +129,7 @@ def _read_request(request: Path, name: str) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def _check_free(federation: Federation, members: Sequence[Member], name: str, digest: str) -> None:
+def _check_free(federation: Federation, members: Iterable[Member], name: str, digest: str) -> None:
     """Raise DeployError if a name is invalid, or another client has the name or the key."""
     if not pki.NAME.fullmatch(name):
         raise DeployError(f"client {name!r}: {pki.NAME_RULE}")

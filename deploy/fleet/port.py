@@ -110,6 +110,8 @@ class Port:
         self.settings: dict[int, tuple[str, str]] = {}
         self.connections = {"open": 0, "limit": max_connections}
         self._server: grpc.aio.Server | None = None
+        # Set until a handshake has taken it.
+        self._identity: Any = None
         mailbox.on_message = self.wake
 
     async def start(self, address: str, key: bytes, certificate: bytes, authority: bytes) -> int:
@@ -118,13 +120,24 @@ class Port:
             options=[*OPTIONS, ("grpc.max_allowed_incoming_connections", self._max_connections)]
         )
         self._server.add_generic_rpc_handlers((Service(self),))
-        credentials = grpc.ssl_server_credentials(
-            [(key, certificate)], authority, require_client_auth=True
+        self.serve_as(key, certificate, authority)
+        credentials = grpc.dynamic_ssl_server_credentials(
+            self._take_identity(), self._take_identity, require_client_authentication=True
         )
         port = self._server.add_secure_port(address, credentials)
         await self._server.start()
         self._own_sockets = count_sockets()
         return int(port)
+
+    def serve_as(self, key: bytes, certificate: bytes, authority: bytes) -> None:
+        """Take these for the handshakes from now on; open connections stay."""
+        self._identity = grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+    def _take_identity(self) -> Any:
+        """Return the identity for the next handshakes, None if it has not changed."""
+        identity = self._identity
+        self._identity = None
+        return identity
 
     async def stop(self) -> None:
         """End all calls and stop listening."""

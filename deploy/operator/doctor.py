@@ -75,7 +75,7 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
 def check_expiry(subject: str, certificate: Path) -> CheckResult:
     """Check how long a certificate is still valid."""
     remedies = {
-        "server certificate": "fairbloom deploy renew, and restart the server",
+        "server certificate": "fairbloom deploy renew",
         "client certificate": "the federation's operator enrols this client again",
     }
     remedy = remedies.get(

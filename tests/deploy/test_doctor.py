@@ -58,7 +58,7 @@ def test_a_certificate_that_ends_soon_is_a_warning(made: Path) -> None:
     check = found(made)["server certificate"]
     assert (check.verdict, check.words) == (
         "warning",
-        "server.crt holds for 5 more days: fairbloom deploy renew, and restart the server",
+        "server.crt holds for 5 more days: fairbloom deploy renew",
     )
     pki.make_server_certificate(*federation.authority, *federation.identity, ["a.org"], days=-2.0)
     assert "expired 2 days ago" in found(made)["server certificate"].words

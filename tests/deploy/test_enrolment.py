@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet import enrolment
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.members import Member
@@ -192,3 +193,20 @@ def test_a_client_that_is_enrolled_again_keeps_its_partition(made: Path, tmp_pat
     assert (new.partition, new.examples, new.key) == (1, 5, pki.digest_key(key.public_key()))
     assert fairbloom("deploy", "enroll", "a", "--partition-id", "7", "--examples", "9") == 0
     assert (members(made)["a"].partition, members(made)["a"].examples) == (7, 9)
+
+
+def test_many_clients_are_enrolled_by_one_read(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Federation] = []
+    read = Federation.members
+    monkeypatch.setattr(Federation, "members", lambda self: (reads.append(self), read(self))[1])
+    federation = Federation.read(made)
+    first = enrolment.enroll_all(federation, ["a", "b"], examples=7)
+    assert [bundle.name for bundle in first] == ["a", "b"]
+    again = enrolment.enroll_all(federation, ["b", "c", "d"])
+    assert [bundle.name for bundle in again] == ["b", "c", "d"]
+    assert len(reads) == 2
+    found = {name: (each.partition, each.examples) for name, each in members(made).items()}
+    assert found == {"a": (0, 7), "b": (1, 7), "c": (2, 0), "d": (3, 0)}
+    with pytest.raises(DeployError, match="differs from client 'e'"):
+        list(enrolment.enroll_all(federation, ["e", "E"]))
+    assert members(made).keys() == {*"abcde"}

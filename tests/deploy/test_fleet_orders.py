@@ -22,6 +22,7 @@ from fairbloom.deploy.fleet import runs as module
 from fairbloom.deploy.fleet.content import Content, MemoryBudget
 from fairbloom.deploy.fleet.daemon import Daemon, read_identity, renew_if_due
 from fairbloom.deploy.fleet.enrolment import enroll, revoke
+from fairbloom.deploy.fleet.faults import Faults
 from fairbloom.deploy.fleet.federation import NOW, Federation, Now, read_now
 from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox, Reply
 from fairbloom.deploy.fleet.members import Members
@@ -154,14 +155,14 @@ def test_the_servers_certificate_is_renewed_in_time(
     server = federation.identity
     pki.make_server_certificate(*authority, *server, ["server.example"], days=30.0)
     first = read_identity(federation)
-    renew_if_due(federation)
+    renew_if_due(federation, Faults())
     assert read_identity(federation) == first
     server[0].write_bytes(make_old(authority, server[1]))
     hidden = authority[1].rename(tmp_path / "elsewhere")
-    renew_if_due(federation)
+    renew_if_due(federation, Faults())
     assert "run fairbloom deploy renew where ca.key is" in caplog.text
     hidden.rename(authority[1])
-    renew_if_due(federation)
+    renew_if_due(federation, Faults())
     assert pki.days_left(server[0]) > 5.0
     assert pki.read_hosts(server[0])[0] == "server.example"
     read_identity(federation)

@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import pytest
 
 from fairbloom.deploy.fleet.calls import RefusedError
 from fairbloom.deploy.fleet.content import Content, StoredContent
+from fairbloom.deploy.fleet.daemon import read_identity
 from fairbloom.deploy.fleet.enrolment import enroll, revoke
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.mailbox import Envelope
@@ -340,3 +343,29 @@ def test_the_port_listens_on_ipv6(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_an_error(served: Served, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="bind"):
         Served(served.place, served.address)
+
+
+def served_certificate(served: Served) -> bytes:
+    """Return the certificate of a new handshake, in PEM."""
+    bundle = served.place / "bundles" / "a"
+    context = ssl.create_default_context(cafile=str(served.place / "ca.crt"))
+    context.check_hostname = False
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(bundle / "certificate", bundle / "key")
+    host, _, port = served.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain) as line:
+        return ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"").encode()
+
+
+def test_a_new_certificate_is_served_without_a_restart(served: Served) -> None:
+    """To each new connection, again and again; a call that is open stays."""
+    held = next_later(served.calls())
+    federation = Federation.read(served.place)
+    for _ in range(2):
+        before = federation.identity[0].read_bytes()
+        assert served_certificate(served) == served_certificate(served) == before
+        federation.renew()
+        served.do(lambda: served.port.serve_as(*read_identity(federation)))
+        assert served_certificate(served) == federation.identity[0].read_bytes() != before
+    served.send("1")
+    assert held.result(30).head.id == "1"
