@@ -42,22 +42,23 @@ class AuditLog:
         self._refusals: dict[tuple[object, ...], int] | None = None
 
     def note(self, entry: Entry, settings: Mapping[str, Any]) -> None:
-        """Append an entry with what was sent or refused; a disk error is only logged.
+        """Append an entry with what is sent or was refused.
 
-        The first entry of a run has the run's settings.
+        The first entry of a run has the run's settings. Raise OSError if the disk refuses what is
+        sent; that it refuses a refusal is only logged.
         """
         entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
         run = (entry["run"], entry.get("settings-digest"))
         if run not in self._described:
             entry["settings"] = shorten(settings)
-        _remember(self._described, run, None)
-        try:
-            if "refused" in entry:
+        if "refused" not in entry:
+            self._note_sent(entry)
+        else:
+            try:
                 self._note_refusal(entry)
-            else:
-                self._note_sent(entry)
-        except OSError as error:
-            log.warning("the log in %s cannot be written: %s", self._folder, error.strerror)
+            except OSError as error:
+                log.warning("the log in %s cannot be written: %s", self._folder, error.strerror)
+        _remember(self._described, run, None)
 
     def _note_refusal(self, entry: Entry) -> None:
         """Append a refusal, and the same one again at its 10th, 100th, … repetition."""
@@ -130,6 +131,7 @@ def _append(path: Path, entry: Entry) -> None:
             line = b"\n" + line
         while line:
             line = line[os.write(file.fileno(), line) :]
+        os.fsync(file.fileno())
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -83,19 +83,21 @@ class Device:
             key.replace("_", "-"): value for key, value in node.items()
         }
 
-    def ask(self, kind: str, settings: dict[str, Any], content: RecordDict) -> RecordDict:
-        """Return the content of the reply to one message of a run with these settings."""
+    def ask(
+        self, kind: str, settings: dict[str, Any], content: RecordDict, lives: float = 60.0
+    ) -> RecordDict:
+        """Return the content of the reply to one message, which lives for these seconds."""
         config = accepted_settings(Settings.of({**RUN, **settings}).run_config())
         context = Context(
             run_id=1, node_id=2, node_config=self._node, state=RecordDict(), run_config=config
         )
-        return app(Message(content, dst_node_id=2, message_type=kind), context).content
+        message = Message(content, dst_node_id=2, message_type=kind, ttl=lives)
+        return app(message, context).content
 
-    def evaluate(self, *measure: str, **settings: Any) -> dict[str, float]:
+    def evaluate(self, *measure: str, lives: float = 60.0, **settings: Any) -> dict[str, float]:
         """Return its metrics of the initial model."""
-        return dict(
-            self.ask(MessageType.EVALUATE, settings, _message(settings, measure))["metrics"]
-        )
+        content = _message(settings, measure)
+        return dict(self.ask(MessageType.EVALUATE, settings, content, lives)["metrics"])
 
     def train(self, *measure: str, **settings: Any) -> dict[str, float]:
         """Return the numbers that it reports of a round's training."""
