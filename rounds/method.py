@@ -435,6 +435,7 @@ class Method(CommonOptions):
             "rows": rows,
             "memory": copy.deepcopy(self.memory),
             "first-counts": dict(progress.first_counts),
+            "first-tests": dict(progress.first_tests),
             "lengths": progress.norms.state_dict(),
         }
         if not progress.changed:
@@ -486,6 +487,7 @@ class Method(CommonOptions):
                 for row in state["rows"]
             },
             first_counts=dict(state["first-counts"]),
+            first_tests=dict(state.get("first-tests", {})),
             norms=NormHistory.of_state(state["lengths"]),
             average=average,
             roster=dict(state.get("roster", {})),

@@ -121,6 +121,8 @@ class Progress:
         The rows of the method's memory.
     first_counts
         The weight that each client stated first: in its first usable reply, or before it.
+    first_tests
+        The same of evaluations.
     average
         The mean of the global models, if the method averages them.
     norms
@@ -142,6 +144,7 @@ class Progress:
     unevaluated: int = 0
     kept: dict[Kept, Vectors] = field(default_factory=dict)
     first_counts: dict[str, float] = field(default_factory=dict)
+    first_tests: dict[str, float] = field(default_factory=dict)
     average: Average = field(default_factory=Average)
     norms: NormHistory = field(default_factory=NormHistory)
     roster: dict[str, float] = field(default_factory=dict)

@@ -312,16 +312,18 @@ def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, fl
     return median / limit, median * limit
 
 
-def screen_counts(method: Method, replies: Replies, first_limit: float) -> None:
+def screen_counts(
+    method: Method, replies: Replies, first_limit: float, first: Mapping[str, float]
+) -> None:
     """Refuse replies with more examples than the client is enrolled with, or than is plausible.
 
-    A client's first count may be `first_limit` times the others' median.
+    A client's `first` count of such examples may be `first_limit` times the others' median.
     """
     implausible = implausible_counts(
         replies.metrics,
         method.weighted_by_key,
         enrolled=method.enrolled_sizes,
-        first=method.progress.first_counts,
+        first=first,
         max_growth=method.max_growth,
         first_limit=first_limit,
     )
@@ -337,16 +339,20 @@ def screen_evaluations(
     """Refuse evaluations with impossible scores, implausible counts, or losses out of proportion.
 
     The limits are those of training: a client may not have more test examples than `max_growth`
-    times the examples that it trained on at first. Scores are known by their names, or by
+    times those of its first usable evaluation. Scores are known by their names, or by
     `scores`, which has those of the run; other metrics need only be finite.
     """
     metrics = {metric for report in replies.metrics.values() for metric in report}
     found = {metric: find_score(metric, scores) for metric in metrics}
     bounded = {metric: score for metric, score in found.items() if score.has_end}
     replies.refuse(impossible_scores(replies.metrics, bounded))
-    screen_counts(method, replies, first_limit)
+    first = method.progress.first_tests
+    screen_counts(method, replies, first_limit, first)
     endless = {metric for metric, score in found.items() if score.is_error} | (metrics & LOSSES)
     replies.refuse(too_large_losses(replies.metrics, endless, method.loss_limit))
+    key = method.weighted_by_key
+    new = {name: report[key] for name, report in replies.metrics.items() if key in report}
+    method.progress.first_tests = {**new, **first}
 
 
 def usable_sizes(
@@ -509,7 +515,7 @@ def screen_replies(
 
     Return the norm bounds of the others, None if none remain.
     """
-    screen_counts(method, replies, first_limit)
+    screen_counts(method, replies, first_limit, method.progress.first_counts)
     replies.refuse(out_of_proportion(replies.metrics, method.needs, method.loss_limit))
     screen_buffers(method, replies)
     norm_bounds = screen_norms(method, replies, server_round)
