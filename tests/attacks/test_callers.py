@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import Deployment, federation, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
+from benchmarks.processes import grown_memory
 from tests.attacks.strangers import crowd
-from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
-from tests.deploy.flower import wait_until
-from tests.deploy.processes import grown_memory
 
 pytestmark = pytest.mark.slow
 

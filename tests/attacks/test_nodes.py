@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
+from benchmarks.deployment import Deployment, federation, rounds, wait_for_rounds
 from fairbloom.deploy.fleet.messages import SERVICE, in_chunks
 from fairbloom.deploy.fleet.wire_pb2 import Drop, Head, Taken, Working
-from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
 
 from .unhurried import start_unhurried_client
 

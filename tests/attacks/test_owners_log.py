@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import Deployment, federation
 from tests.client.hospital import SCHEMA, grouped, write_hospital
-from tests.deploy.federation import Deployment, federation
 
 pytestmark = pytest.mark.slow
 

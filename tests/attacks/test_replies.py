@@ -11,15 +11,15 @@ from flwr.app import Message, MessageType
 from flwr.app.error import Error
 from safetensors.numpy import load_file
 
+from benchmarks.deployment import Deployment, federation, names, rounds
+from benchmarks.processes import peak_memory
 from fairbloom.client.app import app
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
-from tests.deploy.federation import Deployment, federation, names, rounds
-from tests.deploy.flower import ROOT
-from tests.deploy.processes import peak_memory
+from tests.checkout import ROOT
 
 from .hostile import ATTACKS
 

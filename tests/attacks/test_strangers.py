@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import Deployment, federation, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
+from benchmarks.processes import grown_memory, resident_memory
 from tests.attacks.strangers import PREFACE, Stranger, crowd
 from tests.attacks.unhurried import start_unhurried_client
-from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
-from tests.deploy.flower import wait_until
-from tests.deploy.processes import grown_memory, resident_memory
 
 pytestmark = pytest.mark.slow
 

@@ -42,7 +42,7 @@ from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import load_task
-from tests.deploy.flower import ROOT
+from tests.checkout import ROOT
 
 
 def test_the_plain_loop_and_a_run_end_with_the_same_model(

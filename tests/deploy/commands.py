@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.deploy.flower import ROOT
+from tests.checkout import ROOT
 
 
 def client_command(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:

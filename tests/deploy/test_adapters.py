@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
+from benchmarks.deployment import Deployment, federation, rounds, wait_for_rounds
 from tests.docs.pages import ROOT
 from tests.simulation.helpers import assert_same_model
 

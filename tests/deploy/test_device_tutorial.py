@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.flower import flower, listens
 from fairbloom import load
 from fairbloom.tasks import load_task
-from tests.deploy.flower import flower, listens
 from tests.docs.pages import ROOT, blocks
 
 from .test_guide import PORTS, follow

@@ -15,6 +15,8 @@ from typing import Any
 import grpc
 import pytest
 
+from benchmarks.flower import wait_until
+from benchmarks.processes import free_port
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
 from fairbloom.deploy.fleet import admission, port
@@ -30,8 +32,6 @@ from fairbloom.deploy.fleet.port import REFUSED_REPLY, Port
 from fairbloom.deploy.fleet.runs import STOPPED, Order, submit
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Working
 from tests.checkout import ROOT
-from tests.deploy.flower import wait_until
-from tests.deploy.processes import free_port
 from tests.deploy.served import (
     RUN,
     Caller,

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from benchmarks.flower import wait_until
 from fairbloom.deploy.fleet.calls import RefusedError
 from fairbloom.deploy.fleet.content import Content, StoredContent
 from fairbloom.deploy.fleet.enrolment import enroll, revoke
@@ -27,7 +28,6 @@ from fairbloom.deploy.fleet.messages import (
 from fairbloom.deploy.fleet.port import REFUSED_REPLY, REPLY_BYTES
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Taken, Working
 from fairbloom.protocol.version import PROTOCOL
-from tests.deploy.flower import wait_until
 from tests.deploy.served import RUN, Served, give_reply, make_place, next_later
 
 # Messages and replies -----------------------------------------------------------------------------

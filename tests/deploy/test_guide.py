@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.federation import rounds
-from tests.deploy.flower import SCRIPTS, Flower, flower, listens, wait_for_port
+from benchmarks.deployment import rounds
+from benchmarks.flower import SCRIPTS, Flower, flower, listens, wait_for_port
 from tests.docs.pages import blocks
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import Deployment, names, rounds
+from benchmarks.flower import PATIENCE, wait_until
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.deploy.federation import Cable, Deployment, names, rounds
-from tests.deploy.flower import PATIENCE, wait_until
+from tests.deploy.federation import Cable
 from tests.simulation.helpers import assert_same_model
 
 pytestmark = pytest.mark.slow

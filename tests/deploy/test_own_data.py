@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import Deployment, federation, rounds
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.deploy.federation import Deployment, federation, rounds
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import assert_same_model, table
 

@@ -20,6 +20,8 @@ from flwr.app.error import Error
 from safetensors.numpy import load_file
 
 from benchmarks.deployed import LARGE
+from benchmarks.deployment import Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
 from fairbloom.client.app import app
 from fairbloom.deploy import pki
 from fairbloom.protocol.error_codes import ErrorCode
@@ -30,16 +32,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.system.files import write_private
-from tests.deploy.federation import (
-    DISTURBED,
-    Cable,
-    Deployment,
-    federation,
-    names,
-    rounds,
-    wait_for_rounds,
-)
-from tests.deploy.flower import wait_until
+from tests.deploy.federation import DISTURBED, Cable
 from tests.simulation.helpers import assert_same_model
 
 pytestmark = pytest.mark.slow

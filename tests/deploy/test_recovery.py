@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import Deployment, federation, names, rounds, wait_for_rounds
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
 from tests.simulation.helpers import assert_same_model
 
 pytestmark = pytest.mark.federation

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
-from tests.deploy.flower import wait_until
+from benchmarks.deployment import Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
 
 pytestmark = pytest.mark.federation
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.flower import wait_until
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.fleet.worker import DroppedError, Worker
 
 from .apps import content_of, task_of, write_app, write_version
-from .flower import wait_until
 
 ENDLESS = """
 import time

@@ -20,9 +20,9 @@ import pytest
 from packaging.utils import canonicalize_name
 from safetensors.numpy import load_file
 
+from benchmarks.deployment import rounds
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.deploy.federation import rounds
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import assert_same_model, table
 from tests.test_supply_chain import locked

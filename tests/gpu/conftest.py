@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.deploy.flower import SCRIPTS
+from benchmarks.flower import SCRIPTS
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.deployment import federation, names
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.deploy.federation import federation, names
 from tests.simulation.helpers import ROOT, Outcome, run, small
 
 from .test_numbers import ENGINES, assert_close

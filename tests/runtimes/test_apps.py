@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.deploy.flower import ROOT
+from tests.checkout import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
-from tests.deploy.flower import ROOT
+from benchmarks.deployment import Deployment, federation, names, rounds, wait_for_rounds
+from tests.checkout import ROOT
 from tests.simulation.helpers import table
 
 pytestmark = pytest.mark.federation

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.federation import Deployment, federation, names, rounds
+from benchmarks.deployment import Deployment, federation, names, rounds
 from tests.simulation.helpers import table
 from tests.test_import_strings import THEIRS
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.deployment import Deployment, federation, names, rounds, wait_for_rounds
 from tests.client import changed
-from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
 from tests.docs.pages import blocks
 from tests.simulation.helpers import table
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import rounds
+from benchmarks.flower import ROOT, Flower, flower
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from tests import test_import_strings as theirs
 from tests.client import changed
-from tests.deploy.federation import rounds
-from tests.deploy.flower import ROOT, Flower, flower
 from tests.experiments.helpers import fairbloom
 from tests.runtimes.installed import temporary_app
 from tests.simulation.helpers import assert_same_model, table

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.deployment import Deployment, federation, names
+from benchmarks.flower import flower
 from tests.checkout import PACKAGES
-from tests.deploy.federation import Deployment, federation, names
-from tests.deploy.flower import flower
 
 from .wheel import installed_wheel
 

@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from benchmarks.deployment import Deployment
 from tests.attacks.strangers import PREFACE, Stranger
-from tests.deploy.federation import Cable, Deployment
+from tests.deploy.federation import Cable
 
 from .hostile import ATTACKS, ORDER
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.flower import ROOT, wait_until
+from benchmarks.flower import ROOT, wait_until
 
 pytestmark = pytest.mark.slow  # they start processes
 

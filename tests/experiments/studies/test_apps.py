@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from benchmarks.flower import Flower, flower
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.apps import read_app
@@ -19,7 +20,6 @@ from fairbloom.experiments.study import Study
 from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.simulation.app import run_app, run_by_flwr
 from tests.client import changed
-from tests.deploy.flower import Flower, flower
 
 from ..helpers import as_json, fairbloom
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.flower import wait_until
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
 from fairbloom.experiments.api import compare, load
@@ -29,7 +30,6 @@ from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.settings import Settings, Value
 from fairbloom.simulation.run import simulate
-from tests.deploy.flower import wait_until
 from tests.simulation.helpers import Outcome, table
 
 from ..helpers import compared_by_hand, fairbloom, start, times_in
