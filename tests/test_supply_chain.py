@@ -227,7 +227,7 @@ def test_the_extra_client_names_all_imports_of_a_deployed_client() -> None:
             for name in imports_of(file):
                 if name.startswith("fairbloom.strategies"):
                     # imported only for a run folder, which no device has
-                    # (tests/install/test_device.py)
+                    # (tests/install/test_plain.py)
                     continue
                 if name.partition(".")[0] == "fairbloom":
                     waiting += files_of(name)

@@ -61,7 +61,7 @@ ELSEWHERE = {
     "docs/docker.md#Settings": (
         "docker/test_compose.py::test_a_run_outlives_kills_and_more_clients_take_part"
     ),
-    "docs/docker.md#GPU": "docker/test_files.py::test_the_gpu_file_reserves_devices",
+    "docs/docker.md#GPU": "docker/test_compose.py::test_the_gpu_file_reserves_devices",
     "docs/nodes-device.md#Predict on a device": (
         "deploy/test_device_tutorial.py::test_the_tutorial_ends_at_a_prediction_on_a_device"
     ),

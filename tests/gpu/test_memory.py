@@ -1,4 +1,7 @@
-"""What stays on a card, what comes to it batch by batch, and several processes on one card."""
+"""What stays on a card, what comes to it batch by batch, and several processes on one card.
+
+Tensors and generators of a card.
+"""
 
 import subprocess
 from pathlib import Path
@@ -6,13 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from fairbloom.client.device import choose_device
 from fairbloom.client.local import _load_for_device
+from fairbloom.client.training import seeded
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import gram_matrices, weighted_sum
 from fairbloom.simulation.memory import SHARE, rows_on_card, write_models
+from fairbloom.tasks.models import arrays_of
 from tests.simulation.helpers import ROOT, Outcome, run, small
 
 from .test_limits import command
@@ -86,3 +93,22 @@ def test_a_run_on_the_second_card_leaves_the_first(card: torch.device, tmp_path:
     run(tmp_path / "run", device="cuda:1", **PLAIN)
     assert torch.cuda.memory_allocated(0) == before
     assert torch.cuda.memory_allocated(1)
+
+
+def test_models_come_back_from_a_card(device: str) -> None:
+    there = choose_device(device)
+    model = {"a": torch.rand(2, 3), "b": torch.rand(4), "c": torch.arange(3), "d": torch.rand(())}
+    found = arrays_of({name: each.to(there) for name, each in model.items()})
+    assert all((found[name] == each.numpy()).all() for name, each in model.items())
+
+
+def test_dropout_on_a_card_is_seeded_and_leaves_its_generator(card: torch.device) -> None:
+    dropout = nn.Dropout(0.5).train()
+    ones = torch.ones(100, device=card)
+    before = torch.cuda.get_rng_state(card)
+    drawn = []
+    for _ in range(2):
+        with seeded(7, card):
+            drawn.append(dropout(ones))
+    assert torch.equal(*drawn)
+    assert torch.equal(torch.cuda.get_rng_state(card), before)

@@ -1,14 +1,30 @@
-"""A client declares the terms of local work that it supports; else its replies are refused."""
+"""A client declares the terms of local work that it supports; else its replies are refused.
+
+A method that reads values it has not declared is an error, and so is an option as a class
+attribute.
+"""
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.terms import WORK, Terms
-from fairbloom.strategies import METHODS, FedAvg, FedFV, FedProx
-from tests.federation import BUFFERS, Answer, MemoryGrid, about_itself, error, quadratics, run
+from fairbloom.rounds.method import Cohort, FloatArray, MethodError
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV, FedProx
+from tests.federation import (
+    BUFFERS,
+    OPTIONS,
+    Answer,
+    MemoryGrid,
+    about_itself,
+    error,
+    quadratics,
+    run,
+)
 from tests.strategies.helpers import ARGUMENTS, make
 
 SENT = {name: [*work] for name in METHODS if (work := make(name, ARGUMENTS[name][0]).terms(1).work)}
@@ -128,3 +144,67 @@ def test_an_answer_of_another_kind_honours_nothing(subtests: pytest.Subtests) ->
                 FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0), {"site-0": odd}, rounds=1
             )
             assert set(finished.refused) == {"site-0"}
+
+
+def reading(read: str) -> type[FairStrategy]:
+    """Return a method that reads something of a cohort without having asked for it."""
+
+    def weigh(self: FairStrategy, cohort: Cohort) -> FloatArray:
+        eval(f"cohort.{read}", {}, {"cohort": cohort})  # noqa: S307 (an expression of these tests)
+        return cohort.prior
+
+    return type("Reading", (FairStrategy,), {"weigh": weigh})
+
+
+def test_a_roster_that_was_not_asked_for_is_an_error(subtests: pytest.Subtests) -> None:
+    for read in ("['site-1']", ".get('site-1')", ".values().__iter__().__next__()", ".__len__()"):
+        with subtests.test(read=read):
+            method = reading(f"roster{read}")(**OPTIONS)
+            with pytest.raises(
+                MethodError, match=r'cohort\.roster.*requires = frozenset\(\{"roster"\}\)'
+            ):
+                run(method, rounds=1)
+            assert "roster" not in method.state_dict()
+    with pytest.raises(MethodError, match=r"loss-before.*needs = frozenset"):
+        run(reading("losses")(**OPTIONS), rounds=1)
+
+
+def test_a_constructor_without_its_bases_one_is_refused() -> None:
+    def construct(self: FairStrategy, strength: float = 0.5) -> None:
+        self.strength = strength  # type: ignore[attr-defined]
+
+    with pytest.raises(FairbloomError, match=r"Mine.*super\(\)\.__init__"):
+        type("Mine", (FedAvg,), {"__init__": construct})()
+
+
+def test_wrong_declarations_are_refused(subtests: pytest.Subtests) -> None:
+    for name, value in (("weighting", "uniform"), ("proximal_mu", 0.1), ("seed", 3)):
+        with subtests.test(name=name, value=value):
+            with pytest.raises(TypeError, match=rf"Mine\.{name} = {value!r}.*constructor"):
+                type("Mine", (FedAvg,), {name: value})
+    with pytest.raises(TypeError, match="requires has 'grams'"):
+        type("Mine", (FedAvg,), {"requires": frozenset({"grams"})})
+
+
+def choosing(*drawn: str) -> type[FairStrategy]:
+    def choose(
+        self: FairStrategy, names: Sequence[str], wanted: int, server_round: int
+    ) -> list[str]:
+        return [*drawn]
+
+    members: dict[str, Any] = {"choose": choose}
+    return type("Choosing", (FedAvg,), members)
+
+
+def test_an_empty_draw_and_a_stranger_are_errors_by_name() -> None:
+    with pytest.raises(
+        MethodError,
+        match=r"Choosing\.choose, in round 1, drew 'stranger', .* none of the 6 clients",
+    ):
+        run(choosing("site-1", "stranger")(**OPTIONS), rounds=1)
+    with pytest.raises(MethodError, match=r"Choosing\.choose, in round 1, drew none of 6 clients"):
+        run(choosing()(**OPTIONS), rounds=1)
+    assert run(choosing("site-4", "site-1")(**OPTIONS), rounds=1)[1][0].participants == (
+        "site-1",
+        "site-4",
+    )

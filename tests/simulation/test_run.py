@@ -1,10 +1,18 @@
-"""Whole runs in this process: repeatable, recorded, and not run twice."""
+"""Whole runs in this process: repeatable, recorded, and not run twice.
+
+Runs with recorded steps, which on the CPU are the same operations.
+
+FairFed in whole runs: the gap between two groups falls against FedAvg, and every engine makes
+the same of it.
+"""
 
 import itertools
 import json
+import logging
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -13,12 +21,18 @@ from safetensors.numpy import load_file
 
 from fairbloom.client.local import LocalClient
 from fairbloom.client.metrics import TRAIN, Measurement
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.results.run import Run, load
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import percent_improved, summarize
 from fairbloom.server.run_folder.csv_rows import MEASURES, ClientTable, round_columns
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.choice import RECORDED, Choice
 from fairbloom.simulation.run import simulate
+from tests.client.test_capture import PlainRecorder
+from tests.tasks.tables import grouped
 
 from .helpers import (
     Outcome,
@@ -229,3 +243,197 @@ def test_an_engine_says_how_many_clients_have_trained(
             assert len(ends) in (0, 2)
             if engine != "stacked":
                 assert len({done for done, _ in said}) >= 2
+
+
+T = TypeVar("T")
+
+MLP = {"method": "fedavg", "model": "mlp", "batch_size": 16}
+NETWORK = MLP | {"model": "tests.simulation.test_stacked:Dropped"}
+
+LOOP = [
+    MLP | {"method": "fedprox", "momentum": 0.9},
+    MLP | {"method": "ditto"},
+    MLP | {"method": "scaffold"},
+    MLP | {"learning_rate_decay": 0.9},
+    NETWORK,
+]
+
+STACKED = [
+    MLP | {"method": "fedprox", "momentum": 0.9},
+    MLP | {"method": "ditto"},
+    MLP | {"method": "scaffold"},
+    MLP | {"learning_rate_decay": 0.9},
+    MLP | {"optimizer": "adam", "learning_rate": 0.01},
+    MLP | {"batch_size": 0, "local_epochs": 4},
+    MLP | {"method": "qfedavg"},
+    NETWORK | {"learning_rate_decay": 0.9},
+    NETWORK | {"method": "fedprox", "gradient_clip": 1.0, "optimizer": "adamw"},
+]
+
+
+class Late(PlainRecorder):
+    """Fails after some records."""
+
+    def __init__(self, records: int) -> None:
+        super().__init__()
+        self._records = records
+
+    def record(self, step: Callable[[], T]) -> Callable[[], T]:
+        if self.recorded == self._records:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super().record(step)
+
+
+def use(recorder: PlainRecorder, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run be recorded."""
+    choice = Choice(engine, "it was asked for", block=4, recorded=RECORDED)
+    monkeypatch.setattr("fairbloom.simulation.choice.CudaRecorder", lambda _: recorder)
+    monkeypatch.setattr("fairbloom.simulation.run.choose", lambda *_: choice)
+    # On the CPU, Adam reads its step count.
+    monkeypatch.setattr("fairbloom.client.capture.WAITS", None)
+
+
+def recorded_in(folder: Path) -> str:
+    return str(json.loads((folder / "engine.json").read_text())["recorded"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes"),
+    [("loop", each) for each in LOOP] + [("stacked", each) for each in STACKED],
+    ids=str,
+)
+def test_a_run_of_recorded_steps_has_the_bits_of_ordinary_ones(
+    engine: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = PlainRecorder()
+    use(Late(0), engine, monkeypatch)  # blocks of the same size
+    expected = Outcome.of(run(tmp_path / "ordinary", engine=engine, **changes))
+    use(recorder, engine, monkeypatch)
+    folder = run(tmp_path / "recorded", engine=engine, **changes)
+    assert not Outcome.of(folder).differences(expected)
+    # The rule of SCAFFOLD corrects the gradients of every step; stacked, it adds to them.
+    unrecorded = changes["method"] == "scaffold" and engine == "loop"
+    assert (recorder.replayed > 0) == (not unrecorded)
+    assert bool(recorder.released) == (not unrecorded)
+    assert (recorded_in(folder) == RECORDED) == (not unrecorded)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_late_failure_is_recorded_and_logged_once(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = NETWORK | {"batch_size": 20, "num_rounds": 4, "fraction": 0.2}  # fails in round 3
+    use(Late(0), engine, monkeypatch)
+    expected = Outcome.of(run(tmp_path / "ordinary", engine=engine, **changes))
+    recorder = Late(1)
+    use(recorder, engine, monkeypatch)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "flwr"):
+        folder = run(tmp_path / "late", engine=engine, **changes)
+    assert recorder.replayed
+    assert "not permitted when stream is capturing" in recorded_in(folder)
+    assert caplog.text.count("local steps run without CUDA graphs") == 1
+    assert not Outcome.of(folder).differences(expected)
+
+
+def write_sites(folder: Path, seed: int, sites: int = 8) -> Path:
+    """Write tables of sites at the two largest of which women count as ill only where it is
+    severe."""
+    folder.mkdir()
+    random = np.random.default_rng(seed)
+    for k in range(sites):
+        rows, strict = (1200, True) if k < 2 else (300, False)
+        woman = random.random(rows) < 0.5
+        severity = random.normal(size=rows)
+        noise = random.normal(size=rows)
+        ill = severity + 0.3 * random.normal(size=rows) > 0.0
+        if strict:
+            ill &= ~woman | (severity > 1.0)
+        cells = zip(
+            np.where(woman, "female", "male"),
+            severity,
+            noise,
+            np.where(ill, "yes", "no"),
+            strict=True,
+        )
+        lines = [
+            "sex,severity,noise,target",
+            *(f"{sex},{a:.4f},{b:.4f},{y}" for sex, a, b, y in cells),
+        ]
+        (folder / f"site-{k}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def ended(out: Path, **changes: Any) -> Run:
+    plain: dict[str, Any] = {
+        "fraction": 1.0,
+        "device": "cpu",
+        "evaluate-every": 0,
+        "num-rounds": 15,
+    }
+    given = {key.replace("_", "-"): value for key, value in changes.items()}
+    return load(simulate(Settings.of(plain | given | {"out": str(out)})))
+
+
+def gap(run: Run) -> float:
+    """Return the equal opportunity difference over all clients' test examples, in points."""
+    rows = run.gaps.query("client == 'all clients' and score == 'true-positive-rate'")
+    return float(rows["gap"].item())
+
+
+@pytest.mark.slow
+def test_the_gap_between_groups_falls_at_every_seed(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for seed in range(3):
+        with subtests.test(seed=seed):
+            data = write_sites(tmp_path / f"data-{seed}", seed)
+            shared = {
+                "task": "csv",
+                "data-dir": str(data),
+                "schema": grouped(data, "sex"),
+                "seed": seed,
+                "learning-rate": 0.1,
+            }
+            plain = ended(tmp_path / f"fedavg-{seed}", method="fedavg", **shared)
+            fair = ended(
+                tmp_path / f"fairfed-{seed}", method="fairfed", **{"fairfed.beta": 0.2}, **shared
+            )
+            assert gap(fair) < 0.5 * gap(plain)
+            before = plain.column("coefficient")
+            after = fair.column("coefficient")
+            assert all(after[name] < before[name] for name in ("site-0", "site-1"))
+
+
+def test_data_without_groups_end_the_run_with_a_remedy(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    data = write_sites(tmp_path / "data", 0, sites=2)
+    shared: dict[str, Any] = {
+        "task": "csv",
+        "data-dir": str(data),
+        "method": "fairfed",
+        "num-rounds": 1,
+    }
+    for without in ("", grouped(data, "severity>=-1", target="noise")):
+        with subtests.test(without=without):
+            with pytest.raises(FairbloomError, match="fairness between groups"):
+                ended(tmp_path / "refused", **shared, schema=without)
+            assert not (tmp_path / "refused").exists()
+    for number, remedy in enumerate((["sex"], ["severity>=0.5", "sex"])):
+        with subtests.test(number=number, remedy=remedy):
+            assert ended(tmp_path / str(number), **shared, schema=grouped(data, *remedy)).finished
+
+
+def test_a_client_with_one_group_takes_part_by_its_accuracy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_sites(tmp_path / "data", 0, sites=3)
+    lines = (data / "site-2.csv").read_text().splitlines()
+    men = [lines[0], *(line for line in lines if line.startswith("male"))]
+    (data / "site-2.csv").write_text("\n".join(men) + "\n")
+    with caplog.at_level(logging.WARNING, "flwr"):
+        shared = {"task": "csv", "data_dir": str(data), "method": "fairfed", "num_rounds": 3}
+        run = ended(tmp_path / "run", **shared, schema=grouped(data, "sex"))
+    assert "refused" not in caplog.text
+    assert run.rounds["replies_used"].tolist() == [3, 3, 3]
