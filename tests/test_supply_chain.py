@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib.metadata import distributions, packages_distributions, requires
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +60,7 @@ def entries(lock: Path) -> Iterator[str]:
     return (line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
+@cache
 def locked(name: str) -> dict[str, list[Locked]]:
     """Return the versions of each package in a lock file: one, or one for each range of Python."""
     found: dict[str, list[Locked]] = {}

@@ -103,7 +103,7 @@ def train_ever_fewer(fleet: Fleet, since: int = 0) -> None:
         fleet.store(since=number - 1)
 
 
-MANY = tuple(f"client-{k}" for k in range(20))
+MANY = tuple(f"client-{k}" for k in range(12))
 
 
 def test_files_are_written_anew_once_most_is_of_no_use(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_files_are_written_anew_once_most_is_of_no_use(tmp_path: Path) -> None:
     last = [1 + place + place / 100 for place in range(len(MANY))]
     assert [resumed.last(name) for name in MANY] == pytest.approx(last)
     # and the version before, for the checkpoint before the last
-    assert resumed.last(MANY[-1], before=len(MANY)) == pytest.approx(len(MANY) - 1 + 0.19)
+    assert resumed.last(MANY[-1], before=len(MANY)) == pytest.approx(len(MANY) - 1 + 0.11)
 
 
 def test_a_kill_at_any_file_loses_nothing(
@@ -144,7 +144,6 @@ def test_a_kill_at_any_file_loses_nothing(
 
         with monkeypatch.context() as patched:
             patched.setattr(archive, "write_private", write)
-            patched.setattr(os, "fsync", lambda opened: None)  # the disk is not what this is about
             patched.setattr(Path, "unlink", unlink)
             train_ever_fewer(Fleet(folder, MANY))
         return touches

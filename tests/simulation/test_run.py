@@ -307,9 +307,9 @@ def test_a_run_of_recorded_steps_has_the_bits_of_ordinary_ones(
 ) -> None:
     recorder = PlainRecorder()
     use(Late(0), engine, monkeypatch)  # blocks of the same size
-    expected = Outcome.of(run(tmp_path / "ordinary", engine=engine, **changes))
+    expected = Outcome.of(run(tmp_path / "ordinary", engine=engine, num_rounds=3, **changes))
     use(recorder, engine, monkeypatch)
-    folder = run(tmp_path / "recorded", engine=engine, **changes)
+    folder = run(tmp_path / "recorded", engine=engine, num_rounds=3, **changes)
     assert not Outcome.of(folder).differences(expected)
     # The rule of SCAFFOLD corrects the gradients of every step; stacked, it adds to them.
     unrecorded = changes["method"] == "scaffold" and engine == "loop"

@@ -17,8 +17,8 @@ from fairbloom.simulation.run import simulate
 from fairbloom.tasks.models import on_processor
 from tests.simulation.helpers import small
 
-CLIENTS = 8
-ROUNDS = 2
+CLIENTS = 4
+ROUNDS = 1
 SLACK = 1.1
 
 # Functions that wait for a device. Copies of whole models are not among them.
