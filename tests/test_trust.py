@@ -100,14 +100,13 @@ PREDICTING = (
 )
 
 
-def test_reading_a_run_imports_nothing_it_names(foreign: Path, subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("words", [*READING, ("data", "run")])
+def test_reading_a_run_imports_nothing_it_names(foreign: Path, words: tuple[str, ...]) -> None:
     """Neither does reading its data, which are not those of hospitals."""
     change_settings(foreign, task="evil:Task", model="evil:net", method="evil:Task")
-    for words in (*READING, ("data", "run")):
-        with subtests.test(words=words):
-            done = fairbloom(foreign, *words)
-            assert done.returncode == (2 if words[0] == "data" else 0), done.stderr
-            assert not (foreign / "ran").exists()
+    done = fairbloom(foreign, *words)
+    assert done.returncode == (2 if words[0] == "data" else 0), done.stderr
+    assert not (foreign / "ran").exists()
 
 
 @pytest.mark.parametrize("setting", ["task", "model"])
@@ -121,11 +120,10 @@ def test_predicting_refuses_untrusted_modules(foreign: Path, setting: str) -> No
         assert not (foreign / "ran").exists()
 
 
-def test_a_trusted_module_is_imported(foreign: Path, subtests: pytest.Subtests) -> None:
-    for words in PREDICTING:
-        with subtests.test(words=words):
-            done = fairbloom(foreign, *words, "--trust")
-            assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("words", PREDICTING)
+def test_a_trusted_module_is_imported(foreign: Path, words: tuple[str, ...]) -> None:
+    done = fairbloom(foreign, *words, "--trust")
+    assert done.returncode == 0, done.stderr
 
 
 def test_predictor_in_python_takes_trusted_modules(

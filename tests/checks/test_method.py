@@ -286,11 +286,10 @@ def test_a_broken_method_fails_one_property(subtests: pytest.Subtests) -> None:
             assert report_on(method).failures.keys() == {name}, place
 
 
-def test_a_small_bias_by_place_fails_in_any_cohort(subtests: pytest.Subtests) -> None:
-    for many in (8, 40):
-        with subtests.test(many=many):
-            with pytest.raises(Failure, match="the step is another one"):
-                check("permutation", FirstCountsMore, many=many)
+@pytest.mark.parametrize("many", [8, 40])
+def test_a_small_bias_by_place_fails_in_any_cohort(many: int) -> None:
+    with pytest.raises(Failure, match="the step is another one"):
+        check("permutation", FirstCountsMore, many=many)
 
 
 def test_a_fault_is_reported_once_with_its_line() -> None:
@@ -346,12 +345,11 @@ REMARKED = [
 ]
 
 
-def test_what_may_be_meant_is_remarked(subtests: pytest.Subtests) -> None:
-    for name, method, words in REMARKED:
-        with subtests.test(name=name, method=method):
-            with pytest.raises(Remark) as remark:
-                check(name, method)
-            assert words in str(remark.value), name
+@pytest.mark.parametrize(("name", "method", "words"), REMARKED)
+def test_what_may_be_meant_is_remarked(name: str, method: type, words: str) -> None:
+    with pytest.raises(Remark) as remark:
+        check(name, method)
+    assert words in str(remark.value), name
 
 
 def test_a_shorter_step_is_no_remark() -> None:
@@ -360,18 +358,20 @@ def test_a_shorter_step_is_no_remark() -> None:
     )
 
 
-def test_no_round_is_run_where_real_clients_lack_a_metric(subtests: pytest.Subtests) -> None:
-    with pytest.raises(NotApplicable, match="blood-pressure"):
-        check("learns", UNKNOWN)
-    for metric in (
+@pytest.mark.parametrize(
+    "metric",
+    [
         "accuracy-baseline",
         "loss-baseline",
         "num-examples",
         "step-sum",
         "disparity-hard",
-    ):
-        with subtests.test(metric=metric):
-            assert metric in check("needs", broken(needs=frozenset({metric})))
+    ],
+)
+def test_no_round_is_run_where_real_clients_lack_a_metric(metric: str) -> None:
+    with pytest.raises(NotApplicable, match="blood-pressure"):
+        check("learns", UNKNOWN)
+    assert metric in check("needs", broken(needs=frozenset({metric})))
 
 
 # Arguments and the printed report -----------------------------------------------------------------
@@ -392,13 +392,12 @@ def test_a_parameter_without_a_default_has_to_be_given() -> None:
     assert "share = -1.0" in report_on(NeedsAShare, {"share": -1.0}).failures["parameters"]
 
 
-def test_arguments_are_read_from_settings_as_a_run_has_them(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("key", "value"), [("needsashare.part", 1), ("needsashare.share", "a")])
+def test_arguments_are_read_from_settings_as_a_run_has_them(key: str, value: int | str) -> None:
     assert arguments_of(NeedsAShare, {}) == {}
     assert arguments_of(NeedsAShare, {"needsashare.share": 1}) == {"share": 1.0}
-    for key, value in (("needsashare.part", 1), ("needsashare.share", "a")):
-        with subtests.test(key=key, value=value):
-            with pytest.raises(FairbloomError, match=rf"{key} = {value!r}: .*"):
-                arguments_of(NeedsAShare, {key: value})
+    with pytest.raises(FairbloomError, match=rf"{key} = {value!r}: .*"):
+        arguments_of(NeedsAShare, {key: value})
 
 
 def test_the_printed_report_fits_on_a_narrow_screen(subtests: pytest.Subtests) -> None:

@@ -19,12 +19,13 @@ HERE = f"{__name__}:"
 GIVEN = "tests.client.own_rules:"
 
 
-def test_a_right_rule_passes_without_a_remark(subtests: pytest.Subtests) -> None:
-    for name, keeps in (("Plain", "keeps 0 numbers: nothing"), ("Momentum", "keeps 16 numbers")):
-        with subtests.test(name=name, keeps=keeps):
-            results = check_rule(f"{GIVEN}{name}").results
-            assert {result.status for result in results.values()} == {Status.PASSED}
-            assert keeps in results["kept"].message
+@pytest.mark.parametrize(
+    ("name", "keeps"), [("Plain", "keeps 0 numbers: nothing"), ("Momentum", "keeps 16 numbers")]
+)
+def test_a_right_rule_passes_without_a_remark(name: str, keeps: str) -> None:
+    results = check_rule(f"{GIVEN}{name}").results
+    assert {result.status for result in results.values()} == {Status.PASSED}
+    assert keeps in results["kept"].message
 
 
 # Rules that are wrong -----------------------------------------------------------------------------
@@ -126,13 +127,12 @@ WRONG = [
 ]
 
 
-def test_a_broken_rule_fails_a_property_in_words(subtests: pytest.Subtests) -> None:
-    for rule, name, words in WRONG:
-        with subtests.test(rule=rule, name=name):
-            RemembersAside.velocity.clear()
-            with pytest.raises(Failure) as failure:
-                RULE_PROPERTIES[name](RuleUnderTest(f"{HERE}{rule.__name__}"))
-            assert words in str(failure.value), rule
+@pytest.mark.parametrize(("rule", "name", "words"), WRONG)
+def test_a_broken_rule_fails_a_property_in_words(rule: type, name: str, words: str) -> None:
+    RemembersAside.velocity.clear()
+    with pytest.raises(Failure) as failure:
+        RULE_PROPERTIES[name](RuleUnderTest(f"{HERE}{rule.__name__}"))
+    assert words in str(failure.value), rule
 
 
 def test_state_that_grows_is_remarked() -> None:

@@ -195,18 +195,15 @@ def test_several_values_are_tried_by_the_search_an_error_names(
             assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
 
 
+@pytest.mark.parametrize(("words", "expected"), REFUSED)
 def test_bad_input_ends_with_2_and_writes_nothing(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: tuple[str, ...]
 ) -> None:
-    for words, expected in REFUSED:
-        with subtests.test(words=words, expected=expected):
-            assert fairbloom(*words, *(["--out", "a"] if words[0] != "walk" else [])) == 2, words
-            printed = capsys.readouterr()
-            assert [word for word in expected if word not in printed.err] == [], words
-            assert printed.out == ""
-            assert list(tmp_path.iterdir()) == []
+    assert fairbloom(*words, *(["--out", "a"] if words[0] != "walk" else [])) == 2, words
+    printed = capsys.readouterr()
+    assert [word for word in expected if word not in printed.err] == [], words
+    assert printed.out == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_can_be_no_folder_is_refused_in_a_line(
@@ -470,28 +467,30 @@ def command_called(name: str) -> click.Command:
     return late.imported()
 
 
+@pytest.mark.parametrize(("command", "listed"), LISTED.items())
 def test_a_commands_help_begins_as_it_is_listed(
-    capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+    capsys: pytest.CaptureFixture[str], command: str, listed: object
 ) -> None:
-    for command, listed in LISTED.items():
-        with subtests.test(command=command, listed=listed):
-            assert fairbloom(command, "--help") == 0
-            printed = capsys.readouterr().out
-            assert [
-                words
-                for words in (listed.summary, listed.example, "--help")
-                if words not in printed
-            ] == []
-            assert str(command_called(command).help).splitlines()[0] == listed.summary
-            if command in ("run", "compare"):  # the example is taken
-                _, _, *words = listed.example.split()
-                assert command_called(command).make_context(command, words).params["out"]
+    assert fairbloom(command, "--help") == 0
+    printed = capsys.readouterr().out
+    assert [
+        words for words in (listed.summary, listed.example, "--help") if words not in printed
+    ] == []
+    assert str(command_called(command).help).splitlines()[0] == listed.summary
+    if command in ("run", "compare"):  # the example is taken
+        _, _, *words = listed.example.split()
+        assert command_called(command).make_context(command, words).params["out"]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("show", "The folder of a run or a study"),
+        ("client keys", "Name of this client in the"),
+    ],
+)
 def test_help_says_what_each_argument_is(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, said: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     commands = [each for name in LISTED for each in commands_in(command_called(name))]
@@ -500,13 +499,8 @@ def test_help_says_what_each_argument_is(
     ]
     assert len(arguments) > 20
     assert [each.name for each in arguments if not each.help] == []
-    for words, said in (
-        ("show", "The folder of a run or a study"),
-        ("client keys", "Name of this client in the"),
-    ):
-        with subtests.test(words=words, said=said):
-            assert fairbloom(*words.split(), "--help") == 0
-            assert said in capsys.readouterr().out
+    assert fairbloom(*words.split(), "--help") == 0
+    assert said in capsys.readouterr().out
 
 
 def commands_in(command: click.Command) -> Iterator[click.Command]:
@@ -516,16 +510,13 @@ def commands_in(command: click.Command) -> Iterator[click.Command]:
         yield from commands_in(each)
 
 
-def test_common_options_say_what_their_settings_do(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("command", ["run", "compare", "search"])
+def test_common_options_say_what_their_settings_do(command: str) -> None:
     common = [*CommonOptions.__annotations__]
-    for command in ("run", "compare", "search"):
-        with subtests.test(command=command):
-            offered = {
-                each.name: each
-                for each in command_called(command).params
-                if isinstance(each, click.Option)
-            }
-            assert [name for name in offered if name in common] == common
-            for name in {*common} - {"data_dir"}:
-                (key,) = as_settings({name: None})
-                assert str(offered[name].help).startswith(SETTINGS[key].description)
+    offered = {
+        each.name: each for each in command_called(command).params if isinstance(each, click.Option)
+    }
+    assert [name for name in offered if name in common] == common
+    for name in {*common} - {"data_dir"}:
+        (key,) = as_settings({name: None})
+        assert str(offered[name].help).startswith(SETTINGS[key].description)

@@ -44,29 +44,26 @@ def test_a_client_is_called_what_its_node_config_says() -> None:
     assert plain["arrays"] == named["arrays"]
 
 
-def test_a_train_reply_has_the_arrays_that_came_in_trained(subtests: pytest.Subtests) -> None:
-    for model in ("logistic", "mlp", "cnn"):
-        with subtests.test(model=model):
-            config = run_config(model=model, local_epochs=2, momentum=0.9)
-            task, expected = fresh(config)
-            received = ArrayRecord(expected.state_dict())
-            # which adds in another order
-            expected = with_channels_last(expected, task.splits(task.clients[0]).train)
-            train(
-                expected,
-                task,
-                task.splits("client-1").train,
-                work_of(config, "client-1", server_round=3),
-            )
-            content = ask(MessageType.TRAIN, {"server-round": 3}, context(1, config))
-            assert set(content) == {"arrays", "metrics"}
-            arrays = content.array_records["arrays"]
-            assert list(arrays) == list(received)
-            for key, array in arrays.items():
-                assert (array.dtype, array.shape) == (received[key].dtype, received[key].shape)
-                assert torch.equal(
-                    torch.from_numpy(array.numpy().copy()), expected.state_dict()[key]
-                )
+@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
+def test_a_train_reply_has_the_arrays_that_came_in_trained(model: str) -> None:
+    config = run_config(model=model, local_epochs=2, momentum=0.9)
+    task, expected = fresh(config)
+    received = ArrayRecord(expected.state_dict())
+    # which adds in another order
+    expected = with_channels_last(expected, task.splits(task.clients[0]).train)
+    train(
+        expected,
+        task,
+        task.splits("client-1").train,
+        work_of(config, "client-1", server_round=3),
+    )
+    content = ask(MessageType.TRAIN, {"server-round": 3}, context(1, config))
+    assert set(content) == {"arrays", "metrics"}
+    arrays = content.array_records["arrays"]
+    assert list(arrays) == list(received)
+    for key, array in arrays.items():
+        assert (array.dtype, array.shape) == (received[key].dtype, received[key].shape)
+        assert torch.equal(torch.from_numpy(array.numpy().copy()), expected.state_dict()[key])
 
 
 def test_a_train_reply_has_the_metrics_asked_for_and_the_count(subtests: pytest.Subtests) -> None:
@@ -79,24 +76,21 @@ def test_a_train_reply_has_the_metrics_asked_for_and_the_count(subtests: pytest.
     assert set(metrics_of({})) == {"num-examples"}
 
 
-def test_losses_are_the_plain_loss_over_the_whole_training_set(subtests: pytest.Subtests) -> None:
-    for terms in ({}, {"proximal-mu": 2.0}):
-        with subtests.test(terms=terms):
-            task, model = fresh()
-            inputs, targets = task.splits("client-1").train[:]
-            content = ask(
-                MessageType.TRAIN, {**terms, "measure": list(MEASURES)}, context(1), model
-            )
-            metrics: dict[str, Any] = dict(content.metric_records["metrics"])
-            returned = copy.deepcopy(model)
-            returned.load_state_dict(content.array_records["arrays"].to_torch_state_dict())
-            for ending, measured in (("before", model), ("after", returned)):
-                outputs = measured(inputs)
-                loss = cross_entropy(outputs.double(), targets).item()
-                accuracy = (outputs.argmax(dim=1) == targets).double().mean().item()
-                assert metrics[f"loss-{ending}"] == pytest.approx(loss, rel=1e-6)
-                assert metrics[f"accuracy-{ending}"] == accuracy
-            assert metrics["loss-after"] < metrics["loss-before"]
+@pytest.mark.parametrize("terms", [{}, {"proximal-mu": 2.0}])
+def test_losses_are_the_plain_loss_over_the_whole_training_set(terms: dict[str, float]) -> None:
+    task, model = fresh()
+    inputs, targets = task.splits("client-1").train[:]
+    content = ask(MessageType.TRAIN, {**terms, "measure": list(MEASURES)}, context(1), model)
+    metrics: dict[str, Any] = dict(content.metric_records["metrics"])
+    returned = copy.deepcopy(model)
+    returned.load_state_dict(content.array_records["arrays"].to_torch_state_dict())
+    for ending, measured in (("before", model), ("after", returned)):
+        outputs = measured(inputs)
+        loss = cross_entropy(outputs.double(), targets).item()
+        accuracy = (outputs.argmax(dim=1) == targets).double().mean().item()
+        assert metrics[f"loss-{ending}"] == pytest.approx(loss, rel=1e-6)
+        assert metrics[f"accuracy-{ending}"] == accuracy
+    assert metrics["loss-after"] < metrics["loss-before"]
 
 
 def test_a_reply_depends_on_the_message_alone() -> None:
@@ -121,14 +115,13 @@ def test_an_evaluation_is_on_the_own_test_split() -> None:
     }
 
 
-def test_an_unknown_partition_id_is_refused_with_the_range(subtests: pytest.Subtests) -> None:
-    for partition in (None, -1, CLIENTS, "1", 1.0):
-        with subtests.test(partition=partition):
-            with pytest.raises(
-                ValueError,
-                match=rf"partition-id = .* clients = {CLIENTS} .* from 0 to {CLIENTS - 1}",
-            ):
-                ask(MessageType.QUERY, {}, context(partition))
+@pytest.mark.parametrize("partition", [None, -1, CLIENTS, "1", 1.0])
+def test_an_unknown_partition_id_is_refused_with_the_range(partition: Any) -> None:
+    with pytest.raises(
+        ValueError,
+        match=rf"partition-id = .* clients = {CLIENTS} .* from 0 to {CLIENTS - 1}",
+    ):
+        ask(MessageType.QUERY, {}, context(partition))
 
 
 loaded: list[Setup] = []

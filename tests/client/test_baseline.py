@@ -46,8 +46,9 @@ def moved(config: dict[str, Any], by: float) -> torch.nn.Module:
 # When it ends -------------------------------------------------------------------------------------
 
 
-def test_it_ends_when_the_least_loss_falls_too_little(subtests: pytest.Subtests) -> None:
-    for losses, settled in (
+@pytest.mark.parametrize(
+    ("losses", "settled"),
+    [
         ([1.0], False),
         ([1.0, 0.9, 0.8], False),
         ([1.0, 1.0, 1.0], True),
@@ -59,9 +60,10 @@ def test_it_ends_when_the_least_loss_falls_too_little(subtests: pytest.Subtests)
         ([-1.0, -1.05, -1.05], True),
         ([0.0, 0.0, 0.0], True),
         ([1.0, math.nan, math.nan], True),
-    ):
-        with subtests.test(losses=losses, settled=settled):
-            assert has_settled(losses, patience=2, tolerance=0.1) == settled
+    ],
+)
+def test_it_ends_when_the_least_loss_falls_too_little(losses: list[float], settled: bool) -> None:
+    assert has_settled(losses, patience=2, tolerance=0.1) == settled
 
 
 def gradient_descent(client: str, model: torch.nn.Module, rate: float) -> list[float]:
@@ -110,20 +112,18 @@ def test_a_client_draws_its_batches_from_a_stream_of_its_own() -> None:
 # Once ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("server_round", [2, 3, 7])
 def test_it_is_found_once_and_reported_in_every_later_round(
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    monkeypatch: pytest.MonkeyPatch, server_round: int
 ) -> None:
     where = context(1)
     first = reported(where)
     monkeypatch.setattr(baseline, "train", None)  # training alone again would fail
-    for server_round in (2, 3, 7):
-        with subtests.test(server_round=server_round):
-            later = reported(
-                where, moved(dict(where.run_config), 0.1 * server_round), server_round=server_round
-            )
-            assert later["loss-baseline"] == first["loss-baseline"]
-            assert later["loss-before"] != first["loss-before"]
+    later = reported(
+        where, moved(dict(where.run_config), 0.1 * server_round), server_round=server_round
+    )
+    assert later["loss-baseline"] == first["loss-baseline"]
+    assert later["loss-before"] != first["loss-before"]
 
 
 def test_a_server_that_goes_back_has_another_baseline_made(

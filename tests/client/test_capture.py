@@ -324,8 +324,9 @@ class Doubled(nn.Linear):
         return 2 * super().forward(inputs)
 
 
-def test_any_other_model_is_left_to_autograd(subtests: pytest.Subtests) -> None:
-    for model in (
+@pytest.mark.parametrize(
+    "model",
+    [
         hooked(),
         frozen(),
         Doubled(3, 2),
@@ -333,9 +334,10 @@ def test_any_other_model_is_left_to_autograd(subtests: pytest.Subtests) -> None:
         nn.Sequential(nn.Flatten(0), nn.Linear(3, 2)),
         nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)),
         nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)),
-    ):
-        with subtests.test(model=model):
-            assert linear_step(model, task_with(), work(), [], []) is None
+    ],
+)
+def test_any_other_model_is_left_to_autograd(model: Callable[..., Any] | Doubled) -> None:
+    assert linear_step(model, task_with(), work(), [], []) is None
 
 
 def test_a_loss_of_a_users_own_task_is_seen_through_its_check() -> None:

@@ -173,22 +173,21 @@ class ByHand:
         return found[0], found[1]
 
 
-def test_disparity_and_its_gradient_are_those_of_the_definition(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("kind", "positive", "sharpness"), [*product(KINDS, (0, 1), (None, 2.0))])
+def test_disparity_and_its_gradient_are_those_of_the_definition(
+    kind: str, positive: int, sharpness: float | None
+) -> None:
     model = linear()
     examples = drawn()
     weight, bias = arrays_of(model)
-    for kind, positive, sharpness in product(KINDS, (0, 1), (None, 2.0)):
-        with subtests.test(kind=kind, positive=positive):
-            by_hand = ByHand(examples, kind, positive, sharpness or 10.0)
-            terms = terms_of(kind, disparity_sharpness=sharpness)
-            found = measure_disparity(model, task_of(positive=positive), examples, terms, 1)
-            assert found.smooth == pytest.approx(by_hand.disparity(weight, bias), rel=1e-12)
-            assert found.hard == pytest.approx(
-                by_hand.disparity(weight, bias, hard=True), rel=1e-12
-            )
-            for ours, expected in zip(found.gradient, by_hand.gradient(weight, bias), strict=True):
-                assert ours is not None
-                np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-6, atol=1e-8)
+    by_hand = ByHand(examples, kind, positive, sharpness or 10.0)
+    terms = terms_of(kind, disparity_sharpness=sharpness)
+    found = measure_disparity(model, task_of(positive=positive), examples, terms, 1)
+    assert found.smooth == pytest.approx(by_hand.disparity(weight, bias), rel=1e-12)
+    assert found.hard == pytest.approx(by_hand.disparity(weight, bias, hard=True), rel=1e-12)
+    for ours, expected in zip(found.gradient, by_hand.gradient(weight, bias), strict=True):
+        assert ours is not None
+        np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_a_client_replies_a_step_down_loss_and_down_disparity(subtests: pytest.Subtests) -> None:
@@ -352,8 +351,9 @@ def test_a_task_without_two_groups_is_an_error_with_a_remedy(subtests: pytest.Su
         count_hits(linear(), task_of(), replace(drawn(), targets=targets), 1)
 
 
-def test_terms_that_a_client_cannot_act_on_are_refused_by_name(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+@pytest.mark.parametrize(
+    ("terms", "settings", "words"),
+    [
         (
             {"kind": "equalised-odds"},
             {},
@@ -364,8 +364,10 @@ def test_terms_that_a_client_cannot_act_on_are_refused_by_name(subtests: pytest.
         ({}, {"weight_decay": 0.1}, "leave out weight-decay = 0.1"),
         ({}, {"momentum": 0.9}, "full-batch-step = True .*leave out momentum = 0.9"),
         ({"snapshot_step": 1}, {}, "snapshot-step = 1 and disparity = 'demographic-parity'"),
-    ]
-    for terms, settings, words in cases:
-        with subtests.test(terms=terms, settings=settings):
-            with pytest.raises(ReportableError, match=words):
-                trained(terms_of(**terms), **settings)
+    ],
+)
+def test_terms_that_a_client_cannot_act_on_are_refused_by_name(
+    terms: dict[str, Any], settings: dict[str, float], words: str
+) -> None:
+    with pytest.raises(ReportableError, match=words):
+        trained(terms_of(**terms), **settings)

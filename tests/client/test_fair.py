@@ -214,22 +214,26 @@ def test_a_run_resumes_although_the_loader_shuffles_globally(quickstart: Modules
     assert dict(again.evaluate_metrics_clientapp[4]) == dict(whole.evaluate_metrics_clientapp[4])
 
 
-def test_methods_end_where_flowers_own_do(quickstart: Modules, subtests: pytest.Subtests) -> None:
-    """The same clients train on the same draws, so only the server's arithmetic may differ."""
-    for theirs, ours in (
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
         (flowers.FedProx(proximal_mu=0.5), FedProx(mu=0.5)),
         (flowers.QFedAvg(client_learning_rate=RATE, q=0.0), QFedAvg(q=0.0, lipschitz=1 / RATE)),
-    ):
-        with subtests.test(theirs=theirs, ours=ours):
-            app = quickstart[0].app
-            expected = start(theirs, app, SMALL, quickstart, num_rounds=1)
-            found = start(ours, app, SMALL, quickstart, num_rounds=1)
-            assert np.abs(weights(found.arrays) - weights(expected.arrays)).max() <= 1e-6
-            measured = expected.evaluate_metrics_clientapp[1]
-            assert {
-                name: found.evaluate_metrics_clientapp[1][name] for name in measured
-            } == pytest.approx(dict(measured))
-            assert set(measured) == {"eval_loss", "eval_acc"}
+    ],
+)
+def test_methods_end_where_flowers_own_do(
+    quickstart: Modules, theirs: FedProx | QFedAvg, ours: FedProx | QFedAvg
+) -> None:
+    """The same clients train on the same draws, so only the server's arithmetic may differ."""
+    app = quickstart[0].app
+    expected = start(theirs, app, SMALL, quickstart, num_rounds=1)
+    found = start(ours, app, SMALL, quickstart, num_rounds=1)
+    assert np.abs(weights(found.arrays) - weights(expected.arrays)).max() <= 1e-6
+    measured = expected.evaluate_metrics_clientapp[1]
+    assert {name: found.evaluate_metrics_clientapp[1][name] for name in measured} == pytest.approx(
+        dict(measured)
+    )
+    assert set(measured) == {"eval_loss", "eval_acc"}
 
 
 def test_the_recipe_for_differential_privacy_clips(subtests: pytest.Subtests) -> None:

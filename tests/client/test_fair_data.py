@@ -105,15 +105,17 @@ def test_measures_are_means_over_all_examples() -> None:
     assert {"eval_loss", "eval_acc"} <= set(rounds[0].evaluations["client-0"])
 
 
-def test_whatever_a_loader_drops_the_whole_set_is_measured(subtests: pytest.Subtests) -> None:
-    for loader in (
+@pytest.mark.parametrize(
+    "loader",
+    [
         DataLoader(POINTS, batch_size=2, shuffle=True, drop_last=True),
         DataLoader(POINTS, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1)),
         DataLoader(POINTS, 2, sampler=WeightedRandomSampler([1.0, 0.0, 0.0, 0.0, 0.0], 5)),
         DataLoader(POINTS, batch_sampler=[[0, 1, 2], [3, 4]]),
-    ):
-        with subtests.test(loader=loader):
-            assert measured(app_of(data=[loader]), "loss-before") == [EXACTLY(loss_at(0.0))]
+    ],
+)
+def test_whatever_a_loader_drops_the_whole_set_is_measured(loader: DataLoader) -> None:
+    assert measured(app_of(data=[loader]), "loss-before") == [EXACTLY(loss_at(0.0))]
 
 
 class Noisy(nn.Module):
@@ -401,7 +403,16 @@ def test_what_a_test_function_may_not_return(subtests: pytest.Subtests) -> None:
         rounds_of(QFedAvg(q=1.0, lipschitz=1.0), app_of(test=lambda model, loader: (math.nan, 0.5)))
 
 
-def test_a_test_function_takes_training_values_by_their_names(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda model, loader, criterion: (0.0, 0.0), "it takes model, loader, criterion"),
+        (lambda model: (1.0, 1.0), "must take the model, a loader"),
+    ],
+)
+def test_a_test_function_takes_training_values_by_their_names(
+    wrong: Callable[..., Any], words: str
+) -> None:
     seen: list[Any] = []
 
     def train(net: nn.Module, data: Any, device: str = "here", *more: Any, **options: Any) -> float:
@@ -419,13 +430,8 @@ def test_a_test_function_takes_training_values_by_their_names(subtests: pytest.S
     )
     assert measured(app, "loss-before") == [EXACTLY(loss_at(0.0))]
     assert set(seen) == {(Point, "there", 3, False)}
-    for wrong, words in (
-        (lambda model, loader, criterion: (0.0, 0.0), "it takes model, loader, criterion"),
-        (lambda model: (1.0, 1.0), "must take the model, a loader"),
-    ):
-        with subtests.test(wrong=wrong, words=words):
-            with pytest.raises(ValueError, match=words):
-                ask(app_of(test=wrong), MEASURED)
+    with pytest.raises(ValueError, match=words):
+        ask(app_of(test=wrong), MEASURED)
 
 
 def reply(message: Message, asked: float = 0.0, examples: int = 5) -> Message:
@@ -760,33 +766,31 @@ def train_with_noise(model: nn.Module, loader: Any, noise: float = 1.0) -> float
     return descend(model, loader, NoisySGD(SGD(model.parameters(), lr=RATE), noise))
 
 
-def test_noise_is_refused_where_the_server_knows_the_seed(subtests: pytest.Subtests) -> None:
-    for asked in ({}, MEASURED, {"proximal-mu": 0.7}):
-        with subtests.test(asked=asked):
-            with pytest.raises(
-                ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"
-            ):
-                ask(app_of(train_with_noise), asked)
-            assert (
-                len({trained(ask(app_of(train_with_noise, seeded=False), asked)) for _ in range(2)})
-                == 2
-            )
+@pytest.mark.parametrize("asked", [{}, MEASURED, {"proximal-mu": 0.7}])
+def test_noise_is_refused_where_the_server_knows_the_seed(asked: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"
+    ):
+        ask(app_of(train_with_noise), asked)
+    assert len({trained(ask(app_of(train_with_noise, seeded=False), asked)) for _ in range(2)}) == 2
 
 
-def test_a_client_is_called_by_its_name_partition_or_node(subtests: pytest.Subtests) -> None:
-    for node, name in (
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [
         ({"name": "clinic-north", "partition-id": 3, "num-partitions": 4}, "clinic-north"),
         ({"partition-id": 3, "num-partitions": 4}, "client-3"),
         ({"partition-id": 3, "num-partitions": 101}, "client-003"),
         ({"partition-id": 3}, "client-3"),
         ({}, "77"),
-    ):
-        with subtests.test(node=node, name=name):
-            content = ask(app_of(), kind=MessageType.QUERY, where=context(**node))
-            assert dict(content.config_records["client"]) == {
-                "name": name,
-                "honours": SUPPORTED.wire_keys,
-            }
+    ],
+)
+def test_a_client_is_called_by_its_name_partition_or_node(node: dict[str, Any], name: str) -> None:
+    content = ask(app_of(), kind=MessageType.QUERY, where=context(**node))
+    assert dict(content.config_records["client"]) == {
+        "name": name,
+        "honours": SUPPORTED.wire_keys,
+    }
 
 
 def test_mods_are_around_the_handlers_that_they_are_given_to() -> None:

@@ -130,8 +130,9 @@ def test_an_infinite_score_is_left_out_of_its_group_alone() -> None:
 # What is held back --------------------------------------------------------------------------------
 
 
-def test_with_a_small_group_others_are_held_back(subtests: pytest.Subtests) -> None:
-    for counts, smallest, shown in [
+@pytest.mark.parametrize(
+    ("counts", "smallest", "shown"),
+    [
         ((20, 30), 5, [0, 1]),
         ((3, 30), 5, []),  # 30 would say that there are 3
         ((3, 9, 30), 5, [2]),  # those of fewer than ten go with it
@@ -144,9 +145,12 @@ def test_with_a_small_group_others_are_held_back(subtests: pytest.Subtests) -> N
         ((0, 0), 5, []),
         ((1, 2), 1, [0, 1]),
         ((5, 5), 5, [0, 1]),
-    ]:
-        with subtests.test(counts=counts, smallest=smallest):
-            assert reportable([counts], smallest) == shown
+    ],
+)
+def test_with_a_small_group_others_are_held_back(
+    counts: tuple[int, ...], smallest: int, shown: list[int]
+) -> None:
+    assert reportable([counts], smallest) == shown
 
 
 def possible(counts: tuple[int, ...], smallest: int) -> Mapping[int, set[int]]:

@@ -63,8 +63,9 @@ class Signs(Optimizer):
                     parameter.sub_(group["lr"] * parameter.grad.sign())
 
 
-def test_an_optimizer_takes_the_steps_made_by_hand(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[Callable[[Any], Optimizer], dict[str, Any]]] = [
+@pytest.mark.parametrize(
+    ("make", "chosen"),
+    [
         (
             lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
             {"momentum": 0.9, "nesterov": True},
@@ -79,32 +80,33 @@ def test_an_optimizer_takes_the_steps_made_by_hand(subtests: pytest.Subtests) ->
         ),
         (lambda p: torch.optim.Adagrad(p, lr=0.01), {"optimizer": "torch.optim:Adagrad"}),
         (lambda p: Signs(p, lr=0.01), {"optimizer": f"{__name__}:Signs"}),
-    ]
+    ],
+)
+def test_an_optimizer_takes_the_steps_made_by_hand(
+    make: Callable[..., Any], chosen: dict[str, Any]
+) -> None:
     examples = noise(53).map(
         lambda tensor: tensor.double() if tensor.is_floating_point() else tensor
     )
-    for make, chosen in cases:
-        with subtests.test(make=make, chosen=chosen):
-            ours = network()
-            expected = network()
-            changes = {"epochs": 3, "batch_size": 10, "learning_rate": 0.01, **chosen}
-            train(ours, task_of(ours), examples, work(**changes))
-            by_hand(expected, examples, work(**changes), make)
-            for name, tensor in ours.state_dict().items():
-                torch.testing.assert_close(
-                    tensor, expected.state_dict()[name], rtol=1e-12, atol=1e-12, msg=str(chosen)
-                )
-            assert not torch.equal(
-                ours.state_dict()["1.weight"], network().state_dict()["1.weight"]
-            )
+    ours = network()
+    expected = network()
+    changes = {"epochs": 3, "batch_size": 10, "learning_rate": 0.01, **chosen}
+    train(ours, task_of(ours), examples, work(**changes))
+    by_hand(expected, examples, work(**changes), make)
+    for name, tensor in ours.state_dict().items():
+        torch.testing.assert_close(
+            tensor, expected.state_dict()[name], rtol=1e-12, atol=1e-12, msg=str(chosen)
+        )
+    assert not torch.equal(ours.state_dict()["1.weight"], network().state_dict()["1.weight"])
 
 
-def test_steps_are_counted_as_they_are_taken(subtests: pytest.Subtests) -> None:
-    for count, size, fewest in ((53, 10, 1), (51, 10, 2), (50, 10, 1), (7, 0, 1), (3, 10, 1)):
-        with subtests.test(count=count, size=size):
-            todo = work(epochs=3, batch_size=size)
-            assert count_steps(count, todo, fewest) == len(list(batches(count, todo, fewest)))
-            assert count_steps(count, replace(todo, steps=5), fewest) == 5
+@pytest.mark.parametrize(
+    ("count", "size", "fewest"), [(53, 10, 1), (51, 10, 2), (50, 10, 1), (7, 0, 1), (3, 10, 1)]
+)
+def test_steps_are_counted_as_they_are_taken(count: int, size: int, fewest: int) -> None:
+    todo = work(epochs=3, batch_size=size)
+    assert count_steps(count, todo, fewest) == len(list(batches(count, todo, fewest)))
+    assert count_steps(count, replace(todo, steps=5), fewest) == 5
 
 
 # What settings and terms make of it ---------------------------------------------------------------

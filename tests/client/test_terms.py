@@ -110,15 +110,12 @@ MESSAGES = [(MessageType.TRAIN, ALL), (MessageType.EVALUATE, AFTERWARDS)]
 LOSSES = ("0 loss-before", "0 loss-after", "1 train-loss")
 
 
-def test_only_losses_of_training_data_are_totals_over_batches(subtests: pytest.Subtests) -> None:
-    for batch_size in (10, 0, 10**6):
-        with subtests.test(batch_size=batch_size):
-            plain = reports(batch_size=batch_size)
-            total = reports(batch_size=batch_size, reported_loss="batches")
-            assert set(plain) == set(total)
-            assert set(LOSSES) < set(plain)
-            batches = plain["0 num-examples"] / 10 if batch_size == 10 else 1.0
-            for name, value in plain.items():
-                assert total[name] == pytest.approx(batches * value if name in LOSSES else value), (
-                    name
-                )
+@pytest.mark.parametrize("batch_size", [10, 0, 10**6])
+def test_only_losses_of_training_data_are_totals_over_batches(batch_size: int) -> None:
+    plain = reports(batch_size=batch_size)
+    total = reports(batch_size=batch_size, reported_loss="batches")
+    assert set(plain) == set(total)
+    assert set(LOSSES) < set(plain)
+    batches = plain["0 num-examples"] / 10 if batch_size == 10 else 1.0
+    for name, value in plain.items():
+        assert total[name] == pytest.approx(batches * value if name in LOSSES else value), name

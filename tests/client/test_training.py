@@ -99,25 +99,23 @@ CLIPPED: list[dict[str, Any]] = [
 ]
 
 
-def test_clipping_is_torchs_between_backward_and_step(subtests: pytest.Subtests) -> None:
-    for name, todo in itertools.product(("logistic", "mlp"), CLIPPED):
-        with subtests.test(name=name, todo=todo):
-            task, model = fresh(run_config(model=name))
-            received = model.double()
-            examples = some(task)
-            examples = Examples(examples[:][0].double(), examples[:][1])
-            for clip, changes in ((0.2, True), (1e6, False)):
-                ours = copy.deepcopy(received)
-                free = copy.deepcopy(received)
-                expected = by_torch(ours, task, examples, work(**todo, gradient_clip=clip))
-                train(ours, task, examples, work(**todo, gradient_clip=clip))
-                train(free, task, examples, work(**todo))
-                for key, weights in ours.state_dict().items():
-                    torch.testing.assert_close(weights, expected[key], rtol=1e-10, atol=1e-12)
-                    assert (
-                        torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12)
-                        != changes
-                    )
+@pytest.mark.parametrize(("name", "todo"), [*itertools.product(("logistic", "mlp"), CLIPPED)])
+def test_clipping_is_torchs_between_backward_and_step(name: str, todo: dict[str, float]) -> None:
+    task, model = fresh(run_config(model=name))
+    received = model.double()
+    examples = some(task)
+    examples = Examples(examples[:][0].double(), examples[:][1])
+    for clip, changes in ((0.2, True), (1e6, False)):
+        ours = copy.deepcopy(received)
+        free = copy.deepcopy(received)
+        expected = by_torch(ours, task, examples, work(**todo, gradient_clip=clip))
+        train(ours, task, examples, work(**todo, gradient_clip=clip))
+        train(free, task, examples, work(**todo))
+        for key, weights in ours.state_dict().items():
+            torch.testing.assert_close(weights, expected[key], rtol=1e-10, atol=1e-12)
+            assert (
+                torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12) != changes
+            )
 
 
 @given(
@@ -148,14 +146,15 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(
 EVERYTHING: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "pull": 0.5, "epochs": 2}
 
 
-def test_whatever_the_model_a_step_is_torch_sgds_bit_for_bit(subtests: pytest.Subtests) -> None:
-    for net, todo in itertools.product(nets.USABLE, ({}, EVERYTHING)):
-        with subtests.test(net=net, todo=todo):
-            task, model = fresh(run_config(model=f"{nets.__name__}:{net.__name__}"))
-            expected = by_torch(model, task, some(task), work(**todo, draws=3))
-            train(model, task, some(task), work(**todo, draws=3))
-            found = model.state_dict()
-            assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), net
+@pytest.mark.parametrize(("net", "todo"), [*itertools.product(nets.USABLE, ({}, EVERYTHING))])
+def test_whatever_the_model_a_step_is_torch_sgds_bit_for_bit(
+    net: type, todo: dict[str, float]
+) -> None:
+    task, model = fresh(run_config(model=f"{nets.__name__}:{net.__name__}"))
+    expected = by_torch(model, task, some(task), work(**todo, draws=3))
+    train(model, task, some(task), work(**todo, draws=3))
+    found = model.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), net
 
 
 def test_a_personal_model_keeps_frozen_layers(subtests: pytest.Subtests) -> None:
@@ -243,15 +242,18 @@ def test_batchnorm_in_evaluation_needs_no_second_example() -> None:
     assert model[1].num_batches_tracked == 0  # type: ignore[index, union-attr]
 
 
-def test_batchnorm_with_single_examples_is_refused_with_a_remedy(subtests: pytest.Subtests) -> None:
-    for count, size, steps in ((1, 10, None), (1, 0, 5), (30, 1, None), (30, 1, 5)):
-        with subtests.test(count=count, size=size):
-            model = normed()
-            with pytest.raises(
-                FairbloomError,
-                match=rf"1 example here, of {count} .* BatchNorm .* batch-size.*GroupNorm",
-            ):
-                train(model, task_of(model), noise(count), work(batch_size=size, steps=steps))
+@pytest.mark.parametrize(
+    ("count", "size", "steps"), [(1, 10, None), (1, 0, 5), (30, 1, None), (30, 1, 5)]
+)
+def test_batchnorm_with_single_examples_is_refused_with_a_remedy(
+    count: int, size: int, steps: int | None
+) -> None:
+    model = normed()
+    with pytest.raises(
+        FairbloomError,
+        match=rf"1 example here, of {count} .* BatchNorm .* batch-size.*GroupNorm",
+    ):
+        train(model, task_of(model), noise(count), work(batch_size=size, steps=steps))
 
 
 def test_what_cannot_be_trained_at_all_is_refused() -> None:

@@ -65,23 +65,23 @@ def test_init_leaves_a_folder_of_another_account(
     assert not list(Path("federation").iterdir())
 
 
-def test_init_refuses_invalid_names_and_writes_nothing(
-    here: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    for words, message in (
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (("--port", "70000"), "--port 70000: a port is a number from 1 to 65535"),
         (("--port", "0"), "--port 0: a port"),
         (
             ("--host", "fl.example.org:9092"),
             "--host 'fl.example.org:9092': give a name or an address without port",
         ),
-    ):
-        with subtests.test(words=words, message=message):
-            assert init(*words) == 2, words
-            assert message in capsys.readouterr().err
-            assert not Path("federation").exists()
+    ],
+)
+def test_init_refuses_invalid_names_and_writes_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    assert init(*words) == 2, words
+    assert message in capsys.readouterr().err
+    assert not Path("federation").exists()
 
 
 def test_an_init_that_fails_leaves_nothing(

@@ -309,23 +309,28 @@ def test_states_belong_to_the_run_folder(tmp_path: Path, caplog: pytest.LogCaptu
     assert serve(tmp_path, worker, other).replies[0][1] == b"x"
 
 
-def test_repeated_work_begins_with_the_state_before_it(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for first, repeated, expected in (
+@pytest.mark.parametrize(
+    ("first", "repeated", "expected"),
+    [
         ([(1, "train"), (2, "train")], [(2, "train")], [2]),
         ([(1, "train"), (2, "train"), (2, "evaluate")], [(2, "train"), (2, "evaluate")], [2, 2]),
         ([(1, "train"), (1, "evaluate")], [(1, "train"), (1, "evaluate"), (2, "train")], [1, 1, 2]),
         # the checkpoint of round 3 is damaged, and the run goes on after round 2
         ([(n, "train") for n in (1, 3, 4)], [(3, "train"), (4, "train")], [2, 3]),
-    ):
-        with subtests.test(first=first, repeated=repeated):
-            state = tmp_path / str(len(list(tmp_path.iterdir())))
-            worker = FakeWorker(counting)
-            serve(state, worker, *(in_round(*each) for each in first))
-            again = [in_round(*each, again="again") for each in repeated]
-            calls = serve(state, worker, *again)
-            assert [len(data) for _, data, _ in calls.replies] == expected
+    ],
+)
+def test_repeated_work_begins_with_the_state_before_it(
+    tmp_path: Path,
+    first: list[tuple[int | str, ...]],
+    repeated: list[tuple[int | str, ...]],
+    expected: list[int],
+) -> None:
+    state = tmp_path / str(len(list(tmp_path.iterdir())))
+    worker = FakeWorker(counting)
+    serve(state, worker, *(in_round(*each) for each in first))
+    again = [in_round(*each, again="again") for each in repeated]
+    calls = serve(state, worker, *again)
+    assert [len(data) for _, data, _ in calls.replies] == expected
 
 
 def test_a_device_keeps_the_states_of_a_few_runs(tmp_path: Path) -> None:

@@ -316,17 +316,16 @@ def test_a_damaged_file_keeps_its_client_out_and_no_other(served: Served) -> Non
     assert refusal(served, served.credentials("b")) == grpc.StatusCode.OK
 
 
-def test_server_and_device_load_neither_flower_nor_pytorch(subtests: pytest.Subtests) -> None:
-    for module in ("daemon", "client"):
-        with subtests.test(module=module):
-            code = (
-                f"import sys, fairbloom.deploy.fleet.{module}; print({{'flwr', 'torch', 'numpy'}} &"
-                " {*sys.modules})"
-            )
-            assert (
-                subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-                == "set()\n"
-            ), module
+@pytest.mark.parametrize("module", ["daemon", "client"])
+def test_server_and_device_load_neither_flower_nor_pytorch(module: str) -> None:
+    code = (
+        f"import sys, fairbloom.deploy.fleet.{module}; print({{'flwr', 'torch', 'numpy'}} &"
+        " {*sys.modules})"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "set()\n"
+    ), module
 
 
 def test_the_port_listens_on_ipv6(tmp_path: Path) -> None:

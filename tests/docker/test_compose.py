@@ -339,18 +339,17 @@ def script(name: str) -> dict[str, Any]:
     return runpy.run_path(str(DOCKER / f"{name}.py"))
 
 
-def test_every_service_is_confined(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("name", "service"), SERVICES.items())
+def test_every_service_is_confined(name: str, service: dict[str, Any]) -> None:
     assert set(SERVICES) == {"volumes", "server", "client", "experiment"}
-    for name, service in SERVICES.items():
-        with subtests.test(name=name, service=service):
-            assert service["read_only"], name
-            assert service["cap_drop"] == ["ALL"]
-            assert service["security_opt"] == ["no-new-privileges:true"]
-            assert service["mem_limit"]
-            assert service["pids_limit"]
-            root = service["user"] == "0:0"
-            assert root == (name == "volumes")
-            assert service.get("cap_add", []) == (["CHOWN"] if root else [])
+    assert service["read_only"], name
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+    assert service["pids_limit"]
+    root = service["user"] == "0:0"
+    assert root == (name == "volumes")
+    assert service.get("cap_add", []) == (["CHOWN"] if root else [])
 
 
 def test_clients_reach_the_server_and_nothing_else() -> None:
@@ -456,13 +455,12 @@ def test_a_client_takes_the_first_free_folder_and_is_enrolled(tmp_path: Path) ->
     assert [(member.name, member.partition) for member in federation.members()] == [("client-1", 1)]
 
 
+@pytest.mark.parametrize(
+    ("settings", "key"), [("attack=sign-flip attackers=0.25", "attack"), ("pooled=true", "pooled")]
+)
 def test_settings_are_checked_before_anything_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settings: str, key: str
 ) -> None:
-    for settings, key in (("attack=sign-flip attackers=0.25", "attack"), ("pooled=true", "pooled")):
-        with subtests.test(settings=settings, key=key):
-            monkeypatch.setenv("SETTINGS", settings)
-            assert script("experiment")["main"]() == 2
-            assert re.match(f"SETTINGS: .*{key}", capsys.readouterr().err)
+    monkeypatch.setenv("SETTINGS", settings)
+    assert script("experiment")["main"]() == 2
+    assert re.match(f"SETTINGS: .*{key}", capsys.readouterr().err)

@@ -114,24 +114,23 @@ def test_the_page_names_every_column() -> None:
 # Links that Sphinx does not see -------------------------------------------------------------------
 
 
-def test_linked_files_exist(subtests: pytest.Subtests) -> None:
-    for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
-        with subtests.test(page=page):
-            links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", (ROOT / page).read_text())
-            assert [
-                link for link in links if not (ROOT / page).parent.joinpath(link).exists()
-            ] == [], page
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_linked_files_exist(page: str) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", (ROOT / page).read_text())
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == [], page
 
 
-def test_files_that_pages_name_exist(subtests: pytest.Subtests) -> None:
-    for page, root in (
+@pytest.mark.parametrize(
+    ("page", "root"),
+    [
         ("docs/rooms.md", ""),
         ("CONTRIBUTING.md", ""),
         ("tests/README.md", "tests/"),
-    ):
-        with subtests.test(page=page, root=root):
-            names = re.findall(r"`((?:[\w]+/)+\w+\.py)`", (ROOT / page).read_text())
-            assert [name for name in names if not (ROOT / root / name).exists()] == [], page
+    ],
+)
+def test_files_that_pages_name_exist(page: str, root: str) -> None:
+    names = re.findall(r"`((?:[\w]+/)+\w+\.py)`", (ROOT / page).read_text())
+    assert [name for name in names if not (ROOT / root / name).exists()] == [], page
 
 
 def test_what_is_linked_in_flowers_reference_is_there_in_flower() -> None:
@@ -186,45 +185,39 @@ def test_what_a_page_shows_works(
 # What runs elsewhere ------------------------------------------------------------------------------
 
 
-def test_another_test_does_what_a_section_says(subtests: pytest.Subtests) -> None:
-    for section, test in ELSEWHERE.items():
-        with subtests.test(section=section, test=test):
-            page, _, title = section.partition("#")
-            file, _, name = test.partition("::")
-            assert [block for block in blocks(page) if title in ("", block.section)], (
-                f"{section} has no block"
-            )
-            module = importlib.import_module(f"tests.{file.removesuffix('.py').replace('/', '.')}")
-            assert callable(getattr(module, name))
+@pytest.mark.parametrize(("section", "test"), ELSEWHERE.items())
+def test_another_test_does_what_a_section_says(section: str, test: str) -> None:
+    page, _, title = section.partition("#")
+    file, _, name = test.partition("::")
+    assert [block for block in blocks(page) if title in ("", block.section)], (
+        f"{section} has no block"
+    )
+    module = importlib.import_module(f"tests.{file.removesuffix('.py').replace('/', '.')}")
+    assert callable(getattr(module, name))
 
 
-def test_commands_have_the_options_that_pages_give_them(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_have_the_options_that_pages_give_them(page: str) -> None:
     """All commands of ours, those in the midst of a sentence too."""
-    for page in PAGES:
-        with subtests.test(page=page):
-            inline = re.findall(r"(?<!`)`(fairbloom [a-z][^`]*)`", (ROOT / page).read_text())
-            shown = {
-                line
-                for block in blocks(page)
-                for line in block.commands
-                if re.match(r"fairbloom [a-z]", line)
-            }
-            for line in sorted({*shown, *inline}):
-                words = shlex.split(line, comments=True)[1:]
-                command: typer.core.click.Command = typer.main.get_command(app)
-                while words and isinstance(command, typer.core.TyperGroup):
-                    known_word = words[0] in command.commands or not isinstance(
-                        command, WithDefault
-                    )
-                    command = command.commands[words.pop(0) if known_word else DEFAULT]
-                    command = command.imported() if isinstance(command, LateCommand) else command
-                known = {option for parameter in command.params for option in parameter.opts}
-                assert {
-                    word.partition("=")[0] for word in words if word.startswith("--")
-                } <= known, (
-                    page,
-                    line,
-                )
+    inline = re.findall(r"(?<!`)`(fairbloom [a-z][^`]*)`", (ROOT / page).read_text())
+    shown = {
+        line
+        for block in blocks(page)
+        for line in block.commands
+        if re.match(r"fairbloom [a-z]", line)
+    }
+    for line in sorted({*shown, *inline}):
+        words = shlex.split(line, comments=True)[1:]
+        command: typer.core.click.Command = typer.main.get_command(app)
+        while words and isinstance(command, typer.core.TyperGroup):
+            known_word = words[0] in command.commands or not isinstance(command, WithDefault)
+            command = command.commands[words.pop(0) if known_word else DEFAULT]
+            command = command.imported() if isinstance(command, LateCommand) else command
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, (
+            page,
+            line,
+        )
 
 
 def test_the_readme_starts_a_federation_as_its_guide_does() -> None:
@@ -255,16 +248,15 @@ def test_the_demo_draws_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "prefers-color-scheme" in svg
 
 
-def test_figures_of_the_pages_are_small_and_follow_dark_mode(subtests: pytest.Subtests) -> None:
-    for file in IMAGES.iterdir():
-        with subtests.test(file=file):
-            svg = file.read_text()
-            assert file.suffix == ".svg"
-            assert len(svg) < 100_000, file
-            assert dark_rules() in svg, (
-                f"{file}: python -m docs.demo and python -m docs.hospitals draw the figures"
-            )
-            assert INK in svg
+@pytest.mark.parametrize("file", [*IMAGES.iterdir()])
+def test_figures_of_the_pages_are_small_and_follow_dark_mode(file: Path) -> None:
+    svg = file.read_text()
+    assert file.suffix == ".svg"
+    assert len(svg) < 100_000, file
+    assert dark_rules() in svg, (
+        f"{file}: python -m docs.demo and python -m docs.hospitals draw the figures"
+    )
+    assert INK in svg
 
 
 def test_make_demo_runs_the_command_of_the_first_figure() -> None:

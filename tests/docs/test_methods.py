@@ -49,48 +49,40 @@ def test_a_docstring_says_all_that_a_page_shows(subtests: pytest.Subtests) -> No
             assert f"](https://doi.org/{doi})" in scripts(method.source)
 
 
-def test_memory_is_named_where_there_is_one(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("name", "method"), METHODS.items())
+def test_memory_is_named_where_there_is_one(name: str, method: type) -> None:
     """A method that keeps rows or numbers between rounds says so; the others say none."""
-    for name, method in METHODS.items():
-        with subtests.test(name=name, method=method):
-            keeps = (
-                method.remember not in (FairStrategy.remember, FedAvg.remember)
-                or name == "scaffold"
-            )
-            assert (describe(name).memory != "none") == keeps, name
+    keeps = method.remember not in (FairStrategy.remember, FedAvg.remember) or name == "scaffold"
+    assert (describe(name).memory != "none") == keeps, name
 
 
-def test_a_page_has_every_part(subtests: pytest.Subtests) -> None:
-    for name in METHODS:
-        with subtests.test(name=name):
-            method = describe(name)
-            text = page(method)
-            assert text.count("```{math}") == METHODS[name].__doc__.count(".. math::") >= 1  # type: ignore[union-attr]
-            assert ".. math::" not in text
-            for part in (
-                f"from fairbloom.strategies import {method.title}",
-                f"fairbloom run --method {name}",
-            ):
-                assert part in text
-            assert f"{name}.svg" in text
-            for parameter in method.parameters:
-                assert f"| `{parameter.key}` | {parameter.range} |" in text
-            for block in re.findall(r"```\{math\}\n(.+?)```", text, re.DOTALL):
-                assert block.count("{") == block.count("}")
-                assert len(re.findall(r"\\[Bb]igg?", block)) % 2 == 0
+@pytest.mark.parametrize("name", METHODS)
+def test_a_page_has_every_part(name: str) -> None:
+    method = describe(name)
+    text = page(method)
+    assert text.count("```{math}") == METHODS[name].__doc__.count(".. math::") >= 1  # type: ignore[union-attr]
+    assert ".. math::" not in text
+    for part in (
+        f"from fairbloom.strategies import {method.title}",
+        f"fairbloom run --method {name}",
+    ):
+        assert part in text
+    assert f"{name}.svg" in text
+    for parameter in method.parameters:
+        assert f"| `{parameter.key}` | {parameter.range} |" in text
+    for block in re.findall(r"```\{math\}\n(.+?)```", text, re.DOTALL):
+        assert block.count("{") == block.count("}")
+        assert len(re.findall(r"\\[Bb]igg?", block)) % 2 == 0
 
 
-def test_the_example_makes_the_strategy_of_a_run_by_default(subtests: pytest.Subtests) -> None:
-    for name, method in METHODS.items():
-        with subtests.test(name=name, method=method):
-            (call,) = re.findall(r"^strategy = (.+)$", page(describe(name)), re.MULTILINE)
-            made = eval(call, {method.__name__: method})  # noqa: S307 (our own page)
-            given = {parameter.key: value for parameter, value in example(describe(name)).items()}
-            default = Settings.of({"method": name, "fraction": 1.0, **given}).strategy()
-            ours, due = (
-                {k: v for k, v in vars(each).items() if k[0] != "_"} for each in (made, default)
-            )
-            assert ours == due
+@pytest.mark.parametrize(("name", "method"), METHODS.items())
+def test_the_example_makes_the_strategy_of_a_run_by_default(name: str, method: type) -> None:
+    (call,) = re.findall(r"^strategy = (.+)$", page(describe(name)), re.MULTILINE)
+    made = eval(call, {method.__name__: method})  # noqa: S307 (our own page)
+    given = {parameter.key: value for parameter, value in example(describe(name)).items()}
+    default = Settings.of({"method": name, "fraction": 1.0, **given}).strategy()
+    ours, due = ({k: v for k, v in vars(each).items() if k[0] != "_"} for each in (made, default))
+    assert ours == due
 
 
 @pytest.mark.slow
@@ -158,14 +150,13 @@ AS_THEY_ARE = [
 ]
 
 
-def test_clients_that_are_written_for_flowers_fedavg_will_do(subtests: pytest.Subtests) -> None:
-    for name in AS_THEY_ARE:
-        with subtests.test(name=name):
-            initial = ArrayRecord({"w": Array(np.full(2, 9.0))})
-            result = METHODS[name]().start(
-                InProcessGrid(simple_clients(), {}, clients=3), initial, num_rounds=2
-            )
-            assert (result.arrays["w"].numpy() < 9.0).all(), name
+@pytest.mark.parametrize("name", AS_THEY_ARE)
+def test_clients_that_are_written_for_flowers_fedavg_will_do(name: str) -> None:
+    initial = ArrayRecord({"w": Array(np.full(2, 9.0))})
+    result = METHODS[name]().start(
+        InProcessGrid(simple_clients(), {}, clients=3), initial, num_rounds=2
+    )
+    assert (result.arrays["w"].numpy() < 9.0).all(), name
 
 
 def test_the_first_page_names_a_method_for_unchanged_clients() -> None:

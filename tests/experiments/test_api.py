@@ -68,27 +68,24 @@ def test_importing_fairbloom_imports_nothing_heavy() -> None:
     assert ended.stdout == "[]\n"
 
 
-def test_what_is_exported_is_there(subtests: pytest.Subtests) -> None:
-    for name in api.__all__:
-        with subtests.test(name=name):
-            assert getattr(api, name) is not None
-            assert name in dir(api)
+@pytest.mark.parametrize("name", api.__all__)
+def test_what_is_exported_is_there(name: str) -> None:
+    assert getattr(api, name) is not None
+    assert name in dir(api)
 
 
-def test_only_common_options_are_in_the_signature(subtests: pytest.Subtests) -> None:
-    functions: list[Callable[..., object]] = [api.run, api.compare, api.search]
+@pytest.mark.parametrize("function", [api.run, api.compare, api.search])
+def test_only_common_options_are_in_the_signature(function: Callable[..., Any]) -> None:
     documented = inspect.cleandoc(str(api.run.__doc__))
-    for function in functions:
-        with subtests.test(function=function):
-            shown = inspect.signature(function).parameters
-            for name, annotation in get_type_hints(CommonOptions).items():
-                assert (shown[name].annotation, shown[name].default) == (annotation, None)
-                assert re.search(rf"^{name}\n    \S", documented, re.MULTILINE), name
-            assert "options" not in shown
-            with pytest.raises(
-                TypeError, match=rf"{function.__name__}\(\) got an unexpected .* 'learning_rate'"
-            ):
-                function(learning_rate=0.1)
+    shown = inspect.signature(function).parameters
+    for name, annotation in get_type_hints(CommonOptions).items():
+        assert (shown[name].annotation, shown[name].default) == (annotation, None)
+        assert re.search(rf"^{name}\n    \S", documented, re.MULTILINE), name
+    assert "options" not in shown
+    with pytest.raises(
+        TypeError, match=rf"{function.__name__}\(\) got an unexpected .* 'learning_rate'"
+    ):
+        function(learning_rate=0.1)
 
 
 # A run --------------------------------------------------------------------------------------------
@@ -123,20 +120,22 @@ def test_a_run_is_quiet_and_leaves_the_log_as_it_was(capfd: pytest.CaptureFixtur
     assert logging.getLogger("flwr").level == level
 
 
-def test_a_run_draws_its_score_over_the_rounds(ran: api.Run, subtests: pytest.Subtests) -> None:
-    spec = ran.chart()
-    assert "test accuracy, %, higher is better" in axis_titles(spec)
-    for line, measure in (
+@pytest.mark.parametrize(
+    ("line", "measure"),
+    [
         ("best client", "best_10"),
         ("mean", "mean"),
         ("worst client", "worst_10"),
-    ):
-        with subtests.test(line=line, measure=measure):
-            expected = [
-                float(row[f"test_accuracy_of_global_model_{measure}"])
-                for row in table(ran.folder / "rounds.csv")
-            ]
-            assert drawn_values(spec, line) == pytest.approx(expected, rel=1e-4)
+    ],
+)
+def test_a_run_draws_its_score_over_the_rounds(ran: api.Run, line: str, measure: str) -> None:
+    spec = ran.chart()
+    assert "test accuracy, %, higher is better" in axis_titles(spec)
+    expected = [
+        float(row[f"test_accuracy_of_global_model_{measure}"])
+        for row in table(ran.folder / "rounds.csv")
+    ]
+    assert drawn_values(spec, line) == pytest.approx(expected, rel=1e-4)
 
 
 def axis_titles(spec: dict[str, Any]) -> set[str]:

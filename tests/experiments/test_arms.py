@@ -61,7 +61,8 @@ def test_the_page_names_what_methods_may_differ_in() -> None:
     assert shared - set(re.findall(r"`([\w-]+)`", section)) == set()
 
 
-def test_labels_are_what_was_written_each_once(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_labels_are_what_was_written_each_once(name: str) -> None:
     """Commas separate methods outside parentheses and quotes; equal methods are one."""
     written = (
         " fedavg ,qfedavg(q=1), fedfv(alpha=0.2, tau=3),, torchjd:upgrad,fedfv(order='random'),"
@@ -79,15 +80,14 @@ def test_labels_are_what_was_written_each_once(subtests: pytest.Subtests) -> Non
         " ),fedavg(proximal-mu=0)"
     )
     assert labels(same) == ["QFedAvg", "FedAvg (proximal-mu=0)"]
-    for name in METHODS:
-        with subtests.test(name=name):
-            (arm,) = parse_arms(name)
-            assert parse(arm.label).is_same(arm), name
-            assert parse(name.upper()).is_same(arm), name
+    (arm,) = parse_arms(name)
+    assert parse(arm.label).is_same(arm), name
+    assert parse(name.upper()).is_same(arm), name
 
 
-def test_parameters_have_their_type_and_name_the_folder(subtests: pytest.Subtests) -> None:
-    for words, config, folder in (
+@pytest.mark.parametrize(
+    ("words", "config", "folder"),
+    [
         ("fedavgn(server_lr=2, proximal_mu=1)", {"fedavgn.server-lr": 2.0, "proximal-mu": 1.0}, ""),
         ("fedavg(learning-rate=0.05)", {"learning-rate": 0.05}, "fedavg-learning-rate=0.05"),
         (
@@ -103,15 +103,16 @@ def test_parameters_have_their_type_and_name_the_folder(subtests: pytest.Subtest
         ("fedavg(schedule=cosine, warmup=2)", {"schedule": "cosine", "warmup": 2}, ""),
         ("torchjd:upgrad", {}, "torchjd-upgrad"),
         ("term(tilt=-1)", {"term.tilt": -1.0}, "term-tilt=-1"),
-    ):
-        with subtests.test(words=words, config=config):
-            arm = parse(words)
-            assert arm.settings == config
-            assert [*map(type, arm.settings.values())] == [
-                type(config[key]) for key in arm.settings
-            ]
-            assert arm.folder == (folder or arm.folder)
-            Settings.of(arm.config)
+    ],
+)
+def test_parameters_have_their_type_and_name_the_folder(
+    words: str, config: object, folder: str
+) -> None:
+    arm = parse(words)
+    assert arm.settings == config
+    assert [*map(type, arm.settings.values())] == [type(config[key]) for key in arm.settings]
+    assert arm.folder == (folder or arm.folder)
+    Settings.of(arm.config)
 
 
 WRONG = {

@@ -43,56 +43,55 @@ def read_messages(capsys: pytest.CaptureFixture[str]) -> str:
     return words
 
 
+@pytest.mark.parametrize(
+    "command", [("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")]
+)
 def test_predicting_with_a_comparison_names_one_of_its_runs(
-    modules: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    modules: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
     runs = Path("cmp", "runs", "fedavg-seed0")
     runs.mkdir(parents=True)
     (runs / "config.toml").write_text("")
     Study("compare", [], []).write(Path("cmp"))
-    for command in (("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")):
-        with subtests.test(command=command):
-            assert fairbloom(*command) == 2
-            words = read_messages(capsys)
-            assert f"{runs.parent}: {runs.name}" in words
-            assert "load_" not in words
+    assert fairbloom(*command) == 2
+    words = read_messages(capsys)
+    assert f"{runs.parent}: {runs.name}" in words
+    assert "load_" not in words
 
 
-def test_a_task_without_validation_examples_is_refused_at_once(
-    modules: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    for command in (
+@pytest.mark.parametrize(
+    "command",
+    [
         ("run", "--set", "validation-share=0.2"),
         ("search", "--grid", "learning-rate=0.1,0.2", "--jobs", "1"),
-    ):
-        with subtests.test(command=command):
-            assert fairbloom(*command, "--task", "unvalidated:task", *SMALL, "--out", "out") == 2
-            words = read_messages(capsys)
-            for each in (
-                "validation-share = 0.2",
-                "unvalidated:task",
-                "Splits(train, test, validation)",
-            ):
-                assert each in words
-            assert not [*Path().glob("out/**/rounds.csv")]
-
-
-def test_a_wrong_declaration_of_any_class_is_one_sentence(
-    modules: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    ],
+)
+def test_a_task_without_validation_examples_is_refused_at_once(
+    modules: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    for command in (
+    assert fairbloom(*command, "--task", "unvalidated:task", *SMALL, "--out", "out") == 2
+    words = read_messages(capsys)
+    for each in (
+        "validation-share = 0.2",
+        "unvalidated:task",
+        "Splits(train, test, validation)",
+    ):
+        assert each in words
+    assert not [*Path().glob("out/**/rounds.csv")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
         ("check", "misdeclared:Right"),
         ("run", "--method", "misdeclared:Right", *SMALL),
-    ):
-        with subtests.test(command=command):
-            sys.modules.pop("misdeclared", None)
-            assert fairbloom(*command) == 2
-            words = read_messages(capsys)
-            for each in ("misdeclared:Right", "Other.seed = 3", "option"):
-                assert each in words
+    ],
+)
+def test_a_wrong_declaration_of_any_class_is_one_sentence(
+    modules: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    sys.modules.pop("misdeclared", None)
+    assert fairbloom(*command) == 2
+    words = read_messages(capsys)
+    for each in ("misdeclared:Right", "Other.seed = 3", "option"):
+        assert each in words

@@ -209,7 +209,8 @@ def test_a_client_without_a_score_is_left_out_of_all_methods() -> None:
     assert comparison.left_out == {0: ["c"], 1: []}
 
 
-def test_a_client_is_compared_from_three_seeds_on(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("seeds_of_c", [2, 3])
+def test_a_client_is_compared_from_three_seeds_on(seeds_of_c: int) -> None:
     def by_seed(shift: float, seeds_of_c: int) -> Scored:
         return [
             {"a": 0.5 + shift, "b": 0.6 + shift}
@@ -217,15 +218,13 @@ def test_a_client_is_compared_from_three_seeds_on(subtests: pytest.Subtests) -> 
             for k in range(5)
         ]
 
-    for seeds_of_c in (2, 3):
-        with subtests.test(seeds_of_c=seeds_of_c):
-            comparison = compared_by_hand(
-                Score("auc"), FedAvg=by_seed(0.0, seeds_of_c), FedFV=by_seed(0.1, 5)
-            )
-            measures = {row["measure"] for row in comparison.difference_rows()}
-            assert ("client:c" in measures) == (seeds_of_c == 3)
-            assert comparison.difference("FedFV", "client:c").seeds == seeds_of_c
-            assert "client:a" in measures
+    comparison = compared_by_hand(
+        Score("auc"), FedAvg=by_seed(0.0, seeds_of_c), FedFV=by_seed(0.1, 5)
+    )
+    measures = {row["measure"] for row in comparison.difference_rows()}
+    assert ("client:c" in measures) == (seeds_of_c == 3)
+    assert comparison.difference("FedFV", "client:c").seeds == seeds_of_c
+    assert "client:a" in measures
 
 
 # The larger class ---------------------------------------------------------------------------------

@@ -160,35 +160,33 @@ def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
     assert sorted(there.rglob("*")) == before
 
 
-@pytest.mark.usefixtures("there")
-def test_a_folder_that_is_not_there_is_refused_in_a_line(
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    for words, message in (
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (("no-where",), "there is no folder"),
         ((".", "--figure", "drawn.pdf"), "no run and no study"),
         (("runs/a", "--figure", "drawn.jpg"), "end the name in .pdf, .svg, .png"),
         (("runs/a", "--figure", "drawn.pdf", "--width", "1"), "between 3 and 100 centimetres"),
         (("runs/a", "--width", "9"), "no effect without --figure"),
-    ):
-        with subtests.test(words=words, message=message):
-            assert fairbloom("show", *words) == 2
-            (line,) = capsys.readouterr().err.splitlines()
-            assert message in line
-
-
-def test_a_damaged_comparison_is_refused_in_a_line(
-    there: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    ],
+)
+@pytest.mark.usefixtures("there")
+def test_a_folder_that_is_not_there_is_refused_in_a_line(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
-    for content in ("", "[]", '{"kind": "compare", "seeds": [], "baseline": "x"}'):
-        with subtests.test(content=content):
-            (there / "runs" / "cmp" / "study.json").write_text(content)
-            assert fairbloom("show", "runs/cmp") == 2
-            (line,) = capsys.readouterr().err.splitlines()
-            assert "study.json cannot be read" in line
+    assert fairbloom("show", *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"kind": "compare", "seeds": [], "baseline": "x"}'])
+def test_a_damaged_comparison_is_refused_in_a_line(
+    there: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (there / "runs" / "cmp" / "study.json").write_text(content)
+    assert fairbloom("show", "runs/cmp") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "study.json cannot be read" in line
 
 
 # Lists --------------------------------------------------------------------------------------------

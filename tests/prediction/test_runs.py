@@ -145,18 +145,17 @@ def test_what_a_run_folder_lacks_is_named(
     )
 
 
+@pytest.mark.parametrize("engine", ["stacked", "workers"])
 def test_every_engine_keeps_what_is_each_clients_own(
-    tmp_path: Path, run: fairbloom.Run, subtests: pytest.Subtests
+    tmp_path: Path, run: fairbloom.Run, engine: str
 ) -> None:
-    for engine in ("stacked", "workers"):
-        with subtests.test(engine=engine):
-            (tmp_path / engine).mkdir()
-            made = train(tmp_path / engine, engine=engine)
-            (file,) = (made.folder / "clients").rglob("preprocessing.json")
-            (of_loop,) = (run.folder / "clients").rglob("preprocessing.json")
-            assert file.read_bytes() == of_loop.read_bytes()
-            assert {*Preprocessing.decode_file(file.read_bytes()).moments} == {*HOSPITALS}
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    (tmp_path / engine).mkdir()
+    made = train(tmp_path / engine, engine=engine)
+    (file,) = (made.folder / "clients").rglob("preprocessing.json")
+    (of_loop,) = (run.folder / "clients").rglob("preprocessing.json")
+    assert file.read_bytes() == of_loop.read_bytes()
+    assert {*Preprocessing.decode_file(file.read_bytes()).moments} == {*HOSPITALS}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_methods_with_personal_models_predict_by_them(
@@ -196,30 +195,25 @@ def message(run: fairbloom.Run, kind: str = MessageType.TRAIN, **config: Any) ->
     return Message(content, dst_node_id=2, message_type=kind)
 
 
+@pytest.mark.parametrize("name", ["north", "west"])
 def test_a_device_predicts_with_its_own_preprocessing(
-    tmp_path: Path, run: fairbloom.Run, subtests: pytest.Subtests
+    tmp_path: Path, run: fairbloom.Run, name: str
 ) -> None:
-    for name in ("north", "west"):
-        with subtests.test(name=name):
-            context = device(tmp_path / name, run, name)
-            state = tmp_path / name / "state"
-            app(message(run, **{"personal-lambda": 0.1}), context)
-            app(message(run, MessageType.EVALUATE), context)
-            kept = run.predictor(client=name).preprocessing
-            for file in state.rglob("preprocessing.json"):
-                assert stat.S_IMODE(file.stat().st_mode) == 0o600
-                assert Preprocessing.decode_file(file.read_bytes()) == kept
-            predictor = load_predictor(state)
-            assert predictor.client == name
-            pandas.testing.assert_frame_equal(
-                predictor.predict(frame()), run.predict(frame(), client=name)
-            )
-            personal = load_predictor(state, client=name, model="personal").predict(frame())
-            assert list(personal.columns) == list(predictor.predict(frame()).columns)
-            with pytest.raises(
-                FairbloomError, match=rf"is that of client {name}: leave the client out"
-            ):
-                load_predictor(state, client="south")
+    context = device(tmp_path / name, run, name)
+    state = tmp_path / name / "state"
+    app(message(run, **{"personal-lambda": 0.1}), context)
+    app(message(run, MessageType.EVALUATE), context)
+    kept = run.predictor(client=name).preprocessing
+    for file in state.rglob("preprocessing.json"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert Preprocessing.decode_file(file.read_bytes()) == kept
+    predictor = load_predictor(state)
+    assert predictor.client == name
+    pandas.testing.assert_frame_equal(predictor.predict(frame()), run.predict(frame(), client=name))
+    personal = load_predictor(state, client=name, model="personal").predict(frame())
+    assert list(personal.columns) == list(predictor.predict(frame()).columns)
+    with pytest.raises(FairbloomError, match=rf"is that of client {name}: leave the client out"):
+        load_predictor(state, client="south")
 
 
 def test_a_disk_that_is_full_costs_a_device_no_round(
@@ -328,22 +322,21 @@ def test_scores_on_held_out_rows_are_those_of_the_run(
             assert [a for a, _ in pairs] == [sorted(CLASSES)[place] for place in chosen.tolist()]
 
 
+@pytest.mark.parametrize("client", HOSPITALS)
 def test_an_auditor_recomputes_a_score_from_the_tested_rows(
-    run: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+    run: fairbloom.Run, tmp_path: Path, client: str
 ) -> None:
-    for client in HOSPITALS:
-        with subtests.test(client=client):
-            file = run.folder.parent / "data" / f"{client}.csv"
-            out = tmp_path / f"{client}.csv"
-            words = ("predict", run.folder, file, "--client", client, "--split", "test")
-            assert command(*words, "--out", out) == 0
-            tested = pandas.read_csv(out)
-            score = 100.0 * (tested["outcome"] == tested["predicted_outcome"]).mean()
-            assert score == pytest.approx(run.final()[client], abs=1e-4)
-            assert len(tested) == run.test_examples()[client]
-            predictor = run.predictor(client)
-            trained = predictor.predict_file(file, tmp_path / f"{client}-train.csv", "train")
-            assert trained + len(tested) == len(table(file))
+    file = run.folder.parent / "data" / f"{client}.csv"
+    out = tmp_path / f"{client}.csv"
+    words = ("predict", run.folder, file, "--client", client, "--split", "test")
+    assert command(*words, "--out", out) == 0
+    tested = pandas.read_csv(out)
+    score = 100.0 * (tested["outcome"] == tested["predicted_outcome"]).mean()
+    assert score == pytest.approx(run.final()[client], abs=1e-4)
+    assert len(tested) == run.test_examples()[client]
+    predictor = run.predictor(client)
+    trained = predictor.predict_file(file, tmp_path / f"{client}-train.csv", "train")
+    assert trained + len(tested) == len(table(file))
 
 
 def test_rows_of_a_split_are_only_those_of_the_runs_own_file(
@@ -411,31 +404,30 @@ def test_all_columns_come_out_in_their_order_then_predictions(
             assert max(shares, key=lambda name: shares[name]) == row["predicted_outcome"]
 
 
+@pytest.mark.parametrize(("delimiter", "decimal"), [(";", ","), ("\t", "."), (";", ".")])
 def test_predictions_have_the_dialect_of_their_input(
-    together: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+    together: fairbloom.Run, tmp_path: Path, delimiter: str, decimal: str
 ) -> None:
     predictor = load_predictor(together.folder)
     rows = patients(1, 5)
     plain = predictor.predict(pandas.DataFrame(rows))
-    for delimiter, decimal in ((";", ","), ("\t", "."), (";", ".")):
-        with subtests.test(delimiter=delimiter, decimal=decimal):
-            lines = [[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)]
-            lines[1:] = [
-                [cell.replace(".", decimal) if cell[0].isdigit() else cell for cell in line]
-                for line in lines[1:]
-            ]
-            for line in lines:  # quoted, as the names of classes need
-                line[-1] = '"' + line[-1].replace('"', '""') + '"'
-            text = "\n".join(delimiter.join(line) for line in lines)
-            (tmp_path / "new.csv").write_text(text, encoding="utf-8")
-            (tmp_path / "out.csv").unlink(missing_ok=True)
-            predictor.predict_file(tmp_path / "new.csv", tmp_path / "out.csv")
-            with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
-                head, *written = csv.reader(file, delimiter=delimiter)
-            assert head[: len(COLUMNS)] == [*COLUMNS]
-            name = f"probability_{CLASSES[0]}"
-            cells = [line[head.index(name)] for line in written]
-            assert cells == [f"{value:.6g}".replace(".", decimal) for value in plain[name]]
+    lines = [[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)]
+    lines[1:] = [
+        [cell.replace(".", decimal) if cell[0].isdigit() else cell for cell in line]
+        for line in lines[1:]
+    ]
+    for line in lines:  # quoted, as the names of classes need
+        line[-1] = '"' + line[-1].replace('"', '""') + '"'
+    text = "\n".join(delimiter.join(line) for line in lines)
+    (tmp_path / "new.csv").write_text(text, encoding="utf-8")
+    (tmp_path / "out.csv").unlink(missing_ok=True)
+    predictor.predict_file(tmp_path / "new.csv", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+        head, *written = csv.reader(file, delimiter=delimiter)
+    assert head[: len(COLUMNS)] == [*COLUMNS]
+    name = f"probability_{CLASSES[0]}"
+    cells = [line[head.index(name)] for line in written]
+    assert cells == [f"{value:.6g}".replace(".", decimal) for value in plain[name]]
 
 
 def test_numbers_far_beyond_training_are_marked(
@@ -451,8 +443,9 @@ def test_numbers_far_beyond_training_are_marked(
     assert "far_beyond_training" not in usual
 
 
+@pytest.mark.parametrize("name", [*(f"probability_{each}" for each in CLASSES)])
 def test_a_data_frame_is_predicted_as_its_file(
-    run: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+    run: fairbloom.Run, tmp_path: Path, name: str
 ) -> None:
     rows = patients(3, 40)
     by_file = predicted(load_predictor(run.folder, client="old town"), rows, tmp_path)
@@ -463,28 +456,26 @@ def test_a_data_frame_is_predicted_as_its_file(
     assert list(found["predicted_outcome"]) == [row["predicted_outcome"] for row in by_file]
     alone = run.predict(frame.iloc[4:5], client="old town")
     assert list(frame.columns) == list(COLUMNS)
-    for name in (f"probability_{each}" for each in CLASSES):
-        with subtests.test(name=name):
-            np.testing.assert_allclose(
-                found[name].to_numpy(), [float(row[name]) for row in by_file], rtol=1e-5
-            )
-            assert alone[name].iloc[0] == pytest.approx(found[name].iloc[4], rel=1e-5)
+    np.testing.assert_allclose(
+        found[name].to_numpy(), [float(row[name]) for row in by_file], rtol=1e-5
+    )
+    assert alone[name].iloc[0] == pytest.approx(found[name].iloc[4], rel=1e-5)
 
 
-def test_a_category_that_the_schema_lacks_is_a_fault_by_row(
-    run: fairbloom.Run, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "row 1, column 'ward' holds 'Ward 13'",
+        "row 3, column 'ward' holds 'ward 14'",
+        "spellings",
+    ],
+)
+def test_a_category_that_the_schema_lacks_is_a_fault_by_row(run: fairbloom.Run, words: str) -> None:
     frame = pandas.DataFrame(patients(0, 4))
     frame["ward"] = ["A 1", "Ward 13", "Ward 13", "ward 14"]
     with pytest.raises(FairbloomError) as caught:
         run.predict(frame, client="north")
-    for words in (
-        "row 1, column 'ward' holds 'Ward 13'",
-        "row 3, column 'ward' holds 'ward 14'",
-        "spellings",
-    ):
-        with subtests.test(words=words):
-            assert words in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_new_rows_may_be_read_by_another_schema(run: fairbloom.Run, tmp_path: Path) -> None:

@@ -124,26 +124,27 @@ def test_the_command_prints_a_table_or_json(
 # What does not fit --------------------------------------------------------------------------------
 
 
-def test_data_that_do_not_fit_are_refused_by_name(
-    there: Path, tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    text = (there / "new" / "newtown.csv").read_text()
-    cases = [
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
         ("age,bp,sex,target", "age,pressure,sex,target", "no column 'bp'"),
         ("age,bp,sex,target", "age,bp,sex,outcome", "target"),
         (",sick\n", ",ill\n", "'ill'"),
         (",m,", ",unknown,", "'unknown'"),
         (".1,", ".1 years,", "years"),
-    ]
+    ],
+)
+def test_data_that_do_not_fit_are_refused_by_name(
+    there: Path, tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    text = (there / "new" / "newtown.csv").read_text()
     (tmp_path / "wrong").mkdir()
-    for old, new, words in cases:
-        with subtests.test(old=old, new=new):
-            (tmp_path / "wrong" / "newtown.csv").write_text(text.replace(old, new))
-            with pytest.raises(
-                FairbloomError, match=r"the data of newtown do not fit the run in .*"
-            ) as refused:
-                fairbloom.evaluate(there / "run", data_dir=tmp_path / "wrong")
-            assert words in str(refused.value)
+    (tmp_path / "wrong" / "newtown.csv").write_text(text.replace(old, new))
+    with pytest.raises(
+        FairbloomError, match=r"the data of newtown do not fit the run in .*"
+    ) as refused:
+        fairbloom.evaluate(there / "run", data_dir=tmp_path / "wrong")
+    assert words in str(refused.value)
 
 
 def test_what_cannot_be_evaluated_names_the_remedy(

@@ -54,18 +54,17 @@ def averaged(name: str, **changes: Any) -> Any:
     return make(name, ARGUMENTS[name][0], average_models=True, **OPTIONS | changes)
 
 
-def test_training_goes_on_from_the_last_model_not_the_mean(subtests: pytest.Subtests) -> None:
-    for name in ("fedavg", "fedfv", "drfa"):
-        with subtests.test(name=name):
-            _, expected = undisturbed(name)
-            result, rounds = run(averaged(name))
-            assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected], name
-            models = [unpack(r.arrays) for r in rounds]
-            for number, finished in enumerate(rounds, start=1):
-                assert bits(finished.average) == bits(mean_of(models[:number]))
-                assert finished.evaluated is finished.average
-            assert bits(result.arrays) == bits(rounds[-1].average)
-            assert all(r.average is None and r.evaluated is r.arrays for r in expected)
+@pytest.mark.parametrize("name", ["fedavg", "fedfv", "drfa"])
+def test_training_goes_on_from_the_last_model_not_the_mean(name: str) -> None:
+    _, expected = undisturbed(name)
+    result, rounds = run(averaged(name))
+    assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected], name
+    models = [unpack(r.arrays) for r in rounds]
+    for number, finished in enumerate(rounds, start=1):
+        assert bits(finished.average) == bits(mean_of(models[:number]))
+        assert finished.evaluated is finished.average
+    assert bits(result.arrays) == bits(rounds[-1].average)
+    assert all(r.average is None and r.evaluated is r.arrays for r in expected)
 
 
 def test_a_resumed_run_ends_with_the_same_mean() -> None:
@@ -278,17 +277,16 @@ def test_the_model_after_the_step_is_rounded_once(seed: int, m: int) -> None:
     np.testing.assert_allclose(after(stored, *c)["w"], exact, rtol=1.2e-7, atol=1e-14)
 
 
-def test_of_a_shared_parameter_the_first_name_is_taken(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("other", [5.0, np.nan])
+def test_of_a_shared_parameter_the_first_name_is_taken(other: float) -> None:
     w = model(a=np.zeros(2, np.float32), twin=np.zeros(2, np.float32))
-    for other in (5.0, np.nan):
-        with subtests.test(other=other):
-            reply = model(a=np.ones(2, np.float32), twin=np.full(2, other, np.float32))
-            stored = added(w, reply, shared={"twin": "a"})
-            assert gram_matrix(stored.vectors).tolist() == [[2.0]]
-            assert {name: array.tolist() for name, array in after(stored, 1.0).items()} == {
-                "a": [1, 1],
-                "twin": [1, 1],
-            }
+    reply = model(a=np.ones(2, np.float32), twin=np.full(2, other, np.float32))
+    stored = added(w, reply, shared={"twin": "a"})
+    assert gram_matrix(stored.vectors).tolist() == [[2.0]]
+    assert {name: array.tolist() for name, array in after(stored, 1.0).items()} == {
+        "a": [1, 1],
+        "twin": [1, 1],
+    }
 
 
 def test_arrays_that_are_not_one_parameter_are_refused_by_name(subtests: pytest.Subtests) -> None:
@@ -326,28 +324,26 @@ def test_an_array_that_no_client_changes_keeps_its_bits(seed: int, dtype: str) -
     assert not np.array_equal(result["free"], others[0])
 
 
-def test_an_update_or_a_step_beyond_the_dtype_is_refused(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_an_update_or_a_step_beyond_the_dtype_is_refused(dtype: str) -> None:
     top = np.float32([3e38])
     with pytest.raises(ValueError, match="beyond the range of float32"):
         added(model(w=-top), model(w=top))
-    for dtype in ("float16", "float32"):
-        with subtests.test(dtype=dtype):
-            w = model(narrow=np.zeros(1, dtype), wide=np.zeros(1, np.float64))
-            most = np.array([0.9 * np.finfo(dtype).max], dtype)
-            with pytest.raises(ValueError, match=f"beyond the range of {dtype}"):
-                after(added(w, {**w, "narrow": most}), 2.0)
+    w = model(narrow=np.zeros(1, dtype), wide=np.zeros(1, np.float64))
+    most = np.array([0.9 * np.finfo(dtype).max], dtype)
+    with pytest.raises(ValueError, match=f"beyond the range of {dtype}"):
+        after(added(w, {**w, "narrow": most}), 2.0)
 
 
-def test_a_float64_update_that_can_be_squared_is_used(subtests: pytest.Subtests) -> None:
-    for size in (1e-300, 1e-200, 1e100, 1e149):
-        with subtests.test(size=size):
-            stored = added(
-                model(w=np.zeros(2)),
-                model(w=np.array([size, -size / 2])),
-                model(w=np.array([1.0, 1.0])),
-            )
-            np.testing.assert_array_equal(after(stored, 1.0, 0.0)["w"], [size, -size / 2])
-            assert np.isfinite(after(stored, 0.5, 0.5)["w"]).all()
+@pytest.mark.parametrize("size", [1e-300, 1e-200, 1e100, 1e149])
+def test_a_float64_update_that_can_be_squared_is_used(size: float) -> None:
+    stored = added(
+        model(w=np.zeros(2)),
+        model(w=np.array([size, -size / 2])),
+        model(w=np.array([1.0, 1.0])),
+    )
+    np.testing.assert_array_equal(after(stored, 1.0, 0.0)["w"], [size, -size / 2])
+    assert np.isfinite(after(stored, 0.5, 0.5)["w"]).all()
 
 
 def test_an_infinite_or_odd_model_is_refused_by_array() -> None:

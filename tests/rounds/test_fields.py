@@ -344,12 +344,11 @@ def test_every_field_and_every_metric_has_a_case() -> None:
     assert {each.replace("-", "_") for each in WORK} <= {each.name for each in fields(Terms)}
 
 
-def test_a_case_of_the_work_sets_its_field(subtests: pytest.Subtests) -> None:
-    for name, case in OF_THE_WORK.items():
-        with subtests.test(name=name, case=case):
-            settings: RunSettings = case.settings
-            work = work_of_client(global_work(settings, case.terms), settings, case.terms, NAMES[0])
-            assert name in set_fields(work)
+@pytest.mark.parametrize(("name", "case"), OF_THE_WORK.items())
+def test_a_case_of_the_work_sets_its_field(name: str, case: Case) -> None:
+    settings: RunSettings = case.settings
+    work = work_of_client(global_work(settings, case.terms), settings, case.terms, NAMES[0])
+    assert name in set_fields(work)
 
 
 @pytest.mark.slow
@@ -467,18 +466,15 @@ def row_of(name: str) -> str:
     return always.get(name) or metric_row(name)
 
 
+@pytest.mark.parametrize("case", [*ONE_BY_ONE])
 def test_stacked_clients_say_once_why_they_fall_back(
-    engines: Engines,
-    caplog: pytest.LogCaptureFixture,
-    subtests: pytest.Subtests,
+    engines: Engines, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
-    for case in [*ONE_BY_ONE]:
-        with subtests.test(case=case):
-            engines.close("stacked")
-            with caplog.at_level(logging.WARNING, "flwr"):
-                for _ in range(2):
-                    of_a_round(engines.of("stacked", OF_THE_WORK[case]), OF_THE_WORK[case])
-            assert caplog.text.count(ONE_BY_ONE[case]) == 1
+    engines.close("stacked")
+    with caplog.at_level(logging.WARNING, "flwr"):
+        for _ in range(2):
+            of_a_round(engines.of("stacked", OF_THE_WORK[case]), OF_THE_WORK[case])
+    assert caplog.text.count(ONE_BY_ONE[case]) == 1
 
 
 ALWAYS = [*(each.pattern for each in OF_EVALUATION if not each.requested), BY_GROUP]

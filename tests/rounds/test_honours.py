@@ -61,19 +61,20 @@ def client(
     return answer
 
 
-def test_a_client_without_a_methods_terms_is_refused_with_remedy(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("name", "terms"), SENT.items())
+def test_a_client_without_a_methods_terms_is_refused_with_remedy(
+    name: str, terms: list[str]
+) -> None:
     clients: dict[str, Answer] = dict(quadratics(3))
-    for name, terms in SENT.items():
-        with subtests.test(name=name, terms=terms):
-            method = partial(make, name, ARGUMENTS[name][0], buffers=BUFFERS, unused_rounds=0)
-            _, (finished,) = run(method(), {**clients, "site-1": client("site-1")}, rounds=1)
-            assert set(finished.refused) == {"site-1"} & set(finished.participants)
-            assert set(finished.coefficients) == {"site-0", "site-2"}
-            for words in ("docs/flower.md", "'honours'", *terms):
-                assert all(words in reason for reason in finished.refused.values())
-            honouring = client("site-1", on_query=terms)
-            _, (finished,) = run(method(), {**clients, "site-1": honouring}, rounds=1)
-            assert finished.refused == {}
+    method = partial(make, name, ARGUMENTS[name][0], buffers=BUFFERS, unused_rounds=0)
+    _, (finished,) = run(method(), {**clients, "site-1": client("site-1")}, rounds=1)
+    assert set(finished.refused) == {"site-1"} & set(finished.participants)
+    assert set(finished.coefficients) == {"site-0", "site-2"}
+    for words in ("docs/flower.md", "'honours'", *terms):
+        assert all(words in reason for reason in finished.refused.values())
+    honouring = client("site-1", on_query=terms)
+    _, (finished,) = run(method(), {**clients, "site-1": honouring}, rounds=1)
+    assert finished.refused == {}
 
 
 def test_that_is_about_all_terms_and_about_no_other_key() -> None:
@@ -97,18 +98,19 @@ def test_a_common_option_asks_as_a_methods_own_term_does() -> None:
     assert "personal-lambda" not in reason
 
 
-def test_a_node_that_answers_no_query_may_say_it_in_its_replies(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(
+    ("last", "refused"), [(client("site-2", on_query=None), 1), (quadratics(3)["site-2"], 0)]
+)
+def test_a_node_that_answers_no_query_may_say_it_in_its_replies(last: Any, refused: int) -> None:
     telling = {
         name: client(name, on_query=None, on_train=["proximal-mu"]) for name in ("site-0", "site-1")
     }
-    for last, refused in ((client("site-2", on_query=None), 1), (quadratics(3)["site-2"], 0)):
-        with subtests.test(last=last, refused=refused):
-            _, rounds = run(
-                FedProx(mu=0.1, buffers=BUFFERS), MemoryGrid({**telling, "site-2": last}), rounds=2
-            )
-            for finished in rounds:
-                assert len(finished.coefficients) == 3 - refused
-                assert len(finished.refused) == refused
+    _, rounds = run(
+        FedProx(mu=0.1, buffers=BUFFERS), MemoryGrid({**telling, "site-2": last}), rounds=2
+    )
+    for finished in rounds:
+        assert len(finished.coefficients) == 3 - refused
+        assert len(finished.refused) == refused
 
 
 def test_a_named_node_is_asked_once_if_its_reply_says_nothing() -> None:
@@ -136,14 +138,13 @@ def test_a_client_without_the_users_rule_is_refused_by_its_key() -> None:
     assert "client-rule" in finished.refused["site-1"]
 
 
-def test_an_answer_of_another_kind_honours_nothing(subtests: pytest.Subtests) -> None:
-    for honours in ("proximal-mu", 7, [1, 2], b"proximal-mu"):
-        with subtests.test(honours=honours):
-            odd = about_itself(quadratics(1)["site-0"], name="site-0", honours=honours)
-            _, (finished,) = run(
-                FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0), {"site-0": odd}, rounds=1
-            )
-            assert set(finished.refused) == {"site-0"}
+@pytest.mark.parametrize("honours", ["proximal-mu", 7, [1, 2], b"proximal-mu"])
+def test_an_answer_of_another_kind_honours_nothing(honours: Any) -> None:
+    odd = about_itself(quadratics(1)["site-0"], name="site-0", honours=honours)
+    _, (finished,) = run(
+        FedProx(mu=0.1, buffers=BUFFERS, unused_rounds=0), {"site-0": odd}, rounds=1
+    )
+    assert set(finished.refused) == {"site-0"}
 
 
 def reading(read: str) -> type[FairStrategy]:

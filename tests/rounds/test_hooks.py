@@ -53,16 +53,13 @@ from tests.strategies.helpers import ARGUMENTS, Arrays, make
 FIRST = record(initial_model())
 
 
-def test_flowers_own_loop_gives_the_same_model(subtests: pytest.Subtests) -> None:
-    for name in KINDS:
-        with subtests.test(name=name):
-            ours, _ = undisturbed(name)
-            strategy = make(name, ARGUMENTS[name][0], **OPTIONS)
-            theirs = Strategy.start(strategy, MemoryGrid(quadratics(6)), FIRST, num_rounds=4)
-            assert bits(theirs.arrays) == bits(ours.arrays), name
-            assert dict(theirs.train_metrics_clientapp[4]) == dict(
-                ours.train_metrics_clientapp[4]
-            ), name
+@pytest.mark.parametrize("name", KINDS)
+def test_flowers_own_loop_gives_the_same_model(name: str) -> None:
+    ours, _ = undisturbed(name)
+    strategy = make(name, ARGUMENTS[name][0], **OPTIONS)
+    theirs = Strategy.start(strategy, MemoryGrid(quadratics(6)), FIRST, num_rounds=4)
+    assert bits(theirs.arrays) == bits(ours.arrays), name
+    assert dict(theirs.train_metrics_clientapp[4]) == dict(ours.train_metrics_clientapp[4]), name
 
 
 def test_decay_in_another_loop_is_an_error_with_a_remedy() -> None:
@@ -71,7 +68,8 @@ def test_decay_in_another_loop_is_an_error_with_a_remedy() -> None:
         Strategy.start(strategy, MemoryGrid(quadratics(2)), FIRST, num_rounds=1)
 
 
-def test_a_foreign_client_with_flowers_usual_metrics_takes_part(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("method", [FedAvg, FedMGDA])
+def test_a_foreign_client_with_flowers_usual_metrics_takes_part(method: type) -> None:
     def halve(model: Arrays, number: int) -> Arrays:
         return {name: (0.5 * array).astype(array.dtype) for name, array in model.items()}
 
@@ -81,17 +79,11 @@ def test_a_foreign_client_with_flowers_usual_metrics_takes_part(subtests: pytest
     client = answering(
         replying("", halve, numbers), query=lambda message: error(message, message)[0]
     )
-    for method in (FedAvg, FedMGDA):
-        with subtests.test(method=method):
-            result, (finished,) = run(
-                method(buffers=BUFFERS), dict.fromkeys("abc", client), rounds=1
-            )
-            assert finished.refused == {}
-            assert finished.metrics["train_loss"] == pytest.approx(1.5)
-            assert finished.evaluations[finished.participants[0]]["eval_acc"] == 0.9
-            np.testing.assert_allclose(
-                flat(unpack(result.arrays)), 0.5 * flat(initial_model()), rtol=1e-6
-            )
+    result, (finished,) = run(method(buffers=BUFFERS), dict.fromkeys("abc", client), rounds=1)
+    assert finished.refused == {}
+    assert finished.metrics["train_loss"] == pytest.approx(1.5)
+    assert finished.evaluations[finished.participants[0]]["eval_acc"] == 0.9
+    np.testing.assert_allclose(flat(unpack(result.arrays)), 0.5 * flat(initial_model()), rtol=1e-6)
 
 
 def test_a_grid_that_only_sends_and_receives_is_enough() -> None:
@@ -255,11 +247,10 @@ def test_flowers_noise_works_with_the_methods_of_the_page(
 # Arguments of Flower's FedAvg ---------------------------------------------------------------------
 
 
-def test_flowers_fedavg_arguments_have_flowers_defaults(subtests: pytest.Subtests) -> None:
-    for name, parameter in inspect.signature(FlowersFedAvg).parameters.items():
-        with subtests.test(name=name, parameter=parameter):
-            for method in (FedAvg, FedMGDA):
-                assert getattr(method(**{name: parameter.default}), name) == parameter.default
+@pytest.mark.parametrize(("name", "parameter"), inspect.signature(FlowersFedAvg).parameters.items())
+def test_flowers_fedavg_arguments_have_flowers_defaults(name: str, parameter: Any) -> None:
+    for method in (FedAvg, FedMGDA):
+        assert getattr(method(**{name: parameter.default}), name) == parameter.default
 
 
 def test_own_aggregation_is_not_called_without_usable_replies() -> None:

@@ -126,16 +126,15 @@ def test_equal_updates_have_equal_products_in_every_array(
             assert gram[0, 0] != gram[1, 1]
 
 
-def test_a_part_next_to_nothing_has_products_of_zero(subtests: pytest.Subtests) -> None:
-    for tiny in (1e-155, 1e-200, 1e-300):
-        with subtests.test(tiny=tiny):
-            U = np.array([[tiny, 1.0], [3.0, 1.0], [0.0, tiny]])
-            whole = gram_matrix(Vectors((U,)))
-            grams = gram_matrices(Vectors((U,)), (1, 2))
-            assert whole[2].tolist() == whole[:, 2].tolist() == [0.0, 0.0, 0.0]
-            assert whole[:2, :2].tolist() == [[1.0, 1.0 + 3.0 * tiny], [1.0 + 3.0 * tiny, 10.0]]
-            assert grams[0].tolist() == [[0.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.0]]
-            assert grams[1].tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+@pytest.mark.parametrize("tiny", [1e-155, 1e-200, 1e-300])
+def test_a_part_next_to_nothing_has_products_of_zero(tiny: float) -> None:
+    U = np.array([[tiny, 1.0], [3.0, 1.0], [0.0, tiny]])
+    whole = gram_matrix(Vectors((U,)))
+    grams = gram_matrices(Vectors((U,)), (1, 2))
+    assert whole[2].tolist() == whole[:, 2].tolist() == [0.0, 0.0, 0.0]
+    assert whole[:2, :2].tolist() == [[1.0, 1.0 + 3.0 * tiny], [1.0 + 3.0 * tiny, 10.0]]
+    assert grams[0].tolist() == [[0.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.0]]
+    assert grams[1].tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
 
 
 # Steps --------------------------------------------------------------------------------------------

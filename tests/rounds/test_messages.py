@@ -120,36 +120,35 @@ def test_train_messages_hold_arrays_and_config_to_the_letter(subtests: pytest.Su
                     assert bits(content.array_records["arrays"]) == bits(record(initial_model()))
 
 
-def test_common_terms_are_sent_where_they_apply(subtests: pytest.Subtests) -> None:
-    for name, method in METHODS.items():
-        with subtests.test(name=name, method=method):
-            options = {"proximal_mu": 0.25, "personal_lambda": 0.5}
-            options = {key: value for key, value in options.items() if key not in method.own_terms}
-            with_both = work_config(make(name, ARGUMENTS[name][0], **options), 1)
-            without = work_config(make(name, ARGUMENTS[name][0]), 1)
-            common = {"proximal-mu": 0.25} if "proximal_mu" in options else {}
-            common |= (
-                {"personal-lambda": 0.5, "personal-epochs": 1}
-                if "personal_lambda" in options
-                else {}
-            )
-            assert with_both == {**without, **common}
-            assert not set(common) & set(without)
+@pytest.mark.parametrize(("name", "method"), METHODS.items())
+def test_common_terms_are_sent_where_they_apply(name: str, method: type) -> None:
+    options = {"proximal_mu": 0.25, "personal_lambda": 0.5}
+    options = {key: value for key, value in options.items() if key not in method.own_terms}
+    with_both = work_config(make(name, ARGUMENTS[name][0], **options), 1)
+    without = work_config(make(name, ARGUMENTS[name][0]), 1)
+    common = {"proximal-mu": 0.25} if "proximal_mu" in options else {}
+    common |= {"personal-lambda": 0.5, "personal-epochs": 1} if "personal_lambda" in options else {}
+    assert with_both == {**without, **common}
+    assert not set(common) & set(without)
 
 
-def test_evaluation_messages_name_a_personal_model(subtests: pytest.Subtests) -> None:
-    for strategy, expected in (
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
         (Ditto(lam=0.0), {"personal-lambda": 0.0}),
         (FedAvg(proximal_mu=0.25), {}),
-    ):
-        with subtests.test(strategy=strategy, expected=expected):
-            grid = MemoryGrid(quadratics(2))
-            run(strategy, grid, rounds=1)
-            for _, message in grid.sent_to(MessageType.EVALUATE):
-                assert dict(message.content.config_records["config"]) == {
-                    "server-round": 1,
-                    **expected,
-                }
+    ],
+)
+def test_evaluation_messages_name_a_personal_model(
+    strategy: Ditto | FedAvg, expected: dict[str, float]
+) -> None:
+    grid = MemoryGrid(quadratics(2))
+    run(strategy, grid, rounds=1)
+    for _, message in grid.sent_to(MessageType.EVALUATE):
+        assert dict(message.content.config_records["config"]) == {
+            "server-round": 1,
+            **expected,
+        }
 
 
 def test_terms_of_strength_zero_are_sent_only_by_ditto() -> None:

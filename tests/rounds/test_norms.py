@@ -104,16 +104,18 @@ def test_the_rule_is_the_one_by_the_letter(
         np.testing.assert_array_equal(alone[1].allowances, found.allowances)
 
 
-def test_norms_neither_overflow_nor_vanish(subtests: pytest.Subtests) -> None:
-    for dtype, sizes in (
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
         (np.float32, (0.0, 1e-30, 1.0, 1e38)),
         (np.float64, (1e-300, 1e200, 1e307)),
-    ):
-        with subtests.test(dtype=dtype, sizes=sizes):
-            for size in sizes:
-                values = np.full(9, size, dtype)
-                assert norm(values) == pytest.approx(3.0 * float(values[0]), rel=1e-6)
-                assert norm(values, values) == 0.0
+    ],
+)
+def test_norms_neither_overflow_nor_vanish(dtype: type, sizes: tuple[float, ...]) -> None:
+    for size in sizes:
+        values = np.full(9, size, dtype)
+        assert norm(values) == pytest.approx(3.0 * float(values[0]), rel=1e-6)
+        assert norm(values, values) == 0.0
 
 
 # Clients with updates of given lengths ------------------------------------------------------------
@@ -152,20 +154,24 @@ def refused_in(rounds: Sequence[Round]) -> list[list[str]]:
     return [list(each.refused) for each in rounds]
 
 
-def test_an_update_beyond_the_limit_is_refused_with_its_length(subtests: pytest.Subtests) -> None:
-    for size, limit, refused in (
+@pytest.mark.parametrize(
+    ("size", "limit", "refused"),
+    [
         (99.0, 100.0, []),
         (101.0, 100.0, ["c"]),
         (3.0, 2.0, ["c"]),
         (1e30, INF, []),
-    ):
-        with subtests.test(size=size, limit=limit):
-            plans = {"a": always(1.0), "b": always(1.0), "c": always(size)}
-            (finished,) = rounds_of(FedAvg(update_limit=limit), plans)
-            assert list(finished.refused) == refused
-            for reason in finished.refused.values():
-                assert reason.startswith(f"its update has the length {size:g}, beyond {limit:g}: ")
-                assert f"{limit:g} times (update_limit)" in reason
+    ],
+)
+def test_an_update_beyond_the_limit_is_refused_with_its_length(
+    size: float, limit: float, refused: list[str]
+) -> None:
+    plans = {"a": always(1.0), "b": always(1.0), "c": always(size)}
+    (finished,) = rounds_of(FedAvg(update_limit=limit), plans)
+    assert list(finished.refused) == refused
+    for reason in finished.refused.values():
+        assert reason.startswith(f"its update has the length {size:g}, beyond {limit:g}: ")
+        assert f"{limit:g} times (update_limit)" in reason
 
 
 # No honest reply is refused -----------------------------------------------------------------------
@@ -289,16 +295,18 @@ def test_an_unweighable_round_is_skipped_and_names_the_client() -> None:
 # The rule for losses ------------------------------------------------------------------------------
 
 
-def test_the_bound_is_the_limit_times_the_lower_median(subtests: pytest.Subtests) -> None:
-    for sizes, bound in [
+@pytest.mark.parametrize(
+    ("sizes", "bound"),
+    [
         ([], INF),
         ([1e300], 1e303),  # one alone is never too large
         ([2.0, 1e300], 2000.0),  # of two the smaller one is the median
         ([0.0, 0.0, 900.0], 1000.0),  # all may have what an untrained model has
         ([1.0, 1e300, 1e300], 1e303),  # a majority that lies together
-    ]:
-        with subtests.test(sizes=sizes, bound=bound):
-            assert largest_in_proportion(sizes, 1000.0, floor=1.0) == pytest.approx(bound)
+    ],
+)
+def test_the_bound_is_the_limit_times_the_lower_median(sizes: list[float], bound: float) -> None:
+    assert largest_in_proportion(sizes, 1000.0, floor=1.0) == pytest.approx(bound)
 
 
 @given(sizes=sizes_strategy, limit=limits, lies=st.lists(st.floats(1.0, 1e6), max_size=9))
@@ -337,18 +345,22 @@ def test_a_reply_that_is_not_finite_has_no_say_in_the_median() -> None:
 # Learning rates and accuracies --------------------------------------------------------------------
 
 
-def test_rates_are_compared_with_the_lower_median_of_three(subtests: pytest.Subtests) -> None:
-    for rates, bounds in [
+@pytest.mark.parametrize(
+    ("rates", "bounds"),
+    [
         ([], (0.0, INF)),
         ([1e-300], (0.0, INF)),
         ([0.1, 1e-300], (0.0, INF)),  # either may be the wrong one
         ([0.5, 1e-300, 0.5], (0.0005, 500.0)),
         ([0.5, 1e300, 0.5], (0.0005, 500.0)),
         ([0.5, 1e300, 1e-300, 2.0], (0.0005, 500.0)),
-    ]:
-        with subtests.test(rates=rates, bounds=bounds):
-            assert proportionate_rates(rates, 1000.0) == pytest.approx(bounds)
-            assert proportionate_rates(rates, INF) == (0.0, INF)
+    ],
+)
+def test_rates_are_compared_with_the_lower_median_of_three(
+    rates: list[float], bounds: tuple[float, ...]
+) -> None:
+    assert proportionate_rates(rates, 1000.0) == pytest.approx(bounds)
+    assert proportionate_rates(rates, INF) == (0.0, INF)
 
 
 # Counts -------------------------------------------------------------------------------------------

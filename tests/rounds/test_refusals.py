@@ -217,29 +217,30 @@ def test_absurd_weights_and_buffers_are_refused_by_every_kind() -> None:
         )
 
 
-def test_a_reply_too_many_is_refused_and_the_first_is_used(subtests: pytest.Subtests) -> None:
-    for fault, reason in (
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
         (duplicate, "a second reply"),
         (to_unknown_message, "no message of this round"),
-    ):
-        with subtests.test(fault=fault, reason=reason):
-            result, finished = one_faulty("fedavg", fault)
-            assert list(finished.refused) == ["site-2"]
-            assert reason in finished.refused["site-2"]
-            assert bits(result.arrays) == bits(one_faulty("fedavg", None)[0].arrays)
+    ],
+)
+def test_a_reply_too_many_is_refused_and_the_first_is_used(
+    fault: Callable[..., object], reason: str
+) -> None:
+    result, finished = one_faulty("fedavg", fault)
+    assert list(finished.refused) == ["site-2"]
+    assert reason in finished.refused["site-2"]
+    assert bits(result.arrays) == bits(one_faulty("fedavg", None)[0].arrays)
 
 
-def test_another_weight_must_be_a_positive_number(subtests: pytest.Subtests) -> None:
-    for wrong in (0, -1.0, math.nan, 10**400, None):
-        with subtests.test(wrong=wrong):
-            faults = {
-                (f"site-{k}", 1): metrics({"tokens": wrong if k == 2 else 0.5}) for k in range(3)
-            }
-            strategy = FedAvg(weighted_by_key="tokens", fraction_evaluate=0.0)
-            _, (finished,) = run(strategy, MemoryGrid(quadratics(3), faults=faults), rounds=1)
-            assert list(finished.refused) == ["site-2"]
-            assert "tokens" in finished.refused["site-2"]
-            assert finished.coefficients == {"site-0": 0.5, "site-1": 0.5}
+@pytest.mark.parametrize("wrong", [0, -1.0, math.nan, 10**400, None])
+def test_another_weight_must_be_a_positive_number(wrong: int | float | None) -> None:
+    faults = {(f"site-{k}", 1): metrics({"tokens": wrong if k == 2 else 0.5}) for k in range(3)}
+    strategy = FedAvg(weighted_by_key="tokens", fraction_evaluate=0.0)
+    _, (finished,) = run(strategy, MemoryGrid(quadratics(3), faults=faults), rounds=1)
+    assert list(finished.refused) == ["site-2"]
+    assert "tokens" in finished.refused["site-2"]
+    assert finished.coefficients == {"site-0": 0.5, "site-1": 0.5}
 
 
 def test_other_records_and_floats_of_other_widths_are_used() -> None:
@@ -289,35 +290,33 @@ def test_all_kinds_of_broken_replies_at_once_are_each_refused() -> None:
     assert list(finished.coefficients) == [name for name in clients if (name, 1) not in faults]
 
 
-def test_an_update_whose_square_overflows_is_refused(subtests: pytest.Subtests) -> None:
-    for name, size in product(("fedavg", "fedlf", "fcfl", "drfa"), (1e160, 1.7e308)):
-        with subtests.test(name=name, size=size):
-            huge = {("site-2", 1): arrays(bias=np.full(3, size))}
-            strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
-            result, (finished,) = run(
-                strategy, quadratics(4), 1, huge, initial_arrays=record(in_float64())
-            )
-            assert list(finished.refused) == ["site-2"], name
-            assert "inner products overflow" in finished.refused["site-2"]
-            assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
-            assert len(finished.coefficients) == 3 or name == "drfa"
-            assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
+@pytest.mark.parametrize(
+    ("name", "size"), [*product(("fedavg", "fedlf", "fcfl", "drfa"), (1e160, 1.7e308))]
+)
+def test_an_update_whose_square_overflows_is_refused(name: str, size: float) -> None:
+    huge = {("site-2", 1): arrays(bias=np.full(3, size))}
+    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
+    result, (finished,) = run(strategy, quadratics(4), 1, huge, initial_arrays=record(in_float64()))
+    assert list(finished.refused) == ["site-2"], name
+    assert "inner products overflow" in finished.refused["site-2"]
+    assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
+    assert len(finished.coefficients) == 3 or name == "drfa"
+    assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
 
 
-def test_a_message_that_has_expired_is_no_answer(subtests: pytest.Subtests) -> None:
-    for code in (3, 4):
-        with subtests.test(code=code):
-            expired = Error(code, "it may have expired")
-            result, finished = one_faulty(
-                "fedavg", lambda sent, reply, e=expired: [Message(e, reply_to=sent)]
-            )
-            without, absent = one_faulty("fedavg", no_reply)
-            assert (
-                (finished.missing, finished.refused)
-                == (absent.missing, absent.refused)
-                == (("site-2",), {})
-            )
-            assert bits(result.arrays) == bits(without.arrays)
+@pytest.mark.parametrize("code", [3, 4])
+def test_a_message_that_has_expired_is_no_answer(code: int) -> None:
+    expired = Error(code, "it may have expired")
+    result, finished = one_faulty(
+        "fedavg", lambda sent, reply, e=expired: [Message(e, reply_to=sent)]
+    )
+    without, absent = one_faulty("fedavg", no_reply)
+    assert (
+        (finished.missing, finished.refused)
+        == (absent.missing, absent.refused)
+        == (("site-2",), {})
+    )
+    assert bits(result.arrays) == bits(without.arrays)
 
 
 def test_a_clients_reason_is_one_printable_short_line() -> None:
@@ -333,25 +332,29 @@ def test_a_clients_reason_is_one_printable_short_line() -> None:
     assert len(finished.refused["site-2"]) <= MAX_REASON_CHARACTERS + 3
 
 
-def test_a_broken_evaluation_is_refused_by_client_name(subtests: pytest.Subtests) -> None:
-    clients = quadratics(3)
-    for numbers, reason in (
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
         ({"loss": 1.0}, "num-examples must be an integer of at least 1, got None"),
         (
             {"num-examples": 5, "loss": 1.0, "accuracy-personal": 87.5},
             "metric 'accuracy-personal' must lie in [0, 1]",
         ),
-    ):
-        with subtests.test(numbers=numbers, reason=reason):
-            content = RecordDict({"metrics": MetricRecord(numbers)})
-            broken = answering(
-                clients["site-1"], evaluate=lambda m, content=content: Message(content, reply_to=m)
-            )
-            _, (finished,) = run(FedAvg(), {**clients, "site-1": broken}, rounds=1)
-            assert list(finished.evaluations) == ["site-0", "site-2"]
-            assert list(finished.refused) == ["site-1"]
-            assert finished.refused["site-1"].startswith(f"evaluation: {reason}")
-            assert "site-1" in finished.coefficients
+    ],
+)
+def test_a_broken_evaluation_is_refused_by_client_name(
+    numbers: dict[str, float], reason: str
+) -> None:
+    clients = quadratics(3)
+    content = RecordDict({"metrics": MetricRecord(numbers)})
+    broken = answering(
+        clients["site-1"], evaluate=lambda m, content=content: Message(content, reply_to=m)
+    )
+    _, (finished,) = run(FedAvg(), {**clients, "site-1": broken}, rounds=1)
+    assert list(finished.evaluations) == ["site-0", "site-2"]
+    assert list(finished.refused) == ["site-1"]
+    assert finished.refused["site-1"].startswith(f"evaluation: {reason}")
+    assert "site-1" in finished.coefficients
 
 
 def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -368,8 +371,9 @@ def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptu
     ]
 
 
-def test_a_reason_names_no_folder_of_a_site(subtests: pytest.Subtests) -> None:
-    for reason, noted in [
+@pytest.mark.parametrize(
+    ("reason", "noted"),
+    [
         (
             "/home/ann/data/ward 3.csv cannot be read: Is a directory",
             "ward 3.csv cannot be read: Is a directory",
@@ -384,11 +388,12 @@ def test_a_reason_names_no_folder_of_a_site(subtests: pytest.Subtests) -> None:
             "3/4 of the loss, n/a, see https://example.org/a/b",
             "3/4 of the loss, n/a, see https://example.org/a/b",
         ),
-    ]:
-        with subtests.test(reason=reason, noted=noted):
-            refused = Refusals(1)
-            refused.add("site-a", reason)
-            assert refused.reasons == {"site-a": noted}
+    ],
+)
+def test_a_reason_names_no_folder_of_a_site(reason: str, noted: str) -> None:
+    refused = Refusals(1)
+    refused.add("site-a", reason)
+    assert refused.reasons == {"site-a": noted}
 
 
 @pytest.mark.parametrize(

@@ -73,20 +73,22 @@ def test_on_round_precedes_the_next_round_and_may_end_the_run() -> None:
     assert len(grid.sent_to(MessageType.TRAIN)) == 4
 
 
-def test_clients_evaluate_at_the_interval_and_after_the_last(subtests: pytest.Subtests) -> None:
-    for every, share, evaluated in ((2, 1.0, [2, 4, 5]), (9, 1.0, [5]), (0, 0.0, [])):
-        with subtests.test(every=every, share=share):
-            result, rounds = run(FedAvg(evaluate_every=every, fraction_evaluate=share), rounds=5)
-            assert [r.number for r in rounds if r.evaluations] == evaluated
-            assert list(result.evaluate_metrics_clientapp) == evaluated
+@pytest.mark.parametrize(
+    ("every", "share", "evaluated"), [(2, 1.0, [2, 4, 5]), (9, 1.0, [5]), (0, 0.0, [])]
+)
+def test_clients_evaluate_at_the_interval_and_after_the_last(
+    every: int, share: float, evaluated: list[int]
+) -> None:
+    result, rounds = run(FedAvg(evaluate_every=every, fraction_evaluate=share), rounds=5)
+    assert [r.number for r in rounds if r.evaluations] == evaluated
+    assert list(result.evaluate_metrics_clientapp) == evaluated
 
 
-def test_those_who_evaluate_are_drawn_apart(subtests: pytest.Subtests) -> None:
-    for share, clients in ((1.0, 6), (0.5, 3), (0.34, 3), (0.01, 1)):
-        with subtests.test(share=share, clients=clients):
-            _, rounds = run(FedAvg(fraction_train=0.5, fraction_evaluate=share), rounds=3)
-            assert [len(each.evaluations) for each in rounds] == [clients] * 3
-            assert any(set(each.evaluations) != set(each.participants) for each in rounds)
+@pytest.mark.parametrize(("share", "clients"), [(1.0, 6), (0.5, 3), (0.34, 3), (0.01, 1)])
+def test_those_who_evaluate_are_drawn_apart(share: float, clients: int) -> None:
+    _, rounds = run(FedAvg(fraction_train=0.5, fraction_evaluate=share), rounds=3)
+    assert [len(each.evaluations) for each in rounds] == [clients] * 3
+    assert any(set(each.evaluations) != set(each.participants) for each in rounds)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -136,15 +138,17 @@ def test_a_metric_that_is_no_number_at_one_client_is_averaged() -> None:
     assert result.train_metrics_clientapp[2]["mine"] == pytest.approx(2.0 * counts[1] / sum(counts))
 
 
-def test_the_size_of_an_array_on_the_wire_is_that_of_its_file(subtests: pytest.Subtests) -> None:
-    for array in (
+@pytest.mark.parametrize(
+    "array",
+    [
         np.zeros(()),
         np.zeros((3, 4), np.float32),
         np.zeros((3, 4), order="F"),
         np.zeros((0, 2), ">i2"),
-    ):
-        with subtests.test(array=array):
-            for _ in range(2):  # the second time from the cache
-                file = BytesIO()
-                np.save(file, array)
-                assert size_on_the_wire(array) == file.tell()
+    ],
+)
+def test_the_size_of_an_array_on_the_wire_is_that_of_its_file(array: object) -> None:
+    for _ in range(2):  # the second time from the cache
+        file = BytesIO()
+        np.save(file, array)
+        assert size_on_the_wire(array) == file.tell()

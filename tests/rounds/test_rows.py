@@ -177,27 +177,24 @@ def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:
     return Layout(model), near
 
 
+@pytest.mark.parametrize("by_array", [False, True])
 def test_one_pass_screens_updates_and_multiplies_kept_rows(
-    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+    monkeypatch: pytest.MonkeyPatch, by_array: bool
 ) -> None:
     monkeypatch.setattr(vectors, "EXACT_NUMBERS", 0)
     layout, models = small(9)
-    for by_array in (False, True):
-        with subtests.test(by_array=by_array):
-            earlier = borrowed(layout, models[:4])
-            stored = borrowed(layout, models[4:])
-            kept = [combine(np.eye(4)[k], earlier.vectors) for k in (1, 3)]
-            assert stored.screen(gram=True, by_array=by_array, below=kept) == {}
-            rows = Vectors.concat([stored.vectors, *kept])
-            expected = gram_matrices(rows, layout.ends if by_array else (layout.size,))
-            with monkeypatch.context() as patch:
-                patch.setattr(updates.Borrowed, "read", None)  # no number is read again
-                found = (
-                    stored.grams(rows, exact=False)
-                    if by_array
-                    else stored.gram(rows, exact=False)[None]
-                )
-            np.testing.assert_array_equal(found, expected)
+    earlier = borrowed(layout, models[:4])
+    stored = borrowed(layout, models[4:])
+    kept = [combine(np.eye(4)[k], earlier.vectors) for k in (1, 3)]
+    assert stored.screen(gram=True, by_array=by_array, below=kept) == {}
+    rows = Vectors.concat([stored.vectors, *kept])
+    expected = gram_matrices(rows, layout.ends if by_array else (layout.size,))
+    with monkeypatch.context() as patch:
+        patch.setattr(updates.Borrowed, "read", None)  # no number is read again
+        found = (
+            stored.grams(rows, exact=False) if by_array else stored.gram(rows, exact=False)[None]
+        )
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_borrowed_models_are_not_copied() -> None:

@@ -130,10 +130,9 @@ def test_bytes_count_the_arrays_of_both_records() -> None:
 # What is refused ----------------------------------------------------------------------------------
 
 
-def test_an_unusable_second_record_is_refused_by_name(subtests: pytest.Subtests) -> None:
-    """And the round ends as without it; neither record stands in for the other."""
-    _, (absent,) = rounds_of({("site-2", 1): no_reply})
-    for fault, reason in (
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
         (without(ARRAYS_DISPARITY), "ArrayRecord 'arrays-disparity' is missing"),
         (without("arrays"), "ArrayRecord 'arrays' is missing"),
         (changed(bias=None), "ArrayRecord 'arrays-disparity': array 'bias' is missing"),
@@ -153,18 +152,20 @@ def test_an_unusable_second_record_is_refused_by_name(subtests: pytest.Subtests)
             changed(bias=np.full(3, 1e30, np.float32)),
             "its arrays-disparity has the length 1.73205e+30",
         ),
-    ):
-        with subtests.test(fault=fault, reason=reason):
-            _, (one,) = rounds_of({("site-2", 1): fault})
-            assert list(one.refused) == ["site-2"]
-            assert reason in one.refused["site-2"]
-            assert flat(unpack(one.arrays)).tolist() == flat(unpack(absent.arrays)).tolist()
+    ],
+)
+def test_an_unusable_second_record_is_refused_by_name(fault: Any, reason: str) -> None:
+    """And the round ends as without it; neither record stands in for the other."""
+    _, (absent,) = rounds_of({("site-2", 1): no_reply})
+    _, (one,) = rounds_of({("site-2", 1): fault})
+    assert list(one.refused) == ["site-2"]
+    assert reason in one.refused["site-2"]
+    assert flat(unpack(one.arrays)).tolist() == flat(unpack(absent.arrays)).tolist()
 
 
-def test_second_updates_are_compared_with_each_other(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("factor", [1e4, 1e-4])
+def test_second_updates_are_compared_with_each_other(factor: float) -> None:
     """They may be a thousand times as long as the first ones, or shorter: a gradient of something
     else is."""
-    for factor in (1e4, 1e-4):
-        with subtests.test(factor=factor):
-            _, (one,) = rounds_of({(name, 1): changed(factor) for name in quadratics(4)})
-            assert one.refused == {}
+    _, (one,) = rounds_of({(name, 1): changed(factor) for name in quadratics(4)})
+    assert one.refused == {}

@@ -65,27 +65,26 @@ def test_what_clients_and_server_keep_agrees_after_each_round(subtests: pytest.S
             assert any(np.abs(state).max() > 0.1 for state in course.used_states.values())
 
 
+@pytest.mark.parametrize(
+    "fault", [error, no_reply, arrays(w=np.full(3, np.nan)), metrics({"num-examples": 0})]
+)
 @both
 def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(
-    name: str, subtests: pytest.Subtests
+    name: str, fault: Callable[..., Any]
 ) -> None:
     """As if the client had not been asked: it continues from the state of its last used reply."""
-    for fault in (error, no_reply, arrays(w=np.full(3, np.nan)), metrics({"num-examples": 0})):
-        with subtests.test(fault=fault):
-            clients = keeping(3)
-            faults = {("site-1", number): fault for number in (3, 4, 5)}
-            course = follow(made(name), clients, 8, faults=faults)
-            asked = [
-                course.sent[number]["site-1"]
-                for number in (3, 4, 5, 6)
-                if "site-1" in course.sent[number]
-            ]
-            assert {config["state-round"] for config in asked} == {2}
-            assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
-            # not asked for a while then
-            assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)
-            assert not any(finished.lost_states for finished in course.rounds)
-            assert course.inconsistencies[-1] < 1e-10
+    clients = keeping(3)
+    faults = {("site-1", number): fault for number in (3, 4, 5)}
+    course = follow(made(name), clients, 8, faults=faults)
+    asked = [
+        course.sent[number]["site-1"] for number in (3, 4, 5, 6) if "site-1" in course.sent[number]
+    ]
+    assert {config["state-round"] for config in asked} == {2}
+    assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
+    # not asked for a while then
+    assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)
+    assert not any(finished.lost_states for finished in course.rounds)
+    assert course.inconsistencies[-1] < 1e-10
 
 
 def losing(
@@ -130,20 +129,21 @@ def test_a_lost_state_is_refused_by_name_and_all_begin_anew(
     assert course.states[4]["states"] == {"rounds": {}, "losses": {"site-2": 1}}
 
 
+@pytest.mark.parametrize("value", [None, float("nan"), [2, 2]])
 @both
-def test_a_reply_without_its_state_round_is_refused(name: str, subtests: pytest.Subtests) -> None:
-    for value in (None, float("nan"), [2, 2]):
-        with subtests.test(value=value):
-            course = follow(
-                made(name), keeping(3), 5, faults={("site-1", 3): metrics({"state-round": value})}
-            )
-            assert set(course.rounds[2].refused) == {"site-1"}
-            assert "'state-round'" in course.rounds[2].refused["site-1"]
-            assert course.sent[4]["site-1"]["state-round"] == 2
-            assert not any(finished.lost_states for finished in course.rounds)
-            assert course.inconsistencies[-1] < 1e-10
-            # it is no number of a round
-            assert all("state-round" not in finished.metrics for finished in course.rounds)
+def test_a_reply_without_its_state_round_is_refused(
+    name: str, value: float | list[int] | None
+) -> None:
+    course = follow(
+        made(name), keeping(3), 5, faults={("site-1", 3): metrics({"state-round": value})}
+    )
+    assert set(course.rounds[2].refused) == {"site-1"}
+    assert "'state-round'" in course.rounds[2].refused["site-1"]
+    assert course.sent[4]["site-1"]["state-round"] == 2
+    assert not any(finished.lost_states for finished in course.rounds)
+    assert course.inconsistencies[-1] < 1e-10
+    # it is no number of a round
+    assert all("state-round" not in finished.metrics for finished in course.rounds)
 
 
 @both

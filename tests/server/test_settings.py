@@ -107,13 +107,12 @@ def refuse(config: dict[str, Any]) -> str:
     return words
 
 
-def test_an_unknown_name_is_refused_with_what_was_meant(subtests: pytest.Subtests) -> None:
-    for config, meant in NEAREST:
-        with subtests.test(config=config, meant=meant):
-            key, value = next(iter(config.items()))
-            words = refuse(config)
-            assert f"{key} = {value!r}" in words
-            assert meant in words
+@pytest.mark.parametrize(("config", "meant"), NEAREST)
+def test_an_unknown_name_is_refused_with_what_was_meant(config: dict[str, Any], meant: str) -> None:
+    key, value = next(iter(config.items()))
+    words = refuse(config)
+    assert f"{key} = {value!r}" in words
+    assert meant in words
 
 
 def test_a_value_out_of_its_range_is_refused_with_key_and_value(subtests: pytest.Subtests) -> None:
@@ -166,12 +165,11 @@ def test_a_run_config_gives_the_settings_that_it_came_from(config: dict[str, Val
     assert mine.items() <= first.items()
 
 
-def test_a_run_config_is_flat_and_of_the_types_that_flower_takes(subtests: pytest.Subtests) -> None:
-    for method in METHODS:
-        with subtests.test(method=method):
-            config = Settings.of({"method": method}).run_config()
-            assert all(isinstance(value, bool | int | float | str) for value in config.values())
-            assert {key.partition(".")[0] for key in config if "." in key} <= {method, "digits"}
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_config_is_flat_and_of_the_types_that_flower_takes(method: str) -> None:
+    config = Settings.of({"method": method}).run_config()
+    assert all(isinstance(value, bool | int | float | str) for value in config.values())
+    assert {key.partition(".")[0] for key in config if "." in key} <= {method, "digits"}
 
 
 def test_the_default_config_has_all_parameters_and_is_accepted() -> None:
@@ -411,9 +409,9 @@ def test_another_methods_parameter_is_refused_if_given() -> None:
         check_used(typed("num-rounds", "fedfv.alpha"), ["fedavg"], "digits")
 
 
+@pytest.mark.parametrize("key", ["model", "partition"])
 def test_another_tasks_setting_is_refused_if_given(
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setitem(TASKS, "ones", TaskInfo("ones", "Ones", "nobody", "nowhere:load"))
     with pytest.raises(
@@ -421,14 +419,12 @@ def test_another_tasks_setting_is_refused_if_given(
         match=r"digits\.rotated-clients has no effect with task = 'ones': .* task=digits",
     ):
         check_used(typed("digits.rotated-clients"), ["fedavg"], "ones")
-    for key in ("model", "partition"):
-        with subtests.test(key=key):
-            check_used(typed(key), ["fedavg"], "digits")
-            with pytest.raises(
-                SettingsError,
-                match=f"{key} has no effect with task = 'ones', which leaves no choice: leave",
-            ):
-                check_used(typed(key), ["fedavg"], "ones")
+    check_used(typed(key), ["fedavg"], "digits")
+    with pytest.raises(
+        SettingsError,
+        match=f"{key} has no effect with task = 'ones', which leaves no choice: leave",
+    ):
+        check_used(typed(key), ["fedavg"], "ones")
 
 
 def test_waiting_for_clients_has_no_effect_in_one_process(subtests: pytest.Subtests) -> None:

@@ -108,22 +108,32 @@ TOO_FEW: list[tuple[Mapping[str, Times], dict[str, Any], float, str]] = [
 """The same with too few clients: when the run ends, and its error."""
 
 
-def test_a_run_waits_for_its_clients_and_no_longer(clock: Clock, subtests: pytest.Subtests) -> None:
-    for away, given, at, fewest in ARRIVALS:
-        with subtests.test(away=away, given=given):
-            clock.now = 0.0
-            assert arrive(clock, away, **given).fewest == fewest, given
-            assert at <= clock.now < at + 2.0, given
+@pytest.mark.parametrize(("away", "given", "at", "fewest"), ARRIVALS)
+def test_a_run_waits_for_its_clients_and_no_longer(
+    clock: Clock,
+    away: dict[str, tuple[tuple[float, ...], ...]],
+    given: dict[str, Any],
+    at: float,
+    fewest: int,
+) -> None:
+    clock.now = 0.0
+    assert arrive(clock, away, **given).fewest == fewest, given
+    assert at <= clock.now < at + 2.0, given
 
 
-def test_a_run_ends_where_too_few_clients_come(clock: Clock, subtests: pytest.Subtests) -> None:
-    for away, given, at, words in TOO_FEW:
-        with subtests.test(away=away, given=given):
-            clock.now = 0.0
-            with pytest.raises(QuorumError, match=words) as ended:
-                arrive(clock, away, **given)
-            assert isinstance(ended.value, FairbloomError)
-            assert at <= clock.now < at + 2.0, given
+@pytest.mark.parametrize(("away", "given", "at", "words"), TOO_FEW)
+def test_a_run_ends_where_too_few_clients_come(
+    clock: Clock,
+    away: dict[str, tuple[tuple[float, ...], ...]],
+    given: dict[str, Any],
+    at: float,
+    words: str,
+) -> None:
+    clock.now = 0.0
+    with pytest.raises(QuorumError, match=words) as ended:
+        arrive(clock, away, **given)
+    assert isinstance(ended.value, FairbloomError)
+    assert at <= clock.now < at + 2.0, given
 
 
 def enroll(folder: Path, monkeypatch: pytest.MonkeyPatch, roll: dict[str, bool]) -> None:
@@ -166,25 +176,24 @@ class InMemoryGrid(Nodes):
     server."""
 
 
+@pytest.mark.parametrize(
+    ("began", "remedy"), [((), "clients = 4"), ((*NAMES, "site-9"), "a run of 4 clients")]
+)
 def test_in_a_simulation_too_few_nodes_end_the_run_at_once(
-    clock: Clock, subtests: pytest.Subtests
+    clock: Clock, began: tuple[str, ...], remedy: str
 ) -> None:
-    for began, remedy in (((), "clients = 4"), ((*NAMES, "site-9"), "a run of 4 clients")):
-        with subtests.test(began=began, remedy=remedy):
-            clock.now = 0.0
-            quorum = Quorum(3600.0)
-            wanted = len(began) or 20
-            there = FlowerClients(
-                FedAvg(), InMemoryGrid(clock, away=until(0.4, *NAMES), clients=4), 5.0, quorum
-            )
-            with pytest.raises(
-                SimulationError,
-                match=f"4 of {wanted} .*--federation-config num-supernodes={wanted}.*{remedy}",
-            ):
-                wait_for_clients(
-                    there, quorum, expected=20, began=began, min_clients=0, patience=3600.0
-                )
-            assert clock.now < 5.0
+    clock.now = 0.0
+    quorum = Quorum(3600.0)
+    wanted = len(began) or 20
+    there = FlowerClients(
+        FedAvg(), InMemoryGrid(clock, away=until(0.4, *NAMES), clients=4), 5.0, quorum
+    )
+    with pytest.raises(
+        SimulationError,
+        match=f"4 of {wanted} .*--federation-config num-supernodes={wanted}.*{remedy}",
+    ):
+        wait_for_clients(there, quorum, expected=20, began=began, min_clients=0, patience=3600.0)
+    assert clock.now < 5.0
 
 
 def test_in_a_simulation_a_users_strategy_does_not_wait_for_more(clock: Clock) -> None:
@@ -450,9 +459,8 @@ def test_it_returns_what_has_come_once_no_more_is_awaited(
             assert first <= slow.now <= last, nodes
 
 
-def test_enough_replies_without_errors_end_a_rounds_training(
-    slow: Slow, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("what", ["evaluate", "query"])
+def test_enough_replies_without_errors_end_a_rounds_training(slow: Slow, what: str) -> None:
     assert replies(slow, 1, 2, 50, timeout=60.0, what="train", min_replies=2) == ["1", "2"]
     slow.now = 0.0
     assert replies(slow, 1, 7, 6, 50, timeout=60.0, what="train", min_replies=3) == [
@@ -463,10 +471,8 @@ def test_enough_replies_without_errors_end_a_rounds_training(
     ]
     slow.now = 0.0
     assert replies(slow, 1, 2, timeout=60.0, what="train", min_replies=5) == ["1", "2"]
-    for what in ("evaluate", "query"):  # where it is not training, everybody is waited for
-        with subtests.test(what=what):
-            slow.now = 0.0
-            assert replies(slow, 1, 2, 5, timeout=60.0, what=what, min_replies=1) == ["1", "2", "5"]
+    slow.now = 0.0
+    assert replies(slow, 1, 2, 5, timeout=60.0, what=what, min_replies=1) == ["1", "2", "5"]
 
 
 class Falls(Slow):
@@ -543,20 +549,19 @@ def test_what_passes_within_ten_minutes_is_outlived(
             assert falls.errors == []
 
 
+@pytest.mark.parametrize("error", FOR_GOOD)
 def test_what_time_does_not_cure_ends_the_run_at_once(
-    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+    monkeypatch: pytest.MonkeyPatch, error: Any
 ) -> None:
-    for error in FOR_GOOD:
-        with subtests.test(error=error):
-            falls = Falls(monkeypatch, error)
-            with pytest.raises(type(error)) as raised:
-                replies(falls, 1, timeout=60.0)
-            assert raised.value is error
-            assert falls.now == 0.0
-            falls.errors = [HANDSHAKE, HANDSHAKE, error]
-            with pytest.raises(type(error)):
-                PollingGrid(falls).get_nodes()  # type: ignore[arg-type]
-            assert falls.now == 2.0
+    falls = Falls(monkeypatch, error)
+    with pytest.raises(type(error)) as raised:
+        replies(falls, 1, timeout=60.0)
+    assert raised.value is error
+    assert falls.now == 0.0
+    falls.errors = [HANDSHAKE, HANDSHAKE, error]
+    with pytest.raises(type(error)):
+        PollingGrid(falls).get_nodes()  # type: ignore[arg-type]
+    assert falls.now == 2.0
 
 
 def test_a_lost_superlink_and_its_return_are_one_log_line_each(
@@ -685,18 +690,22 @@ QUORUM: list[
 """
 
 
+@pytest.mark.parametrize(("fewest", "nodes", "offline", "options", "came", "ends"), QUORUM)
 def test_while_too_few_are_online_a_round_waits(
     slow: Slow,
     monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    fewest: int,
+    nodes: tuple[int, ...],
+    offline: dict[int, tuple[float, ...]],
+    options: dict[str, Any],
+    came: list[str],
+    ends: float,
 ) -> None:
-    for fewest, nodes, offline, options, came, ends in QUORUM:
-        with subtests.test(fewest=fewest, nodes=nodes):
-            slow.now = 0.0
-            slow.offline = offline
-            with monkeypatch.context() as patch:
-                assert sorted(with_quorum(slow, patch, fewest, 3600.0, *nodes, **options)) == came
-            assert ends <= slow.now < ends + 4.0, nodes
+    slow.now = 0.0
+    slow.offline = offline
+    with monkeypatch.context() as patch:
+        assert sorted(with_quorum(slow, patch, fewest, 3600.0, *nodes, **options)) == came
+    assert ends <= slow.now < ends + 4.0, nodes
 
 
 def test_expired_messages_are_sent_again_for_the_time_left(

@@ -151,17 +151,16 @@ def test_a_debugger_works_in_a_model_under_debug(tmp_path: Path) -> None:
     assert ended.returncode == 1
 
 
+@pytest.mark.parametrize(("fails", "code"), [("model", 1), ("scalar loss", 2)])
 @pytest.mark.slow
 def test_the_first_error_keeps_its_traceback_under_debug(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, fails: str, code: int
 ) -> None:
-    for fails, code in (("model", 1), ("scalar loss", 2)):
-        with subtests.test(fails=fails, code=code):
-            ended = in_a_process(ROOT, *words_of(fails, tmp_path / fails))
-            assert ended.returncode == code
-            assert "Traceback (most recent call last)" in ended.stderr
-            assert "client/training.py" in ended.stderr
-            assert "refused" not in ended.stderr
+    ended = in_a_process(ROOT, *words_of(fails, tmp_path / fails))
+    assert ended.returncode == code
+    assert "Traceback (most recent call last)" in ended.stderr
+    assert "client/training.py" in ended.stderr
+    assert "refused" not in ended.stderr
 
 
 def test_in_python_the_error_itself_is_raised(

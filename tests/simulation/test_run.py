@@ -228,21 +228,18 @@ def test_a_run_that_continues_knows_the_losses_of_its_last_round(tmp_path: Path)
     assert not Outcome.of(run(tmp_path / "grown", num_rounds=4, **changes)).differences(whole)
 
 
-def test_an_engine_says_how_many_clients_have_trained(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for engine in ("loop", "stacked", "workers"):
-        with subtests.test(engine=engine):
-            said: list[tuple[int, int]] = []
-            settings = small(tmp_path / engine, engine=engine, fraction=0.8, num_rounds=3)
-            simulate(settings, on_trained=lambda done, of, said=said: said.append((done, of)))  # type: ignore[misc]
-            assert {of for _, of in said} == {4}
-            assert all(0 <= done <= 4 for done, _ in said)
-            ends = [place for place in range(1, len(said)) if said[place][0] < said[place - 1][0]]
-            # within a round it never falls; an engine that trains all at once says little
-            assert len(ends) in (0, 2)
-            if engine != "stacked":
-                assert len({done for done, _ in said}) >= 2
+@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
+def test_an_engine_says_how_many_clients_have_trained(tmp_path: Path, engine: str) -> None:
+    said: list[tuple[int, int]] = []
+    settings = small(tmp_path / engine, engine=engine, fraction=0.8, num_rounds=3)
+    simulate(settings, on_trained=lambda done, of, said=said: said.append((done, of)))  # type: ignore[misc]
+    assert {of for _, of in said} == {4}
+    assert all(0 <= done <= 4 for done, _ in said)
+    ends = [place for place in range(1, len(said)) if said[place][0] < said[place - 1][0]]
+    # within a round it never falls; an engine that trains all at once says little
+    assert len(ends) in (0, 2)
+    if engine != "stacked":
+        assert len({done for done, _ in said}) >= 2
 
 
 T = TypeVar("T")
@@ -381,28 +378,23 @@ def gap(run: Run) -> float:
     return float(rows["gap"].item())
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow
-def test_the_gap_between_groups_falls_at_every_seed(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for seed in range(3):
-        with subtests.test(seed=seed):
-            data = write_sites(tmp_path / f"data-{seed}", seed)
-            shared = {
-                "task": "csv",
-                "data-dir": str(data),
-                "schema": grouped(data, "sex"),
-                "seed": seed,
-                "learning-rate": 0.1,
-            }
-            plain = ended(tmp_path / f"fedavg-{seed}", method="fedavg", **shared)
-            fair = ended(
-                tmp_path / f"fairfed-{seed}", method="fairfed", **{"fairfed.beta": 0.2}, **shared
-            )
-            assert gap(fair) < 0.5 * gap(plain)
-            before = plain.column("coefficient")
-            after = fair.column("coefficient")
-            assert all(after[name] < before[name] for name in ("site-0", "site-1"))
+def test_the_gap_between_groups_falls_at_every_seed(tmp_path: Path, seed: int) -> None:
+    data = write_sites(tmp_path / f"data-{seed}", seed)
+    shared = {
+        "task": "csv",
+        "data-dir": str(data),
+        "schema": grouped(data, "sex"),
+        "seed": seed,
+        "learning-rate": 0.1,
+    }
+    plain = ended(tmp_path / f"fedavg-{seed}", method="fedavg", **shared)
+    fair = ended(tmp_path / f"fairfed-{seed}", method="fairfed", **{"fairfed.beta": 0.2}, **shared)
+    assert gap(fair) < 0.5 * gap(plain)
+    before = plain.column("coefficient")
+    after = fair.column("coefficient")
+    assert all(after[name] < before[name] for name in ("site-0", "site-1"))
 
 
 def test_data_without_groups_end_the_run_with_a_remedy(

@@ -127,19 +127,19 @@ def test_workers_without_a_clients_data_are_forked_again(monkeypatch: pytest.Mon
         assert first.isdisjoint(pids_of(clients))
 
 
-def test_it_is_said_how_a_process_ended(subtests: pytest.Subtests) -> None:
-    for how in ("SIGKILL, as when memory runs short", "SIGTERM", "exit code 3", "exit code 0"):
-        with subtests.test(how=how):
+@pytest.mark.parametrize(
+    "how", ["SIGKILL, as when memory runs short", "SIGTERM", "exit code 3", "exit code 0"]
+)
+def test_it_is_said_how_a_process_ended(how: str) -> None:
+    def serve(pipe: Connection, how: str = how) -> None:
+        if how.startswith("exit code "):
+            sys.exit(int(how.removeprefix("exit code ")))
+        os.kill(os.getpid(), signal.Signals[how.partition(",")[0]])
 
-            def serve(pipe: Connection, how: str = how) -> None:
-                if how.startswith("exit code "):
-                    sys.exit(int(how.removeprefix("exit code ")))
-                os.kill(os.getpid(), signal.Signals[how.partition(",")[0]])
-
-            process = processes.Forked(serve, [])
-            with pytest.raises(EOFError):
-                process.pipe.recv()
-            assert process.end() == how
+    process = processes.Forked(serve, [])
+    with pytest.raises(EOFError):
+        process.pipe.recv()
+    assert process.end() == how
 
 
 def busy_run(folder: Path) -> int:

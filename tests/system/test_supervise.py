@@ -5,13 +5,15 @@ import pytest
 from fairbloom.system.supervise import exit_reason
 
 
-def test_how_a_process_ended_is_said(subtests: pytest.Subtests) -> None:
-    for code, words in (
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
         (0, "exit code 0"),
         (3, "exit code 3"),
         (-9, "killed by SIGKILL"),
         (-11, "killed by SIGSEGV"),
         (-40, "killed by signal 40"),
-    ):
-        with subtests.test(code=code, words=words):
-            assert exit_reason(code) == words
+    ],
+)
+def test_how_a_process_ended_is_said(code: int, words: str) -> None:
+    assert exit_reason(code) == words

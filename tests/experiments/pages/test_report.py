@@ -204,22 +204,21 @@ def test_each_client_has_the_mean_of_its_last_scores(
     assert base == sorted(base), "the worst served under the baseline first"
 
 
+@pytest.mark.parametrize("method", METHODS[1:])
 def test_differences_are_those_of_the_comparison(
-    hospitals: Path, report: Parsed, subtests: pytest.Subtests
+    hospitals: Path, report: Parsed, method: str
 ) -> None:
     comparison = api.load(hospitals)
     found = {(row["method"], row["measure"]): row for row in report.rows("differences")}
-    for method in METHODS[1:]:
-        with subtests.test(method=method):
-            row = found[find_method(method).__name__, "worst client"]
-            expected = comparison.difference(find_method(method).__name__, "worst_10")
-            assert numbers_of(row["difference"]) == pytest.approx(
-                [expected.mean, expected.low, expected.high], abs=0.051
-            )
-            assert (int(row["seeds better"]), int(row["seeds worse"])) == (
-                expected.better,
-                expected.worse,
-            )
+    row = found[find_method(method).__name__, "worst client"]
+    expected = comparison.difference(find_method(method).__name__, "worst_10")
+    assert numbers_of(row["difference"]) == pytest.approx(
+        [expected.mean, expected.low, expected.high], abs=0.051
+    )
+    assert (int(row["seeds better"]), int(row["seeds worse"])) == (
+        expected.better,
+        expected.worse,
+    )
 
 
 def test_curves_are_means_over_the_seeds_within_what_these_span(
@@ -275,20 +274,22 @@ def test_weights_are_of_all_rounds_evaluated_or_not(tmp_path: Path) -> None:
     assert rows == {row["client"] for row in table if row["FedFV"] != "–"}
 
 
-def test_time_and_traffic_are_sums_over_the_rounds(
-    hospitals: Path, report: Parsed, subtests: pytest.Subtests
-) -> None:
-    (row,) = [row for row in report.rows("cost") if row["method"] == "FedFV"]
-    for heading, column, write in (
+@pytest.mark.parametrize(
+    ("heading", "column", "write"),
+    [
         ("time of a run", "seconds", in_seconds),
         ("sent to clients", "bytes_sent", in_bytes),
-    ):
-        with subtests.test(heading=heading, column=column):
-            sums = [
-                sum(float(each[column]) for each in rows_of(hospitals, "fedfv", s, ROUNDS.name))
-                for s in range(3)
-            ]
-            assert row[heading] == write(statistics.fmean(sums))
+    ],
+)
+def test_time_and_traffic_are_sums_over_the_rounds(
+    hospitals: Path, report: Parsed, heading: str, column: str, write: Any
+) -> None:
+    (row,) = [row for row in report.rows("cost") if row["method"] == "FedFV"]
+    sums = [
+        sum(float(each[column]) for each in rows_of(hospitals, "fedfv", s, ROUNDS.name))
+        for s in range(3)
+    ]
+    assert row[heading] == write(statistics.fmean(sums))
 
 
 def test_the_front_has_the_methods_that_none_beats(report: Parsed) -> None:

@@ -157,16 +157,18 @@ def test_a_setting_that_cannot_be_is_told_with_the_row(
         study_of(recipe, recipe.rows)
 
 
-def test_printed_numbers_are_read_as_papers_write_them(subtests: pytest.Subtests) -> None:
-    for text, printed in (
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
         ("80.42 ± 0.76", Printed(80.42, 0.76)),
         ("80.42±0.76", Printed(80.42, 0.76)),
         (".850", Printed(0.85)),
         ("-3.5", Printed(-3.5)),
         ("", None),
-    ):
-        with subtests.test(text=text, printed=printed):
-            assert Printed.of(text) == printed
+    ],
+)
+def test_printed_numbers_are_read_as_papers_write_them(text: str, printed: Printed | None) -> None:
+    assert Printed.of(text) == printed
 
 
 METHODS = ("FedAvg", "q-FFL", "AFL", "TERM", "PropFair", "GiFair", "Delta-FL", "VRed", "Semi-VRed")

@@ -162,33 +162,29 @@ def test_gains_before_the_correction_are_suggestions() -> None:
     assert sentences[2] == f"Look first at Local ({found.mean:.1f} points)."
 
 
-def test_the_precision_is_said_now_and_with_twice_the_seeds(subtests: pytest.Subtests) -> None:
-    for share in (0.0, 0.25):
-        with subtests.test(share=share):
-            comparison = made(5, FedFV=(0.5, 0.0))
-            comparison = dataclasses.replace(comparison, shared=SharedData(test_share=share))
-            spread = np.std(comparison.gains("FedFV", "worst_10"), ddof=1)
-            now, then = (
-                stats.t.isf(0.025, n - 1) * spread * (1.0 / n + share) ** 0.5 for n in (5, 10)
-            )
-            assert comparison.verdict.sentences[-1] == (
-                f"Intervals for the worst served are typically ±{now:.1f} points; with 10 seeds"
-                f" instead of 5, about ±{then:.1f}."
-            )
-            assert "Look first" not in str(comparison.verdict)
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_the_precision_is_said_now_and_with_twice_the_seeds(share: float) -> None:
+    comparison = made(5, FedFV=(0.5, 0.0))
+    comparison = dataclasses.replace(comparison, shared=SharedData(test_share=share))
+    spread = np.std(comparison.gains("FedFV", "worst_10"), ddof=1)
+    now, then = (stats.t.isf(0.025, n - 1) * spread * (1.0 / n + share) ** 0.5 for n in (5, 10))
+    assert comparison.verdict.sentences[-1] == (
+        f"Intervals for the worst served are typically ±{now:.1f} points; with 10 seeds"
+        f" instead of 5, about ±{then:.1f}."
+    )
+    assert "Look first" not in str(comparison.verdict)
 
 
-def test_a_client_below_its_larger_class_is_said_to_be(subtests: pytest.Subtests) -> None:
-    for score, said in ((ACCURACY, True), (Score("balanced-accuracy"), False)):
-        with subtests.test(score=score.name):
-            base = [{"Davos": 37.8, "Sion": 70.0}] * 10
-            comparison = compared_by_hand(score, FedAvg=base)
-            vars(comparison)["larger_classes"] = {"Davos": 59.2, "Sion": 55.0}
-            guess = ", below always guessing its larger class (59 %)"
-            assert comparison.verdict.headline.startswith(
-                "FedAvg serves Davos worst (in 10 of 10 seeds): its test"
-            )
-            assert (guess in comparison.verdict.headline) is said
+@pytest.mark.parametrize(("score", "said"), [(ACCURACY, True), (Score("balanced-accuracy"), False)])
+def test_a_client_below_its_larger_class_is_said_to_be(score: Score, said: bool) -> None:
+    base = [{"Davos": 37.8, "Sion": 70.0}] * 10
+    comparison = compared_by_hand(score, FedAvg=base)
+    vars(comparison)["larger_classes"] = {"Davos": 59.2, "Sion": 55.0}
+    guess = ", below always guessing its larger class (59 %)"
+    assert comparison.verdict.headline.startswith(
+        "FedAvg serves Davos worst (in 10 of 10 seeds): its test"
+    )
+    assert (guess in comparison.verdict.headline) is said
 
 
 def test_the_worst_client_has_a_name_if_it_is_one() -> None:
@@ -255,17 +251,19 @@ def test_the_correction_for_shared_data_decides_what_is_claimed() -> None:
     )
 
 
-def test_one_or_two_seeds_or_one_method_claim_nothing(subtests: pytest.Subtests) -> None:
-    for comparison, said in (
+@pytest.mark.parametrize(
+    ("comparison", "said"),
+    [
         (made(1, FedFV=(8.0, -3.0)), "A single seed does not show"),
         (made(2, noise=0.1, FedFV=(8.0, -3.0)), "Two seeds do not show"),
         (made(3), "No other method was run"),
-    ):
-        with subtests.test(comparison=comparison, said=said):
-            verdict = comparison.verdict
-            assert verdict.sentences[0].startswith(said)
-            assert verdict.claims == ()
-            assert " points" not in str(verdict)
+    ],
+)
+def test_one_or_two_seeds_or_one_method_claim_nothing(comparison: Comparison, said: str) -> None:
+    verdict = comparison.verdict
+    assert verdict.sentences[0].startswith(said)
+    assert verdict.claims == ()
+    assert " points" not in str(verdict)
 
 
 def test_equal_models_are_no_claim() -> None:
@@ -334,8 +332,9 @@ def test_an_interval_is_that_of_the_test() -> None:
     assert "-0.0 " not in str(tiny.verdict)
 
 
-def test_the_worst_tenth_of_few_is_called_the_worst_client(subtests: pytest.Subtests) -> None:
-    for measure, clients, title in (
+@pytest.mark.parametrize(
+    ("measure", "clients", "title"),
+    [
         ("worst_10", 10, "worst client"),
         ("worst_10", 11, "worst 10 %"),
         ("best_10", 4, "best client"),
@@ -346,9 +345,12 @@ def test_the_worst_tenth_of_few_is_called_the_worst_client(subtests: pytest.Subt
         ("client:Long Beach", 4, "Long Beach"),
         ("group-gap:true-positive-rate", 4, "true positive rate gap"),
         ("group-gap:auc:porto", 4, "AUC gap, porto"),
-    ):
-        with subtests.test(measure=measure, clients=clients):
-            assert measure_title(measure, clients) == title
+    ],
+)
+def test_the_worst_tenth_of_few_is_called_the_worst_client(
+    measure: str, clients: int, title: str
+) -> None:
+    assert measure_title(measure, clients) == title
 
 
 FIVE = (8.0, 7.0, 9.0, 12.0, 3.0)
@@ -372,13 +374,12 @@ def test_a_single_seed_says_nothing() -> None:
     assert (found.p_value, found.significant) == (1.0, False)
 
 
-def test_differences_that_do_not_vary_are_no_claim(subtests: pytest.Subtests) -> None:
-    for value in (0.0, 6.25, -1 / 3):
-        with subtests.test(value=value):
-            found = difference_of([value, value + value * 1e-15, value])
-            assert (found.p_value, found.error, found.significant) == (1.0, 0.0, False)
-            assert math.isnan(found.low)
-            assert math.isnan(found.high)
+@pytest.mark.parametrize("value", [0.0, 6.25, -1 / 3])
+def test_differences_that_do_not_vary_are_no_claim(value: float) -> None:
+    found = difference_of([value, value + value * 1e-15, value])
+    assert (found.p_value, found.error, found.significant) == (1.0, 0.0, False)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
 
 
 @given(st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=20), st.floats(0.0, 2.0))
@@ -394,11 +395,12 @@ def test_a_difference_is_as_sure_as_its_mirror_image(
     ) or found.p_value == pytest.approx(0.05)
 
 
-def test_what_is_no_difference_is_refused(subtests: pytest.Subtests) -> None:
-    for differences, test_share in (([], 0.0), ([1.0, math.nan], 0.0), ([1.0, 2.0], -0.5)):
-        with subtests.test(differences=differences, test_share=test_share):
-            with pytest.raises(ValueError):  # noqa: PT011 (its type is the promise)
-                difference_of(differences, test_share=test_share)
+@pytest.mark.parametrize(
+    ("differences", "test_share"), [([], 0.0), ([1.0, math.nan], 0.0), ([1.0, 2.0], -0.5)]
+)
+def test_what_is_no_difference_is_refused(differences: list[float], test_share: float) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 (its type is the promise)
+        difference_of(differences, test_share=test_share)
 
 
 @pytest.mark.parametrize(

@@ -270,12 +270,13 @@ def test_processes_do_not_run_the_script_that_compares(tmp_path: Path) -> None:
     assert ended.stdout == f"begun\nComparison('{tmp_path}/cmp': FedAvg; 1 seed, accuracy, %)\n"
 
 
-def test_what_a_script_defines_is_refused_at_once(subtests: pytest.Subtests) -> None:
-    for key in ("task", "model", "method", "partition", "optimizer", "client-rule"):
-        with subtests.test(key=key):
-            run = Settings.of({}).model_copy(update={key.replace("-", "_"): "__main__:Mine"})
-            with pytest.raises(FairbloomError, match=f"^{key} = '__main__:Mine'"):
-                check_runs({("FedAvg", 0): run})
+@pytest.mark.parametrize(
+    "key", ["task", "model", "method", "partition", "optimizer", "client-rule"]
+)
+def test_what_a_script_defines_is_refused_at_once(key: str) -> None:
+    run = Settings.of({}).model_copy(update={key.replace("-", "_"): "__main__:Mine"})
+    with pytest.raises(FairbloomError, match=f"^{key} = '__main__:Mine'"):
+        check_runs({("FedAvg", 0): run})
 
 
 @pytest.mark.slow
@@ -387,16 +388,18 @@ def test_a_failing_comparison_ends_no_process_of_the_caller(tmp_path: Path) -> N
 BY_HAND = compared_by_hand(FedAvg=[{"a": 10.0, "b": 50.0}] * 2, FedFV=[{"a": 40.0, "b": 50.0}] * 2)
 
 
-def test_what_is_no_method_or_measure_is_refused(subtests: pytest.Subtests) -> None:
-    for ask, fault in (
+@pytest.mark.parametrize(
+    ("ask", "fault"),
+    [
         (lambda: BY_HAND.difference("FedAvg", "worst"), "'FedAvg'.*FedFV"),
         (lambda: BY_HAND.gains("TERM", "worst"), "'TERM'.*FedAvg, FedFV"),
         (lambda: BY_HAND.differences("best of all"), "'best of all'.*mean, std.*client:NAME"),
         (lambda: BY_HAND.differences("client:z"), "'client:z'"),
-    ):
-        with subtests.test(ask=ask, fault=fault):
-            with pytest.raises(FairbloomError, match=fault):
-                ask()
+    ],
+)
+def test_what_is_no_method_or_measure_is_refused(ask: object, fault: str) -> None:
+    with pytest.raises(FairbloomError, match=fault):
+        ask()
 
 
 def test_equal_measures_are_equal_in_spite_of_rounding() -> None:

@@ -303,19 +303,19 @@ def test_what_has_run_is_not_run_again_and_more_seeds_add_to_it(
     assert len(again.runs(0)) == 3
 
 
-def test_rows_are_named_with_commas_or_one_by_one(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    recipe = load_recipe(saved(tmp_path, RECIPE))
-    both = ["FedAvg (partition=iid)", "Local (partition=iid)"]
-    for words in (
+@pytest.mark.parametrize(
+    "words",
+    [
         ["FedAvg (partition=iid),Local"],
         ["fedavg (partition=iid), local"],
         ["FedAvg (partition=iid)", "Local"],
         ["(partition=iid"],
-    ):
-        with subtests.test(words=words):
-            assert [recipe.name_of(row) for row in choose_rows(recipe, words)] == both
+    ],
+)
+def test_rows_are_named_with_commas_or_one_by_one(tmp_path: Path, words: list[str]) -> None:
+    recipe = load_recipe(saved(tmp_path, RECIPE))
+    both = ["FedAvg (partition=iid)", "Local (partition=iid)"]
+    assert [recipe.name_of(row) for row in choose_rows(recipe, words)] == both
 
 
 def test_what_is_finished_is_shown(

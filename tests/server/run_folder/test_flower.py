@@ -229,11 +229,9 @@ def test_a_run_with_steps_that_decay_cannot_be_extended(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_a_folder_of_another_run_is_refused_with_what_differs(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    start(tmp_path / "run", FedFV(), rounds=2)
-    other: list[tuple[FairStrategy, dict[str, Any], str]] = [
+@pytest.mark.parametrize(
+    ("strategy", "given", "words"),
+    [
         (FedFV(alpha=0.3), {}, "alpha = 0.1 there and 0.3 here"),
         (FedAvg(), {}, "method = 'FedFV' there and 'FedAvg' here"),
         (FedFV(seed=1), {}, "seed = 0 there and 1 here"),
@@ -244,11 +242,14 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(
             "train.lr = None there and 0.1 here",
         ),
         (FedFV(training_clients=("site-0",)), {}, "training-clients = '' there and 'site-0' here"),
-    ]
-    for strategy, given, words in other:
-        with subtests.test(strategy=strategy, given=given):
-            with pytest.raises(FairbloomError, match=words):
-                start(tmp_path / "run", strategy, rounds=2, **given)
+    ],
+)
+def test_a_folder_of_another_run_is_refused_with_what_differs(
+    tmp_path: Path, strategy: FedFV | FedAvg, given: dict[str, ConfigRecord], words: str
+) -> None:
+    start(tmp_path / "run", FedFV(), rounds=2)
+    with pytest.raises(FairbloomError, match=words):
+        start(tmp_path / "run", strategy, rounds=2, **given)
 
 
 def test_the_error_for_a_missing_score_names_the_replied_metrics(
@@ -271,13 +272,12 @@ def test_only_chosen_settings_are_shown(tmp_path: Path) -> None:
     }
 
 
-def test_the_name_of_a_score_says_which_way_is_better(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for score in ("eval_acc", "roc_auc", "f1_score", "R2", "eval_loss", "val-rmse"):
-        with subtests.test(score=score):
-            higher = score not in ("eval_loss", "val-rmse")
-            assert RunFolder(tmp_path, score=score).score == Score(score, higher_is_better=higher)
+@pytest.mark.parametrize(
+    "score", ["eval_acc", "roc_auc", "f1_score", "R2", "eval_loss", "val-rmse"]
+)
+def test_the_name_of_a_score_says_which_way_is_better(tmp_path: Path, score: str) -> None:
+    higher = score not in ("eval_loss", "val-rmse")
+    assert RunFolder(tmp_path, score=score).score == Score(score, higher_is_better=higher)
 
 
 def test_a_score_of_unknown_direction_asks_for_it(tmp_path: Path) -> None:
@@ -307,9 +307,8 @@ def test_only_constructor_parameters_are_settings_of_a_run(tmp_path: Path) -> No
         start(tmp_path / "run", Dated(alpha=0.2, width=3), 4)
 
 
-def test_keys_of_the_strategy_are_refused_in_a_users_config(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("name", ["train_config", "evaluate_config"])
+def test_keys_of_the_strategy_are_refused_in_a_users_config(tmp_path: Path, name: str) -> None:
     refused = {
         "local-steps": 7.5,
         "proximal-mu": 0.1,
@@ -317,14 +316,12 @@ def test_keys_of_the_strategy_are_refused_in_a_users_config(
         "full-batch-step": True,
         "measure": "all",
     }
-    for name in ("train_config", "evaluate_config"):
-        with subtests.test(name=name):
-            for key, value in refused.items():
-                with pytest.raises(FairbloomError, match=f"{name} has .*{key}"):
-                    start(tmp_path / name / key, FedAvg(), **{name: ConfigRecord({key: value})})
-            start(
-                tmp_path / name / "own",
-                FedAvg(),
-                1,
-                **{name: ConfigRecord({"lr": 0.1, "measure": ["loss-before"]})},
-            )
+    for key, value in refused.items():
+        with pytest.raises(FairbloomError, match=f"{name} has .*{key}"):
+            start(tmp_path / name / key, FedAvg(), **{name: ConfigRecord({key: value})})
+    start(
+        tmp_path / name / "own",
+        FedAvg(),
+        1,
+        **{name: ConfigRecord({"lr": 0.1, "measure": ["loss-before"]})},
+    )

@@ -48,18 +48,17 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("content", "fault"), {None: "No such file", **DAMAGED}.items())
 def test_a_damaged_or_missing_table_is_refused_with_a_remedy(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, content: bytes | None, fault: str
 ) -> None:
     path = tmp_path / "clients.csv"
-    for content, fault in {None: "No such file", **DAMAGED}.items():
-        with subtests.test(content=content, fault=fault):
-            path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
-            with pytest.raises(RunFolderError) as refusal:
-                read_table(path, ("client",), finished=True)
-            assert str(refusal.value).startswith(f"{path} cannot be read: ")
-            assert fault in str(refusal.value)
-            assert "(--out)" in str(refusal.value)
+    path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
+    with pytest.raises(RunFolderError) as refusal:
+        read_table(path, ("client",), finished=True)
+    assert str(refusal.value).startswith(f"{path} cannot be read: ")
+    assert fault in str(refusal.value)
+    assert "(--out)" in str(refusal.value)
 
 
 NAMES = st.text(

@@ -154,17 +154,14 @@ def test_more_patience_continues_to_the_bits_of_a_whole_run(patience: int, tmp_p
         start(tmp_path / "run", early_stopping=1, rounds=20)
 
 
-def test_a_run_that_was_lost_stops_in_the_same_round(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for lost in (3, 5):
-        with subtests.test(lost=lost):
-            folder = tmp_path / str(lost)
-            with pytest.raises(StoppedError):
-                start(folder, on_round=stop_after(lost))
-            start(folder)
-            assert rounds_done(folder) == 6
-            assert best_round(folder) == 4
+@pytest.mark.parametrize("lost", [3, 5])
+def test_a_run_that_was_lost_stops_in_the_same_round(tmp_path: Path, lost: int) -> None:
+    folder = tmp_path / str(lost)
+    with pytest.raises(StoppedError):
+        start(folder, on_round=stop_after(lost))
+    start(folder)
+    assert rounds_done(folder) == 6
+    assert best_round(folder) == 4
 
 
 @pytest.mark.parametrize("average", [False, True])
