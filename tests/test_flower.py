@@ -201,11 +201,10 @@ def test_a_node_has_its_id_and_name_without_flowers_message(
     assert is_flowers == (place == "flwr.proto.NodeInfo")
 
 
-def test_the_codes_of_errors_are_flowers(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("code", ErrorCode)
+def test_the_codes_of_errors_are_flowers(code: ErrorCode) -> None:
     theirs = flower.find("flwr.common.constant.ErrorCode")
-    for code in ErrorCode:
-        with subtests.test(code=code.name):
-            assert getattr(theirs, code.name, code.value) == code.value
+    assert getattr(theirs, code.name, code.value) == code.value
     assert f"error {ErrorCode.NODE_UNAVAILABLE}" == "error 5"
 
 

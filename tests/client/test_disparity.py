@@ -325,23 +325,26 @@ def test_counts_are_measured_where_asked_and_change_nothing() -> None:
 # Errors and their remedies ------------------------------------------------------------------------
 
 
-def test_a_task_without_two_groups_is_an_error_with_a_remedy(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[dict[str, Any], list[str]]] = [
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
         ({"groupings": {"race": ("w", "x", "y", OTHER)}}, ["3 groups by 'race'", "w, x, y"]),
         ({"groupings": {"race": ("w", OTHER)}}, ["1 groups by 'race'", "(w)"]),
         ({"groupings": {}}, ["groups of examples", 'groups = ["sex"]']),
         ({"classes": 3}, ["one of 3", "a task of two classes"]),
         ({"classes": 0}, ["a quantity", "a task of two classes"]),
-    ]
-    for changes, words in cases:
-        with subtests.test(changes=changes, words=words):
-            for measured in (
-                lambda task: measure_disparity(linear(), task, drawn(), terms_of(), 1),
-                lambda task: count_hits(linear(), task, drawn(), 1),
-            ):
-                with pytest.raises(ReportableError) as caught:
-                    measured(task_of(**changes))
-                assert all(word in str(caught.value) for word in words)
+    ],
+)
+def test_a_task_without_two_groups_is_an_error_with_a_remedy(
+    changes: dict[str, Any], words: list[str]
+) -> None:
+    for measured in (
+        lambda task: measure_disparity(linear(), task, drawn(), terms_of(), 1),
+        lambda task: count_hits(linear(), task, drawn(), 1),
+    ):
+        with pytest.raises(ReportableError) as caught:
+            measured(task_of(**changes))
+        assert all(word in str(caught.value) for word in words)
     with pytest.raises(
         ReportableError, match=r"outputs of shape \(60, 3\).* a task of two classes"
     ):

@@ -139,10 +139,7 @@ def test_every_method_makes_the_model_of_our_own_client(
 
 
 def test_the_page_says_how_many_lines_of_the_quickstart_change(
-    quickstart: Modules,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    quickstart: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, server = changed.changes().values()
     counts = [
@@ -150,12 +147,14 @@ def test_the_page_says_how_many_lines_of_the_quickstart_change(
         for pairs in (client, server)
     ]
     assert counts == [(2, 3), (3, 5)]  # lines that go, and that come
-    for title in (
-        "## The client: two lines change, one is new\n",
-        "## The server: three lines change, two are new\n",
-    ):
-        with subtests.test(title=title):
-            assert title in PAGE
+    assert [
+        title
+        for title in (
+            "## The client: two lines change, one is new\n",
+            "## The server: three lines change, two are new\n",
+        )
+        if title not in PAGE
+    ] == []
     monkeypatch.chdir(tmp_path)
     config: dict[str, Any] = {**changed.CONFIG, "num-server-rounds": 2}
     server_app = importlib.import_module("mydigits.server_app").app

@@ -316,13 +316,12 @@ class OwnPace(Optimizer):
             parameter -= RATE * parameter.grad
 
 
-def test_an_optimizer_may_choose_its_rate_itself(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("asked", [{}, {"proximal-mu": 0.1}])
+def test_an_optimizer_may_choose_its_rate_itself(asked: dict[str, float]) -> None:
     app = app_of(lambda model, loader: descend(model, loader, OwnPace(model)))
-    for asked in ({}, {"proximal-mu": 0.1}):
-        with subtests.test(asked=asked):
-            reply = ask(app, asked)
-            assert trained(reply) == trained(ask(app_of(), asked))
-            assert "zero-rate" not in reply.config_records.get("client", {})
+    reply = ask(app, asked)
+    assert trained(reply) == trained(ask(app_of(), asked))
+    assert "zero-rate" not in reply.config_records.get("client", {})
     with pytest.raises(ValueError, match="the optimizer has no learning rate, and one is measured"):
         ask(app, {"measure": ["learning-rate"]})
 
@@ -385,20 +384,22 @@ def test_batches_counted_as_examples_are_warned_of_once(
                 assert len([words for words in caplog.messages if warned in words]) == count
 
 
-def test_what_a_test_function_may_not_return(subtests: pytest.Subtests) -> None:
-    for returned, words in (
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
         (None, "must return .* not NoneType"),
         ((1.0, 2.0, 3.0), "not tuple"),
         ({"accuracy": 0.5}, "not dict"),
         ((1.0, {"f1": 0.5}), "a dict with accuracy"),
         ((1.0, 87.5), r"the accuracy 87.5: it must be in \[0, 1\]"),
-    ):
-        with subtests.test(returned=returned, words=words):
-            with pytest.raises(ValueError, match=words):
-                measured(
-                    app_of(test=lambda model, loader, returned=returned: returned),
-                    "accuracy-before",
-                )
+    ],
+)
+def test_what_a_test_function_may_not_return(returned: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        measured(
+            app_of(test=lambda model, loader, returned=returned: returned),
+            "accuracy-before",
+        )
     with pytest.raises(ValueError, match="loss-before' must be a finite number"):
         rounds_of(QFedAvg(q=1.0, lipschitz=1.0), app_of(test=lambda model, loader: (math.nan, 0.5)))
 
@@ -498,12 +499,13 @@ def distil(student: nn.Module, loader: Any, teacher: nn.Module) -> float:
     return train_point(student, loader)
 
 
-def test_the_model_is_the_one_that_fits_and_is_trained(subtests: pytest.Subtests) -> None:
-    for other in (Wide(), Point().requires_grad_(False), nn.MSELoss()):
-        with subtests.test(other=other):
-            content = ask(app_of(distil, data=[LOADER, other]), {"proximal-mu": 0.7, **MEASURED})
-            assert trained(content) == EXACTLY(steps(mu=0.7))
-            assert content.metric_records["metrics"]["loss-before"] == EXACTLY(loss_at(0.0))
+@pytest.mark.parametrize("other", [Wide(), Point().requires_grad_(False), nn.MSELoss()])
+def test_the_model_is_the_one_that_fits_and_is_trained(
+    other: Wide | Point | Callable[..., Any],
+) -> None:
+    content = ask(app_of(distil, data=[LOADER, other]), {"proximal-mu": 0.7, **MEASURED})
+    assert trained(content) == EXACTLY(steps(mu=0.7))
+    assert content.metric_records["metrics"]["loss-before"] == EXACTLY(loss_at(0.0))
     with pytest.raises(ValueError, match=r"was called with the models student, teacher"):
         ask(app_of(distil, data=[LOADER, Point()]), MEASURED)
     with pytest.raises(ValueError, match=r"no torch\.nn\.Module with trained parameters"):
@@ -649,10 +651,9 @@ def test_a_term_that_a_function_cannot_keep_is_named(subtests: pytest.Subtests) 
                 ask(app_of(calls=calls), {"proximal-mu": 0.1, **MEASURED})
 
 
-def test_what_only_a_task_can_do_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
-) -> None:
-    for asked in (
+@pytest.mark.parametrize(
+    "asked",
+    [
         *(
             {"local-only": True},
             {"full-batch-step": True},
@@ -666,12 +667,15 @@ def test_what_only_a_task_can_do_is_refused_by_name(
             {"personal-lambda": 0.5, "personal-epochs": 1},
         ),
         {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2},
+    ],
+)
+def test_what_only_a_task_can_do_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        ValueError, match=f"{next(iter(asked))}.*: .*own client with a task of yours"
     ):
-        with subtests.test(asked=asked):
-            with pytest.raises(
-                ValueError, match=f"{next(iter(asked))}.*: .*own client with a task of yours"
-            ):
-                ask(app_of(), asked)
+        ask(app_of(), asked)
     with pytest.raises(
         ValueError, match=r"measure = train-loss: .*own client with a task of yours"
     ):

@@ -356,8 +356,9 @@ def test_a_rule_that_changes_what_it_is_given_harms_nobody(subtests: pytest.Subt
     ]
 
 
-def test_what_is_wrong_with_a_rule_is_said_by_its_name(subtests: pytest.Subtests) -> None:
-    for name, words in (
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
         ("NoSuch", "has no NoSuch"),
         ("function", "must be a class"),
         ("Lacking", "with the functions start, correct, finish"),
@@ -372,10 +373,11 @@ def test_what_is_wrong_with_a_rule_is_said_by_its_name(subtests: pytest.Subtests
         ("KeepsWords", "finish has the client keep must be tensors by name"),
         ("KeepsNaN", "finish has the client keep is not finite: 'sum' is not"),
         ("KeepsByNumber", "finish has the client keep must have words for names"),
-    ):
-        with subtests.test(name=name, words=words):
-            with pytest.raises(FairbloomError, match=f"client-rule = '{OWN}{name}': .*{words}"):
-                reply(own(name), np.ones(3))
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_said_by_its_name(name: str, words: str) -> None:
+    with pytest.raises(FairbloomError, match=f"client-rule = '{OWN}{name}': .*{words}"):
+        reply(own(name), np.ones(3))
     with pytest.raises(FairbloomError, match=r"client-rule = 'mine': .* my_module:MyRule"):
         reply(client(client_rule="mine"), np.ones(3))
     with pytest.raises(

@@ -24,16 +24,17 @@ def trained(asked: dict[str, Any], where: Context | None = None) -> dict[str, by
 # Other steps --------------------------------------------------------------------------------------
 
 
-def test_what_the_server_tells_is_what_the_setting_would_do(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+@pytest.mark.parametrize(
+    ("asked", "config"),
+    [
         ({"client-momentum": 0.9}, {"momentum": 0.9}),
         ({"full-batch-step": True}, {"batch_size": 0}),
-    ]
-    for asked, config in cases:
-        with subtests.test(asked=asked, config=config):
-            assert (
-                trained(asked) == trained({}, context(config=run_config(**config))) != trained({})
-            )
+    ],
+)
+def test_what_the_server_tells_is_what_the_setting_would_do(
+    asked: dict[str, Any], config: dict[str, Any]
+) -> None:
+    assert trained(asked) == trained({}, context(config=run_config(**config))) != trained({})
     several = context(config=run_config(local_epochs=5))
     assert trained({"full-batch-step": True}, several) == trained({"full-batch-step": True})
 

@@ -297,22 +297,24 @@ def installed() -> Installed:
 # Versions and settings ----------------------------------------------------------------------------
 
 
-def test_another_app_or_version_is_refused_with_both_named(subtests: pytest.Subtests) -> None:
-    hearts = Installed(APP, distribution=("hearts", "1.0"))
-    for distribution, number in (
+@pytest.mark.parametrize(
+    ("distribution", "number"),
+    [
         ("hearts", "1.1"),
         ("other", "1.0"),
         ("fairbloom", "1.0"),
         ("hearts", "1.0.post1"),
-    ):
-        with subtests.test(distribution=distribution, number=number):
-            with pytest.raises(RunRefusedError) as error:
-                hearts.accept(run_of(distribution=distribution, version=number), context())
-            assert (
-                str(error.value)
-                == f"the run is of {distribution} {number}, this client has hearts 1.0 installed:"
-                " install the same version on both"
-            )
+    ],
+)
+def test_another_app_or_version_is_refused_with_both_named(distribution: str, number: str) -> None:
+    hearts = Installed(APP, distribution=("hearts", "1.0"))
+    with pytest.raises(RunRefusedError) as error:
+        hearts.accept(run_of(distribution=distribution, version=number), context())
+    assert (
+        str(error.value)
+        == f"the run is of {distribution} {number}, this client has hearts 1.0 installed:"
+        " install the same version on both"
+    )
     hearts.accept(run_of(distribution="Hearts", version="1.0"), context())
 
 

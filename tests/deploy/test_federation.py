@@ -84,29 +84,23 @@ def test_init_refuses_invalid_names_and_writes_nothing(
     assert not Path("federation").exists()
 
 
+@pytest.mark.parametrize("missing", ["authority", "server_certificate"])
 def test_an_init_that_fails_leaves_nothing(
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for missing in ("authority", "server_certificate"):
-        with subtests.test(missing=missing):
-            for there in (True, False):
-                if there:
-                    Path("federation").mkdir()
-                with monkeypatch.context() as patch:
-                    patch.setattr(pki, f"make_{missing}", full)
-                    assert init() == 2
-                assert (
-                    "federation cannot be made: [Errno 28] No space left" in capsys.readouterr().err
-                )
-                assert [path.name for path in here.iterdir()] == ["federation"] * there
-                if there:
-                    Path("federation").rmdir()  # the folder is empty
+    for there in (True, False):
+        if there:
+            Path("federation").mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(pki, f"make_{missing}", full)
+            assert init() == 2
+        assert "federation cannot be made: [Errno 28] No space left" in capsys.readouterr().err
+        assert [path.name for path in here.iterdir()] == ["federation"] * there
+        if there:
+            Path("federation").rmdir()  # the folder is empty
     assert init() == 0
 
 

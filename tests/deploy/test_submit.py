@@ -125,12 +125,9 @@ def test_stop_names_what_it_stops(made: Path, capsys: pytest.CaptureFixture[str]
 # What is submitted --------------------------------------------------------------------------------
 
 
-def test_an_invalid_setting_is_named_and_nothing_is_written(
-    made: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    for setting, said in (
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
         ("fraction=2", "fraction"),
         ("fedfv.alpha=0.2", "fedfv.alpha has no effect with method = 'fedavg'"),
         (
@@ -148,10 +145,13 @@ def test_an_invalid_setting_is_named_and_nothing_is_written(
             "model = 'subprocess:run': subprocess belongs to Python and holds no model",
         ),
         ("device=/dev/sda", "device = '/dev/sda': devices accept auto, cpu, cuda, cuda:1 or mps"),
-    ):
-        with subtests.test(setting=setting, said=said):
-            assert fairbloom("deploy", "submit", "--set", setting) == 2, setting
-            assert said in capsys.readouterr().err
+    ],
+)
+def test_an_invalid_setting_is_named_and_nothing_is_written(
+    made: Path, capsys: pytest.CaptureFixture[str], setting: str, said: str
+) -> None:
+    assert fairbloom("deploy", "submit", "--set", setting) == 2, setting
+    assert said in capsys.readouterr().err
     assert orders(made) == []
 
 
@@ -302,10 +302,9 @@ def test_a_setting_that_an_app_does_not_take_is_named(
     assert orders(made) == []
 
 
-def test_a_place_without_an_app_is_named(
-    made: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
-) -> None:
-    for text, said in (
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
         (
             None,
             (
@@ -316,13 +315,16 @@ def test_a_place_without_an_app_is_named(
         ('[project]\nname = "other"\n', "--app other: it is neither a folder"),
         ("[project\n", "other/pyproject.toml cannot be read: "),
         (HERS.replace('version = "1.0"', ""), "other/pyproject.toml lacks 'version'"),
-    ):
-        with subtests.test(text=text, said=said):
-            if text is not None:
-                Path("other").mkdir(exist_ok=True)
-                Path("other", "pyproject.toml").write_text(text)
-            assert fairbloom("deploy", "submit", "--app", "other") == 2
-            assert said in capsys.readouterr().err
+    ],
+)
+def test_a_place_without_an_app_is_named(
+    made: Path, capsys: pytest.CaptureFixture[str], text: str | None, said: str
+) -> None:
+    if text is not None:
+        Path("other").mkdir(exist_ok=True)
+        Path("other", "pyproject.toml").write_text(text)
+    assert fairbloom("deploy", "submit", "--app", "other") == 2
+    assert said in capsys.readouterr().err
     assert orders(made) == []
 
 
@@ -421,13 +423,9 @@ def test_any_value_of_a_users_setting_arrives(settings: dict[str, Value]) -> Non
     }
 
 
-def test_a_mistake_in_a_users_setting_is_named_before_sending(
-    made: Path,
-    own: str,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    for words, said in (
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         (
             ["method=hers_alone:WorstHalf", "worsthalf.shere=0.5"],
             "unknown setting worsthalf.shere = 0.5; did you mean",
@@ -435,13 +433,13 @@ def test_a_mistake_in_a_users_setting_is_named_before_sending(
         (["worsthalf.share=0.5"], "unknown setting worsthalf.share = 0.5"),
         (["task=hers_alone:point"], "hers_alone has no point"),
         (["task=hers_gone:points"], "there is no module hers_gone"),
-    ):
-        with subtests.test(words=words, said=said):
-            assert (
-                fairbloom("deploy", "submit", *(each for word in words for each in ("--set", word)))
-                == 2
-            )
-            assert said in capsys.readouterr().err
+    ],
+)
+def test_a_mistake_in_a_users_setting_is_named_before_sending(
+    made: Path, own: str, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert fairbloom("deploy", "submit", *(each for word in words for each in ("--set", word))) == 2
+    assert said in capsys.readouterr().err
     assert orders(made) == []
 
 

@@ -137,12 +137,11 @@ WRONG = {
 }
 
 
-def test_a_mistake_is_told_in_one_line_that_names_it(subtests: pytest.Subtests) -> None:
-    for words, message in WRONG.items():
-        with subtests.test(words=words, message=message):
-            with pytest.raises(FairbloomError, match=re.escape(message)) as raised:
-                parse_arms(words)
-            assert "\n" not in str(raised.value)
+@pytest.mark.parametrize(("words", "message"), WRONG.items())
+def test_a_mistake_is_told_in_one_line_that_names_it(words: str, message: str) -> None:
+    with pytest.raises(FairbloomError, match=re.escape(message)) as raised:
+        parse_arms(words)
+    assert "\n" not in str(raised.value)
     with pytest.raises(FairbloomError, match=re.escape("qfedavg.q is given twice")):
         parse_arms("fedavg,qfedavg(q=1)", {"qfedavg.q": 1.0})
     assert len(parse_arms("fedavg,qfedavg(q=1)", {"qfedavg.lipschitz": 2.0})) == 2
@@ -195,8 +194,9 @@ def test_classes_of_one_name_are_told_apart_by_their_modules() -> None:
     assert labels("fedavg,own_first:Mine(share=0.3)")[1] == "Mine (share=0.3)"
 
 
-def test_the_baseline_is_fedavg_or_the_first_or_as_named(subtests: pytest.Subtests) -> None:
-    for name, words, label in (
+@pytest.mark.parametrize(
+    ("name", "words", "label"),
+    [
         ("", "fedfv,fedavg(proximal-mu=1),fedavg", "FedAvg"),
         ("", "fedfv,fedavg(proximal-mu=1)", "FedAvg (proximal-mu=1)"),
         ("", "fedfv,term", "FedFV"),
@@ -209,9 +209,10 @@ def test_the_baseline_is_fedavg_or_the_first_or_as_named(subtests: pytest.Subtes
                 "qfedavg(q=1.0, lipschitz=1)",
             )
         ),
-    ):
-        with subtests.test(name=name, words=words):
-            assert baseline_of(name, parse_arms(words)) == label
+    ],
+)
+def test_the_baseline_is_fedavg_or_the_first_or_as_named(name: str, words: str, label: str) -> None:
+    assert baseline_of(name, parse_arms(words)) == label
     with pytest.raises(
         FairbloomError,
         match=re.escape("'qfedavg' is not among the methods: there are FedAvg, QFed"),

@@ -71,12 +71,15 @@ def test_a_task_without_validation_examples_is_refused_at_once(
 ) -> None:
     assert fairbloom(*command, "--task", "unvalidated:task", *SMALL, "--out", "out") == 2
     words = read_messages(capsys)
-    for each in (
-        "validation-share = 0.2",
-        "unvalidated:task",
-        "Splits(train, test, validation)",
-    ):
-        assert each in words
+    assert [
+        each
+        for each in (
+            "validation-share = 0.2",
+            "unvalidated:task",
+            "Splits(train, test, validation)",
+        )
+        if each not in words
+    ] == []
     assert not [*Path().glob("out/**/rounds.csv")]
 
 
@@ -93,5 +96,6 @@ def test_a_wrong_declaration_of_any_class_is_one_sentence(
     sys.modules.pop("misdeclared", None)
     assert fairbloom(*command) == 2
     words = read_messages(capsys)
-    for each in ("misdeclared:Right", "Other.seed = 3", "option"):
-        assert each in words
+    assert [
+        each for each in ("misdeclared:Right", "Other.seed = 3", "option") if each not in words
+    ] == []

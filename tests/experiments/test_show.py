@@ -77,23 +77,18 @@ def test_a_run_as_json_has_its_measures_settings_and_clients(
     assert shown["refused"] == shown["missing"] == shown["offline"] == []
 
 
+@pytest.mark.parametrize(("processes", "words"), [(1, "loop"), (3, "loop in 3 processes")])
 def test_the_engine_that_computed_a_run_is_told_with_the_reason(
-    there: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    there: Path, capsys: pytest.CaptureFixture[str], processes: int, words: str
 ) -> None:
     chosen = json.loads((there / "runs" / "a" / "engine.json").read_text())
     assert as_json(capsys, "show", "runs/a")["engine"] == chosen
     file = there / "runs" / "a" / "engine.json"
-    for processes, words in ((1, "loop"), (3, "loop in 3 processes")):
-        with subtests.test(processes=processes, words=words):
-            file.write_text(
-                json.dumps(
-                    {"engine": "loop", "reason": "it was asked for [by me]", "workers": processes}
-                )
-            )
-            assert fairbloom("show", "runs/a") == 0
-            assert f"engine {words}\n" in capsys.readouterr().out
+    file.write_text(
+        json.dumps({"engine": "loop", "reason": "it was asked for [by me]", "workers": processes})
+    )
+    assert fairbloom("show", "runs/a") == 0
+    assert f"engine {words}\n" in capsys.readouterr().out
     file.unlink()  # as in a run with clients on other machines
     assert fairbloom("show", "runs/a") == 0
     assert ", engine " not in capsys.readouterr().out
@@ -215,14 +210,17 @@ def test_runs_are_listed_with_what_they_are_and_how_far(
     for run in listed:
         with subtests.test(run=run):
             row = next(line for line in printed.splitlines() if line.startswith(run["name"]))
-            for word in (
-                run["method"],
-                "digits",
-                f"{run['rounds']}/{run['of_rounds']}",
-                "finished",
-                run["when"],
-            ):
-                assert word in row
+            assert [
+                word
+                for word in (
+                    run["method"],
+                    "digits",
+                    f"{run['rounds']}/{run['of_rounds']}",
+                    "finished",
+                    run["when"],
+                )
+                if word not in row
+            ] == []
             assert f"{run['score']['mean']:.1f} %" in row
 
 

@@ -55,20 +55,19 @@ WRONG: dict[str, tuple[dict[str, Any] | bytes, str]] = {
 }
 
 
+@pytest.mark.parametrize(("content", "expected"), WRONG.values())
 def test_malformed_arrays_are_refused(
-    arrays: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+    arrays: fairbloom.Run, tmp_path: Path, content: dict[str, Any] | bytes, expected: str
 ) -> None:
     path = tmp_path / "new.npz"
-    for content, expected in WRONG.values():
-        with subtests.test(content=content, expected=expected):
-            if isinstance(content, bytes):
-                path.write_bytes(content)
-            else:
-                np.savez(path, **content)
-            with pytest.raises(FairbloomError, match=expected) as caught:
-                load_predictor(arrays.folder).predict_file(path, tmp_path / "out.csv")
-            assert str(path) in str(caught.value)
-            assert not (tmp_path / "out.csv").exists()
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.savez(path, **content)
+    with pytest.raises(FairbloomError, match=expected) as caught:
+        load_predictor(arrays.folder).predict_file(path, tmp_path / "out.csv")
+    assert str(path) in str(caught.value)
+    assert not (tmp_path / "out.csv").exists()
     with pytest.raises(FairbloomError, match=r"trained on arrays.*Predictor\.outputs"):
         arrays.predict(pandas.DataFrame({"x": [1, 2]}))
 

@@ -157,15 +157,14 @@ def reading(read: str) -> type[FairStrategy]:
     return type("Reading", (FairStrategy,), {"weigh": weigh})
 
 
-def test_a_roster_that_was_not_asked_for_is_an_error(subtests: pytest.Subtests) -> None:
-    for read in ("['site-1']", ".get('site-1')", ".values().__iter__().__next__()", ".__len__()"):
-        with subtests.test(read=read):
-            method = reading(f"roster{read}")(**OPTIONS)
-            with pytest.raises(
-                MethodError, match=r'cohort\.roster.*requires = frozenset\(\{"roster"\}\)'
-            ):
-                run(method, rounds=1)
-            assert "roster" not in method.state_dict()
+@pytest.mark.parametrize(
+    "read", ["['site-1']", ".get('site-1')", ".values().__iter__().__next__()", ".__len__()"]
+)
+def test_a_roster_that_was_not_asked_for_is_an_error(read: str) -> None:
+    method = reading(f"roster{read}")(**OPTIONS)
+    with pytest.raises(MethodError, match=r'cohort\.roster.*requires = frozenset\(\{"roster"\}\)'):
+        run(method, rounds=1)
+    assert "roster" not in method.state_dict()
     with pytest.raises(MethodError, match=r"loss-before.*needs = frozenset"):
         run(reading("losses")(**OPTIONS), rounds=1)
 
@@ -178,11 +177,12 @@ def test_a_constructor_without_its_bases_one_is_refused() -> None:
         type("Mine", (FedAvg,), {"__init__": construct})()
 
 
-def test_wrong_declarations_are_refused(subtests: pytest.Subtests) -> None:
-    for name, value in (("weighting", "uniform"), ("proximal_mu", 0.1), ("seed", 3)):
-        with subtests.test(name=name, value=value):
-            with pytest.raises(TypeError, match=rf"Mine\.{name} = {value!r}.*constructor"):
-                type("Mine", (FedAvg,), {name: value})
+@pytest.mark.parametrize(
+    ("name", "value"), [("weighting", "uniform"), ("proximal_mu", 0.1), ("seed", 3)]
+)
+def test_wrong_declarations_are_refused(name: str, value: str | float | int) -> None:
+    with pytest.raises(TypeError, match=rf"Mine\.{name} = {value!r}.*constructor"):
+        type("Mine", (FedAvg,), {name: value})
     with pytest.raises(TypeError, match="requires has 'grams'"):
         type("Mine", (FedAvg,), {"requires": frozenset({"grams"})})
 

@@ -256,21 +256,20 @@ def vectors(grid: MemoryGrid) -> dict[int, list[Model]]:
     return found
 
 
-def test_each_participant_gets_the_kept_row_times_its_factor(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("number", [2, 3])
+def test_each_participant_gets_the_kept_row_times_its_factor(number: int) -> None:
     grid = MemoryGrid(quadratics(4))
     method = Sending(fraction_train=0.5)
     models = [initial_model(), *(unpack(each.arrays) for each in run(method, grid, 3)[1])]
     sent = vectors(grid)
     assert {number: len(each) for number, each in sent.items()} == {1: 0, 2: 2, 3: 2}
-    for number in (2, 3):
-        with subtests.test(number=number):
-            before, after = models[number - 2 : number]
-            step = {name: np.float32(FACTOR * (before[name] - after[name])) for name in TRAINABLE}
-            for each in sent[number]:
-                assert list(each) == list(TRAINABLE)
-                for name, array in step.items():
-                    assert (each[name].dtype, each[name].shape) == (array.dtype, array.shape)
-                    np.testing.assert_allclose(each[name], array, rtol=0, atol=1e-6)
+    before, after = models[number - 2 : number]
+    step = {name: np.float32(FACTOR * (before[name] - after[name])) for name in TRAINABLE}
+    for each in sent[number]:
+        assert list(each) == list(TRAINABLE)
+        for name, array in step.items():
+            assert (each[name].dtype, each[name].shape) == (array.dtype, array.shape)
+            np.testing.assert_allclose(each[name], array, rtol=0, atol=1e-6)
     assert [dict(cohort.sent) for cohort in method.cohorts] == [
         {},
         {CONTROL: FACTOR},

@@ -137,9 +137,7 @@ def test_only_the_simulations_traceback_about_query_is_hidden(
     assert len(finished.participants) == 3
 
 
-def test_failures_at_query_are_one_warning_with_a_remedy(
-    caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests
-) -> None:
+def test_failures_at_query_are_one_warning_with_a_remedy(caplog: pytest.LogCaptureFixture) -> None:
     bare = answering(
         quadratics(1)["site-0"], query=failing(f"LocalDpMod is not compatible {'x' * 1000}")
     )
@@ -148,9 +146,11 @@ def test_failures_at_query_are_one_warning_with_a_remedy(
             FedAvg(), MemoryGrid({**quadratics(1), "site-1": bare, "site-2": bare}), rounds=3
         )
     (warning,) = [each for each in caplog.messages if "QUERY" in each]
-    for words in ("2 nodes", "LocalDpMod is not compatible", "@app.train(mods=[...])"):
-        with subtests.test(words=words):
-            assert words in warning
+    assert [
+        words
+        for words in ("2 nodes", "LocalDpMod is not compatible", "@app.train(mods=[...])")
+        if words not in warning
+    ] == []
     assert len(warning) < 1000
     assert len(rounds[-1].participants) == 3
 
@@ -195,19 +195,17 @@ def test_all_training_clients_are_on_the_roster_by_name() -> None:
     ]
 
 
-def test_the_first_usable_reply_replaces_a_missing_number(subtests: pytest.Subtests) -> None:
-    for number in (None, 0, -3, 2.5, 7.0, True, "many", 2**60):
-        with subtests.test(number=number):
-            about = {} if number is None else {"num-examples": number}
-            clients = {
-                name: about_itself(client, name=name, **about)
-                for name, client in quadratics(3).items()
-            }
-            first, second = rosters(
-                Noting(), clients, 2, faults={("site-2", 1): metrics({"num-examples": 0})}
-            )
-            assert first == known("site-0", "site-1") | {"site-2": 0.0}
-            assert second == ALL
+@pytest.mark.parametrize("number", [None, 0, -3, 2.5, 7.0, True, "many", 2**60])
+def test_the_first_usable_reply_replaces_a_missing_number(number: Any) -> None:
+    about = {} if number is None else {"num-examples": number}
+    clients = {
+        name: about_itself(client, name=name, **about) for name, client in quadratics(3).items()
+    }
+    first, second = rosters(
+        Noting(), clients, 2, faults={("site-2", 1): metrics({"num-examples": 0})}
+    )
+    assert first == known("site-0", "site-1") | {"site-2": 0.0}
+    assert second == ALL
     growing = {("site-1", 2): metrics({"num-examples": EXAMPLES["site-1"] + 5})}
     assert rosters(Noting(), quadratics(3), 3, faults=growing) == [ALL] * 3
 

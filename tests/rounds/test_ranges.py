@@ -93,10 +93,9 @@ def test_values_outside_a_declared_range_are_refused_by_name(subtests: pytest.Su
                     assert parameter.range in str(refused.value)
 
 
-def test_checks_return_plain_numbers(subtests: pytest.Subtests) -> None:
-    for number in (np.float32(1), 1):
-        with subtests.test(number=number):
-            assert type(ranges.within("(0, 1]", x=number)) is float
+@pytest.mark.parametrize("number", [np.float32(1), 1])
+def test_checks_return_plain_numbers(number: Any) -> None:
+    assert type(ranges.within("(0, 1]", x=number)) is float
     assert type(ranges.whole(0, x=np.int64(3))) is int
 
 
@@ -129,12 +128,12 @@ def test_a_users_method_gets_its_parameters_in_their_types() -> None:
     assert Ranged().given == (0.5, 1.0, 1, False, "", ())
 
 
-def test_what_an_annotation_does_not_allow_is_refused(subtests: pytest.Subtests) -> None:
-    wrong = {"first": 0, "plain": INF, "count": 1.0, "loud": 1, "word": None}
-    for key, value in wrong.items():
-        with subtests.test(key=key, value=value):
-            with pytest.raises(ValueError, match=rf"{key} = {value}: .*allowed is"):
-                Ranged(**{key: value})
+@pytest.mark.parametrize(
+    ("key", "value"), {"first": 0, "plain": INF, "count": 1.0, "loud": 1, "word": None}.items()
+)
+def test_what_an_annotation_does_not_allow_is_refused(key: str, value: int | float | None) -> None:
+    with pytest.raises(ValueError, match=rf"{key} = {value}: .*allowed is"):
+        Ranged(**{key: value})
     with pytest.raises(ValueError, match="allowed is float"):
         Ranged(plain=10**400)
     with pytest.raises(ValueError, match="first = 2: allowed is"):
@@ -157,14 +156,15 @@ def test_a_subclass_may_narrow_the_range_of_its_base() -> None:
         Narrow(first=0.5)
 
 
-def test_common_options_have_their_settings_ranges_and_marks(subtests: pytest.Subtests) -> None:
-    for name in ("max_growth", "loss_limit", "update_limit", "unused_rounds", "evaluate_every"):
-        with subtests.test(name=name):
-            assert OPTIONS[name] is not None
-            setting = SETTINGS[name.replace("_", "-")]
-            assert (OPTIONS[name].range, OPTIONS[name].default) == (setting.range, setting.default)
-            assert OPTIONS[name].marks == setting.marks
-            assert getattr(FedAvg(), name) == setting.default
+@pytest.mark.parametrize(
+    "name", ["max_growth", "loss_limit", "update_limit", "unused_rounds", "evaluate_every"]
+)
+def test_common_options_have_their_settings_ranges_and_marks(name: str) -> None:
+    assert OPTIONS[name] is not None
+    setting = SETTINGS[name.replace("_", "-")]
+    assert (OPTIONS[name].range, OPTIONS[name].default) == (setting.range, setting.default)
+    assert OPTIONS[name].marks == setting.marks
+    assert getattr(FedAvg(), name) == setting.default
     # 0 switches it off in a strategy
     assert OPTIONS["fraction_evaluate"].range != SETTINGS["fraction-evaluate"].range
     assert OPTIONS.keys() < Options.__optional_keys__

@@ -25,21 +25,18 @@ OTHER_STEPS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(("key", "value"), OTHER_STEPS.items())
 def test_methods_that_need_plain_sgd_refuse_other_steps(
-    subtests: pytest.Subtests,
+    key: str, value: str | float | bool
 ) -> None:
     """The remedies are to leave it out, or to take another method."""
     assert {"fcfl", "qfedsgd"} == PLAIN_SGD_ALONE
     assert set(marked(Mark.CHANGES_STEP)) == set(OTHER_STEPS)
-    for key, value in OTHER_STEPS.items():
-        with subtests.test(key=key, value=value):
-            given = {key: value} | ({"momentum": 0.9} if key == "nesterov" else {})
-            first = "momentum" if key == "nesterov" else key
-            with pytest.raises(
-                SettingsError, match=rf"{first} = .*: QFedSGD .*: leave {first} out, or"
-            ):
-                Settings.of({"method": "qfedsgd", **given})
-            Settings.of({"method": "qfedavg", **given})
+    given = {key: value} | ({"momentum": 0.9} if key == "nesterov" else {})
+    first = "momentum" if key == "nesterov" else key
+    with pytest.raises(SettingsError, match=rf"{first} = .*: QFedSGD .*: leave {first} out, or"):
+        Settings.of({"method": "qfedsgd", **given})
+    Settings.of({"method": "qfedavg", **given})
     Settings.of(
         {
             "method": "qfedsgd",

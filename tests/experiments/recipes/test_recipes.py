@@ -129,13 +129,12 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize(("text", "message"), WRONG.items())
 def test_a_fault_in_a_recipe_is_told_by_recipe_and_key(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    for text, message in WRONG.items():
-        with subtests.test(text=text, message=message):
-            with pytest.raises(FairbloomError, match=f"^recipe mine.*{re.escape(message)}"):
-                recipe_of(tmp_path, text)
+    with pytest.raises(FairbloomError, match=f"^recipe mine.*{re.escape(message)}"):
+        recipe_of(tmp_path, text)
     with pytest.raises(FairbloomError, match=r"'fedfv-tabel3': did you mean fedfv-table3\?"):
         load_recipe("fedfv-tabel3")
     with pytest.raises(FairbloomError, match=r"none\.toml"):

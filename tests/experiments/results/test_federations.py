@@ -124,13 +124,14 @@ SHARES: Sequence[tuple[dict[str, Any], SharedData]] = (
 )
 
 
-def test_what_seeds_share_by_task_and_settings(subtests: pytest.Subtests) -> None:
-    for settings, expected in SHARES:
-        with subtests.test(settings=settings, expected=expected):
-            found = SharedData.of([recorded(settings), recorded(settings)])
-            assert found.clients_differ == expected.clients_differ, settings
-            assert found.same_test_examples == expected.same_test_examples, settings
-            assert found.test_share == pytest.approx(expected.test_share), settings
+@pytest.mark.parametrize(("settings", "expected"), SHARES)
+def test_what_seeds_share_by_task_and_settings(
+    settings: dict[str, Any], expected: SharedData
+) -> None:
+    found = SharedData.of([recorded(settings), recorded(settings)])
+    assert found.clients_differ == expected.clients_differ, settings
+    assert found.same_test_examples == expected.same_test_examples, settings
+    assert found.test_share == pytest.approx(expected.test_share), settings
     assert TASKS["heart-disease"].held_out == pytest.approx(1.0 - TRAINED)
 
 

@@ -68,15 +68,14 @@ def test_who_gains_while_auc_or_balanced_accuracy_falls_is_named() -> None:
     assert said in comparison.verdict.sentences
 
 
-def test_scores_that_agree_and_losses_are_no_contradiction(subtests: pytest.Subtests) -> None:
-    for first in (ACCURACY, BALANCED_ACCURACY, AUC, F1, LOSS_SCORE):
-        with subtests.test(first=first):
-            scores = (first, *(each for each in (*THREE, F1, LOSS_SCORE) if each != first))
-            gains = {
-                s.name: dict.fromkeys(CLIENTS, (5.0 if s.percent else 0.05) * s.better(1.0, 0.0))
-                for s in scores
-            }
-            assert find_contradictions(compared(scores, gains)) == []
+@pytest.mark.parametrize("first", [ACCURACY, BALANCED_ACCURACY, AUC, F1, LOSS_SCORE])
+def test_scores_that_agree_and_losses_are_no_contradiction(first: Score) -> None:
+    scores = (first, *(each for each in (*THREE, F1, LOSS_SCORE) if each != first))
+    gains = {
+        s.name: dict.fromkeys(CLIENTS, (5.0 if s.percent else 0.05) * s.better(1.0, 0.0))
+        for s in scores
+    }
+    assert find_contradictions(compared(scores, gains)) == []
     # long-beach loses by the first
     assert find_contradictions(compared((BALANCED_ACCURACY, ACCURACY, AUC), HEART)) == []
     of_loss = {"accuracy": {"hungarian": 9.0}, "loss": {"hungarian": 9.0}}
@@ -89,11 +88,10 @@ def test_where_lower_is_better_a_fall_is_a_gain() -> None:
     assert said.startswith("long-beach gains 0.1 of loss")
 
 
-def test_a_contradiction_needs_three_seeds_with_both_scores(subtests: pytest.Subtests) -> None:
-    for seeds, expected in ((2, 0), (3, 1)):
-        with subtests.test(seeds=seeds, expected=expected):
-            lacking = {"balanced-accuracy": {"long-beach": seeds}, "auc": {"long-beach": 0}}
-            assert len(find_contradictions(compared(THREE, HEART, lacking=lacking))) == expected
+@pytest.mark.parametrize(("seeds", "expected"), [(2, 0), (3, 1)])
+def test_a_contradiction_needs_three_seeds_with_both_scores(seeds: int, expected: int) -> None:
+    lacking = {"balanced-accuracy": {"long-beach": seeds}, "auc": {"long-beach": 0}}
+    assert len(find_contradictions(compared(THREE, HEART, lacking=lacking))) == expected
     assert find_contradictions(compared(THREE, HEART, seeds=2)) == []
 
 

@@ -459,14 +459,13 @@ FAULTS_OF_SEARCHES = {
 }
 
 
+@pytest.mark.parametrize(("words", "said"), FAULTS_OF_SEARCHES.items())
 def test_a_fault_of_a_search_is_said_before_a_run_starts(
-    app: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+    app: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
-    for words, said in FAULTS_OF_SEARCHES.items():
-        with subtests.test(words=words):
-            assert fairbloom("search", "--app", "tiny-app", "--methods", "fedavg", *words) == 2
-            assert said in capsys.readouterr().err
-            assert not Path("runs").exists()
+    assert fairbloom("search", "--app", "tiny-app", "--methods", "fedavg", *words) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("runs").exists()
     assert fairbloom("search", "--flwr") == 2
     assert "--flwr runs a Flower app: name its folder by --app" in capsys.readouterr().err
 

@@ -121,10 +121,9 @@ def test_what_cannot_be_tried_is_refused_with_a_remedy(subtests: pytest.Subtests
                 parse_grid([text])
 
 
-def test_impossible_options_are_refused_before_any_training(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for options, words in (
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
         ({"seeds": 0}, "seeds = 0"),
         ({"budget": 0.0}, "budget = 0"),
         ({"mean_within": -1.0}, "mean-within = -1"),
@@ -133,10 +132,13 @@ def test_impossible_options_are_refused_before_any_training(
         ({"criterion": "client:nobody"}, "nobody is not a client"),
         ({"criterion": "group-gap:accuracy"}, "no groups"),
         ({"settings": {"validation-share": 0.0}}, "validation-share = 0"),
-    ):
-        with subtests.test(options=options, words=words):
-            with pytest.raises(FairbloomError, match=words):
-                api.search(out=tmp_path / "out", **{**WORDS, **options})
+    ],
+)
+def test_impossible_options_are_refused_before_any_training(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        api.search(out=tmp_path / "out", **{**WORDS, **options})
     assert not [*tmp_path.glob("out/**/rounds.csv")]
 
 
@@ -271,15 +273,14 @@ def judged(label: str, value: float, mean: float) -> ArmScore:
     return ArmScore(Arm(label, label), [value], [mean])
 
 
-def test_an_arm_whose_mean_is_too_low_is_not_chosen(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("within", "label"), [(None, "a"), (10.0, "a"), (1.0, "b")])
+def test_an_arm_whose_mean_is_too_low_is_not_chosen(within: float | None, label: str) -> None:
     worst = find_measure("worst-10")
     base = judged("base", 50.0, 80.0)
     arms = [judged("a", 70.0, 70.0), judged("b", 60.0, 79.5), ArmScore(Arm("c", "c"))]
-    for within, label in ((None, "a"), (10.0, "a"), (1.0, "b")):
-        with subtests.test(within=within, label=label):
-            best = choose(worst, ACCURACY, arms, within, base)
-            assert best is not None
-            assert best.arm.label == label
+    best = choose(worst, ACCURACY, arms, within, base)
+    assert best is not None
+    assert best.arm.label == label
     assert choose(worst, ACCURACY, arms[:1], 1.0, base) is None
     error = Score("mae", higher_is_better=False)
     lowest = choose(worst, error, arms)
@@ -307,16 +308,20 @@ def test_measures_are_found_by_their_names(subtests: pytest.Subtests) -> None:
     assert {name: find_measure(name) for name in REGISTRY} == REGISTRY
 
 
-def test_measures_know_which_direction_is_good(subtests: pytest.Subtests) -> None:
-    error = Score("mae", higher_is_better=False)
-    for name, high, high_of_an_error in (
+@pytest.mark.parametrize(
+    ("name", "high", "high_of_an_error"),
+    [
         ("mean", True, False),
         ("std", False, False),
         ("jain", True, True),
-    ):
-        with subtests.test(name=name, high=high):
-            assert find_measure(name).is_good_high(ACCURACY) is high
-            assert find_measure(name).is_good_high(error) is high_of_an_error
+    ],
+)
+def test_measures_know_which_direction_is_good(
+    name: str, high: bool, high_of_an_error: bool
+) -> None:
+    error = Score("mae", higher_is_better=False)
+    assert find_measure(name).is_good_high(ACCURACY) is high
+    assert find_measure(name).is_good_high(error) is high_of_an_error
     assert find_measure("group-gap:accuracy").better(3.0, 5.0, ACCURACY) == 2.0
 
 

@@ -98,21 +98,22 @@ def values(folder: Path, **where: object) -> list[float]:
     return [float(value) for value in rows(folder, **where)["value"]]
 
 
-@pytest.mark.parametrize("number", range(1, ROUNDS + 1))
 def test_client_metrics_of_training_and_evaluation_are_recorded(
-    tmp_path: Path, number: int
+    tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     start(tmp_path / "run")
-    trained = rows(tmp_path / "run", round=number, phase="train", metric="train_loss")
-    assert dict(zip(trained["client"], trained["value"], strict=True))["site-2"] == 2.0
-    assert sorted(trained["client"]) == ["", "site-0", "site-1", "site-2", "site-3"]
-    assert values(
-        tmp_path / "run",
-        round=number,
-        phase="evaluate",
-        metric="num-examples",
-        client="site-3",
-    ) == [4]
+    for number in range(1, ROUNDS + 1):
+        with subtests.test(number=number):
+            trained = rows(tmp_path / "run", round=number, phase="train", metric="train_loss")
+            assert dict(zip(trained["client"], trained["value"], strict=True))["site-2"] == 2.0
+            assert sorted(trained["client"]) == ["", "site-0", "site-1", "site-2", "site-3"]
+            assert values(
+                tmp_path / "run",
+                round=number,
+                phase="evaluate",
+                metric="num-examples",
+                client="site-3",
+            ) == [4]
 
 
 def test_the_scores_and_the_loss_are_in_the_table_of_clients(tmp_path: Path) -> None:
