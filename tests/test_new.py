@@ -30,7 +30,7 @@ from fairbloom.rounds.round import Round
 from fairbloom.scaffold.new import TEMPLATE
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg, FedMGDAPlus
-from tests.experiments.helpers import ROOT, fairbloom
+from tests.experiments.helpers import ROOT, captured, fairbloom
 
 OURS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 
@@ -99,15 +99,16 @@ WRONG_NAMES = {
 def test_a_name_that_will_not_do_is_said_and_nothing_is_written(
     here: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
 ) -> None:
-    assert fairbloom("new", name) == 2
-    assert said in capsys.readouterr().err
+    assert said in captured(capsys, "new", name, code=2).err
     assert not list(here.iterdir())
 
 
 def test_what_is_there_already_stays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "hearts").write_text("years of work")
-    assert fairbloom("new", "hearts") == 2
-    assert "hearts exists already: choose another name" in capsys.readouterr().err
+    assert (
+        "hearts exists already: choose another name"
+        in captured(capsys, "new", "hearts", code=2).err
+    )
     assert (here / "hearts").read_text() == "years of work"
 
 
@@ -117,10 +118,9 @@ def test_a_directory_that_takes_no_files_is_said(
     (here / "gone").mkdir()
     os.chdir(here / "gone")
     (here / "gone").rmdir()
-    assert fairbloom("new", "hearts") == 2
     assert (
         "hearts cannot be written in this directory: No such file or directory"
-        in capsys.readouterr().err
+        in captured(capsys, "new", "hearts", code=2).err
     )
     os.chdir(here)
 

@@ -10,7 +10,7 @@ import pytest
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.federation import Federation
-from tests.experiments.helpers import fairbloom
+from tests.experiments.helpers import captured, fairbloom
 
 
 @pytest.fixture
@@ -40,8 +40,12 @@ def test_init_makes_a_folder_that_only_its_owner_enters(
 
 
 def test_init_says_how_to_start_the_server(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("deploy", "init", "our federation", "--host", "a.org", "--port", "9000") == 0
-    assert "  fairbloom server --dir 'our federation'\n" in capsys.readouterr().out
+    assert (
+        "  fairbloom server --dir 'our federation'\n"
+        in captured(
+            capsys, "deploy", "init", "our federation", "--host", "a.org", "--port", "9000"
+        ).out
+    )
     assert Federation.read(Path("our federation")).server == "a.org:9000"
 
 
@@ -140,24 +144,23 @@ def test_renew_keeps_the_authority_and_the_names(made: Path) -> None:
 
 
 def test_renew_names_what_it_cannot_use(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("deploy", "renew", "--host", "a b") == 2
-    assert "--host 'a b': give a name or an address" in capsys.readouterr().err
+    assert (
+        "--host 'a b': give a name or an address"
+        in captured(capsys, "deploy", "renew", "--host", "a b", code=2).err
+    )
     (made / "server.crt").write_bytes(b"random")
-    assert fairbloom("deploy", "renew") == 2
-    assert "by fairbloom deploy renew --host" in capsys.readouterr().err
+    assert "by fairbloom deploy renew --host" in captured(capsys, "deploy", "renew", code=2).err
     (made / "ca.key").unlink()
-    assert fairbloom("deploy", "renew", "--host", "a.org") == 2
     assert (
         "the authority's key federation/ca.key cannot be read: No such file"
-        in capsys.readouterr().err
+        in captured(capsys, "deploy", "renew", "--host", "a.org", code=2).err
     )
 
 
 def test_a_folder_without_a_federation_is_named(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fairbloom("deploy", "status", "--dir", "nowhere") == 2
-    said = capsys.readouterr().err
+    said = captured(capsys, "deploy", "status", "--dir", "nowhere", code=2).err
     assert (
         "nowhere is not a federation's folder: make one with fairbloom deploy init nowhere" in said
     )

@@ -19,7 +19,7 @@ from fairbloom.experiments.frames import Frames
 from fairbloom.server.fairness import summarize
 from tests.simulation.helpers import Outcome, table
 
-from .helpers import as_json, fairbloom
+from .helpers import as_json, captured, fairbloom
 
 OWN = Path(__file__).parent / "own"
 METHODS = "fedavg,my_method:WorstHalf(share=0.4),my_method:WorstHalf,qfedavg(q=1)"
@@ -108,8 +108,7 @@ def test_measures_are_of_the_first_score(here: Path) -> None:
 def test_a_run_shows_all_scores_and_says_which_way_is_better(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert fairbloom("show", "cmp/runs/my_method-WorstHalf-seed0") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "show", "cmp/runs/my_method-WorstHalf-seed0").out
     assert printed.startswith("WorstHalf (share=0.5) on my_task:prices\n")
     assert "mean absolute error, lower is better" in printed
     assert "\nR² " in printed
@@ -128,8 +127,7 @@ def test_a_comparison_gains_where_an_error_falls(
             assert fmean(comparison.gains(method, "worst_10")) == pytest.approx(
                 worst["FedAvg"] - worst[method]
             )
-    assert fairbloom("show", "cmp") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "show", "cmp").out
     assert "Final models over clients: test mean absolute error, lower is better" in printed
     assert "(lower is better)" in printed
 
@@ -148,14 +146,12 @@ def test_a_client_without_a_score_is_named_and_left_out(
         "--rounds",
         1,
     )
-    assert fairbloom(*words, "--jobs", 1, "--out", "some") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, *words, "--jobs", 1, "--out", "some").out
     assert "Left out with seed 0 (no test mean absolute error under some method): town-1" in printed
     rows = table(here / "some" / "clients.csv")
     assert len(rows) == 10
     assert {row["client"] for row in rows if not row["mae"]} == {"town-1"}
-    assert fairbloom("show", "some/runs/fedavg-seed0") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "show", "some/runs/fedavg-seed0").out
     printed = " ".join(printed.split())
     assert (
         "mean absolute error is the mean of 4 of 5 clients; without a test mean absolute error ("
@@ -167,15 +163,13 @@ def test_a_client_without_a_score_is_named_and_left_out(
 def test_own_method_and_task_are_described_with_their_settings(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert fairbloom("methods", "my_method:WorstHalf") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "methods", "my_method:WorstHalf").out
     assert (
         "worsthalf.share (float in (0, 1], default 0.5) Share of the clients that count." in printed
     )
     (described,) = as_json(capsys, "methods", "my_method:WorstHalf")
     assert described["parameters"][0]["key"] == "worsthalf.share"
-    assert fairbloom("tasks", "my_task:prices") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "tasks", "my_task:prices").out
     assert "Prices of houses in five towns." in printed
     assert (
         "prices.noise (float at least 0, default 0.1) How much the price of a house varies."
@@ -206,8 +200,9 @@ def test_a_module_that_raises_keeps_its_traceback(
         fairbloom("compare", "--methods", "fedavg,broken:Mine", "--out", "never")
     assert not isinstance(raised.value, FairbloomError)
     capsys.readouterr()
-    assert fairbloom("run", "--method", "not_there:Mine", "--out", "never") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = captured(
+        capsys, "run", "--method", "not_there:Mine", "--out", "never", code=2
+    ).err.splitlines()
     assert "method = 'not_there:Mine': there is no module not_there" in line
     assert not (here / "never").exists()
 
@@ -215,10 +210,15 @@ def test_a_module_that_raises_keeps_its_traceback(
 def test_a_method_of_ones_own_is_checked_from_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert fairbloom("check", "my_method:WorstHalf", "--set", "worsthalf.share=0.3") == 0
-    assert capsys.readouterr().out.count("✓") == 8
-    assert fairbloom("check", "my_method:WorstHalf", "--set", "worsthalf.size=0.3") == 2
-    error = capsys.readouterr().err
+    assert (
+        captured(capsys, "check", "my_method:WorstHalf", "--set", "worsthalf.share=0.3").out.count(
+            "✓"
+        )
+        == 8
+    )
+    error = captured(
+        capsys, "check", "my_method:WorstHalf", "--set", "worsthalf.size=0.3", code=2
+    ).err
     assert "worsthalf.size = 0.3" in error
     assert "worsthalf.share" in error
 

@@ -26,7 +26,7 @@ from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.server.run_folder.values import RecordedSettings
 from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks.tables.clients import preprocessing_of
-from tests.experiments.helpers import fairbloom as command
+from tests.experiments.helpers import captured, fairbloom as command
 from tests.tasks.workbooks import write_workbook
 
 from .hospitals import run_hospitals
@@ -115,10 +115,16 @@ def test_the_command_names_the_file(run: fairbloom.Run, capsys: pytest.CaptureFi
     shown = f"exported: {file}\nthe file gives no class and NaN for a row with {refused}\n"
     assert capsys.readouterr().out == shown
     assert len(predict(file, held_out())[0]) == 60
-    assert command("export", run.folder) == 2
-    assert "--client with one of north, old town, south and 1 more" in capsys.readouterr().err
-    assert command("export", run.folder, "--client", "south", "--out", run.folder) == 2
-    assert f"cannot be written to {run.folder.parent}" in capsys.readouterr().err
+    assert (
+        "--client with one of north, old town, south and 1 more"
+        in captured(capsys, "export", run.folder, code=2).err
+    )
+    assert (
+        f"cannot be written to {run.folder.parent}"
+        in captured(
+            capsys, "export", run.folder, "--client", "south", "--out", run.folder, code=2
+        ).err
+    )
 
 
 def test_refused_rows_of_a_quantity_have_no_class(quantity: fairbloom.Run) -> None:

@@ -24,7 +24,7 @@ from fairbloom.prediction.predictor import Predictor, load_predictor
 from fairbloom.server.checkpoint import load_model, save_model
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks.preprocessing import Preprocessing
-from tests.experiments.helpers import fairbloom as command
+from tests.experiments.helpers import captured, fairbloom as command
 from tests.server.run_folder import test_flower
 from tests.simulation.helpers import table
 
@@ -50,15 +50,18 @@ def test_the_command_writes_what_python_returns(
     new.write_text(written(patients(0, 10)), encoding="utf-8")
     out = new.with_name("predictions.csv")
     words = ("predict", run.folder, new, "--client", "north", "--model", "personal", "--out")
-    assert command(*words, out) == 0
-    assert capsys.readouterr().out == f"10 predictions: {out}\n"
+    assert captured(capsys, *words, out).out == f"10 predictions: {out}\n"
     expected = list(run.predict(frame(), client="north", model="personal")["predicted_outcome"])
     assert [row["predicted_outcome"] for row in table(out)] == expected
-    assert command(*words, out) == 2
-    assert f"{out} is there already: name another file by --out" in capsys.readouterr().err
+    assert (
+        f"{out} is there already: name another file by --out"
+        in captured(capsys, *words, out, code=2).err
+    )
     new.write_text("[red]")  # which is not read
-    assert command(*words, out.parent / "nowhere" / "out.csv") == 2
-    assert "nowhere is no folder: make it" in capsys.readouterr().err
+    assert (
+        "nowhere is no folder: make it"
+        in captured(capsys, *words, out.parent / "nowhere" / "out.csv", code=2).err
+    )
 
 
 # Folders ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CONFIG, MODEL, SCHEMA
 from fairbloom.tasks import load_task
-from tests.experiments.helpers import as_json, fairbloom as command
+from tests.experiments.helpers import as_json, captured
 
 from .hospitals import COLUMNS, ROUNDS, run_hospitals
 
@@ -111,8 +111,7 @@ def test_the_command_prints_a_table_or_json(
     there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("evaluate", there / "run", "--data-dir", there / "new")
-    assert command(*arguments) == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, *arguments).out
     assert [
         words
         for words in ("newtown", "worst of the run's clients", "best of the run's clients")

@@ -43,7 +43,7 @@ from fairbloom.strategies import find_method
 from tests.experiments.made_up import make_comparison, make_run
 from tests.simulation.helpers import table as table_of
 
-from ..helpers import as_json, fairbloom
+from ..helpers import as_json, captured, fairbloom
 from .parsed import Parsed
 
 FOUR = ["Cleveland", "Hungary", "Long Beach", "Switzerland"]
@@ -505,8 +505,7 @@ def test_an_unfinished_comparison_is_refused(
 ) -> None:
     shutil.copytree(hospitals, tmp_path / "part")
     MODEL.path_in(tmp_path / "part" / "runs" / "fedfv-seed1").unlink()
-    assert fairbloom("report", tmp_path / "part") == 2
-    assert "8 of 9 runs" in capsys.readouterr().err
+    assert "8 of 9 runs" in captured(capsys, "report", tmp_path / "part", code=2).err
 
 
 # Read by everyone ---------------------------------------------------------------------------------
@@ -589,8 +588,7 @@ def put(folder: Path, file: TableFile, number: str, *, last: bool) -> None:
 def open_pages(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Open what a folder holds in all ways; return the text."""
     capsys.readouterr()
-    assert fairbloom("show", folder) == 0
-    text = capsys.readouterr().out
+    text = captured(capsys, "show", folder).out
     assert fairbloom("report", folder) == 0
     assert (folder / REPORT).exists()
     assert fairbloom("show", folder.parent) == 0

@@ -21,7 +21,7 @@ from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.settings import default_config
 from fairbloom.strategies import METHODS
 
-from ..helpers import compared_at_random, compared_by_hand, fairbloom
+from ..helpers import captured, compared_at_random, compared_by_hand
 
 MAE = Score("mae", higher_is_better=False)
 WIDTHS = (40, 60, 80, 200, None)
@@ -212,8 +212,7 @@ def test_lists_are_printed_whole_at_any_width(
     for command, width in product(("settings", "methods", "tasks"), (40, None)):
         with subtests.test(command=command, width=width):
             at_width(width, monkeypatch)
-            assert fairbloom(command) == 0
-            text = capsys.readouterr().out
+            text = captured(capsys, command).out
             assert "…" not in text
             assert max(map(len, text.splitlines())) <= (width or 100_000)
             together = re.sub(r"\s", "", text)

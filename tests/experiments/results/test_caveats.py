@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ..helpers import fairbloom
+from ..helpers import captured
 
 FEW = ("--clients", 2, "--rounds", 2, "--set", "device=cpu", "--set", "partition=iid")
 TINY = ("--set", "test-share=0.005")
@@ -14,8 +14,7 @@ SMALL = "clients are tested on fewer than 10 examples"
 
 
 def printed_by(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    assert fairbloom(*words) == 0
-    return capsys.readouterr().out
+    return captured(capsys, *words).out
 
 
 def compared(capsys: pytest.CaptureFixture[str], out: Path, methods: str, *words: object) -> str:

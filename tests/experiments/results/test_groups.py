@@ -20,7 +20,7 @@ from fairbloom.experiments.results.run import REPORT, Run
 from fairbloom.server.run_folder.files import KNOWN
 from fairbloom.server.run_folder.values import Known
 from fairbloom.tasks import load_task
-from tests.experiments.helpers import as_json, fairbloom
+from tests.experiments.helpers import as_json, captured, fairbloom
 from tests.experiments.pages.parsed import Parsed
 from tests.simulation.helpers import table
 from tests.tasks.tables import grouped
@@ -206,8 +206,7 @@ def test_show_prints_groups_gaps_and_who_is_left_out(
     subtests: pytest.Subtests,
 ) -> None:
     capsys.readouterr()
-    assert fairbloom("show", here / "large") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "show", here / "large").out
     run = api.load(here / "large")
     report = report_of(run)
     for each in report.of(ALL, "sex"):
@@ -258,8 +257,7 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(
         "--out",
         out,
     )
-    assert fairbloom(*words, *settings) == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, *words, *settings).out
     assert "Gaps between groups over all clients" in printed
     comparison = api.load(out)
     assert list(comparison.by_group) == ["FedAvg", "Ditto", "Ditto (personal)"]
@@ -327,13 +325,9 @@ def test_every_score_says_over_which_clients_it_is_a_mean(
         tmp_path / "run",
     )
     settings = {"scores": "sensitivity,specificity,brier", "device": "cpu"}
-    assert (
-        fairbloom(
-            *words, *(word for item in settings.items() for word in ("--set", "=".join(item)))
-        )
-        == 0
-    )
-    printed = capsys.readouterr().out
+    printed = captured(
+        capsys, *words, *(word for item in settings.items() for word in ("--set", "=".join(item)))
+    ).out
     for score, reason in (
         ("AUC", "one class in its test examples"),
         ("sensitivity (1)", "no positive test example"),
@@ -382,8 +376,7 @@ def test_regression_that_is_worse_than_the_mean_says_so(
         "--set",
         "device=cpu",
     )
-    assert fairbloom("run", *words, "--out", tmp_path / "run") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "run", *words, "--out", tmp_path / "run").out
     values = api.load(tmp_path / "run").final(api.load(tmp_path / "run").scores[1])
     assert values["far"] < 0.0
     worse = sum(value < 0.0 for value in values.values())

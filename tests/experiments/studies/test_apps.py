@@ -21,7 +21,7 @@ from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.simulation.app import run_app, run_by_flwr
 from tests.client import changed
 
-from ..helpers import as_json, fairbloom
+from ..helpers import as_json, captured
 
 PROJECT = """\
 [project]
@@ -179,8 +179,7 @@ def test_an_app_without_the_keys_gets_the_lines_to_add(
 ) -> None:
     change(app, "pyproject.toml", 'method = "fedavg"\n', "")
     change(app, "pyproject.toml", "seed = 0\n", "")
-    assert fairbloom("compare", "--app", "tiny-app") == 2
-    said = capsys.readouterr().err
+    said = captured(capsys, "compare", "--app", "tiny-app", code=2).err
     assert "tiny-app/pyproject.toml has no method, seed, which every run of a comparison" in said
     assert 'add\n\nmethod = "fedavg"\nseed = 0\n\nthere' in said
     assert "strategy = from_config(config)\n" in said
@@ -207,8 +206,7 @@ FAULTS = {
 def test_a_fault_is_said_before_a_run_starts(
     app: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
-    assert fairbloom("compare", "--app", "tiny-app", *words) == 2
-    assert said in capsys.readouterr().err
+    assert said in captured(capsys, "compare", "--app", "tiny-app", *words, code=2).err
     assert not Path("runs").exists()
 
 
@@ -348,8 +346,7 @@ def test_the_state_of_a_module_reaches_no_other_run(
 def test_a_comparison_is_continued_extended_and_shown(
     app: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fairbloom(*WORDS, "--seeds", 1, "--out", "all") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, *WORDS, "--seeds", 1, "--out", "all").out
     assert printed.startswith("2 methods compared\nbaseline FedAvg, clients 4, seeds 1, rounds 3\n")
     assert "the app prints" not in printed
     # an interrupted run, a further seed and more rounds
@@ -463,11 +460,17 @@ FAULTS_OF_SEARCHES = {
 def test_a_fault_of_a_search_is_said_before_a_run_starts(
     app: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
-    assert fairbloom("search", "--app", "tiny-app", "--methods", "fedavg", *words) == 2
-    assert said in capsys.readouterr().err
+    assert (
+        said
+        in captured(
+            capsys, "search", "--app", "tiny-app", "--methods", "fedavg", *words, code=2
+        ).err
+    )
     assert not Path("runs").exists()
-    assert fairbloom("search", "--flwr") == 2
-    assert "--flwr runs a Flower app: name its folder by --app" in capsys.readouterr().err
+    assert (
+        "--flwr runs a Flower app: name its folder by --app"
+        in captured(capsys, "search", "--flwr", code=2).err
+    )
 
 
 @pytest.mark.slow

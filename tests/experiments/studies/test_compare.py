@@ -46,7 +46,7 @@ from fairbloom.simulation.run import simulate
 from tests.server.run_folder.test_recorder import a_round
 from tests.simulation.helpers import Outcome, table
 
-from ..helpers import compared_by_hand, fairbloom, start, times_in
+from ..helpers import captured, compared_by_hand, fairbloom, start, times_in
 from ..made_up import make_comparison
 
 SMALL = (
@@ -114,8 +114,7 @@ def test_the_report_is_there_and_the_command_writes_the_same_one(
     )
     assert fairbloom("report", compared) == 0
     assert (compared / REPORT).read_text(encoding="utf-8") == written
-    assert fairbloom("show", compared) == 0
-    assert capsys.readouterr().out.count(str(compared / REPORT)) == 2
+    assert captured(capsys, "show", compared).out.count(str(compared / REPORT)) == 2
 
 
 def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.results.run import REPORT
 from fairbloom.experiments.study import Study, find_study
 
-from ..helpers import as_json, fairbloom, times_in
+from ..helpers import as_json, captured, fairbloom, times_in
 
 FAILING = "FedAvg (learning-rate=1e+30)"
 FOLDER = "runs/fedavg-learning-rate=1e+30-seed"
@@ -63,8 +63,7 @@ def test_a_failed_method_is_a_row_and_a_sentence_everywhere(
     subtests: pytest.Subtests,
 ) -> None:
     sentence = f"{FAILING} failed with 2 of 2 seeds, so it is not compared."
-    assert fairbloom("show", compared) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(captured(capsys, "show", compared).out.split())
     assert f"{FAILING} with seed 0: the run has learned nothing" in printed
     for shown in (printed, unescape((compared / REPORT).read_text(encoding="utf-8"))):
         with subtests.test(shown=shown):
@@ -80,8 +79,9 @@ def test_a_failed_method_is_a_row_and_a_sentence_everywhere(
 def test_a_baseline_that_always_fails_is_an_error_with_a_remedy(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fairbloom(*WORDS, "--baseline", "fedavg(learning-rate=1e30)", "--out", out) == 2
-    message = capsys.readouterr().err
+    message = captured(
+        capsys, *WORDS, "--baseline", "fedavg(learning-rate=1e30)", "--out", out, code=2
+    ).err
     assert f"{FAILING} with seed 0: the run has learned nothing" in message
     assert "--baseline" in message
     # as the command with another baseline does

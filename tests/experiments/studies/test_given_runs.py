@@ -14,7 +14,7 @@ from fairbloom.server.run_folder.files import CONFIG, MODEL
 from fairbloom.strategies import FedAvg, FedFV, from_config
 from tests.server.run_folder.test_flower import start
 
-from ..helpers import as_json, fairbloom
+from ..helpers import as_json, captured, fairbloom
 from ..made_up import make_run
 
 
@@ -91,8 +91,7 @@ def test_the_folder_is_a_comparison_to_every_command(
     assert "3 methods compared</title>" in Path("page.html").read_text()
     capsys.readouterr()
     # again, with the folder itself among the runs
-    assert fairbloom("compare", "--runs", *folders(), "--out", "runs/all") == 0
-    out = capsys.readouterr().out
+    out = captured(capsys, "compare", "--runs", *folders(), "--out", "runs/all").out
     assert out.startswith("3 methods compared\nbaseline FedAvg")
     assert "left out" not in out
 
@@ -100,8 +99,10 @@ def test_the_folder_is_a_comparison_to_every_command(
 def test_the_page_of_an_apps_run_names_the_command(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fairbloom("show", "runs/fedfv-0") == 0
-    assert "compare runs that exist by fairbloom compare --runs." in capsys.readouterr().out
+    assert (
+        "compare runs that exist by fairbloom compare --runs."
+        in captured(capsys, "show", "runs/fedfv-0").out
+    )
 
 
 def test_what_is_left_out_is_named(here: Path) -> None:
@@ -231,8 +232,7 @@ def test_what_cannot_be_is_said_and_nothing_is_written(
 ) -> None:
     before = {path for path in here.rglob("*") if ".lock" not in path.name}
     given = ("--runs", "runs/fedavg-0", "runs/fedfv-0", *words)
-    assert fairbloom("compare", *given) == 2
-    assert said in capsys.readouterr().err
+    assert said in captured(capsys, "compare", *given, code=2).err
     assert {path for path in here.rglob("*") if ".lock" not in path.name} == before
 
 

@@ -22,7 +22,7 @@ from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
 
-from ..helpers import as_json, fairbloom, times_in
+from ..helpers import as_json, captured, times_in
 
 SMALL: dict[str, Any] = {
     "clients": 5,
@@ -205,8 +205,7 @@ def test_the_same_folder_gives_the_same_answer(
     assert times_in(found.folder / "runs") == before
     assert again.as_json == found.as_json == api.load(found.folder).as_json
     assert as_json(capsys, "show", found.folder) == json.loads(json.dumps(found.as_json))
-    assert fairbloom("show", found.folder) == 0
-    assert found.best in capsys.readouterr().out
+    assert found.best in captured(capsys, "show", found.folder).out
 
 
 def test_as_many_fresh_seeds_are_tested_as_asked_for(tmp_path: Path) -> None:
