@@ -100,7 +100,6 @@ def count_statements(source: str) -> int:
 
 @pytest.fixture(scope="module")
 def statements() -> Counter[str]:
-    """Return the number of statements in each folder of the packages."""
     found = Counter[str]()
     for path in package_files():
         found[str(path.parent)] += count_statements(Path(ROOT, path).read_text())

@@ -54,7 +54,6 @@ def evaluate(message: Message, context: object) -> Message:
 
 
 def hide(patch: pytest.MonkeyPatch, *names: str) -> None:
-    """Pretend that the installed Flower does not have these names."""
     for name in names:
         assert flower.FOUND[name] is not None
         patch.setitem(flower.FOUND, name, None)
@@ -197,8 +196,7 @@ def test_a_node_has_its_id_and_name_without_flowers_message(
     monkeypatch.setattr(flower, "NODE", place)
     node = flower.node_info(3, "site-a")
     assert (node.node_id, node.name) == (3, "site-a")
-    is_flowers = type(node).__module__.startswith("flwr")
-    assert is_flowers == (place == "flwr.proto.NodeInfo")
+    assert type(node).__module__.startswith("flwr") == (place == "flwr.proto.NodeInfo")
 
 
 @pytest.mark.parametrize("code", ErrorCode)

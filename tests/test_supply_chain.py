@@ -73,7 +73,6 @@ def locked(name: str) -> dict[str, list[Locked]]:
 
 
 def declared(*, extras: bool = True, group: str | None = None) -> list[Requirement]:
-    """Return the requirements in pyproject.toml."""
     if group is not None:
         return [Requirement(line) for line in PROJECT["dependency-groups"][group]]
     apart = ("all", "vision")  # torchvision is of PyTorch's build, and in no lock

@@ -46,7 +46,6 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def rate(there: Deployment, seconds: float = 5.0) -> float:
-    """Return the run's rounds a second."""
     before = len(rounds(there.home / "run"))
     time.sleep(seconds)
     return (len(rounds(there.home / "run")) - before) / seconds

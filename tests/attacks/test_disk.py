@@ -54,7 +54,6 @@ def there(tmp_path: Path) -> Iterator[Deployment]:
 
 
 def fill(file: Path) -> None:
-    """Write until the disk is full."""
     with file.open("wb", buffering=0) as hog:
         for size in (1 << 20, 1 << 12):
             try:

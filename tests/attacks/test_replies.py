@@ -78,8 +78,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, 
         there.start_client("mallory")
         there.wait_for_clients(*HONEST, "mallory")
         out = there.home / "run"
-        submitted = there.submitting({**SETTINGS, "out": str(out)})
-        there.wait_for_end(submitted)
+        there.wait_for_end(there.submitting({**SETTINGS, "out": str(out)}))
         yield there, out
 
 
@@ -228,8 +227,7 @@ FASHION = [pytest.mark.slow, needs("FashionMNIST/raw/train-labels-idx1-ubyte")]
     ids=str,
 )
 def test_no_honest_reply_comes_near_the_limit(ratios: list[float], changes: dict[str, Any]) -> None:
-    rounds = rounds_of(**changes)
-    assert all(each.refused == {} and each.coefficients for each in rounds)
+    assert all(each.refused == {} and each.coefficients for each in rounds_of(**changes))
     assert max(ratios) < MEASURED
 
 

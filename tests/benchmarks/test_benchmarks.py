@@ -129,8 +129,7 @@ def test_the_networks_have_the_size_that_is_compared(
     outputs: int,
     parameters: int,
 ) -> None:
-    model = make(shape, outputs)
-    assert sum(each.numel() for each in model.parameters()) == parameters
+    assert sum(each.numel() for each in make(shape, outputs).parameters()) == parameters
 
 
 def test_sides_are_measured_in_turn_with_the_rounds_asked_for() -> None:

@@ -30,8 +30,7 @@ def test_a_tenth_of_each_states_rows_is_drawn_with_a_schema(tmp_path: Path) -> N
         write_state(path, 200 + 100 * seed, seed)
     sample, schema = tmp_path / "sample", tmp_path / "schema.toml"
     prepare.draw(states, sample, schema)
-    checked = fairbloom.check_data(sample, settings={"schema": str(schema)})
-    clients = checked["clients"]
+    clients = fairbloom.check_data(sample, settings={"schema": str(schema)})["clients"]
     rows = clients["train"] + clients["test"]
     assert dict(zip(clients["client"], rows, strict=True)) == {"AK": 20, "WY": 30}
     drawn = {path.name: path.read_bytes() for path in sample.iterdir()}

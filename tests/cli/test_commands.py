@@ -455,7 +455,6 @@ def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixtu
 
 
 def command_called(name: str) -> click.Command:
-    """Return a command as it is when it is called."""
     late = typer.main.get_group(app).commands[name]
     assert isinstance(late, LateCommand)
     return late.imported()
@@ -496,7 +495,6 @@ def test_help_says_what_each_argument_is(
 
 
 def commands_in(command: click.Command) -> Iterator[click.Command]:
-    """Yield a command, and those in it."""
     yield command
     for each in command.commands.values() if isinstance(command, click.Group) else ():
         yield from commands_in(each)

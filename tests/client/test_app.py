@@ -98,8 +98,7 @@ def test_a_reply_depends_on_the_message_alone() -> None:
     """And its model does not depend on the metrics that are asked for."""
     first = ask(MessageType.TRAIN, {"measure": list(MEASURES)}, context(1))
     ask(MessageType.TRAIN, {"server-round": 2}, context(2))
-    again = ask(MessageType.TRAIN, {"measure": list(MEASURES)}, context(1))
-    assert first == again
+    assert first == ask(MessageType.TRAIN, {"measure": list(MEASURES)}, context(1))
     assert first["arrays"] == ask(MessageType.TRAIN, {}, context(1))["arrays"]
 
 

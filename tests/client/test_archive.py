@@ -57,8 +57,7 @@ def stored(folder: Path, *rounds: int) -> Fleet:
 
 
 def test_a_checkpoint_is_a_file_of_all_clients(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    fleet = stored(tmp_path, 1)
-    assert fleet.files() == ["1.safetensors"]
+    assert stored(tmp_path, 1).files() == ["1.safetensors"]
     assert (tmp_path / "1.safetensors").stat().st_mode & 0o077 == 0
     resumed = Fleet(tmp_path)
     for place, name in enumerate(NAMES):
@@ -83,8 +82,7 @@ def test_a_thousand_clients_take_one_file_and_two_syncs(
         fleet.store(since=number - 1)
         assert len(synced) == 2  # the file, and its name
         assert len(fleet.files()) <= 3
-    resumed = Fleet(tmp_path, tuple(fleet.states))
-    assert resumed.last("client-999") == pytest.approx(8 + 9.99)
+    assert Fleet(tmp_path, tuple(fleet.states)).last("client-999") == pytest.approx(8 + 9.99)
 
 
 def test_nothing_new_is_no_file(tmp_path: Path) -> None:
@@ -172,8 +170,7 @@ def test_a_damaged_version_costs_one_client_one_version(
     file.write_bytes(content)
     resumed = Fleet(tmp_path)
     found = {name: resumed.states[name].find(PERSONAL, 5) for name in NAMES}
-    rounds = sorted(each.made for each in found.values() if each is not None)
-    assert rounds == [3, 4, 4, 4, 4]
+    assert sorted(each.made for each in found.values() if each is not None) == [3, 4, 4, 4, 4]
     assert caplog.text.count("2.safetensors is damaged: client ") == 1
 
 
@@ -225,8 +222,7 @@ def test_after_a_kill_a_run_finds_what_two_checkpoints_had_used(tmp_path: Path) 
 
 def test_large_states_are_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MAX_BYTES", 100)  # a version has 56
-    fleet = stored(tmp_path, 1)
-    assert fleet.files() == [f"{number}.safetensors" for number in (1, 2, 3)]
+    assert stored(tmp_path, 1).files() == [f"{number}.safetensors" for number in (1, 2, 3)]
     counts = []
     for path in tmp_path.iterdir():
         with safe_open(path, framework="pt") as file:

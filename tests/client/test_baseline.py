@@ -94,8 +94,7 @@ def test_the_baseline_is_the_least_loss_of_plain_training() -> None:
 
 def test_the_loss_that_it_begins_with_is_one_of_them() -> None:
     """Steps that are far too long lead nowhere: the best model is the one that came."""
-    config = run_config(batch_size=0, learning_rate=1e6)
-    found = reported(context(1, config))
+    found = reported(context(1, run_config(batch_size=0, learning_rate=1e6)))
     assert found["loss-baseline"] == found["loss-before"]
 
 

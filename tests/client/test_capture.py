@@ -101,8 +101,7 @@ def train_clients(model: nn.Module, work: LocalWork, capture: Capture | None) ->
     ends: list[Tensor] = []
     for client in range(2):
         model.load_state_dict(start)
-        random = np.random.default_rng(client)
-        given = replace(work, random=random, draws=client)
+        given = replace(work, random=np.random.default_rng(client), draws=client)
         train(model, task_of(model), examples_of(client), given, capture=capture)
         ends += [each.clone() for each in model.state_dict().values()]
     return ends
@@ -147,8 +146,6 @@ def test_recorded_steps_have_the_bits_of_ordinary_ones(
 
 
 class Reading(nn.Module):
-    """Reads a number of its inputs."""
-
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs * 2 if inputs.sum().item() > 0 else inputs
 
@@ -166,8 +163,6 @@ class Noisy(nn.Module):
 
 
 class Counting(nn.Module):
-    """Counts its calls in Python."""
-
     calls = 0
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -176,8 +171,6 @@ class Counting(nn.Module):
 
 
 class Remembering(nn.Module):
-    """Keeps a tensor from one call to the next."""
-
     last: Tensor | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -204,8 +197,7 @@ def with_hook() -> nn.Module:
 )
 def test_what_a_graph_cannot_do_again_runs_without(between: nn.Module, reason: str) -> None:
     recorder = PlainRecorder()
-    capture = assert_equal(network(between), WORK, recorder)
-    assert reason in capture.why_not
+    assert reason in assert_equal(network(between), WORK, recorder).why_not
     assert not recorder.recorded
 
 

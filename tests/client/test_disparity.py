@@ -38,7 +38,6 @@ MEASURE = (
 
 
 def drawn(seed: int = 0, count: int = EXAMPLES, groups: int = 3) -> Examples:
-    """Return `count` examples of two classes in `groups` groups."""
     random = np.random.default_rng(seed)
     inputs = random.normal(size=(count, INPUTS))
     targets = random.integers(0, 2, count)
@@ -264,8 +263,7 @@ def test_a_disparity_of_zero_has_no_gradient() -> None:
         torch.cat([half.targets] * 2),
         groups=torch.tensor([[0]] * 20 + [[1]] * 20),
     )
-    found = measure_disparity(linear(), task_of(), twice, terms_of(), 1)
-    assert abs(found.smooth) < 1e-15
+    assert abs(measure_disparity(linear(), task_of(), twice, terms_of(), 1).smooth) < 1e-15
     zero = nn.Linear(INPUTS, 2).double()
     with torch.no_grad():
         for parameter in zero.parameters():

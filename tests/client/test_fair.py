@@ -258,8 +258,7 @@ def test_the_recipe_for_differential_privacy_clips(subtests: pytest.Subtests) ->
 
 def test_the_noise_of_a_mod_is_not_seeded() -> None:
     private = LocalDpMod(clipping_norm=1.0, sensitivity=0.1, epsilon=15.0, delta=1e-5)
-    replies = {trained(ask(app_of(mods=[private]))) for _ in range(2)}
-    assert len(replies) == 2
+    assert len({trained(ask(app_of(mods=[private]))) for _ in range(2)}) == 2
 
 
 def test_an_app_keeps_a_head_at_each_client(quickstart: Modules) -> None:
@@ -299,8 +298,7 @@ def test_an_app_replies_no_head_after_a_change_of_terms(quickstart: Modules) -> 
     initial = ArrayRecord(quickstart[1].Net().state_dict())
 
     def continued(grid: InProcessGrid) -> ArrayRecord:
-        strategy = FedAvg(personal_parameters="first.*", frozen=body)
-        return start_from(initial, strategy, grid)
+        return start_from(initial, FedAvg(personal_parameters="first.*", frozen=body), grid)
 
     used = InProcessGrid(quickstart[0].app, SMALL, CLIENTS)
     start_from(initial, FedAvg(personal_parameters="second.*", frozen=head), used)

@@ -285,8 +285,7 @@ def test_dropout_left_on_is_named(subtests: pytest.Subtests) -> None:
 
 
 def test_the_check_of_a_test_function_draws_nothing() -> None:
-    loader = DataLoader(Augmented(DRAWS["torch"]), batch_size=2, shuffle=True)
-    app = app_of(data=[loader])
+    app = app_of(data=[DataLoader(Augmented(DRAWS["torch"]), batch_size=2, shuffle=True)])
     first = ask(app, {"measure": MEASURES})
     again = ask(app, {"measure": MEASURES})  # the same process checks once
     assert first.metric_records == again.metric_records
@@ -488,8 +487,6 @@ def test_data_that_cannot_be_found_are_asked_for(subtests: pytest.Subtests) -> N
 
 
 class Wide(Point):
-    """A model with other arrays."""
-
     def __init__(self) -> None:
         super().__init__()
         self.y = nn.Parameter(torch.zeros(3))

@@ -37,7 +37,6 @@ def task_of(classes: int = 2, positive: int = 1, **changes: Any) -> Task:
 def drawn(
     count: int, seed: int, classes: int = 2
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return outputs, targets and groups of examples."""
     random = np.random.default_rng(seed)
     outputs = torch.from_numpy(random.normal(size=(count, classes)).astype(np.float32))
     targets = torch.from_numpy(random.integers(0, classes, count))

@@ -40,8 +40,7 @@ def test_inexactness_of_a_quadratic_is_its_closed_form(mu: float, epochs: int) -
     # Each step of gradient descent multiplies each coordinate of h's gradient by the same factor.
     first = curvature * (START - MINIMA["b"])
     last = (1.0 - 0.1 * (curvature + mu)) ** epochs * first
-    expected = np.linalg.norm(last) / np.linalg.norm(first)
-    assert inexactness == pytest.approx(expected, rel=1e-12)
+    assert inexactness == pytest.approx(np.linalg.norm(last) / np.linalg.norm(first), rel=1e-12)
 
 
 def test_the_gradient_is_summed_over_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,6 @@ class Signs(Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """Take a step."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -150,11 +149,9 @@ def test_rates_rise_to_their_height_then_fall_and_are_never_zero(
 
 
 def test_a_cosine_is_that_of_pytorchs_scheduler(subtests: pytest.Subtests) -> None:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.3)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
-    ours = [0.3 * schedule_factor("cosine", 0, done, 40) for done in range(40)]
-    for rate in ours:
+    for rate in [0.3 * schedule_factor("cosine", 0, done, 40) for done in range(40)]:
         with subtests.test(rate=rate):
             assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
             optimizer.step()

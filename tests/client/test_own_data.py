@@ -60,8 +60,7 @@ def test_a_simulation_tells_all_and_a_numbered_device_does_not(tmp_path: Path) -
 
 
 def test_the_owner_says_how_the_devices_files_are_written(tmp_path: Path) -> None:
-    plain = csv_of(20)
-    german = plain.replace(",", ";").replace(".", ",").replace("age", "Alter", 1)
+    german = csv_of(20).replace(",", ";").replace(".", ",").replace("age", "Alter", 1)
     (tmp_path / "lund.csv").write_text(german)
     with pytest.raises(FairbloomError, match="no column 'age'"):
         asked(device(tmp_path))

@@ -16,7 +16,6 @@ from .helpers import ask, context, run_config
 
 
 def trained(asked: dict[str, Any], where: Context | None = None) -> dict[str, bytes]:
-    """Return the weights of the model that the client replies."""
     content = ask(MessageType.TRAIN, asked, where or context())
     return {name: array.data for name, array in content.array_records["arrays"].items()}
 

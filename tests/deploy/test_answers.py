@@ -44,7 +44,6 @@ class Telling(Exception):
 
 @pytest.fixture
 def answer(home: Path) -> Callable[[Task], Answer]:
-    """Answer tasks by the installed app."""
     return partial(app_process.answer, Installed("tried_app:app"), NODE)
 
 

@@ -196,8 +196,7 @@ def test_the_small_process_gets_all_settings(bundle: Path, monkeypatch: pytest.M
     masks: list[int] = []
     monkeypatch.setattr(os, "umask", masks.append)
     loop.replace_process(client)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    assert not blocked & {signal.SIGINT, signal.SIGTERM}
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGINT, signal.SIGTERM}
     loop.main()
     assert there == [client]
     assert masks == [0o077]  # only the client's account can read its files

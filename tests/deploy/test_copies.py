@@ -61,8 +61,7 @@ def take(chunks: Iterable[bytes]) -> None:
 
 
 def values_in(content: Content) -> object:
-    arrays = deserialize(content.map())
-    return read_values(arrays.array_records["arrays"]["weights"])
+    return read_values(deserialize(content.map()).array_records["arrays"]["weights"])
 
 
 def run_to_server(content: Content, place: Path) -> object:

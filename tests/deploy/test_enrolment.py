@@ -20,7 +20,6 @@ def members(made: Path) -> dict[str, Member]:
 
 
 def request_of(folder: Path, name: str, key: ec.EllipticCurvePrivateKey | None = None) -> Path:
-    """Write a device's request to a file and return the path."""
     file = folder / f"{name}.request"
     file.write_text(pki.write_request(key or pki.make_key(), name))
     return file

@@ -15,7 +15,6 @@ from tests.experiments.helpers import captured, fairbloom
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

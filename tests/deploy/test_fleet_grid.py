@@ -97,8 +97,7 @@ def test_ids_are_the_same_in_each_process_of_a_run_that_saves(server: Server) ->
         (message(number=0), False),
         (message(MessageType.QUERY), False),
     ]
-    ids = {server.grid.push_messages([each])[0] for each, _ in cases}
-    assert len(ids) == 5
+    assert len({server.grid.push_messages([each])[0] for each, _ in cases}) == 5
     assert [address.kept for address in server.sent[1:]] == [kept for _, kept in cases]
     twice = [server.grid.push_messages([message(MessageType.QUERY)])[0] for _ in range(2)]
     assert twice[0] != twice[1]
@@ -329,8 +328,7 @@ def test_repeated_work_begins_with_the_state_before_it(
     worker = FakeWorker(counting)
     serve(state, worker, *(in_round(*each) for each in first))
     again = [in_round(*each, again="again") for each in repeated]
-    calls = serve(state, worker, *again)
-    assert [len(data) for _, data, _ in calls.replies] == expected
+    assert [len(data) for _, data, _ in serve(state, worker, *again).replies] == expected
 
 
 def test_a_device_keeps_the_states_of_a_few_runs(tmp_path: Path) -> None:

@@ -194,8 +194,7 @@ def test_nonsense_is_refused_and_leaves_no_traceback(
     served: Served, caller: Caller, caplog: pytest.LogCaptureFixture
 ) -> None:
     for method in METHODS:
-        call = caller.call(method, b"\xff\xff\xff")
-        assert code_of(call) == grpc.StatusCode.INVALID_ARGUMENT
+        assert code_of(caller.call(method, b"\xff\xff\xff")) == grpc.StatusCode.INVALID_ARGUMENT
     assert code_of(caller.call("Push")) == grpc.StatusCode.UNIMPLEMENTED
     assert caplog.text == ""
 

@@ -48,8 +48,6 @@ def make_runs(folder: Path, codes: Callable[[], int]) -> tuple[Runs, list[int]]:
 
 
 def carry_out(runs: Runs, *awaited: RunFiles) -> None:
-    """Carry out runs until these have ended."""
-
     async def until_over() -> None:
         task = asyncio.create_task(runs.carry_out())
         async with asyncio.timeout(30):

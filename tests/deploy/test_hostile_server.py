@@ -106,7 +106,6 @@ class Lying:
 
 
 def endless(first: bytes, then: bytes) -> Iterator[bytes]:
-    """Yield a message that has no end."""
     yield first
     yield from [then] * 100
     raise AssertionError("100 chunks were taken")
@@ -257,8 +256,6 @@ def test_by_default_a_message_has_half_of_the_memory(tmp_path: Path) -> None:
 
 
 class Idle:
-    """A worker that answers nothing."""
-
     runs = False
 
     def answer(self, task: object, id: str) -> None:

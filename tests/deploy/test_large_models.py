@@ -186,7 +186,6 @@ def test_kills_and_cuts_in_mid_transfer_lose_nothing(
 
 
 def fill(disk: Path) -> Path:
-    """Write a file until the disk is full, and return it."""
     hog = disk / "hog"
     with hog.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:

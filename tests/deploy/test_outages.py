@@ -73,8 +73,7 @@ def test_a_client_killed_at_work_costs_seconds_and_no_reply(
     submitted = runtime.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 3)
     for _ in range(2):
-        killed = runtime.clients[name]
-        runtime.kill(killed)
+        runtime.kill(runtime.clients[name])
         before = len(rounds(out))
         runtime.start_client(name, "--server", f"localhost:{cables[-1].port}")
         # a client that is refused returns after a minute

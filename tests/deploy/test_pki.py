@@ -160,7 +160,6 @@ def request_of(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> s
 
 
 def forged_request() -> str:
-    """Return a request with the signature of another request."""
     one, other = (
         b64decode("".join(pki.write_request(pki.make_key(), "a").splitlines()[1:-1]))
         for _ in range(2)

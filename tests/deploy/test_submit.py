@@ -44,7 +44,6 @@ def orders(made: Path) -> list[Order]:
 
 
 def submitted_settings(made: Path) -> dict[str, Any]:
-    """Return the settings of the run that was submitted last."""
     return dict(orders(made)[-1].settings)
 
 
@@ -80,8 +79,7 @@ def test_submit_follows_the_log_and_reports_the_end(
     number = last_run(made).number
     said = capsys.readouterr().out
     assert said == f"run {number}\nround 1\nround 2\\x1b[2J\nrun {number}: {word}\n"
-    settings = submitted_settings(made)
-    assert settings == {**default_config(), "method": "fedfv", "num-rounds": 2}
+    assert submitted_settings(made) == {**default_config(), "method": "fedfv", "num-rounds": 2}
 
 
 def test_a_run_without_a_server_waits_and_says_so(
@@ -397,8 +395,7 @@ def test_settings_of_a_users_method_and_task_are_sent(made: Path, own: str) -> N
         )
         == 0
     )
-    sent = submitted_settings(made)
-    received = Settings.of(sent)
+    received = Settings.of(submitted_settings(made))
     assert received.parameters == {
         "worsthalf.share": 0.25,
         "worsthalf.words": 'it\'s "two words"',

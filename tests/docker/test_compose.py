@@ -254,8 +254,7 @@ def test_the_experiment_exits_with_the_runs_status(checkout: Checkout, finished:
         "SETTINGS: method = 'fedfvv': unknown method: did you mean FedFV?"
         in wrong.stdout + wrong.stderr
     )
-    unwritable = "num-rounds=1 out=/public/run"
-    bad = checkout.compose("run", "--rm", "experiment", SETTINGS=unwritable)
+    bad = checkout.compose("run", "--rm", "experiment", SETTINGS="num-rounds=1 out=/public/run")
     assert bad.returncode == 1, bad.stderr[-2000:]
     assert "failed (exit status 1)" in bad.stdout
 

@@ -127,8 +127,7 @@ def test_an_adapters_round_takes_six_per_cent(
     whole = load(apps / "runs" / "whole")
     for column in ("bytes_sent", "bytes_received"):
         with subtests.test(column=column):
-            share = adapter.rounds[column] / whole.rounds[column][0]
-            assert (share.round(2) == 0.06).all()
+            assert ((adapter.rounds[column] / whole.rounds[column][0]).round(2) == 0.06).all()
     clinic = adapter.clients[adapter.clients["client"] == "clinic-1"].set_index("round")[
         adapter.score.column()
     ]

@@ -262,8 +262,7 @@ def test_figures_of_the_pages_are_small_and_follow_dark_mode(file: Path) -> None
 def test_make_demo_runs_the_command_of_the_first_figure() -> None:
     (demo,) = re.findall(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     made = demo.replace("\\\n", "").replace("$(DEMO)", "runs/demo")
-    shown = COMMAND
-    assert sorted(shlex.split(made)[1:]) == sorted(shlex.split(shown)[1:])
+    assert sorted(shlex.split(made)[1:]) == sorted(shlex.split(COMMAND)[1:])
 
 
 def test_a_figures_numbers_keep_their_digits() -> None:

@@ -47,7 +47,6 @@ def rows_of(name: str) -> list[list[str]]:
 
 
 def section(page: str, heading: str) -> Block:
-    """Return the only block of a section."""
     (block,) = (each for each in blocks(page) if each.section == heading)
     return block
 

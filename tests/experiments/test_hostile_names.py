@@ -95,8 +95,7 @@ def is_number(text: str) -> bool:
 
 
 def test_reading_gives_the_original_names(folder: Path) -> None:
-    runs = sorted((folder / "compared/runs").iterdir())
-    run = library.load(runs[0])
+    run = library.load(sorted((folder / "compared/runs").iterdir())[0])
     assert set(run.final()) == set(CLIENTS)
     assert set(run.groups["client"]) == set(CLIENTS)
     assert set(run.groups["group"]) - {"other"} == set(GROUPS)
@@ -111,8 +110,7 @@ def test_output_holds_no_control_characters_and_json_the_names(
     monkeypatch.chdir(folder)
     run = next((folder / "compared/runs").iterdir())
     data = ("data", "data.csv", *WORDS[4:])
-    nowhere = ("evaluate", "nowhere\x1b[2J")
-    for words in (("show", "compared"), ("show", run), data, nowhere):
+    for words in (("show", "compared"), ("show", run), data, ("evaluate", "nowhere\x1b[2J")):
         with subtests.test(words=words):
             assert fairbloom(*words) == 2 * (words[0] == "evaluate")
             printed = "".join(capsys.readouterr())

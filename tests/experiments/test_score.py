@@ -153,8 +153,7 @@ def test_a_score_that_a_task_lacks_is_refused_with_those_it_has(tmp_path: Path, 
 def test_unbalanced_natural_clients_go_by_balanced_accuracy(
     unbalanced: Path, tmp_path: Path
 ) -> None:
-    run = run_sites(unbalanced, tmp_path / "run")
-    assert run.score.name == "balanced-accuracy"
+    assert run_sites(unbalanced, tmp_path / "run").score.name == "balanced-accuracy"
     assert (
         tomllib.loads((tmp_path / "run" / "config.toml").read_text())["score"]
         == "balanced-accuracy"
@@ -233,8 +232,7 @@ def test_the_share_of_the_larger_class_is_shown_beside_the_score(
 ) -> None:
     run = run_sites(unbalanced, tmp_path / "run")
     shares = run.column("test_share_of_larger_class")
-    task = load_task(run.settings)
-    targets = task.splits(client).test.all_targets.numpy()
+    targets = load_task(run.settings).splits(client).test.all_targets.numpy()
     assert shares[client] == pytest.approx(
         100.0 * max(np.mean(targets == 0), np.mean(targets == 1))
     )

@@ -29,6 +29,5 @@ def card(device: str) -> torch.device:
 
 @pytest.fixture
 def scripts() -> Path:
-    """Return the folder of the command fairbloom."""
     found = shutil.which("fairbloom")
     return Path(found).parent if found else SCRIPTS

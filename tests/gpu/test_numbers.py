@@ -111,8 +111,7 @@ def test_convolutions_learn_digits_in_each_precision(
 def test_dropout_draws_by_the_seed(device: str, tmp_path: Path) -> None:
     plain = {"device": device, "model": DROPOUT, "engine": "loop", "num_rounds": 2}
     one = Outcome.of(run(tmp_path / "one", seed=1, **plain))
-    other = Outcome.of(run(tmp_path / "other", seed=2, **plain))
-    assert "model" in one.differences(other)
+    assert "model" in one.differences(Outcome.of(run(tmp_path / "other", seed=2, **plain)))
 
 
 def model_of(folder: Path) -> bytes:
@@ -276,8 +275,7 @@ def test_a_failed_capture_leaves_a_usable_card(card: torch.device) -> None:
     drawn = torch.rand(3, device=card)
     torch.cuda.set_rng_state(state, card)
     assert torch.equal(torch.rand(3, device=card), drawn)
-    replay = recorder.record(lambda: numbers.add_(1.0))
-    replay()
+    recorder.record(lambda: numbers.add_(1.0))()
     assert numbers.tolist() == [2.0, 2.0, 2.0]
 
 

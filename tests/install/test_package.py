@@ -77,8 +77,7 @@ def test_links_and_pictures_lead_to_files_of_the_repository(built: Path) -> None
         about = Parser().parsestr(archive.read(name).decode())
     page = about.get_payload()
     assert isinstance(page, str)
-    prose = re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S)
-    links = re.findall(r"\]\(([^)]+)\)", prose)
+    links = re.findall(r"\]\(([^)]+)\)", re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S))
     ours = [found for link in links for found in HOSTS.findall(link)]
     assert not [link for link in links if not link.startswith("https://")]
     assert len(ours) > 10

@@ -128,8 +128,7 @@ def test_the_command_names_the_file(run: fairbloom.Run, capsys: pytest.CaptureFi
 
 
 def test_refused_rows_of_a_quantity_have_no_class(quantity: fairbloom.Run) -> None:
-    said = describe_refused(quantity.predictor("south"))
-    assert said.startswith("NaN for a row with ")
+    assert describe_refused(quantity.predictor("south")).startswith("NaN for a row with ")
 
 
 def test_a_deployed_client_exports_what_it_keeps(run: fairbloom.Run, tmp_path: Path) -> None:

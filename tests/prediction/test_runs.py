@@ -250,8 +250,7 @@ def test_a_preprocessing_is_read_as_it_was_written(
         *quantity.folder.rglob("preprocessing.json"),
     ]:
         with subtests.test(file=file):
-            there = Preprocessing.decode_file(file.read_bytes())
-            assert there.encode() == file.read_bytes()
+            assert Preprocessing.decode_file(file.read_bytes()).encode() == file.read_bytes()
 
 
 def test_the_runs_own_preprocessing_has_no_means_of_a_client(
@@ -442,8 +441,7 @@ def test_numbers_far_beyond_training_are_marked(
     found = predicted(load_predictor(together.folder), rows, tmp_path)
     assert [row["far_beyond_training"] for row in found] == ["", "age", "", "age, dose"]
     assert "2 rows have numbers more than 1e+06 deviations away" in caplog.text
-    usual = together.predict(pandas.DataFrame(patients(1, 4)))
-    assert "far_beyond_training" not in usual
+    assert "far_beyond_training" not in together.predict(pandas.DataFrame(patients(1, 4)))
 
 
 @pytest.mark.parametrize("name", [*(f"probability_{each}" for each in CLASSES)])

@@ -235,8 +235,7 @@ def test_no_updates_and_empty_models_have_empty_products() -> None:
     nothing = below(np.empty((2, 0), np.float32))
     assert gram_matrix(nothing).tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert squared_norms(nothing).tolist() == [0.0, 0.0]
-    stored = added(model(steps=1), model(steps=4))
-    assert after(stored, 1.0)["steps"] == 4
+    assert after(added(model(steps=1), model(steps=4)), 1.0)["steps"] == 4
 
 
 def test_combining_with_one_coefficient_of_one_is_that_row(subtests: pytest.Subtests) -> None:

@@ -107,8 +107,7 @@ def test_a_step_that_is_no_weighted_sum_has_none(method: Method) -> None:
 
 
 def contributions_of(U: FloatArray, c: FloatArray, dtype: Any = np.float64) -> list[Any]:
-    rows = Vectors((U.astype(dtype),))
-    step = subtract_sum(c, rows, into=np.zeros(U.shape[1], dtype))
+    step = subtract_sum(c, Vectors((U.astype(dtype),)), into=np.zeros(U.shape[1], dtype))
     names = [f"client-{k}" for k in range(len(U))]
     found = measure_contributions(names, np.linalg.norm(U, axis=1), c, step)
     return [found.get(name) for name in names]

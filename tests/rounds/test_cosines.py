@@ -24,8 +24,6 @@ from .test_contributions import flat, rounds_of
 
 
 class Unmeasured(FedAvg):
-    """FedAvg without cosines."""
-
     reports = ()  # type: ignore[assignment]
 
 

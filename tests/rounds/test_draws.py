@@ -198,8 +198,7 @@ def test_draws_by_examples_go_on_from_a_state() -> None:
 
 
 def test_fedfv_draws_by_examples_although_it_has_no_prior() -> None:
-    strategy = FedFV(draw="examples")
-    _, rounds = run(strategy)
+    _, rounds = run(FedFV(draw="examples"))
     assert any(len(finished.participants) < 6 for finished in rounds)
 
 

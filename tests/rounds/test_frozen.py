@@ -44,8 +44,7 @@ class Grid(InProcessGrid):
 
     def _answer(self, message: Message) -> Message:
         place = message.metadata.dst_node_id - 2
-        kind = message.metadata.message_type
-        self.sent.append((place, kind, message.content))
+        self.sent.append((place, message.metadata.message_type, message.content))
         node = self.nodes.get(place)
         return super()._answer(message) if node is None else node(message, super()._answer)
 
@@ -129,8 +128,7 @@ def test_the_first_message_alone_has_them(
 
 
 def test_a_client_that_has_lost_them_misses_one_round() -> None:
-    elsewhere = Elsewhere(Settings.of(SETTINGS).run_config())
-    grid, rounds = run({2: elsewhere}, **{"num-rounds": 4})
+    grid, rounds = run({2: Elsewhere(Settings.of(SETTINGS).run_config())}, **{"num-rounds": 4})
     assert grid.whole(2) == [True, False, False, False]
     assert grid.whole(2, MessageType.EVALUATE) == [False, False, True, False]
     assert [list(finished.refused) for finished in rounds] == [[], [], ["client-2"], []]

@@ -81,8 +81,7 @@ def test_that_is_about_all_terms_and_about_no_other_key() -> None:
     of_options = {"client-rule", "personal-parameters", "head-epochs", "fine-tune-epochs"}
     of_options.add("wire-dtype")
     assert {key for keys in SENT.values() for key in keys} | of_options == set(WORK)
-    plain = Terms(server_round=3, measure=("loss-before",), others={"lr": 0.1})
-    assert plain.work == {}
+    assert Terms(server_round=3, measure=("loss-before",), others={"lr": 0.1}).work == {}
 
 
 def test_a_common_option_asks_as_a_methods_own_term_does() -> None:

@@ -57,8 +57,7 @@ def models(draw: st.DrawFn) -> tuple[Layout, list[dict[str, np.ndarray]], np.ran
 
 def fragments(stored: Updates) -> list[FloatArray]:
     """The updates in float64, one matrix of shape (m, size) for each array."""
-    vectors = stored.vectors
-    whole = np.vstack([np.asarray(block) for block in vectors.blocks]).astype(np.float64)
+    whole = np.vstack([np.asarray(block) for block in stored.vectors.blocks]).astype(np.float64)
     return [whole[:, place] for _, place in stored.layout.slices]
 
 
@@ -118,8 +117,7 @@ def test_equal_updates_have_equal_products_in_every_array(
         return squares, found * (1.0 + error + error.T)
 
     monkeypatch.setattr(vectors, "squares_and_products", uneven)
-    grams = gram_matrices(Vectors((U,)), (4, CHUNK_COLUMNS + 9, 2 * CHUNK_COLUMNS + 3))
-    for gram in grams:
+    for gram in gram_matrices(Vectors((U,)), (4, CHUNK_COLUMNS + 9, 2 * CHUNK_COLUMNS + 3)):
         with subtests.test(gram=gram):
             np.testing.assert_array_equal(gram[3], gram[1])
             np.testing.assert_array_equal(gram[:, 3], gram[:, 1])

@@ -484,8 +484,7 @@ ALLOWED = {
 
 def evaluating(client: Answer, **changed: float) -> Answer:
     """Return a client that reports these numbers in its evaluation, besides usual ones."""
-    numbers = {"num-examples": 3, "loss": 1.0, **changed}
-    content = RecordDict({"metrics": MetricRecord(numbers)})
+    content = RecordDict({"metrics": MetricRecord({"num-examples": 3, "loss": 1.0, **changed})})
     return answering(client, evaluate=lambda message: Message(content, reply_to=message))
 
 

@@ -67,7 +67,6 @@ def screened(stored: Updates, *, gram: bool = False) -> dict[int, str]:
 
 
 def contents(stored: Updates) -> list[Any]:
-    """Return everything that a round reads of the updates, to the bit."""
     vectors = stored.vectors
     m = len(stored.vectors)
     counts = np.arange(1.0, m + 1)

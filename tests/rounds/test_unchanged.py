@@ -72,8 +72,7 @@ def test_a_run_without_any_changed_reply_is_an_error(strategy: Any) -> None:
 def test_unchanged_rounds_are_counted_in_checkpoints() -> None:
     before = FedAvg(buffers=BUFFERS)
     (*_, last) = run(before, always(echo), num_rounds=2)
-    state = copy.deepcopy(before.state_dict())
-    after = {"initial_arrays": last.arrays, "resume": state}
+    after = {"initial_arrays": last.arrays, "resume": copy.deepcopy(before.state_dict())}
     with pytest.raises(NothingLearnedError, match="for 3 rounds: no reply"):
         run(FedAvg(buffers=BUFFERS), always(echo), **after)
     assert len(run(FedAvg(buffers=BUFFERS), {}, **after)) == 3

@@ -54,8 +54,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
     for name, weights in torch.load(f"{run_of(other)}.pt").items():
         torch.testing.assert_close(model[name], weights, rtol=1e-5, atol=1e-6)
     rows = table(run_of(folder) / "clients.csv")
-    expected_rows = table(run_of(other) / "clients.csv")
-    for row, expected in zip(rows, expected_rows, strict=True):
+    for row, expected in zip(rows, table(run_of(other) / "clients.csv"), strict=True):
         assert row.keys() == expected.keys()
         for column, value in expected.items():
             if column == "client" or not value:

@@ -175,8 +175,7 @@ class Leaving(Devices):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(super().pull_messages(message_ids))
-        trained = [reply for reply in replies if reply.content.array_records]
-        self._last -= bool(trained)
+        self._last -= bool([reply for reply in replies if reply.content.array_records])
         if not self._last:
             self.there = (0, 1)
         return replies

@@ -49,7 +49,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def until(second: float, *names: str) -> dict[str, Times]:
-    """Return that clients are away until a second."""
     return dict.fromkeys(names, ((0.0, second),))
 
 

@@ -145,5 +145,4 @@ def test_examples_that_do_not_fit_give_the_same_bits(
 
 
 def test_updates_that_do_not_fit_stay_with_the_processor() -> None:
-    layout = Layout({"a": np.zeros(3, np.float32)})
-    assert not rows_on_card([layout], 2, torch.device("cpu"))
+    assert not rows_on_card([Layout({"a": np.zeros(3, np.float32)})], 2, torch.device("cpu"))

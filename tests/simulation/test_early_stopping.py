@@ -139,7 +139,6 @@ def test_on_round_ends_a_run_as_finished_by_stop_run(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"clients": 4, "out": tmp_path / "run", "device": "cpu"}
     found = fairbloom.run(rounds=10, settings={"early-stopping": 0}, on_round=enough, **settings)
     assert (found.state, found.rounds_done, found.stopped) == ("finished", 4, "good enough")
-    again = fairbloom.run(rounds=10, **settings)
-    assert again.rounds_done == 4
+    assert fairbloom.run(rounds=10, **settings).rounds_done == 4
     longer = fairbloom.run(rounds=11, **settings)
     assert (longer.rounds_done, longer.stopped) == (11, "")

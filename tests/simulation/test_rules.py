@@ -49,8 +49,7 @@ def test_a_state_that_cannot_be_stored_is_no_silent_loss(tmp_path: Path) -> None
             clients.keep(since=0)
         folder.unlink()
         clients.keep(since=0)
-        stored = Archive(folder)
-        assert sorted(stored.files) == [(name, RULE) for name in ("a", "b", "c")]
+        assert sorted(Archive(folder).files) == [(name, RULE) for name in ("a", "b", "c")]
 
 
 # What is on disk ----------------------------------------------------------------------------------

@@ -101,8 +101,7 @@ def test_tables_have_the_documented_columns_and_rows(
     finished: Path, subtests: pytest.Subtests
 ) -> None:
     of_rounds = round_columns(small(finished).strategy())
-    of_clients = ClientTable().columns
-    for name, columns in (("rounds.csv", of_rounds), ("clients.csv", of_clients)):
+    for name, columns in (("rounds.csv", of_rounds), ("clients.csv", ClientTable().columns)):
         with subtests.test(name=name, columns=columns):
             assert_whole(finished / name)
             assert tuple(table(finished / name)[0]) == columns

@@ -74,8 +74,7 @@ def both(config: dict[str, Any]) -> tuple[LocalClients, StackedClients, dict[str
 
 
 def program(model: str, **changes: Any) -> Any:
-    config = config_of(model=model, **changes)
-    task = load_task(config)
+    task = load_task(config_of(model=model, **changes))
     return make_program(task.model(), task, task.splits(task.clients[0]).train)
 
 
@@ -112,8 +111,7 @@ class Dropped(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         images = nn.functional.dropout(images.view(-1, 1, 8, 8), 0.1, self.training)
-        maps = self.channels(self.convolution(images).relu())
-        hidden = self.hidden(maps.flatten(1)).relu()
+        hidden = self.hidden(self.channels(self.convolution(images).relu()).flatten(1)).relu()
         return self.last(nn.functional.dropout(hidden, p=0.5, training=self.training))  # type: ignore[no-any-return]
 
 
@@ -527,8 +525,7 @@ def test_a_dataset_and_a_models_loss_give_the_numbers_of_tensors(
 
 
 def test_tensors_and_a_dataset_are_not_pooled() -> None:
-    task = load_task(small("", **changes_of("masked")).run_config())
-    part = task.splits("client-0").train
+    part = load_task(small("", **changes_of("masked")).run_config()).splits("client-0").train
     assert isinstance(part, Examples)
     with pytest.raises(
         FairbloomError, match="some clients' examples are tensors, and others' are of a Dataset"

@@ -100,8 +100,7 @@ def test_a_run_goes_on_from_its_folder_after_a_repair(monkeypatch: pytest.Monkey
             run("a", engine="loop")
         with pytest.raises(NothingLearnedError, match="the sensors"):
             run("a", engine="loop", unused_rounds=2)
-    folder = run("a", engine="loop")
-    assert used(folder) == ["2", "2", "0", "0", "2", "2"]
+    assert used(run("a", engine="loop")) == ["2", "2", "0", "0", "2", "2"]
 
 
 @pytest.mark.slow

@@ -102,7 +102,6 @@ def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
 
 
 def pids_of(clients: WorkerClients) -> set[int | None]:
-    """Return the process ids of the workers, of which there are some."""
     assert clients.workers
     return {worker.pid for worker in clients.workers.processes.values()}
 

@@ -71,7 +71,6 @@ def kill_client(site: Site, chance: random.Random) -> str:
 
 
 def kill_worker(site: Site, chance: random.Random) -> str:
-    """Kill a worker, which its client restarts."""
     name = chance.choice(site.clients)
     for pid in site.there.offspring(site.there.clients[name]):
         with contextlib.suppress(ProcessLookupError):

@@ -55,7 +55,6 @@ def family(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -551,8 +551,7 @@ def numbers_in(value: Any) -> list[float]:
 def test_contributions_are_shown_against_gains(tmp_path: Path) -> None:
     shared = {"clients": 4, "seeds": 2, "rounds": 2, "progress": False}
     found = api.compare("digits", methods="fedavg,fedfv,local", out=tmp_path, **shared)
-    page = Parsed.of((tmp_path / REPORT).read_text(encoding="utf-8"))
-    spec = page.chart("contributions")
+    spec = Parsed.of((tmp_path / REPORT).read_text(encoding="utf-8")).chart("contributions")
     rows = {(row["method"], row["client"]): row for row in spec["data"]["values"]}
     assert {method for method, _ in rows} == {"FedFV"}  # Local takes no step
     first = found.runs["FedFV"][0].column("contribution")

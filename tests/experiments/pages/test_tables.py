@@ -39,7 +39,6 @@ def at_width(width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return what is printed of a table."""
     file = io.StringIO()
     monkeypatch.setattr(terminal, "console", Output(file=file, highlight=False))
     show_table(table)
@@ -69,8 +68,7 @@ def test_tables_are_printed_whole_at_any_width(
 def test_a_folded_table_is_printed_by_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [[Cell(f"row-{k}"), Cell.of(k)] for k in range(20)]
     text = printed(Table("", "", ("row", "number"), rows, folded=True), monkeypatch)
-    shown = [k for k in range(20) if f"row-{k} " in text]
-    assert shown == [*range(6), 17, 18, 19]
+    assert [k for k in range(20) if f"row-{k} " in text] == [*range(6), 17, 18, 19]
     assert "… 11 more rows" in text
 
 
@@ -106,8 +104,7 @@ def test_each_part_of_a_wide_table_has_all_keys(
     for part in parts:
         shown = [str(next(iter(column.cells))) for column in part.columns[:4]]
         assert shown == [each.text for each in keys]
-    lines = printed(table, monkeypatch).splitlines()
-    assert max(map(cell_len, lines)) <= width
+    assert max(map(cell_len, printed(table, monkeypatch).splitlines())) <= width
 
 
 def test_hidden_clients_are_counted_as_clients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -300,8 +300,7 @@ def write(folder: Path, text: str) -> str:
 
 def test_claims_hold_or_do_not_hold_here(tmp_path: Path) -> None:
     text = RECIPE.replace("learning-rate = 0.0", "learning-rate = 1e-9").replace("=0)", "=1e-09)")
-    name = write(tmp_path, text)
-    done = reproduce(name, seeds=1, out=tmp_path / "out", progress=False)
+    done = reproduce(write(tmp_path, text), seeds=1, out=tmp_path / "out", progress=False)
     assert [*done.claims.values()] == [True, False]
     page = page_of(done)
     said = next(section for section in page.sections if section.id == "claims")

@@ -67,8 +67,7 @@ def test_compare_names_the_nearest_federation(
 
 
 def test_without_fedavg_no_kind_is_named(tmp_path: Path) -> None:
-    found = compare(methods="fedfv,term", seeds=1, out=tmp_path, **SMALL)
-    assert found.federation is None
+    assert compare(methods="fedfv,term", seeds=1, out=tmp_path, **SMALL).federation is None
     assert "Kind of federation" not in repr(api.load(tmp_path)._repr_html_())
 
 

@@ -450,7 +450,5 @@ def test_groups_that_leave_nobody_out_have_no_mark(
     sites: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given: dict[str, Any] = {"data_dir": sites / "data", "schema": SCHEMA, "progress": False}
-    settings = {"smallest-group": 1}
-    run = api.run("csv", rounds=1, out=sites / "run", settings=settings, **given)
-    run.show()
+    api.run("csv", rounds=1, out=sites / "run", settings={"smallest-group": 1}, **given).show()
     assert "†" not in capsys.readouterr().out

@@ -124,8 +124,7 @@ def test_a_loss_within_its_interval_is_no_contradiction() -> None:
 
 
 def test_of_clients_that_differ_by_seed_nothing_is_said() -> None:
-    comparison = compared(THREE, HEART)
-    dealt = replace(comparison, shared=SharedData(clients_differ=True))
+    dealt = replace(compared(THREE, HEART), shared=SharedData(clients_differ=True))
     assert find_contradictions(dealt) == []
 
 

@@ -179,8 +179,7 @@ def test_the_precision_is_said_now_and_with_twice_the_seeds(share: float) -> Non
 
 @pytest.mark.parametrize(("score", "said"), [(ACCURACY, True), (Score("balanced-accuracy"), False)])
 def test_a_client_below_its_larger_class_is_said_to_be(score: Score, said: bool) -> None:
-    base = [{"Davos": 37.8, "Sion": 70.0}] * 10
-    comparison = compared_by_hand(score, FedAvg=base)
+    comparison = compared_by_hand(score, FedAvg=[{"Davos": 37.8, "Sion": 70.0}] * 10)
     vars(comparison)["larger_classes"] = {"Davos": 59.2, "Sion": 55.0}
     guess = ", below always guessing its larger class (59 %)"
     assert comparison.verdict.headline.startswith(

@@ -129,8 +129,7 @@ def change(app: Path, file: str, before: str, after: str) -> None:
 
 
 def test_each_run_has_its_method_seed_rounds_and_folder(app: Path, tmp_path: Path) -> None:
-    given = {"rate": 1, "fedfv.alpha": 0.25, "num-rounds": 9}
-    read = read_app(app, given)
+    read = read_app(app, {"rate": 1, "fedfv.alpha": 0.25, "num-rounds": 9})
     assert (read.clients, read.rounds, set(read.code)) == (
         4,
         "num-rounds",
@@ -154,8 +153,7 @@ def test_each_run_has_its_method_seed_rounds_and_folder(app: Path, tmp_path: Pat
 
 def test_the_number_of_rounds_may_have_flowers_name(app: Path) -> None:
     change(app, "pyproject.toml", "num-rounds = 3", "num-server-rounds = 3")
-    read = read_app(app, {})
-    run = read.run({"method": "fedavg", "num-rounds": 8}, 0, Path("out"))
+    run = read_app(app, {}).run({"method": "fedavg", "num-rounds": 8}, 0, Path("out"))
     assert (run.num_rounds, run.config["num-server-rounds"]) == (8, 8)
 
 

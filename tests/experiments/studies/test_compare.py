@@ -222,8 +222,7 @@ def test_a_comparison_with_more_seeds_says_how_many_it_had(
             capsys.readouterr()
             assert fairbloom(*small, "--seeds", seeds, "--out", tmp_path / "cmp") == 0
             assert api.load(tmp_path / "cmp").extended_from == said
-            printed = capsys.readouterr().out
-            assert ("extended from 2 seeds" in printed) is bool(said)
+            assert ("extended from 2 seeds" in capsys.readouterr().out) is bool(said)
     make_comparison(tmp_path / "made", ["fedavg", "fedfv"], [0, 1], ["a", "b"], 1)
     study = find_study(tmp_path / "made")
     more = replace(study, seeds=[0, 1, 2])

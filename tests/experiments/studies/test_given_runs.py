@@ -182,8 +182,7 @@ def test_other_clients_scores_or_data_are_refused_by_name(
 
 def test_other_numbers_of_test_examples_are_named(here: Path) -> None:
     table = here / "runs/fedfv-0/clients.csv"
-    rows = table.read_text()
-    table.write_text(rows.replace(",2,", ",3,"))
+    table.write_text(table.read_text().replace(",2,", ",3,"))
     said = " ".join(compare(runs=folders("fed*-0"), out="all", progress=False).caveats)
     assert "runs/fedfv-0 and runs/fedavg-0 have other numbers of test examples of site-0," in said
 

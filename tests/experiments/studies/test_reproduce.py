@@ -344,8 +344,7 @@ def test_what_is_finished_is_shown(
     assert (base["seeds"], base["unfinished"], base["disagrees_in"]) == (1, 1, [])
     assert local == by_row["Local (partition=iid)"]
     assert base["measured"]["mean"] == summarize(values_of(done, 2)[0])["mean"]
-    output = captured(capsys, "show", folder).out
-    assert "Rows finished: 2 of 4; runs missing: 2." in output
+    assert "Rows finished: 2 of 4; runs missing: 2." in captured(capsys, "show", folder).out
     assert times_in(folder) == before
 
 

@@ -82,8 +82,7 @@ def test_every_method_declares_values_that_it_accepts(subtests: pytest.Subtests)
 
 @pytest.mark.parametrize(("rounds", "count"), [(50, 4), (300, 28)])
 def test_values_that_change_nothing_are_not_tried(rounds: int, count: int) -> None:
-    arms = arms_of("fedmgdaplus", {}, "fedavg", {"num-rounds": rounds})
-    assert len(arms) == count + 1
+    assert len(arms_of("fedmgdaplus", {}, "fedavg", {"num-rounds": rounds})) == count + 1
 
 
 def test_all_methods_have_arms_those_for_groups_with_a_gap() -> None:
@@ -281,8 +280,7 @@ def test_an_arm_whose_mean_is_too_low_is_not_chosen(within: float | None, label:
     assert best is not None
     assert best.arm.label == label
     assert choose(worst, ACCURACY, arms[:1], 1.0, base) is None
-    error = Score("mae", higher_is_better=False)
-    lowest = choose(worst, error, arms)
+    lowest = choose(worst, Score("mae", higher_is_better=False), arms)
     assert lowest is not None
     assert lowest.arm.label == "b"
 

@@ -158,7 +158,6 @@ def test_a_message_names_no_folder_of_a_device(tmp_path: Path) -> None:
         {"server-round": 1, "run-folder": "0123456789abcdef", "contexts": str(tmp_path)}
     )
     arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    message = Message(RecordDict({"arrays": arrays, "config": config}), 2, "train")
-    reply = app(message, context)
+    reply = app(Message(RecordDict({"arrays": arrays, "config": config}), 2, "train"), context)
     assert reply.content["client"]["context-state"] is True
     assert not list(tmp_path.iterdir())

@@ -91,8 +91,7 @@ def test_the_result_of_a_continued_run_has_all_rounds(tmp_path: Path) -> None:
         return MetricRecord({"length": float(np.linalg.norm(arrays["w"].numpy())), "count": number})
 
     def run(folder: str, rounds: int) -> Result:
-        strategy = FedFV(evaluate_every=2)
-        return start(tmp_path / folder, strategy, rounds, evaluate_fn=central)
+        return start(tmp_path / folder, FedFV(evaluate_every=2), rounds, evaluate_fn=central)
 
     whole = run("whole", ROUNDS)
     run("run", 4)

@@ -51,16 +51,14 @@ def test_clients_find_their_states_beside_an_inferred_schema(there: Path) -> Non
     whole = run("data", 3, settings=settings, out="whole")
     found, expected = (each.final(model="personal") for each in (continued, whole))
     assert found == expected
-    folders = [path for path in (there / "run" / "clients").iterdir() if path.is_dir()]
-    assert len(folders) == 1
+    assert len([path for path in (there / "run" / "clients").iterdir() if path.is_dir()]) == 1
 
 
 def test_a_default_folder_is_that_of_the_data(there: Path) -> None:
     places = ("data", str(there / "data"), "data/")
     folders = {choose_run_folder(Settings.of({"task": "csv", "data-dir": each})) for each in places}
     assert len(folders) == 1
-    other = choose_run_folder(Settings.of({"task": "csv", "data-dir": "other"}))
-    assert other not in folders
+    assert choose_run_folder(Settings.of({"task": "csv", "data-dir": "other"})) not in folders
 
 
 @pytest.mark.parametrize("rounds", [1, 2], ids=["finished", "continued"])

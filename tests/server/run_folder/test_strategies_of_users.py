@@ -43,7 +43,6 @@ def model(folder: Path) -> bytes:
 
 
 def assert_equal(one: Path, other: Path) -> None:
-    """Assert that two folders hold the same run, to the bit."""
     for name in ("rounds.csv", "clients.csv", "metrics.csv"):
         assert without_seconds(one / name) == without_seconds(other / name)
     assert model(one) == model(other)
@@ -53,7 +52,6 @@ def assert_equal(one: Path, other: Path) -> None:
 
 
 def with_mod(mod: Any) -> ClientApp:
-    """Return the clients with one of Flower's mods around their training."""
     changed = ClientApp()
     changed.query()(lambda message, context: app(message, context))
     changed.evaluate()(lambda message, context: app(message, context))

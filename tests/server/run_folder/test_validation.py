@@ -32,8 +32,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    model = message.content["arrays"]["w"].numpy()
-    arrays = ArrayRecord({"w": Array(model + np.float32(1.0))})
+    arrays = ArrayRecord({"w": Array(message.content["arrays"]["w"].numpy() + np.float32(1.0))})
     metrics = MetricRecord({"num-examples": 1})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
@@ -74,7 +73,6 @@ def rounds_done(folder: Path) -> int:
 
 
 def best_round(folder: Path) -> int:
-    """Return the round of the best model, which is that of its arrays."""
     number = int(BEST.read_about(folder)["round"])
     assert set(load_file(folder / BEST.name)["w"]) == {float(number)}
     return number
@@ -111,8 +109,7 @@ def test_rounds_csv_has_the_mean_that_chooses(tmp_path: Path) -> None:
 
 def test_a_score_in_percent_is_shown_and_checked_as_such(tmp_path: Path) -> None:
     start(tmp_path / "run", best_model=Score("val_acc", percent=True))
-    rows = table(tmp_path / "run" / "rounds.csv")
-    assert float(rows[3][COLUMN]) == pytest.approx(60.0)
+    assert float(table(tmp_path / "run" / "rounds.csv")[3][COLUMN]) == pytest.approx(60.0)
     assert "was best in round 4, 60.0 %, and" in fairbloom.load(tmp_path / "run").stopped
 
 
