@@ -318,8 +318,11 @@ def test_the_app_prints_each_round(app: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "2 rounds with 8 clients"
-    for number, line in enumerate(lines[1:3], 1):
-        assert re.fullmatch(rf"round {number}: accuracy \d+%, worst client \d+%", line)
+    assert [
+        (number, line)
+        for number, line in enumerate(lines[1:3], 1)
+        if not re.fullmatch(rf"round {number}: accuracy \d+%, worst client \d+%", line)
+    ] == []
 
 
 @pytest.mark.slow

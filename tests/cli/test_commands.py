@@ -316,12 +316,15 @@ def test_data_are_shown_client_by_client_with_what_is_wrong(
     printed = captured(capsys, "data", "h", code=1).out
     assert re.search(r"^lund +lund.csv +target +has no column 'target'", printed, re.MULTILINE)
     assert re.search(r"^age +number +40 to 50, median 50", printed, re.MULTILINE)
-    for words in (["--clients"], ["--every-client"]):
-        assert re.search(
+    assert [
+        words
+        for words in (["--clients"], ["--every-client"])
+        if not re.search(
             r"^age +basel +40 to 50",
             captured(capsys, "data", "h", *words, code=1).out,
             re.MULTILINE,
         )
+    ] == []
     assert fairbloom("data", "h", "--json") == 1
     assert [row["client"] for row in json.loads(capsys.readouterr().out)["clients"]] == [
         "basel",
@@ -378,14 +381,14 @@ def test_data_of_many_clients_are_shown_in_short(
     assert len(captured(capsys, *words, "--clients", code=1).out.splitlines()) > 600
 
 
+@pytest.mark.parametrize("command", ["run", "compare", "search"])
 def test_a_folder_and_a_schema_mean_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("schema.toml").write_text("target = 1\n")
-    for command in ("run", "compare", "search"):
-        words = (command, "--data-dir", "h", "--schema", "schema.toml")
-        assert "schema.toml: target = 1" in refusal(capsys, *words)
-        assert "schema: task digits" in refusal(capsys, *words[:1], *words[3:])
+    words = (command, "--data-dir", "h", "--schema", "schema.toml")
+    assert "schema.toml: target = 1" in refusal(capsys, *words)
+    assert "schema: task digits" in refusal(capsys, *words[:1], *words[3:])
 
 
 MISSPELT = {

@@ -307,13 +307,13 @@ def test_a_refusal_of_the_server_is_one_line(said: pytest.LogCaptureFixture) -> 
     assert len(lines.splitlines()) == MAX_FAULTS
 
 
-def test_seconds_that_are_no_time_end_no_worker(home: Path) -> None:
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e300])
+def test_seconds_that_are_no_time_end_no_worker(seconds: float, home: Path) -> None:
     write_version(home, 1)
-    for seconds in (math.nan, math.inf, -1.0, 1e300):
-        task = task_of("reply")
-        head = Head.FromString(task.head)
-        head.seconds = seconds
-        answered = answer(
-            Installed("tried_app:app"), NODE, replace(task, head=bytes(head.SerializeToString()))
-        )
-        assert content_of(answered)["metrics"]["version"] == 1
+    task = task_of("reply")
+    head = Head.FromString(task.head)
+    head.seconds = seconds
+    answered = answer(
+        Installed("tried_app:app"), NODE, replace(task, head=bytes(head.SerializeToString()))
+    )
+    assert content_of(answered)["metrics"]["version"] == 1

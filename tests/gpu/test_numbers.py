@@ -6,10 +6,22 @@ Each precision on a card, and the flags that it leaves.
 Augmentation and dropout on a card.
 
 Steps recorded as CUDA graphs against ordinary ones, on a card.
+
+What stays on a card, what comes to it batch by batch, and several processes on one card.
+
+Tensors and generators of a card.
+
+A card at its limits: kills, models that do not fit, asserts, and memory that must come back.
 """
 
+import gc
 import json
-from collections.abc import Callable
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +29,24 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch import nn
 
+from benchmarks.deployment import federation, names
 from fairbloom.client.capture import CudaRecorder
+from fairbloom.client.device import choose_device
+from fairbloom.client.local import _load_for_device
+from fairbloom.client.training import seeded
+from fairbloom.errors import FairbloomError
+from fairbloom.rounds.layout import Layout
+from fairbloom.rounds.updates import Updates
+from fairbloom.rounds.vectors import gram_matrices, weighted_sum
+from fairbloom.server.settings import Settings
 from fairbloom.simulation.choice import RECORDED
+from fairbloom.simulation.memory import SHARE, rows_on_card, write_models
+from fairbloom.simulation.run import simulate
+from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.optimizers import OF_PYTORCH
-from tests.simulation.helpers import Outcome, rounds, run, table
+from tests.simulation.helpers import ROOT, Outcome, rounds, run, small, table
 
 ENGINES = ("loop", "stacked")
 TOLERANCE = 1e-4
@@ -302,3 +327,245 @@ def test_a_late_failure_is_recorded(
     arrays = load_file(late / "model.safetensors")
     for name, array in load_file(expected / "model.safetensors").items():
         np.testing.assert_allclose(arrays[name], array, rtol=0, atol=1e-4, err_msg=name)
+
+
+PLAIN = {"model": "mlp", "num_rounds": 3, "batch_size": 10}
+ROWS = 9
+
+
+@pytest.mark.gpu
+def test_sums_of_updates_on_a_card_are_those_of_numpy(card: torch.device) -> None:
+    random = np.random.default_rng(0)
+    layout = Layout({"weight": random.normal(size=(700, 500)).astype(np.float32)})
+    models = random.normal(size=(ROWS, layout.size)).astype(np.float32)
+    (matrix,) = rows_on_card([layout], ROWS, card)
+    tensors = {"weight": torch.from_numpy(models).view(ROWS, 700, 500).to(card)}
+    write_models(matrix, range(ROWS), layout.slices, tensors)
+    here, there = Updates(layout, models.copy()), Updates(layout, matrix)
+    for each in (here, there):
+        each.add_rows([{}] * ROWS)
+        assert not each.screen(gram=True)
+    np.testing.assert_array_equal(there.matrix[:, :], here.matrix)
+    ends = (layout.size,)
+    expected, found = (gram_matrices(each.vectors, ends, exact=True) for each in (here, there))
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-6)
+    weights = random.random(ROWS)
+    found, expected = (weighted_sum(weights, each.vectors) for each in (there, here))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_updates_beyond_a_share_of_a_card_stay_outside(card: torch.device) -> None:
+    layout = Layout({"weight": np.zeros(1_000_000, np.float32)})
+    fitting = int(SHARE * torch.cuda.mem_get_info(card)[1] / (4 * layout.size))
+    assert not rows_on_card([layout], fitting + 1, card)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ENGINES)
+def test_examples_that_do_not_fit_are_fetched_ahead(
+    engine: str, card: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = PLAIN | {"engine": engine, "device": str(card)}
+    expected = Outcome.of(run(tmp_path / "there", **plain))
+    monkeypatch.setattr("fairbloom.tasks.task.has_room", lambda device, size: False)
+    _load_for_device.cache_clear()
+    streamed = Outcome.of(run(tmp_path / "streamed", **plain))
+    _load_for_device.cache_clear()
+    assert not streamed.differences(expected)
+
+
+@pytest.mark.gpu
+def test_two_processes_on_one_card_give_equal_bits(card: torch.device, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    processes = [
+        subprocess.Popen(command(small(folder, device=str(card), **PLAIN)), cwd=ROOT)
+        for folder in folders
+    ]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    one, two = map(Outcome.of, folders)
+    assert not one.differences(two)
+
+
+@pytest.mark.gpu
+def test_workers_are_refused_on_a_card(card: torch.device, tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match="its processes compute on the CPU"):
+        run(tmp_path / "run", engine="workers", device=str(card), **PLAIN)
+
+
+@pytest.mark.gpu
+def test_a_run_on_the_second_card_leaves_the_first(card: torch.device, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two cards")
+    before = torch.cuda.memory_allocated(0)
+    run(tmp_path / "run", device="cuda:1", **PLAIN)
+    assert torch.cuda.memory_allocated(0) == before
+    assert torch.cuda.memory_allocated(1)
+
+
+@pytest.mark.gpu
+def test_models_come_back_from_a_card(device: str) -> None:
+    there = choose_device(device)
+    model = {"a": torch.rand(2, 3), "b": torch.rand(4), "c": torch.arange(3), "d": torch.rand(())}
+    found = arrays_of({name: each.to(there) for name, each in model.items()})
+    assert all((found[name] == each.numpy()).all() for name, each in model.items())
+
+
+@pytest.mark.gpu
+def test_dropout_on_a_card_is_seeded_and_leaves_its_generator(card: torch.device) -> None:
+    dropout = nn.Dropout(0.5).train()
+    ones = torch.ones(100, device=card)
+    before = torch.cuda.get_rng_state(card)
+    drawn = []
+    for _ in range(2):
+        with seeded(7, card):
+            drawn.append(dropout(ones))
+    assert torch.equal(*drawn)
+    assert torch.equal(torch.cuda.get_rng_state(card), before)
+
+
+ROUNDS = 60
+LIMIT = 600e6
+"""Bytes of the card that a test may use: a few of the wide models, not ten."""
+
+RETURNED = 1e6
+"""Bytes that may be kept after a run."""
+
+
+def command(settings: Settings) -> list[str]:
+    """Return the command of a run, which accepts only settings that have an effect."""
+    words = [sys.executable, "-m", "fairbloom", "run", "--out", settings.out]
+    usual = Settings.of({}).run_config()
+    for key, value in settings.run_config().items():
+        if key != "out" and value != usual.get(key):
+            written = str(value).lower() if isinstance(value, bool) else value
+            words += ["--set", f"{key}={written}"]
+    return words
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_killed_run_ends_with_the_same_bits(engine: str, device: str, tmp_path: Path) -> None:
+    plain = {"device": device, "model": "mlp", "engine": engine, "num_rounds": ROUNDS}
+    whole = Outcome.of(run(tmp_path / "whole", **plain))
+    folder = tmp_path / "run"
+    rows = folder / "rounds.csv"
+    process = subprocess.Popen(command(small(folder, **plain)), cwd=ROOT)
+    while process.poll() is None and not (rows.exists() and rows.read_bytes().count(b"\n") > 5):
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not Outcome.of(run(folder, **plain)).differences(whole)
+
+
+@pytest.fixture
+def little_memory(card: torch.device) -> Iterator[torch.device]:
+    """Let PyTorch use a small part of the card."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info(card)
+    torch.cuda.set_per_process_memory_fraction(LIMIT / total, card)
+    yield card
+    torch.cuda.set_per_process_memory_fraction(1.0, card)
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_that_does_not_fit_is_reported(
+    engine: str, little_memory: torch.device, tmp_path: Path
+) -> None:
+    with pytest.raises(FairbloomError, match="out of memory"):
+        run(
+            tmp_path / "run",
+            engine=engine,
+            device=str(little_memory),
+            model="tests.gpu.own:too_wide",
+        )
+
+
+@pytest.mark.gpu
+def test_clients_that_do_not_fit_at_once_are_computed_in_parts(
+    little_memory: torch.device, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = {
+        "device": str(little_memory),
+        "model": "tests.gpu.own:wide",
+        "method": "fedavg",
+        "clients": 20,
+        "fraction": 1.0,
+        "num_rounds": 2,
+        "evaluate_every": 0,
+    }
+    with caplog.at_level(logging.WARNING, "flwr"):
+        parts = run(tmp_path / "stacked", engine="stacked", **plain)
+    assert "more memory than is free" in caplog.text
+    assert_close(parts, run(tmp_path / "loop", engine="loop", **plain))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [("wrong_first", "device-side assert"), ("wrong_last", "the GPU has stopped")],
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_device_side_assert_ends_the_run_with_its_message(
+    task: str, words: str, engine: str, card: torch.device, tmp_path: Path
+) -> None:
+    settings = small(
+        tmp_path / "run",
+        task=f"tests.gpu.own:{task}",
+        model="",
+        method="fedavg",
+        fraction=1.0,
+        device=str(card),
+        engine=engine,
+    )
+    done = subprocess.run(command(settings), cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode > 0, done.stdout
+    assert words in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_memory_returns_to_its_start(
+    model: str, engine: str, card: torch.device, tmp_path: Path
+) -> None:
+    used = list[int]()
+    for number in range(3):  # the first run loads what a process keeps
+        run(
+            tmp_path / f"{number}",
+            engine=engine,
+            device=str(card),
+            model=model,
+            batch_size=10,
+            num_rounds=2,
+        )
+        gc.collect()
+        torch.cuda.empty_cache()
+        used.append(torch.cuda.memory_allocated(card))
+    assert used[2] <= used[1] + RETURNED
+
+
+@pytest.mark.gpu
+def test_deployed_clients_give_the_numbers_of_the_cpu(
+    device: str, scripts: Path, tmp_path: Path
+) -> None:
+    plain = {
+        "clients": 2,
+        "method": "fedavg",
+        "model": "cnn",
+        "fraction": 1.0,
+        "num-rounds": 3,
+        "evaluate-every": 0,
+    }
+    clients = names(2)
+    deployed = tmp_path / "deployed"
+    with federation(tmp_path / "home", len(clients), scripts) as there:
+        there.start_clients(*clients)
+        there.submit({**plain, "device": device, "out": str(deployed)})
+    alone = {**plain, "device": "cpu", "engine": "loop", "out": str(tmp_path / "alone")}
+    assert_close(deployed, simulate(Settings.of(alone)))

@@ -216,8 +216,11 @@ def test_methods_reduce_to_fedavg_with_draws_by_examples(strategy: FairStrategy)
     """A client that is drawn twice counts twice, whatever else the method knows of its size."""
     _, rounds = run(strategy)
     _, expected = run(FedAvg(draw="examples", seed=1))
-    for finished, usual in zip(rounds, expected, strict=True):
-        assert finished.coefficients == pytest.approx(usual.coefficients)
+    assert [
+        (finished, usual)
+        for finished, usual in zip(rounds, expected, strict=True)
+        if finished.coefficients != pytest.approx(usual.coefficients)
+    ] == []
     assert any(len(set(usual.coefficients.values())) > 1 for usual in expected)
 
 

@@ -515,13 +515,13 @@ def test_a_possible_number_is_used(metric: str) -> None:
     assert finished.evaluations["site-1"][metric] == ALLOWED[metric]
 
 
-def test_a_number_that_is_not_finite_is_left_out() -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_left_out(value: float) -> None:
     """A client with one class has no AUC, and its other scores count."""
-    for value in (math.nan, math.inf, -math.inf):
-        finished = forging({"auc": value})
-        assert finished.refused == {}
-        assert "auc" not in finished.evaluations["site-1"]
-        assert "auc" in finished.evaluations["site-0"]
+    finished = forging({"auc": value})
+    assert finished.refused == {}
+    assert "auc" not in finished.evaluations["site-1"]
+    assert "auc" in finished.evaluations["site-0"]
 
 
 def test_test_examples_are_bounded_by_enrolled_sizes() -> None:
@@ -538,20 +538,22 @@ def test_inf_disables_the_limits_that_are_no_intervals() -> None:
     assert list(forging({"auc": 2.0}, unlimited).refused) == ["site-1"]
 
 
-def test_scores_of_the_run_bound_what_has_their_names() -> None:
+@pytest.mark.parametrize(
+    ("metric", "value"), [("eval_acc", 57.0), ("cost", 1e308), ("found[sex:f]-personal", 2.0)]
+)
+def test_scores_of_the_run_bound_what_has_their_names(metric: str, value: float) -> None:
     scores = [
         Score("eval_acc", percent=True),
         Score("cost", higher_is_better=False),
         GroupScore("found", percent=True),
     ]
-    for metric, value in (("eval_acc", 57.0), ("cost", 1e308), ("found[sex:f]-personal", 2.0)):
-        strategy = FedAvg()
-        rounds = Rounds(strategy, strategy._flower, 1, scores=scores)
-        rounds.current.evaluators = ("a", "b", "c")
-        usual = {"num-examples": 3, metric: 0.5}
-        replies = rounds.clients.read_evaluate_replies([])
-        replies.metrics.update({"a": usual, "b": {**usual, metric: value}, "c": usual})
-        rounds.aggregate_evaluate(replies)
-        assert list(replies.metrics) == ["a", "c"]
-        assert isinstance(replies.refused, Refusals)
-        assert metric in replies.refused.reasons["b"]
+    strategy = FedAvg()
+    rounds = Rounds(strategy, strategy._flower, 1, scores=scores)
+    rounds.current.evaluators = ("a", "b", "c")
+    usual = {"num-examples": 3, metric: 0.5}
+    replies = rounds.clients.read_evaluate_replies([])
+    replies.metrics.update({"a": usual, "b": {**usual, metric: value}, "c": usual})
+    rounds.aggregate_evaluate(replies)
+    assert list(replies.metrics) == ["a", "c"]
+    assert isinstance(replies.refused, Refusals)
+    assert metric in replies.refused.reasons["b"]

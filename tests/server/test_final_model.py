@@ -24,7 +24,7 @@ from fairbloom.server.run_folder.files import BEST, CLIENTS, CONFIG, MODEL, ROUN
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.tasks import load_task
-from tests.rounds.test_frozen import Elsewhere
+from tests.rounds.test_layers import Elsewhere
 
 ARRAYS = {"weight": np.ones(3, np.float32)}
 

@@ -91,10 +91,12 @@ def test_the_same_figure_twice_is_the_same_file(tmp_path: Path, count: int) -> N
     for name in ("one", "two"):
         files = [tmp_path / f"{name}.v1.png", tmp_path / f"{name}.v1.svg"]
         write_figure(compared_at_random(count), *files)
-    for ending in ("png", "svg"):
-        assert (tmp_path / f"one.v1.{ending}").read_bytes() == (
-            tmp_path / f"two.v1.{ending}"
-        ).read_bytes()
+    assert [
+        ending
+        for ending in ("png", "svg")
+        if (tmp_path / f"one.v1.{ending}").read_bytes()
+        != (tmp_path / f"two.v1.{ending}").read_bytes()
+    ] == []
     assert (tmp_path / "one.v1.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     drawn = ElementTree.fromstring((tmp_path / "one.v1.svg").read_text())  # noqa: S314 (our own figure)
     assert drawn.tag.endswith("svg")

@@ -522,8 +522,11 @@ def test_flwr_run_gives_the_comparison_in_process(app: Path, local: Flower) -> N
     here = compare(**given, out="here")
     assert there.failed == {}
     assert there.methods == here.methods
-    for method in here.methods:
-        assert there.values[method][0] == pytest.approx(here.values[method][0])
+    assert [
+        method
+        for method in here.methods
+        if there.values[method][0] != pytest.approx(here.values[method][0])
+    ] == []
     longer = compare(**given, flwr=True, rounds=4, out="there")
     assert {load(run).rounds_done for run in Path("there/runs").iterdir()} == {4}
     assert longer.failed == {}
