@@ -1,6 +1,6 @@
 """Compare the engines, a plain PyTorch loop and, with --ray, Flower's Ray simulation.
 
-The seconds of a round are those of a whole run from its first row to its end, with records,
+A round's seconds are measured over a whole run from its first row to its end, with records,
 checkpoints and the evaluation of all clients after the last round. All sides are measured in turn,
 repeatedly, in this process; the plain loop has PyTorch's default number of threads and precision.
 Ratios are computed within a repeat, so that both sides meet the same load. `flwr run` has one node

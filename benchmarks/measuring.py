@@ -59,7 +59,7 @@ class InProcess:
     engine
         The engine, which replaces the one of the settings.
     others
-        Further settings that replace those of the run.
+        Further settings, which override the run's.
 
     Attributes
     ----------

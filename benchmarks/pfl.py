@@ -4,7 +4,7 @@ cnn is the work of pfl-research's benchmark of CIFAR10 on random images: 1,000 u
 each, 50 a round, batches of 10, one epoch, its network with dropout. resnet and transformer have
 eleven million parameters and ten clients, all in each round, and are not given to pfl-research.
 
-The seconds of a round are those of a whole run after its first round, with records and checkpoints;
+A round's seconds are measured over a whole run after its first round, with records and checkpoints;
 one client is evaluated after the last round. Ratios are computed within a repeat. The plain loop
 and pfl-research have PyTorch's default precision, which is TF32 in the convolutions of a card.
 

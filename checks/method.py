@@ -138,7 +138,7 @@ def check_needs(subject: MethodUnderTest) -> str:
     method = subject.create()
     if isinstance(method.needs, str) or not all(isinstance(metric, str) for metric in method.needs):
         raise Failure(
-            f"needs = {method.needs!r} is no set of names: write needs ="
+            f"needs = {method.needs!r} is not a set of names: write needs ="
             " frozenset({'loss-before'})."
         )
     unknown = unknown_metrics(method)
@@ -167,8 +167,8 @@ def check_needs(subject: MethodUnderTest) -> str:
         )
     if unknown:
         raise Remark(
-            f"Fairbloom's clients do not report {', '.join(unknown)}: a run whose clients lack it"
-            " stops."
+            f"Fairbloom's clients do not report {', '.join(unknown)}: a run stops if its clients"
+            " lack it."
         )
     return f"It asks for {', '.join(sorted(method.needs)) or 'no metric'}."
 
@@ -259,9 +259,9 @@ def check_memory(subject: MethodUnderTest) -> str:
     if changed:
         name, number = next(iter(changed.items()))
         raise Remark(
-            f"self.{name} changes in round {number} and is no part of self.memory, which alone a"
-            " checkpoint holds: a run that is continued begins without it. Keep it in self.memory,"
-            " if weigh, terms or remember use it.",
+            f"self.{name} changes in round {number}, but checkpoints hold only self.memory: a run"
+            " that is continued begins without it. Keep it in self.memory if weigh, terms or"
+            " remember use it.",
         )
     bytes_then, rows_then = sizes[ROUNDS // 2]
     bytes_now, rows_now = sizes[ROUNDS]
@@ -294,8 +294,8 @@ def _check_weigh_changes_nothing(
         )
     if changed := [name for name, value in vars(method).items() if bits(value) != had.get(name)]:
         raise Failure(
-            f"weigh changes self.{changed[0]}. It may be asked for a round whose step is not taken"
-            " then: change self.memory in remember, which comes after the step."
+            f"weigh changes self.{changed[0]}. It may be called for a round without a step:"
+            " change self.memory in remember, which comes after the step."
         )
 
 
@@ -344,8 +344,8 @@ def check_resume(subject: MethodUnderTest) -> str:
     one, other = (subject.weigh(method, each, replies.description) for each in (cohort, longer))
     if not _is_same(one, other) and not method.paced:
         raise Failure(
-            f"In round {ROUNDS // 2} the coefficients of a run of {ROUNDS} rounds are others than"
-            f" those of one of {2 * ROUNDS}. A finished run that is extended by more rounds would"
+            f"In round {ROUNDS // 2} the coefficients of a run of {ROUNDS} rounds differ from"
+            f" a run of {2 * ROUNDS}. A finished run that is extended by more rounds would"
             " then be neither: say so by a property paced that returns True, and such a run is"
             " refused in words."
         )

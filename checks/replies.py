@@ -136,7 +136,7 @@ def extreme_replies() -> Iterator[Replies]:
         yield usual.report(
             {wire.ACCURACY: np.full(4, accuracy)}, f"4 clients with accuracy {accuracy:g}"
         )
-    yield usual.report({wire.LOSS_BASELINE: loss}, "4 clients that are as well served alone")
+    yield usual.report({wire.LOSS_BASELINE: loss}, "4 clients that are as well served on their own")
     yield usual.report(
         {wire.DISPARITY: np.zeros(4)}, "4 clients without a disparity between groups"
     )
@@ -147,5 +147,5 @@ def extreme_replies() -> Iterator[Replies]:
     yield usual.report({wire.NUM_EXAMPLES: sizes}, "4 clients with 1 to 1,000,000 examples")
     drawn = replace(usual, draws=np.array([1.0, 3.0, 1.0, 1.0]))
     yield replace(drawn, description="4 clients of which one was drawn 3 times")
-    alone = ordinary_replies(1).move(lambda U: 0.0 * U, "")
-    yield alone.report({wire.LOSS: np.zeros(1)}, "a single client that did not move, with loss 0")
+    single = ordinary_replies(1).move(lambda U: 0.0 * U, "")
+    yield single.report({wire.LOSS: np.zeros(1)}, "a single client that did not move, with loss 0")

@@ -32,7 +32,7 @@ class Status(Enum):
 
 
 class PropertyResult(NamedTuple):
-    """The outcome of one property, and what was found."""
+    """The outcome of one property, with its finding."""
 
     status: Status
     message: str
@@ -40,7 +40,7 @@ class PropertyResult(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was found of a method or a client-side rule, by property."""
+    """The findings on a method or a client-side rule, by property."""
 
     name: str
     results: Mapping[str, PropertyResult]

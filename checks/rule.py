@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import load
 from torch import Tensor
 
 from fairbloom.client.generators import all_seeded
@@ -14,7 +13,7 @@ from fairbloom.client.rules.arrays import check_finite
 from fairbloom.client.rules.base import Arrays
 from fairbloom.client.rules.own import OwnRule
 from fairbloom.client.rules.rule_round import RuleRound
-from fairbloom.client.states import Version, load_version, save_version
+from fairbloom.client.states import Version, serialize
 from fairbloom.client.work import StepsTaken
 from fairbloom.imports import imported, is_import_string
 from fairbloom.protocol.settings import Value
@@ -145,16 +144,13 @@ def check_kept(subject: RuleUnderTest) -> str:
     for number in range(1, GROWTH[-1] + 1):
         _, kept = subject.run_client(kept, number)
         sizes[number] = sum(array.numel() * array.element_size() for array in kept.values())
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "1.safetensors"
-        try:
-            save_version(file, kept)
-            stored = load_version(file) or {}
-        except Exception as error:  # whatever a tensor of the user's raises
-            raise Failure(
-                f"What finish has the client keep cannot be stored ({type(error).__name__}:"
-                f" {error}): return plain, detached tensors that share no memory."
-            ) from error
+    try:
+        stored = load(serialize(kept))
+    except Exception as error:  # whatever a tensor of the user's raises
+        raise Failure(
+            f"What finish has the client keep cannot be stored ({type(error).__name__}:"
+            f" {error}): return plain, detached tensors that share no memory."
+        ) from error
     if bits(sorted(stored.items())) != bits(sorted(kept.items())):
         raise Failure("What finish has the client keep comes back from a file as something else.")
     earlier, later = (sizes[number] for number in GROWTH)

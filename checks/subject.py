@@ -56,7 +56,7 @@ MEASURED = (
     *(*WORK_METRICS, *sorted(wire.BETWEEN_GROUPS), wire.NUM_EXAMPLES),
 )
 
-# What is compared of the rounds of a run that was continued with those of one that was not stopped.
+# The attributes in which the rounds of a continued run must equal an uninterrupted one's.
 SAME_TO_THE_BIT = ("participants", "coefficients", "arrays")
 
 # A client that the server knows, and that takes part in no made-up round.
@@ -114,7 +114,7 @@ class Subject:
         """Return the next rounds of a method with six real clients that learn digits.
 
         They take one step in a round unless `work`, settings by their names in Python, says
-        something else. What they keep between rounds is stored in `state_dir`, if it is given.
+        something else. Their states between rounds are stored in `state_dir`, if it is given.
         Every step is taken, so that it shows where one is too long.
         """
         if unknown := unknown_metrics(method):
@@ -171,7 +171,7 @@ class Subject:
 def real_clients(method: Method, **work: Value) -> LocalClients:
     """Return six real clients, which learn digits in this process.
 
-    Those of a method that compares groups have two.
+    For a method that compares groups they have two.
     """
     task = f"{__name__}:even_digits" if method.compares_groups else "digits"
     small: dict[str, Value] = {

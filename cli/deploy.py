@@ -79,7 +79,7 @@ def init(
 def renew(
     host: Annotated[
         list[str],
-        typer.Option(help="Host name of the new certificate; default: those of the old one."),
+        typer.Option(help="Host name of the new certificate; default: the old one's."),
     ] = [],  # noqa: B006
     federation: FederationOption = HERE,
 ) -> None:
@@ -227,7 +227,7 @@ def submit(
     except KeyboardInterrupt:
         number = run.number
         runs.say(
-            f"run {number} goes on: follow it by tail -f {run.log}, stop it by fairbloom deploy"
+            f"run {number} continues: follow it by tail -f {run.log}, stop it by fairbloom deploy"
             f" stop {number}"
         )
         raise typer.Exit(INTERRUPTED) from None

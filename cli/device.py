@@ -140,7 +140,7 @@ def accept(
         describe_change,
         read_refused,
     )
-    from fairbloom.tasks.schema import read_schema
+    from fairbloom.tables.schema import read_schema
 
     folder = find_state_dir(place)
     text = read_refused(folder) if schema is None else read_schema(str(schema))

@@ -1,4 +1,4 @@
-"""What the command line lists: methods, tasks, settings, recipes and runs."""
+"""Lists on the command line: methods, tasks, settings, recipes and runs."""
 
 import inspect
 import json
@@ -89,7 +89,7 @@ def settings(names: Sequence[str] = (), *, as_json: bool = False) -> None:
     for word, name in zip(words, names, strict=True):
         if not any(word in key for key in defaults):
             raise SettingsError(
-                f"there is no setting {name}: {did_you_mean(name, defaults)}leave it out to see all"
+                f"unknown setting {name}: {did_you_mean(name, defaults)}leave it out to see all"
             )
     shown = {
         key: value

@@ -136,23 +136,23 @@ class LateCommand(click.Command):
             command: click.Command = typer.main.get_group(found)
             command.name = self.name
         else:
-            alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+            single = typer.Typer(add_completion=False, rich_markup_mode="rich")
             cls = None
             # with --set, options that are settings are explained
             if "settings" in found.__annotations__:
-                # devices lack what it needs
+                # devices lack its dependencies
                 from fairbloom.cli.settings_command import SettingsCommand
 
                 cls = SettingsCommand
             example = f"Example: {self._place.example}" if self._place.example else None
-            alone.command(str(self.name), cls=cls, epilog=example)(found)
-            command = typer.main.get_command(alone)
+            single.command(str(self.name), cls=cls, epilog=example)(found)
+            command = typer.main.get_command(single)
         restore_help(command)
         return command
 
 
 class Commands(TyperGroup):
-    """All commands, none of them imported."""
+    """All commands, without importing them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""The command `fairbloom predict`, which a device has without what other commands need."""
+"""The command `fairbloom predict`, which a device has without the needs of other commands."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from fairbloom.command import TrustOption
 from fairbloom.experiments.render.terminal import console
-from fairbloom.tasks.schema import read_schema
+from fairbloom.tables.schema import read_schema
 
 
 def predict(
@@ -57,7 +57,7 @@ def predict(
     schema: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="How the new tables are written, where not as those of the run."
+            metavar="FILE", help="How the new tables are written, if they differ from the run's."
         ),
     ] = None,
     trust: TrustOption = False,

@@ -1,4 +1,4 @@
-"""The commands of what a folder holds: `fairbloom show`, `report` and `export`."""
+"""Commands on the content of a folder: `fairbloom show`, `report` and `export`."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,6 @@ def show(
     folder: Path = Path("runs"),
     *,
     figure: Path | None = None,
-    width: float | None = None,
     trust: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -39,18 +38,14 @@ def show(
         The folder of a run or a study, or one that contains runs.
     figure
         Also draw a figure into this file: PDF with embedded fonts, SVG or PNG by its ending.
-    width
-        The width of the figure in centimetres.
     """
     if figure is not None:
-        check_figure(figure, width)
-    elif width is not None:
-        raise SettingsError(f"--width {width:g} has no effect without --figure")
+        check_figure(figure)
     study = find_study(folder)
     if folder.is_dir() and study is None and not is_run_folder(folder):
         if figure is not None:
             raise SettingsError(
-                f"--figure: {folder} is no run and no study: name one of those in it"
+                f"--figure: {folder} is neither a run nor a study: name one of those in it"
             )
         runs = find_runs(folder)
         if as_json:
@@ -76,7 +71,7 @@ def show(
     found = api.load(folder, trust=trust)
     show_result(found, as_json)
     if figure is not None:
-        write_figure(found, figure, width=width)
+        write_figure(found, figure)
         say(f"figure: {figure}", as_json)
 
 

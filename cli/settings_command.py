@@ -158,8 +158,8 @@ def command(
     The function's parameters are options, and its docstring is the help; `like` is another one
     with a docstring that describes parameters; others are described in `fairbloom.run`.
     What carries it out is given all values by their names; its own parameters are options as well,
-    after the function's. `arguments` are the parameters that stand without a name, with what the
-    help calls their values; [NAME] may be left out.
+    after the function's. `arguments` are the positional parameters, with the names of their values
+    in the help; [NAME] may be left out.
     """
 
     def decorate(carry_out: Callable[..., Any]) -> Callable[..., None]:
@@ -185,8 +185,7 @@ def command(
                 values["settings"] = settings_of(values["settings"])
             carry_out(**values)
 
-        # What comes before the parameters, without the sentence that refers to those of another
-        # function.
+        # The text before the parameters, without the sentence that refers to another function's.
         text = (
             inspect.cleandoc(str(function.__doc__))
             .partition("\nParameters\n----------\n")[0]

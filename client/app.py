@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -20,12 +20,14 @@ from flwr.clientapp import ClientApp
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER, ENDING
+from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER
+from fairbloom.protocol.codec import ENDING, Codec, name_of
 from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
+from fairbloom.recorddict import read_values
+from fairbloom.tables.schema import with_files
 from fairbloom.tasks import find_task, forget_tasks, load_task
-from fairbloom.tasks.schema import with_files
 
 from .guard.audit_log import log_exchange
 from .guard.limits import DEFAULT_MIN_ROWS
@@ -66,20 +68,21 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Reply this client's name, the terms that it supports, and its number of training examples."""
+    """Reply this client's name, the terms that it supports, and its number of training examples.
+
+    On a device, a number below the owner's floor is left out.
+    """
+    from .guard.disclosure import Gate
     from .local import find_client_key
     from .local_round import SUPPORTED
 
     check_protocol(message.content.config_records.get(wire.CONFIG, ConfigRecord()))
     with redact_data_errors(context):
-        config, partition, name = _own_config(context)
-        settings = RunSettings.of(config)
+        settings, partition, name = _own_settings(context)
         task = load_task(settings)
         key = find_client_key(settings, task, partition, name)
-        examples = len(task.splits(key).train)
-    client = ConfigRecord(
-        {wire.NAME: name or key, wire.NUM_EXAMPLES: examples, wire.HONOURS: SUPPORTED.wire_keys}
-    )
+        examples = Gate(_min_rows(context) or 0, task, task.splits(key)).pass_count("train")
+    client = ConfigRecord({wire.NAME: name or key, **examples, wire.HONOURS: SUPPORTED.wire_keys})
     return Message(RecordDict({wire.CLIENT: client}), reply_to=message)
 
 
@@ -97,19 +100,19 @@ def train(message: Message, context: Context) -> Message:
         vectors = {name: _state(each) for name, each in records if name != wire.ARRAYS}
         update = train_client(local, received, terms, vectors)
         metrics = MetricRecord({**update.metrics})
-        if terms.rounds_updates:
+        if terms.codec.rounds_updates:
             metrics[wire.UPDATE_BITS] = BITS_PER_NUMBER
         wanted = _wanted_arrays(local, message)
 
         def record(state: StateDict, states: ClientStates) -> ArrayRecord:
-            if terms.rounds_updates:
+            if terms.codec.rounds_updates:
                 return _rounded_record(local, received, terms, wanted, state, states)
             return _record(state, wanted)
 
         content = RecordDict({wire.ARRAYS: record(update.arrays, local.states)})
         content[wire.METRICS] = metrics
         if update.second:
-            content[update.record] = record(update.second, ClientStates(None))
+            content[update.record] = record(update.second, ClientStates())
         save_states(context, local.states.in_memory)
         if terms.work:
             content[wire.CLIENT] = ConfigRecord({wire.HONOURS: SUPPORTED.wire_keys})
@@ -153,15 +156,15 @@ def _answer(
         config = message.content.config_records[wire.CONFIG]
         check_protocol(config)
         terms = Terms.of(config)
-        settings, partition, name = _own_config(context)
-        if settings.get("pooled"):
+        settings, partition, name = _own_settings(context)
+        if settings.pooled:
             raise ReportableError(
                 "pooled = true: the training data of all clients lie together in one process only:"
                 " leave it out with deployed clients, or use fairbloom run"
             )
         local = LocalClient.of(settings, partition, name, load_states(context), _min_rows(context))
         arrays = message.content.array_records[wire.ARRAYS]
-        received = _received(arrays, local.model) if terms.rounds_model else _state(arrays)
+        received = _received(arrays, terms.codec, local.model)
         own = personal_arrays(local.model, terms.personal_parameters)
         digest = config.get(wire.FROZEN)
         if digest is not None and not received.keys() >= {*frozen_parameters(local.model), *own}:
@@ -232,12 +235,12 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
             terms.server_round,
         )
         return
-    config, _, _ = _own_config(context)
+    settings, _, _ = _own_settings(context)
     serves = wire.PERSONAL if terms.local_only else "global"
     try:
         keep_model(
             Path(str(state_dir)),
-            config,
+            settings,
             local.task,
             local.key,
             arrays_of(received),
@@ -260,7 +263,7 @@ def _min_rows(context: Context) -> int | None:
     return int(context.node_config.get(wire.MIN_ROWS, DEFAULT_MIN_ROWS))
 
 
-def _own_config(context: Context) -> tuple[dict[str, Any], object, str | None]:
+def _own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
     """Return the run's settings on this device, the client's partition, and its name."""
     begin_run(context.run_id)
     node = context.node_config
@@ -273,7 +276,7 @@ def _own_config(context: Context) -> tuple[dict[str, Any], object, str | None]:
     if "num-partitions" not in node and find_task(str(config["task"])).reads:
         # A device reads its own data, so its enrolment number chooses no partition of them.
         partition = None
-    return config, partition, None if name is None else str(name)
+    return RunSettings.of(config), partition, None if name is None else str(name)
 
 
 def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
@@ -283,7 +286,7 @@ def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
     """
     from fairbloom.tasks.models import frozen_parameters
 
-    sent = {name.removesuffix(ENDING) for name in message.content.array_records[wire.ARRAYS]}
+    sent = {name_of(name) for name in message.content.array_records[wire.ARRAYS]}
     if wire.FROZEN not in message.content.config_records[wire.CONFIG]:
         return sent
     return sent - set(frozen_parameters(local.model))
@@ -294,21 +297,19 @@ def _state(arrays: ArrayRecord) -> StateDict:
     return dict(arrays.to_torch_state_dict())
 
 
-def _received(arrays: ArrayRecord, model: Module) -> StateDict:
-    """Return the received arrays; those in bfloat16 get the dtype of the client's model."""
-    import torch
+def _received(arrays: ArrayRecord, codec: Codec, model: Module) -> StateDict:
+    """Return the received model; arrays that were rounded get the dtype of the client's own."""
+    from fairbloom.tasks.models import arrays_of, sendable
 
-    from fairbloom.tasks.models import sendable
-
-    own = sendable(model.state_dict())
-    return {
-        name.removesuffix(ENDING): (
-            tensor.view(torch.bfloat16).to(own[name.removesuffix(ENDING)].dtype)
-            if name.endswith(ENDING)
-            else tensor
-        )
-        for name, tensor in _state(arrays).items()
-    }
+    if not codec.rounds_model:
+        return _state(arrays)
+    own = arrays_of(sendable(model.state_dict()))
+    sent = {name: read_values(array) for name, array in arrays.items()}
+    dtypes = {name: array.dtype for name, array in own.items()}
+    decoded = codec.receive_model(sent, dtypes)
+    return _state(
+        ArrayRecord({name: arrays.get(name) or Array(values) for name, values in decoded.items()})
+    )
 
 
 def _rounded_record(
@@ -325,14 +326,15 @@ def _rounded_record(
     from .rounding import round_updates
 
     parameters = local.model.named_parameters(remove_duplicate=False)
-    trained = {name for name, each in parameters if each.requires_grad} & names & state.keys()
+    sent = names & state.keys()  # the order of the model, not of a set
+    trained = [name for name, each in parameters if each.requires_grad and name in sent]
     bits = round_updates(
         states,
-        terms.server_round,
+        terms,
         arrays_of({name: received[name] for name in trained}),
         arrays_of({name: state[name] for name in trained}),
     )
-    record = _record(state, names - trained)
+    record = _record(state, names - set(trained))
     record.update({f"{name}{ENDING}": Array(each) for name, each in bits.items()})
     return record
 

@@ -24,7 +24,7 @@ from fairbloom.tasks.inputs import Inputs, map_inputs, names_of, tensors_of
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
 from .generators import generators_of, restore_states
-from .linear import Step
+from .linear import TakeStep
 from .work import NON_STEP_FIELDS, LocalWork, unchanged
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class FixedStep(StepKind):
 class Capture:
     """The recorded steps of one model, which all clients of a process replay.
 
-    `why_not` says why nothing is recorded any more; "" if nothing was in the way so far.
+    `why_not` is the reason recording is off, or "".
     """
 
     def __init__(self, recorder: CudaRecorder) -> None:
@@ -197,7 +197,7 @@ class Capture:
             self._kinds.clear()
             self._recorder.release()
 
-    def wrap(self, fixed: FixedStep, step: Step) -> Step:
+    def wrap(self, fixed: FixedStep, step: TakeStep) -> TakeStep:
         """Return a function that takes a step of a client, by its graph if it has one."""
 
         def take(inputs: Inputs, targets: Tensor) -> None:

@@ -63,9 +63,7 @@ def arrays_sent_once(client: LocalClient, own: Sequence[str]) -> StateDict:
     keeps for itself.
     """
     initial = client.states.at(INITIAL, 0) or {}
-    if initial.keys() != set(own):
-        return {}
-    return {**frozen_of(client.model), **initial}
+    return {**frozen_of(client.model), **initial} if initial.keys() == set(own) else {}
 
 
 def complete(arrays: StateDict, sent_once: StateDict, digest: str) -> StateDict:

@@ -17,7 +17,7 @@ from .work import LocalWork, step_fields
 SUPPORTED = frozenset({"learning_rate", "momentum", "weight_decay", "pull"})
 
 # Takes a step of SGD in place, on the mean loss of a batch of inputs and targets.
-Step = Callable[[Inputs, Tensor], None]
+TakeStep = Callable[[Inputs, Tensor], None]
 
 
 def linear_step(
@@ -27,7 +27,7 @@ def linear_step(
     received: list[Tensor],
     velocity: list[Tensor],
     examples: Examples | None = None,
-) -> Step | None:
+) -> TakeStep | None:
     """Return a step of multinomial logistic regression; None for any other model, loss or work.
 
     The numbers are those of autograd and `fairbloom.client.work.descend`, up to rounding. The pull

@@ -6,7 +6,6 @@ It knows neither Flower nor messages, and no rules of methods: see `fairbloom.cl
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -15,6 +14,7 @@ from fairbloom.errors import ReportableError, join_names
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
+from fairbloom.system.versions import Versions
 from fairbloom.tasks import Splits, Task, find_task, load_task
 from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.score import count_classes, has_two_classes
@@ -24,7 +24,7 @@ from .device import choose_device
 from .guard.disclosure import Gate
 from .guard.evaluated_model import keep_preprocessing
 from .metrics import ON_TESTS, TRAIN, Measurement
-from .states import PERSONAL, ClientStates, StateDict, Version, folder_of
+from .states import PERSONAL, ClientStates, StateDict, Version, explain_disk_errors, folder_of
 from .training import measure, with_channels_last
 
 Metrics = dict[str, int | float]
@@ -59,7 +59,7 @@ class LocalClient:
     @classmethod
     def of(
         cls,
-        settings: RunSettings | Mapping[str, Any],
+        settings: RunSettings,
         partition: object,
         name: str | None = None,
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
@@ -79,23 +79,26 @@ class LocalClient:
             Fewest rows behind a number that leaves the device; None in one process, where nothing
             leaves.
         """
-        given = settings
-        settings = RunSettings.of(given)
         task, model = load_task_and_model(settings)
         key = find_client_key(settings, task, partition, name)
-        folder = folder_of(given, key)
+        folder = folder_of(settings, key)
         keep_preprocessing(folder, task, (key,))
         splits = task.splits(key)
         gate = None if min_rows is None else Gate(min_rows, task, splits)
-        own_states = ClientStates(folder, states)
+        with explain_disk_errors("read from"):
+            files = None if folder is None else Versions(folder)
+        own_states = ClientStates(files, in_memory=states)
         return cls(name or key, key, settings, task, splits, model, own_states, gate)
 
     def describe_tests(self) -> Metrics:
         """Return the number of test examples and, of two classes, the share of the larger one."""
         share = self._larger_class
-        if share and self.gate is not None:
-            share = self.gate.pass_scores(ON_TESTS, share)
-        return {wire.NUM_EXAMPLES: len(self.splits.test), **share}
+        if self.gate is None:
+            return {wire.NUM_EXAMPLES: len(self.splits.test), **share}
+        return {
+            **self.gate.pass_count(ON_TESTS.examples),
+            **(self.gate.pass_scores(ON_TESTS, share) if share else share),
+        }
 
     @cached_property  # reading it waits for the device
     def _larger_class(self) -> dict[str, float]:

@@ -1,36 +1,33 @@
 """The states that a client stores between rounds: in memory, and on disk if it has a folder.
 
 A state has a name and consists of tensors, for example the personal model. Each version of it
-belongs to the round that made it, and is stored with a checksum; up to two earlier versions are
-kept. If the server goes down and resumes from the checkpoint before its last, the repeated rounds
-therefore start from the same versions as the first time.
+belongs to the round that made it; up to two earlier versions are kept. If the server goes down and
+resumes from the checkpoint before its last, the repeated rounds therefore start from the same
+versions as the first time.
 """
 
 import hashlib
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fairbloom.errors import ReportableError
-from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.system.files import make_folder, write_private
-from fairbloom.tasks.preprocessing import PREPROCESSING
+from fairbloom.system.versions import Point, Version as StoredVersion, Versions, needed_since
+from fairbloom.tables.preprocessing import PREPROCESSING
 
 from .guard.accepted_settings import FINGERPRINT, fingerprint
 
 StateDict = dict[str, Tensor]
 
-# The names of a client's personal model, and of the state of its rule of local work. Versions of
-# the personal model are in the client's folder itself, those of each other state in a subfolder
-# with its name.
+# The names of a client's personal model, and of the state of its rule of local work.
 PERSONAL = "personal"
 RULE = "rule"
 
@@ -43,12 +40,6 @@ INITIAL = "initial"
 
 # The name of the loss and scores of the best model that a client reached without the others.
 BASELINE = "baseline"
-
-# The name of a version's checksum in the metadata of its file.
-CHECKSUM = "sha256"
-
-# Reading a file with flipped bits raises any of these.
-UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, AttributeError)
 
 # A client's name that is also the name of its folder; for any other name, it is a checksum.
 FOLDER = re.compile(r"(?![.%])[^/\\\x00-\x1f\x7f]+")
@@ -64,38 +55,44 @@ class Version(NamedTuple):
 class ClientStates:
     """All states of one client in one run, by name and the round that made each version.
 
-    `in_memory` has the versions in memory. They are also stored in `folder`, if there is one.
-    `unstored` has the rounds of those that are not on disk.
+    `in_memory` has the versions in memory. They are also stored in `files`, if there are any: at
+    once, or with the states of other clients by `store`. `unstored` has the rounds of the versions
+    that are not on disk.
     """
 
     def __init__(
         self,
-        folder: Path | None,
-        versions: Mapping[str, Mapping[int, StateDict]] | None = None,
+        files: Versions | None = None,
+        client: str = "",
+        in_memory: Mapping[str, Mapping[int, StateDict]] | None = None,
+        *,
+        at_once: bool = True,
     ) -> None:
         self.in_memory = {
-            name: dict(sorted(each.items())) for name, each in (versions or {}).items()
+            name: dict(sorted(each.items())) for name, each in (in_memory or {}).items()
         }
-        self._folder = folder
         self.unstored = dict[str, set[int]]()
+        self._files = files
+        self._client = client
+        self._at_once = at_once
         self._origins = dict[str, int | None]()
 
     def find(self, name: str, before: int) -> Version | None:
         """Return the last version of a round before this one, or None."""
         versions = self.in_memory.get(name, {})
-        if earlier := [made for made in versions if made < before]:
-            return Version(max(earlier), versions[max(earlier)])
-        for made in sorted((made for made in self._files(name) if made < before), reverse=True):
-            if (state := self.read(name, made)) is not None:
-                return Version(made, state)
+        for made in sorted({*versions, *self._stored(name)}, reverse=True):
+            if made < before:
+                state = versions[made] if made in versions else self._read(name, made)
+                if state is not None:
+                    return Version(made, state)
         return None
 
     def at(self, name: str, made: int) -> StateDict | None:
         """Return the version that this round made, or None."""
         versions = self.in_memory.get(name, {})
-        if made in versions or made not in self._files(name):
-            return versions.get(made)
-        state = self.read(name, made)
+        if made in versions:
+            return versions[made]
+        state = self._read(name, made)
         if state is not None:
             self.in_memory[name] = dict(sorted({**versions, made: state}.items()))
         return state
@@ -112,11 +109,11 @@ class ClientStates:
         return Version(0, {}) if state is None else Version(number, state)
 
     def keep(self, name: str, number: int, state: StateDict, origin: int | None = None) -> None:
-        """Store the version of round `number` in memory, and in the folder if there is one.
+        """Keep the version of round `number` in memory, and store it if it is stored at once.
 
         `origin` is the round of the version that it was made from, 0 if there was none; None: the
         last one. With an origin, that version stays in memory, too, and the versions between the
-        two are deleted: the replies of their rounds were not used, or the server has resumed from
+        two are dropped: the replies of their rounds were not used, or the server has resumed from
         an earlier round.
         """
         versions = self.in_memory.get(name, {})
@@ -126,13 +123,11 @@ class ClientStates:
         }
         self.unstored[name] = self.unstored.get(name, set()) & before.keys() | {number}
         self._origins[name] = origin
-        with explain_disk_errors("written to"):
-            if origin is not None:
-                for made in [*self._files(name)]:
-                    if made > origin:
-                        self._drop(name, made)
-            if self._folder is not None:
-                self._store(self._folder_of(self._folder, name), name, since=number - 1)
+        if origin is not None:
+            self._retain(name, [made for made in self._stored(name) if made <= origin])
+        if self._at_once:
+            with explain_disk_errors("written to"):
+                store(self._files, [self], since=number - 1)
 
     def made_in(self, number: int) -> dict[str, tuple[int | None, StateDict]]:
         """Return the versions of round `number`: by name, the origin and the tensors."""
@@ -142,43 +137,60 @@ class ClientStates:
             if number in versions
         }
 
-    def _store(self, folder: Path, name: str, since: int) -> None:
-        make_folder(folder)
-        for made in sorted(self.unstored[name]):
-            save_version(folder / f"{made}.safetensors", self.in_memory[name][made])
-        self.unstored[name].clear()
-        self.drop_unused(name, since)
-        for draft in folder.glob(".*.draft"):  # of a process that was killed
-            draft.unlink(missing_ok=True)
+    def take_unstored(self) -> Iterator[StoredVersion]:
+        """Yield the versions that are not on disk, as they are stored."""
+        for name, rounds in self.unstored.items():
+            for made in sorted(rounds):
+                content = serialize(self.in_memory[name][made])
+                yield StoredVersion(self._key(name), Point(made), content)
 
-    def drop_unused(self, name: str, since: int) -> None:
-        """Remove the stored versions of no use to a server that goes back to round `since`."""
-        earlier = max((made for made in self._files(name) if made < since), default=None)
-        recent = range(since, max(self.in_memory[name]) + 1)
-        for made in [*self._files(name)]:
-            if made not in recent and made != earlier and made not in self.in_memory[name]:
-                self._drop(name, made)
+    def note_stored(self, since: int) -> None:
+        """Drop the stored versions of no use to a server that goes back to round `since`."""
+        for name in [name for name, rounds in self.unstored.items() if rounds]:
+            self.unstored[name].clear()
+            last = max(self.in_memory[name])
+            steps = [Point(made) for made in self._stored(name) if made <= last]
+            needed = {step.round for step in needed_since(steps, since)}
+            self._retain(name, needed | self.in_memory[name].keys())
 
-    @staticmethod
-    def _folder_of(folder: Path, name: str) -> Path:
-        return folder if name == PERSONAL else folder / name
+    def _key(self, name: str) -> str:
+        return json.dumps([self._client, name])
 
-    def _files(self, name: str) -> dict[int, Path]:
-        paths = [] if self._folder is None else list_versions(self._folder_of(self._folder, name))
-        return {int(path.stem): path for path in paths}
+    def _stored(self, name: str) -> list[int]:
+        """Return the rounds of the versions on disk."""
+        steps = [] if self._files is None else self._files.steps(self._key(name))
+        return [step.round for step in steps]
 
-    def _drop(self, name: str, made: int) -> None:
-        self._files(name)[made].unlink(missing_ok=True)
-
-    def read(self, name: str, made: int) -> StateDict | None:
-        """Return a version on disk, None if its file is damaged; set the file aside then."""
-        path = self._files(name)[made]
+    def _read(self, name: str, made: int) -> StateDict | None:
+        if self._files is None:
+            return None
         with explain_disk_errors("read from"):
-            state = load_version(path)
-            if state is None:
-                damaged = path.replace(path.with_suffix(".damaged"))
-                log.warning("%s is damaged: the client continues without it", damaged)
-        return state
+            content = self._files.read(self._key(name), Point(made))
+        return None if content is None else load(content)
+
+    def _retain(self, name: str, rounds: Collection[int]) -> None:
+        if self._files is not None:
+            self._files.retain(self._key(name), [Point(made) for made in rounds])
+
+
+def store(files: Versions | None, clients: Iterable[ClientStates], since: int) -> None:
+    """Write the clients' versions that are not on disk; drop those of no use after round `since`.
+
+    Without `files`, nothing is stored.
+    """
+    changed = [each for each in clients if any(each.unstored.values())]
+    if files is None or not changed:
+        return
+    files.write(version for each in changed for version in each.take_unstored())
+    for each in changed:
+        each.note_stored(since)
+    files.tidy()
+
+
+def serialize(state: StateDict) -> bytes:
+    """Return the bytes of a state; `safetensors.torch.load` reads them."""
+    content: bytes = save({name: tensor.contiguous() for name, tensor in state.items()})
+    return content
 
 
 @contextmanager
@@ -197,40 +209,6 @@ def explain_disk_errors(what: str) -> Iterator[None]:
         ) from error
 
 
-def list_versions(folder: Path) -> list[Path]:
-    """Return the files in a folder that are named by a number, in ascending order."""
-    return sorted(
-        (path for path in folder.glob("[0-9]*.safetensors") if path.stem.isdecimal()),
-        key=lambda path: int(path.stem),
-    )
-
-
-def save_version(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write tensors and their checksum, atomically."""
-    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
-    write_private(path, save(tensors, metadata={CHECKSUM: checksum(tensors)}))
-
-
-def load_version(path: Path, key: str = "") -> StateDict | None:
-    """Return the tensors that `save_version` wrote, None if they are damaged.
-
-    The file has them, and their checksum, by names that begin with `key`.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = [name for name in file.keys() if name.startswith(key)]  # noqa: SIM118 (the handle is not iterable)
-            tensors = {name.removeprefix(key): file.get_tensor(name) for name in names}
-            written = (file.metadata() or {}).get(key + CHECKSUM)
-    except UNREADABLE:
-        return None
-    return tensors if written == checksum(tensors) else None
-
-
-def checksum(tensors: StateDict) -> str:
-    """Return the checksum of contiguous tensors."""
-    return hashlib.sha256(save(tensors)).hexdigest()
-
-
 def folder_name(client: str) -> str:
     """Return the name of a client's folder: the client's, or a checksum if that might be a path."""
     written = client.encode(errors="surrogatepass")  # a file's name need not be UTF-8
@@ -240,16 +218,15 @@ def folder_name(client: str) -> str:
     return f"%{hashlib.sha256(written).hexdigest()[:32]}"
 
 
-def state_folder(settings: RunSettings | Mapping[str, Any]) -> Path | None:
+def state_folder(settings: RunSettings) -> Path | None:
     """Return the folder of all clients' states with these settings; None: in memory only."""
-    config = settings.run_config() if isinstance(settings, RunSettings) else settings
-    state_dir = config.get("state-dir", "")
-    if not state_dir:
+    if not settings.state_dir:
         return None
-    return Path(str(state_dir)) / folder_name(str(config.get(FINGERPRINT) or fingerprint(config)))
+    run = settings.parameters.get(FINGERPRINT) or fingerprint(settings.run_config())
+    return Path(settings.state_dir) / folder_name(str(run))
 
 
-def folder_of(settings: RunSettings | Mapping[str, Any], client: str) -> Path | None:
+def folder_of(settings: RunSettings, client: str) -> Path | None:
     """Return the folder of a client's states in runs with these settings; None: in memory only."""
     folder = state_folder(settings)
     return None if folder is None else folder / folder_name(client)

@@ -34,7 +34,7 @@ from .capture import Capture, FixedStep, find_fixed
 from .device import autocast, in_double, read_scalars
 from .generators import generators_of, restore_states
 from .group_metrics import measure_groups
-from .linear import Step, linear_step
+from .linear import TakeStep, linear_step
 from .work import Copy, LocalWork, StepsTaken, descend
 
 # Examples per forward pass in evaluation. It bounds memory; the result does not depend on it.
@@ -106,9 +106,8 @@ def train(
             loss = work.transform(losses_of(model, task, inputs, targets).mean())
         if not loss.requires_grad:
             raise ReportableError(
-                f"the loss of the model, {type(model).__name__}, depends on none of its parameters,"
-                " so there is nothing to learn: leave out what cuts it off from them: .detach(),"
-                " torch.no_grad(), or .numpy()"
+                f"the loss of the model, {type(model).__name__}, does not depend on any parameter,"
+                " so there is nothing to learn: remove .detach(), torch.no_grad() or .numpy()"
             )
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
@@ -124,7 +123,7 @@ def train(
                 rate=tensors.rate,
             )
 
-    take_step: Step = by_autograd
+    take_step: TakeStep = by_autograd
     in_tensors = None if isinstance(examples, CollatedExamples) else examples
     if in_tensors is not None and isinstance(in_tensors.inputs, Tensor) and correct is None:
         closed_form = linear_step(model, task, work, tensors.received, tensors.velocity, in_tensors)
@@ -238,9 +237,7 @@ def batches(count: int, work: LocalWork, min_batch: int = 1) -> Iterator[Tensor]
 
 
 def _draw_order(count: int, random: np.random.Generator | None) -> Tensor:
-    if random is None:
-        return torch.arange(count)
-    return torch.from_numpy(random.permutation(count))
+    return torch.arange(count) if random is None else torch.from_numpy(random.permutation(count))
 
 
 def count_steps(count: int, work: LocalWork, min_batch: int = 1) -> int:

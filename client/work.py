@@ -179,9 +179,7 @@ def schedule_factor(shape: str, warmup: int, done: int, count: int) -> float:
     if shape == "constant":
         return 1.0
     over = (done - warmup) / (count - warmup)
-    if shape == "linear":
-        return 1.0 - over
-    return 0.5 * (1.0 + math.cos(math.pi * over))
+    return 1.0 - over if shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * over))
 
 
 def run_work(settings: RunSettings, number: int) -> LocalWork:

@@ -94,9 +94,7 @@ def read_request(text: str, source: str) -> tuple[ec.EllipticCurvePublicKey, str
 def common_name(subject: x509.Name) -> str:
     """Return the common name of a subject, "" unless it has exactly one."""
     names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if len(names) != 1:
-        return ""
-    return str(names[0].value)
+    return str(names[0].value) if len(names) == 1 else ""
 
 
 def read_name(certificate: Path) -> str:
@@ -107,7 +105,7 @@ def read_name(certificate: Path) -> str:
 def normalise_host(host: str, option: str = "--host") -> str:
     """Return a host in the form for certificates: bücher.example becomes xn--bcher-kva.example.
 
-    Raise DeployError, which names the `option` that has the host, if it is no host.
+    Raise DeployError, which names the `option` of the host, if it is not one.
     """
     with contextlib.suppress(ValueError):
         if "%" not in host:

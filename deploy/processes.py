@@ -28,9 +28,7 @@ def duration(seconds: float) -> str:
     """Return a duration as text, in seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"
 
 
 def load_app(app: str, kind: type[App], of: str) -> App:

@@ -9,20 +9,17 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fairbloom.rounds.compatibility import (
-    CONTROL_VARIATES,
     DRAW,
-    FINE_TUNING,
     MIXED_UPDATES,
     OTHER_STEPS,
     OTHER_WEIGHTS,
-    PERSONAL_PARAMETERS,
     SERVER_MOMENTUM,
     WEIGHT_DECAY,
     WEIGHTING,
-    WIRE_DTYPE,
     Option,
     find_conflict,
 )
+from fairbloom.rounds.options import CHANGING
 from fairbloom.strategies import METHODS
 
 from .toy import strategy
@@ -39,15 +36,15 @@ OPTIONS = (
     OTHER_WEIGHTS,
     SERVER_MOMENTUM,
     ADAPTIVE_SERVER,
-    CONTROL_VARIATES,
+    CHANGING["control_variates"],
     OTHER_STEPS,
     WEIGHT_DECAY,
     Option("proximal_mu"),
     Option("personal_lambda"),
-    PERSONAL_PARAMETERS,
-    FINE_TUNING,
+    CHANGING["personal_parameters"],
+    CHANGING["fine_tune_epochs"],
     DRAW,
-    WIRE_DTYPE,
+    CHANGING["wire_dtype"],
 )
 """The options in the order of the table's columns."""
 

@@ -11,7 +11,7 @@ from docs.source_links import source_link as linkcode_resolve  # noqa: F401 (for
 from fairbloom import __version__
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.options import OPTIONS
+from fairbloom.rounds.options import OPTIONS, Options
 from fairbloom.strategies import FromTorchJD
 
 project = "Fairbloom"
@@ -82,17 +82,22 @@ def say_ranges(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
     """Add range and default to a method's parameters and the common options, for napoleon."""
-    if what != "class" or not isinstance(obj, type) or not issubclass(obj, Method):
-        return
-    if obj is FromTorchJD:
-        return
-    if obj is Method:
+    if obj is Options:
         known = dict(OPTIONS)
-    else:
+    elif isinstance(obj, type) and issubclass(obj, Method) and obj not in (Method, FromTorchJD):
         known = {each.argument: each for each in parameters_of("", obj)}
+    else:
+        return
     for place, line in enumerate(lines):
-        if (parameter := known.get(line)) is not None:
+        if (parameter := known.pop(line, None)) is not None:
             lines[place] = f"{line} : {parameter.range}, default {parameter.default}"
+    if known and obj is not Options:  # options of several methods, with a meaning of their own
+        lines += ["", "Parameters", "----------"]
+        for name, parameter in known.items():
+            lines += [
+                f"{name} : {parameter.range}, default {parameter.default}",
+                f"    {parameter.description}.",
+            ]
 
 
 def setup(app: Sphinx) -> None:

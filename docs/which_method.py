@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy import stats
 
+from benchmarks.federations.describe import COLUMNS
 from benchmarks.methods import BASELINE, SEARCHED, WORKLOADS, gain
 from benchmarks.tables import read_csv
 from fairbloom.experiments.results.differences import Difference, correct_by_holm, differences_of
-from fairbloom.experiments.results.federations import COLUMNS, TABLE as KNOWN
 from fairbloom.experiments.studies.search import VALIDATION_SHARE
 from fairbloom.protocol.scores import ERRORS
 from fairbloom.strategies import METHODS
@@ -513,7 +513,7 @@ def picture(federations: Sequence[Federation]) -> Figure:
 # Files --------------------------------------------------------------------------------------------
 
 
-def write(tuned: Path, out: Path, picture_file: Path, known: Path) -> None:
+def write(tuned: Path, out: Path, picture_file: Path) -> None:
     """Write all files that derive from a folder of results."""
     federations = read_federations(tuned)
     ranks = Ranks(one_a_data_set(federations))
@@ -537,14 +537,8 @@ def write(tuned: Path, out: Path, picture_file: Path, known: Path) -> None:
         "try": to_try(ranks),
     }.items():
         (out / f"{name}.txt").write_text(f"{text}\n")
-    write_rows(known, [("workload", *COLUMNS), *((f.name, *known_of(f)) for f in federations)])
     with themed():
         picture_file.write_bytes(svg_of(picture(federations)))
-
-
-def known_of(federation: Federation) -> list[str]:
-    """Return the cosines by which `fairbloom compare` finds the nearest federation."""
-    return [f"{float(federation.row[name]):.4f}" for name in COLUMNS]
 
 
 def write_rows(path: Path, rows: Iterable[Sequence[str]]) -> None:
@@ -554,4 +548,4 @@ def write_rows(path: Path, rows: Iterable[Sequence[str]]) -> None:
 
 
 if __name__ == "__main__":
-    write(DATA / "tuned", DATA / "which-method", PICTURE, KNOWN)
+    write(DATA / "tuned", DATA / "which-method", PICTURE)

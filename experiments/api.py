@@ -199,7 +199,7 @@ def compare(
     paired. The same call continues an interrupted comparison, and extends the runs if `rounds` is
     higher than before.
 
-    The other parameters are those of `run`; all runs share them.
+    The other parameters are as in `run`; all runs share them.
 
     Parameters
     ----------
@@ -311,7 +311,7 @@ def search(
     fresh seeds. The same call continues an interrupted search. With more values, seeds, rounds or
     time, only the missing runs are run.
 
-    The other parameters are those of `compare`, or of `run`; all runs share them.
+    The other parameters are as in `compare` or `run`; all runs share them.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ def search(
     Raises
     ------
     FairbloomError
-        When a setting is unknown, impossible, unused or cannot be tried, there is no such measure,
+        When a setting is unknown, impossible, unused or cannot be tried, the measure is unknown,
         a folder cannot be used, or the baseline cannot be judged.
     """
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
@@ -470,7 +470,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a run's model on the data of a site that did not take part.
 
-    The site's data are split like those of the run's clients, by `test-share` and the seed. They
+    The site's data are split like the clients' data, by `test-share` and the seed. They
     are standardised by the site's training rows if each client used its own. Nothing is trained.
 
     Parameters
@@ -490,7 +490,7 @@ def evaluate(
     Raises
     ------
     FairbloomError
-        When the folder holds no finished run, the site's data do not fit those of its clients, or
+        When the folder holds no finished run, the site's data do not fit its clients' data, or
         the settings name a module that may not be imported.
     """
     from fairbloom.prediction.site import evaluate_site  # imported late, as PyTorch is with it

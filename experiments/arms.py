@@ -136,8 +136,8 @@ def baseline_of(name: str, among: Sequence[Arm]) -> str:
 def find_label(method: Named, labels: Sequence[str]) -> str | None:
     """Return the label of a method: as tables print it, or as it is written for a comparison.
 
-    A name without parameters also finds the only label of that method. None if there is no such
-    label, or several.
+    A name without parameters also finds the only label of that method. None if no label
+    fits, or several do.
     """
     name = name_of(method).strip()
     folded = {label.casefold(): label for label in labels}

@@ -34,14 +34,14 @@ def settings_of_frames(
     Raises
     ------
     FairbloomError
-        When the folder has other frames, a frame is no table, or another setting names the data.
+        When the folder has other frames, a frame is not a table, or another setting names the data.
     """
     given: dict[str, Value] = {"csv.target": target} if target else {}
     if data is None:
         return merge_settings(given, config)
     if not isinstance(data, Mapping):
         raise SettingsError(
-            "data: give a data frame for each client by name (those of one frame are"
+            "data: give a data frame for each client by name (from one frame:"
             ' {name: rows.drop(columns="site") for name, rows in data.groupby("site")}),'
             " or name a folder of files by data_dir"
         )
@@ -97,7 +97,7 @@ def _table_of(name: str, frame: "pandas.DataFrame") -> "pyarrow.Table":
         table = pyarrow.Table.from_pandas(frame, preserve_index=False)
     except (AttributeError, TypeError, ValueError) as error:
         raise FairbloomError(
-            f"data[{name!r}] is no data frame with one type in each column: {error}"
+            f"data[{name!r}] is not a data frame with one type in each column: {error}"
         ) from error
     # As read from the file: without categories and other types of pandas.
     return parquet.read_table(pyarrow.BufferReader(_encode(table)))

@@ -43,7 +43,7 @@ class Printed:
         match = re.fullmatch(rf"\s*(?:{number}(?:\s*±\s*{number})?)?\s*", text)
         if match is None:
             raise ValueError(
-                f'{text!r} is no printed number: write it as "80.42 ± 0.76", "80.42", or "" for'
+                f'{text!r} is not a printed number: write it as "80.42 ± 0.76", "80.42", or "" for'
                 " none"
             )
         mean, spread = match.groups()
@@ -53,7 +53,7 @@ class Printed:
 
 
 def _flatten(settings: object) -> object:
-    """Return settings by their dotted keys; what is no table is refused later."""
+    """Return settings by their dotted keys; anything else is refused later."""
     return flatten_tables(settings) if isinstance(settings, dict) else settings
 
 
@@ -159,12 +159,12 @@ class Recipe(Section):
             matched = CLAIM.fullmatch(claim)
             if matched is None or matched[3] not in self.measures:
                 raise ValueError(
-                    f"claims: {claim!r} is no claim: write ROW has a higher MEASURE than ROW, or a"
-                    f" lower one, with a measure of {', '.join(self.measures)}"
+                    f"claims: {claim!r} is not a claim: write ROW has a higher MEASURE than ROW, or"
+                    f" a lower one, with a measure of {', '.join(self.measures)}"
                 )
             if unknown := [name for name in (matched[1], matched[4]) if name not in labels]:
                 raise ValueError(
-                    f"claims: there is no row {unknown[0]!r}: there are {', '.join(labels)}"
+                    f"claims: unknown row {unknown[0]!r}: there are {', '.join(labels)}"
                 )
         if twice := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(f"rows: {twice[0]!r} is there twice: give the two different labels")
@@ -310,7 +310,7 @@ def load_recipe(name: str) -> Recipe:
         ) from error
     except (ValueError, RecursionError) as error:
         raise FairbloomError(
-            f"recipe {path.stem} is no valid TOML: {error}: correct {path}"
+            f"recipe {path.stem} is not valid TOML: {error}: correct {path}"
         ) from error
 
 

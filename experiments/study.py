@@ -76,7 +76,7 @@ class Study:
     places: Mapping[str, str] = field(default_factory=dict)
     left_out: Sequence[str] = ()
 
-    # Of a search: the measure by which arms are judged, the number of fresh seeds (0: as many as
+    # Of a search: the measure that judges arms, the number of fresh seeds (0: as many as
     # `seeds`), the largest loss in the mean against the baseline in points, the minutes after which
     # no further seed is begun, and the outcome, None until the search ends.
     criterion: str = ""
@@ -93,7 +93,7 @@ class Study:
 
     @property
     def noun(self) -> str:
-        """What it is called in sentences."""
+        """Its name in sentences."""
         of_app = text_if(self.app, " of an app's runs")
         return f"{NOUNS[self.kind]}{of_app}{text_if(self.places, ' of given runs')}"
 
@@ -128,7 +128,7 @@ class Study:
         return replace(self, arms=[by_label[label] for label in labels], seeds=list(seeds))
 
     def config(self, arm: Arm) -> dict[str, Value]:
-        """Return the settings of an arm's runs, without those of other methods."""
+        """Return the settings of an arm's runs, without other methods' parameters."""
         mine = owner_of(arm.method)
         others = {*METHODS, *(owner_of(each.method) for each in self.arms)} - {mine}
         shared = {k: v for k, v in self.settings.items() if k.partition(".")[0] not in others}

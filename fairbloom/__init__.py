@@ -18,7 +18,7 @@ _here = Path(__file__).parent
 if not (_here / "strategies").is_dir():
     # A wheel has the packages inside this one, and a checkout has links there. The bundle that
     # Flower makes of a checkout has no links, as has a checkout on a system without them: the
-    # packages lie beside this one.
+    # packages lie next to this one.
     __path__.append(str(_here.parent))
 
 __all__ = [

@@ -180,7 +180,7 @@ def describe_online(online: int, of: int) -> str:
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return a question for the nearest choices, "did you mean fedfv? ", or "".
 
-    It says where the two differ in upper and lower case alone, which is easily overlooked.
+    It points out a difference only in upper and lower case, which is easily overlooked.
     """
     nearest = find_equally_near(name, choices)
     if not nearest:
@@ -190,15 +190,15 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def find_nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice nearest to a name, None where none is near."""
+    """Return the choice nearest to a name, or None if no choice is near."""
     return next(iter(find_equally_near(name, choices)), None)
 
 
 def find_equally_near(name: str, choices: Iterable[str], least: float = 0.6) -> list[str]:
     """Return the choice nearest to a name, with those that are as near; at most three.
 
-    There is none with a difflib ratio below `least`. Of near ones, that with the same letters in
-    another order is the nearest.
+    Choices with a difflib ratio below `least` are left out. Of the others, one with the same
+    letters in another order is the nearest.
     """
     folded = name.casefold()
     by_folded = {choice.casefold(): choice for choice in choices}

@@ -104,7 +104,7 @@ def to_proto(content: RecordDict) -> bytes:
 
 
 def from_proto(data: bytes) -> RecordDict:
-    """Return the content that `to_proto` was given; errors are those of Protocol Buffers."""
+    """Return the content that `to_proto` was given; errors are Protocol Buffers'."""
     message = type(require(TO_PROTO)(RecordDict())).FromString(data)
     content: RecordDict = require(FROM_PROTO)(message)
     return content
@@ -125,7 +125,7 @@ def node_info(node_id: int, name: str) -> Any:
 
 
 def find_message(name: str) -> Any:
-    """Return a message of Protocol Buffers that Flower has loaded, None if there is none."""
+    """Return a message of Protocol Buffers that Flower has loaded, or None."""
     with suppress(KeyError):
         found = descriptor_pool.Default().FindMessageTypeByName(name)
         return message_factory.GetMessageClass(found)

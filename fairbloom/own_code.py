@@ -1,4 +1,4 @@
-"""Digests of a user's code, by which a run notices a changed method or task."""
+"""Digests of a user's code, so that a run notices a changed method or task."""
 
 import ast
 import inspect
@@ -22,7 +22,7 @@ def digest_own_code(names: Iterable[str]) -> dict[str, str]:
     These are the modules that import strings name, the packages around them, and what they import
     from the same folder, inside functions as well. An installed package is a user's own where pip
     has installed it from a folder or file. Nothing is imported for this. What a notebook or script
-    defines is known by its own source alone.
+    defines is known only by its own source.
     """
     found: dict[str, str] = {}
     for name in sorted({each for each in names if is_import_string(each)}):
@@ -57,7 +57,7 @@ def _find_files(module: str) -> dict[str, Path]:
         return {}
     place = Path(places[0]).absolute()
     folder = place.parent.parent if place.name == "__init__.py" else place.parent
-    # Folders of other names are those of pip install --target.
+    # A folder of another name comes from pip install --target.
     installed = folder.name in ("site-packages", "dist-packages") or any(folder.glob("*.dist-info"))
     if installed and not _is_installed_from_file(top):
         return {}

@@ -149,7 +149,7 @@ class UnusualError(ValueError):
 
 
 def deserialize(data: bytes | bytearray | memoryview) -> RecordDict:
-    """Return the content that `serialize` was given; errors are those of Protocol Buffers.
+    """Return the content that `serialize` was given; errors are Protocol Buffers'.
 
     Its arrays refer to `data`, which must not change. Content that is written in another way than
     Flower's is left to Protocol Buffers.

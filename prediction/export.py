@@ -21,10 +21,10 @@ from fairbloom.errors import FairbloomError, place_of
 from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.run_folder.files import EXPORTS
 from fairbloom.system.files import write_whole
+from fairbloom.tables.cells import MAX_NUMBER
+from fairbloom.tables.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
+from fairbloom.tables.schema import MAX_TEXT, Constraints, Field
 from fairbloom.tasks.models import choose_output
-from fairbloom.tasks.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
-from fairbloom.tasks.schema import MAX_TEXT, Constraints, Field
-from fairbloom.tasks.tables.cells import MAX_NUMBER
 from fairbloom.text import join_first, text_if
 
 from .output_rows import codes_of, find_refused, table_of_frame
@@ -146,7 +146,7 @@ def _convert(predictor: Predictor, how: Preprocessing, inputs: Tensor) -> bytes:
     assert converted is not None  # noqa: S101 (None only without dynamo)
     names = {"run": predictor.run.name, "task": predictor.task_name, "model": predictor.model}
     about = {"fairbloom": __version__, **names, "client": predictor.client}
-    return bytes(surround(converted.model_proto, how, about).SerializeToString())
+    return bytes(surround(converted.model, how, about).SerializeToString())
 
 
 @contextmanager

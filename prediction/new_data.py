@@ -9,14 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fairbloom import tables
 from fairbloom.client.training import EVALUATION_BATCH
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.images import image_inputs, size_of
-from fairbloom.tasks.preprocessing import ARRAYS, TABLE, Preprocessing
-from fairbloom.tasks.schema import Decimal
-from fairbloom.tasks.tables.folders import PICTURES, count_endings, is_visible
-from fairbloom.tasks.tables.read import Table, read_file
-from fairbloom.tasks.tables.reasons import DataError
+from fairbloom.tables import DataError
+from fairbloom.tables.folders import count_endings, is_visible
+from fairbloom.tables.preprocessing import ARRAYS, TABLE, Preprocessing
+from fairbloom.tables.reading import Table
+from fairbloom.tables.schema import Decimal
+from fairbloom.tasks.images import PICTURES, image_inputs, size_of
 from fairbloom.text import join_first
 
 from .output_rows import list_problems, texts_of, values_of
@@ -41,7 +42,7 @@ def read_new_data(
 ) -> NewData:
     """Return the new data in a file, or the images in a folder; of a table, only some rows."""
     if preprocessing.form == TABLE:
-        table = read_file(path, preprocessing.dictionary.file(path.name))
+        table = tables.read(path, preprocessing.dictionary.file(path.name))
         if rows is not None:
             table = table.take(rows)
         return data_of_table(table, preprocessing)
@@ -105,7 +106,7 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
     size and are not resized.
     """
     if not path.exists():
-        raise FairbloomError(f"{path} cannot be read: there is no such folder or image")
+        raise FairbloomError(f"{path} cannot be read: no such folder or image")
     by_name = {path.name: path}
     if not path.is_file():
         by_name = _find_images(path)

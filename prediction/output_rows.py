@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.preprocessing import Preprocessing
-from fairbloom.tasks.schema import Schema, normalise
-from fairbloom.tasks.tables.cells import parse_number
-from fairbloom.tasks.tables.encode import UNKNOWN, is_missing, read_columns
-from fairbloom.tasks.tables.read import CellError, Table
+from fairbloom.tables.cells import parse_number
+from fairbloom.tables.encoding import UNKNOWN, is_missing, read_columns
+from fairbloom.tables.preprocessing import Preprocessing
+from fairbloom.tables.reading import CellError, Table
+from fairbloom.tables.schema import Schema, normalise
 from fairbloom.text import plural
 
 if TYPE_CHECKING:

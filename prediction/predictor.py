@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairbloom.client.archive import Archive, ArchivedStates
 from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.client.states import ClientStates, folder_of
 from fairbloom.client.training import EVALUATION_BATCH, outputs_of, seeded
@@ -23,6 +22,7 @@ from fairbloom.errors import MAX_LISTED, FairbloomError, did_you_mean
 from fairbloom.imports import only_trusted_imports
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.files import (
     BEST,
@@ -42,17 +42,18 @@ from fairbloom.server.run_folder.files import (
 )
 from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.system.files import whole_file
-from fairbloom.tasks import Task, find_task, load_task
-from fairbloom.tasks.datasets.store import digest_of
-from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
-from fairbloom.tasks.preprocessing import (
+from fairbloom.system.versions import Versions
+from fairbloom.tables.preprocessing import (
     MAX_INPUT,
     TABLE,
     Predictions,
     Preprocessing,
     find_clipped,
 )
-from fairbloom.tasks.schema import Schema, parse_schema
+from fairbloom.tables.schema import Schema, parse_schema
+from fairbloom.tasks import Task, find_task, load_task
+from fairbloom.tasks.datasets.store import digest_of
+from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
 from fairbloom.text import join_first, plural, text_if
 
 from .new_data import NewData, data_of_table, read_new_data
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 LAST, BEST_MODEL, PERSONAL_MODEL = MODELS = ("last", "best", "personal")
 
 
-# The column of predictions that names a row's numbers that are far beyond those of training.
+# The column of predictions that names a row's numbers far beyond the training numbers.
 CLIPPED = "far_beyond_training"
 
 
@@ -80,8 +81,8 @@ class Predictor:
     task_name
         The name of the task.
     client
-        The client that has the model, or the means and deviations by which numbers are
-        standardised; "" for all.
+        The client that has the model, or the means and deviations that standardise numbers; "" for
+        all.
     model
         The kind of model: "last", "best" or "personal".
     module
@@ -116,7 +117,7 @@ class Predictor:
         """Return the same model, which reads new tables by another schema.
 
         Spellings, units and file formats may differ. `schema` is its text. Raise FairbloomError if
-        its inputs differ from those of the run.
+        its inputs differ from the run's.
         """
         preprocessing = self._preprocessing()
         given = _categories(parse_schema(schema))
@@ -127,7 +128,7 @@ class Predictor:
             verb = plural(len(differing), "is", "are")
             raise FairbloomError(
                 f"schema: {join_first(differing)} {verb} not as in the run: inputs and their"
-                " categories must be those of the run's schema"
+                " categories must match the run's schema"
             )
         return replace(self, preprocessing=replace(preprocessing, schema=schema))
 
@@ -302,8 +303,8 @@ def load_predictor(
             )
         if kept:
             log.warning(
-                "this model has the initial values of what each client keeps for itself,"
-                " personal-parameters = %r: take a client's by --client",
+                "this model has the initial values of the parameters that each client keeps for"
+                " itself, personal-parameters = %r: take a client's by --client",
                 kept,
             )
     try:
@@ -349,7 +350,7 @@ def check_new(out: Path) -> None:
         raise RunFolderError(f"{out} is there already: name another file by --out, or delete it")
     if not out.parent.is_dir():
         raise RunFolderError(
-            f"{out.parent} is no folder: make it, or name a file in another one by --out"
+            f"{out.parent} is not a folder: make it, or name a file in another one by --out"
         )
 
 
@@ -426,16 +427,16 @@ def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: st
     if not client:
         return None
     state = settings.get("state-dir") or str(PERSONAL.path_in(folder))
-    return folder_of({**settings, "state-dir": state}, client)
+    return folder_of(RunSettings.of({**settings, "state-dir": state}), client)
 
 
 def _own_preprocessing(folder: Path, own: Path, client: str) -> Preprocessing:
-    """Return the preprocessing of a client, which is in its folder, or in that of all clients."""
+    """Return the preprocessing of a client, from its folder or from the folder of all clients."""
     together = PREPROCESSING.read(own.parent)
     if together is not None and client in together.moments:
         return together.of_client(client, together.moments[client])
-    if (alone := PREPROCESSING.read(own)) is not None:
-        return alone
+    if (kept := PREPROCESSING.read(own)) is not None:
+        return kept
     raise FairbloomError(
         f"the means and deviations of client {client} are not in {folder}: predict on its own"
         " device, or restore the folder clients from a copy"
@@ -447,9 +448,11 @@ def _personal_arrays(
 ) -> Mapping[str, Any]:
     """Return the arrays of a client's last personal model, by the names of a whole one.
 
-    It has what the client does not keep, such as frozen parameters, from the global model.
+    Parameters that the client does not keep, such as frozen ones, come from the global model.
     """
-    states = ClientStates(own) if read_kept(folder) else ArchivedStates(client, Archive(own.parent))
+    states = ClientStates(Versions(own.parent), client)
+    if read_kept(folder):  # a device has the states of one client
+        states = ClientStates(Versions(own))
     found = states.find(PERSONAL_MODEL, before=sys.maxsize)
     if found is None:
         raise FairbloomError(

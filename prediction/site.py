@@ -14,12 +14,13 @@ from fairbloom.client.local_round import evaluate_client
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import ACCURACY, Score, put_first
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.run_folder.files import is_finished
+from fairbloom.tables import DataError
+from fairbloom.tables.schema import without_client
 from fairbloom.tasks import find_task, load_task
-from fairbloom.tasks.schema import without_client
 from fairbloom.tasks.score import decide_score
-from fairbloom.tasks.tables.reasons import DataError
 
 from .predictor import global_arrays, schema_in, settings_in
 
@@ -27,7 +28,7 @@ MODELS = ("last", "best")
 
 
 class SiteScores(NamedTuple):
-    """The scores of a model at a site; the fields are those of `fairbloom.Evaluation`."""
+    """The scores of a model at a site, with the fields of `fairbloom.Evaluation`."""
 
     site: str
     train_examples: int
@@ -65,7 +66,7 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
         clients = load_task(settings).clients
     name = _find_client(clients, client, data_dir or "the task")
     try:
-        local = LocalClient.of(settings, clients.index(name), name)
+        local = LocalClient.of(RunSettings.of(settings), clients.index(name), name)
     except FairbloomError as error:
         raise FairbloomError(f"the data of {name} do not fit the run in {run}: {error}") from error
     received = {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()}

@@ -5,17 +5,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The values of the setting wire-dtype.
-FLOAT32 = "float32"
-UPDATES = "bfloat16-updates"
-ALL = "bfloat16"
-
 Bits = NDArray[np.uint16]
 
-# The dtype of the bits, and how the name of an array of bits ends in a message.
+# The dtype of the bits.
 BITS = np.dtype(np.uint16)
 BITS_PER_NUMBER = 16
-ENDING = ":bfloat16"
 
 NAN = 0x7FC0
 
@@ -41,8 +35,3 @@ def narrow(values: NDArray[Any]) -> Bits:
 def widen(bits: Bits) -> NDArray[np.float32]:
     """Return the numbers with these bits."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def rounded(values: NDArray[Any]) -> NDArray[Any]:
-    """Return numbers rounded to bfloat16, in their own dtype."""
-    return widen(narrow(values)).astype(values.dtype, copy=False)

@@ -1,4 +1,4 @@
-"""The digest by which server and client check that they have the same frozen parameters."""
+"""The digest of frozen parameters, which server and client compare."""
 
 import hashlib
 import json

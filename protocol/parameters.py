@@ -142,6 +142,20 @@ class Default:
 
 
 @dataclass(frozen=True)
+class Neutral:
+    """The value of a term with which clients work as without an option; it is not sent."""
+
+    value: Value | None
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The meaning of a parameter, in a sentence, if its declaration has no docstring."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Parameter:
     """A setting of a run, an option of every method, or a parameter of a method or task.
 
@@ -302,8 +316,7 @@ def parameters_of(
     meanings = described(inspect.getdoc(declared) or "")
     found = []
     is_class = isinstance(declared, type)
-    # The annotations of a wrapped function have the ranges.
-    function = inspect.unwrap(declared.__init__ if is_class else declared)
+    function = declared.__init__ if is_class else declared
     arguments = list(inspect.signature(function, eval_str=True).parameters.values())
     for argument in arguments[skipped + is_class :]:
         if argument.kind is inspect.Parameter.VAR_KEYWORD:  # the options that all methods have
@@ -339,7 +352,8 @@ def annotated(
     marks = frozenset(each for each in others if isinstance(each, Mark))
     default = next((each.value for each in others if isinstance(each, Default)), default)
     partitions = next((each.names for each in others if isinstance(each, Partitions)), ())
-    return Parameter(key_of(name), kind, default, description, allowed, marks, owner, partitions)
+    meant = next((each.sentence for each in others if isinstance(each, Meaning)), description)
+    return Parameter(key_of(name), kind, default, meant, allowed, marks, owner, partitions)
 
 
 @cache

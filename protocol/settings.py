@@ -31,11 +31,6 @@ from .parameters import (
 )
 
 
-def _of_methods(declared: object, description: str) -> Any:
-    """Return the field of an option that methods have by the same name."""
-    return Field(options.default_of(declared), description=description)
-
-
 class Setup(BaseModel):
     """The settings of a run on which its task depends; every task gets them.
 
@@ -198,67 +193,25 @@ class RunSettings(Setup):
             " choice"
         ),
     )
-    proximal_mu: options.ProximalMu = _of_methods(
-        options.ProximalMu,
-        "Strength of the proximal term that keeps local models near the global one; 0 disables it",
-    )
-    personal_lambda: options.PersonalLambda = _of_methods(
-        options.PersonalLambda,
-        "Strength that pulls personal models to the global one; 0 trains no personal models",
-    )
-    personal_parameters: options.PersonalParameters = _of_methods(
-        options.PersonalParameters,
-        "Parameters that stay with each client: head, body, norm, or patterns of names",
-    )
-    personal_steps: options.PersonalSteps = _of_methods(
-        options.PersonalSteps,
-        "Whether personal parameters are trained together with the others, or first, with the"
-        " others fixed",
-    )
-    head_epochs: options.HeadEpochs = _of_methods(
-        options.HeadEpochs,
-        "Passes over the local data for personal parameters with personal-steps = head-first",
-    )
-    fine_tune_epochs: options.FineTuneEpochs = _of_methods(
-        options.FineTuneEpochs,
-        "Passes over the local data with which each client adapts the model that it evaluates",
-    )
-    draw: options.Draw = _of_methods(
-        options.Draw,
-        "How clients of a round are drawn: uniformly, or with replacement by their numbers of"
-        " examples",
-    )
-    prior: options.Prior = _of_methods(
-        options.Prior,
-        "Prior weights of clients, as a=2 b=1, in place of weighting; a client without one has 1",
-    )
-    server_optimizer: options.ServerOptimizerName = _of_methods(
-        options.ServerOptimizerName,
-        "Optimizer that uses the method's step as its gradient on the server; none: no server"
-        " optimizer",
-    )
+    proximal_mu: options.ProximalMu = options.default_of(options.ProximalMu)
+    personal_lambda: options.PersonalLambda = options.default_of(options.PersonalLambda)
+    personal_parameters: options.PersonalParameters = options.default_of(options.PersonalParameters)
+    personal_steps: options.PersonalSteps = options.default_of(options.PersonalSteps)
+    head_epochs: options.HeadEpochs = options.default_of(options.HeadEpochs)
+    fine_tune_epochs: options.FineTuneEpochs = options.default_of(options.FineTuneEpochs)
+    draw: options.Draw = options.default_of(options.Draw)
+    prior: options.Prior = options.default_of(options.Prior)
+    server_optimizer: options.ServerOptimizerName = options.default_of(options.ServerOptimizerName)
     server_optimizer_lr: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
         0.0,
         description=(
             "Step size of the server optimizer; 0 means 1 for avgm; the others need a value"
         ),
     )
-    server_optimizer_beta1: options.Beta1 = _of_methods(
-        options.Beta1, "Share of its momentum that the server's optimizer keeps from round to round"
-    )
-    server_optimizer_beta2: options.Beta2 = _of_methods(
-        options.Beta2,
-        "Share of the mean squared step that the server's adam or yogi keeps from round to round",
-    )
-    server_optimizer_tau: options.Tau = _of_methods(
-        options.Tau,
-        "Number that the server's adagrad, adam or yogi adds to the root of the squared steps",
-    )
-    control_variates: options.ControlVariates = _of_methods(
-        options.ControlVariates,
-        "Whether clients correct their steps by control variates, as in scaffold; weights must be"
-        " fixed",
-    )
+    server_optimizer_beta1: options.Beta1 = options.default_of(options.Beta1)
+    server_optimizer_beta2: options.Beta2 = options.default_of(options.Beta2)
+    server_optimizer_tau: options.Tau = options.default_of(options.Tau)
+    control_variates: options.ControlVariates = options.default_of(options.ControlVariates)
     initial_weights: str = Field(
         "",
         description="File of weights that the initial model has, of the same kind of model",
@@ -332,14 +285,8 @@ class RunSettings(Setup):
             "Random changes of the training images: none, flip, crop-flip, or my_module:transform"
         ),
     )
-    client_rule: options.ClientRule = _of_methods(
-        options.ClientRule,
-        "Your own rule that corrects the clients' local steps, as my_module:MyRule",
-    )
-    wire_dtype: options.WireDtype = _of_methods(
-        options.WireDtype,
-        "Numbers in messages: clients may reply updates in bfloat16, and may get the model in it",
-    )
+    client_rule: options.ClientRule = options.default_of(options.ClientRule)
+    wire_dtype: options.WireDtype = options.default_of(options.WireDtype)
     stragglers: Annotated[float, Range("[0, 1]"), Mark.SENT_TO_CLIENTS] = Field(
         0.0,
         description=(
@@ -391,15 +338,8 @@ class RunSettings(Setup):
             " train"
         ),
     )
-    average_models: options.AverageModels = _of_methods(
-        options.AverageModels,
-        "Whether the mean of the global models of all rounds is evaluated and saved instead of the"
-        " last",
-    )
-    evaluate_every: options.EvaluateEvery = _of_methods(
-        options.EvaluateEvery,
-        "Number of rounds from one evaluation to the next; 0 evaluates after the last round only",
-    )
+    average_models: options.AverageModels = options.default_of(options.AverageModels)
+    evaluate_every: options.EvaluateEvery = options.default_of(options.EvaluateEvery)
     early_stopping: Annotated[int, Range("[0, inf)"), Mark.EXTENDABLE] = Field(
         0,
         description=(
@@ -461,33 +401,12 @@ class RunSettings(Setup):
             " ends"
         ),
     )
-    unused_rounds: options.UnusedRounds = _of_methods(
-        options.UnusedRounds,
-        "Number of rounds in a row without a step that stop the run with an error; 0 never"
-        " stops it",
-    )
-    max_growth: options.MaxGrowth = _of_methods(
-        options.MaxGrowth,
-        "Factor by which a client's number of examples may exceed that of its first reply; inf"
-        " allows any",
-    )
-    loss_limit: options.LossLimit = _of_methods(
-        options.LossLimit,
-        "Factor by which a reply's loss may exceed the round's median, or 1; inf allows any",
-    )
-    update_limit: options.UpdateLimit = _of_methods(
-        options.UpdateLimit,
-        "Factor by which an update, or a step, may exceed its usual length; inf allows any",
-    )
-    defence: options.DefenceName = _of_methods(
-        options.DefenceName,
-        "Defence against hostile updates: clip and nnm mix updates, the others replace FedAvg's"
-        " weights",
-    )
-    defence_tolerance: options.DefenceTolerance = _of_methods(
-        options.DefenceTolerance,
-        "Number of a round's clients that may be hostile; 0: a quarter of them, and at least one",
-    )
+    unused_rounds: options.UnusedRounds = options.default_of(options.UnusedRounds)
+    max_growth: options.MaxGrowth = options.default_of(options.MaxGrowth)
+    loss_limit: options.LossLimit = options.default_of(options.LossLimit)
+    update_limit: options.UpdateLimit = options.default_of(options.UpdateLimit)
+    defence: options.DefenceName = options.default_of(options.DefenceName)
+    defence_tolerance: options.DefenceTolerance = options.default_of(options.DefenceTolerance)
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "",
         description=(

@@ -4,14 +4,19 @@ A method may ask clients for more than plain local steps. Each addition is a rul
 it is a Request here, and a class in `fairbloom.client.rules` carries it out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from .bfloat16 import ALL, FLOAT32
+from . import options
+from .codec import Codec
 from .names import FROZEN, PROTOCOL
 
 Value = bool | int | float | str | list[str]
+
+# The values of wire_dtype: nothing is rounded, or models are rounded as well as updates.
+FLOAT32 = "float32"
+ALL = "bfloat16"
 
 # The disparities between two groups that a client can reduce: over all examples, and over the
 # positive ones.
@@ -87,6 +92,18 @@ RULES: tuple[Request, ...] = (
     ROUNDED_UPDATE,
 )
 
+# The terms that say which model a client evaluates, and how it travels.
+OF_EVALUATION = frozenset(
+    {
+        "server_round",
+        "personal_lambda",
+        "personal_parameters",
+        "fine_tune_epochs",
+        "local_only",
+        "wire_dtype",
+    }
+)
+
 # The rules that correct each step by a state which the client stores between rounds; a client
 # follows at most one of them.
 STATEFUL: tuple[Request, ...] = (CONTROL_VARIATES, DYNAMIC, OWN_RULE)
@@ -117,17 +134,12 @@ class Terms:
         The strategy's seed, on which random numbers of a user's app depend; 0 is not sent.
     others
         Further values that a user's app sends to its clients, by their names on the wire.
-    proximal_mu
-        Strength mu of a proximal term: (mu/2)‖x − w‖², w the received model.
-    personal_lambda, personal_epochs
-        A personal model, which the client also trains and stores: its pull to w, and passes over
-        the local data. None: no personal model.
-    personal_parameters, head_epochs
-        The parameters that the client trains and keeps for itself, see
-        `tasks.models.personal_arrays`; "": none. With `head_epochs`, it first trains these in as
-        many passes over the local data with all others fixed, then the others; None: together.
-    fine_tune_epochs
-        The model that a client evaluates is also scored after this many passes over its local data.
+    proximal_mu, personal_lambda, personal_parameters, head_epochs, fine_tune_epochs, \
+control_variates, client_rule, wire_dtype
+        The options of these names, see `options`. Without personal models, `personal_lambda` is
+        None; `head_epochs` is None if personal parameters are trained with the others.
+    personal_epochs
+        Passes over the local data for the personal model.
     local_only
         Whether no step is taken on the global model: the client's reply has no weight.
     client_momentum
@@ -150,18 +162,9 @@ class Terms:
         The client trains once without the others, before its first reply, until its loss fell by
         less than the share `baseline_tolerance` of itself over `baseline_patience` epochs, or after
         `baseline_epochs`. It stores the least loss.
-    control_variates
-        Whether each step is corrected by the server's control variate, sent as a record, and by the
-        client's own.
     dynamic_alpha
         Strength of FedDyn's dynamic regularizer; the client stores its linear term. None: no
         regularizer.
-    client_rule
-        A user's own rule of local work, the import string of the setting `client-rule`; "": no
-        rule.
-    wire_dtype
-        The value of the setting: other than "float32", the reply has the rounded update in place of
-        the model.
     """
 
     server_round: int
@@ -171,12 +174,12 @@ class Terms:
     state_rounds: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     others: Mapping[str, Any] = field(default_factory=dict)
-    proximal_mu: float = 0.0
-    personal_lambda: float | None = None
+    proximal_mu: float = options.neutral_of(options.ProximalMu)
+    personal_lambda: float | None = options.neutral_of(options.PersonalLambda)
     personal_epochs: int | None = None
-    personal_parameters: str = ""
-    head_epochs: int | None = None
-    fine_tune_epochs: int = 0
+    personal_parameters: str = options.neutral_of(options.PersonalParameters)
+    head_epochs: int | None = options.neutral_of(options.HeadEpochs)
+    fine_tune_epochs: int = options.neutral_of(options.FineTuneEpochs)
     local_only: bool = False
     client_momentum: float | None = None
     full_batch_step: bool = False
@@ -190,10 +193,10 @@ class Terms:
     baseline_patience: int | None = None
     baseline_tolerance: float | None = None
     baseline_epochs: int | None = None
-    control_variates: bool = False
+    control_variates: bool = options.neutral_of(options.ControlVariates)
     dynamic_alpha: float | None = None
-    client_rule: str = ""
-    wire_dtype: str = FLOAT32
+    client_rule: str = options.neutral_of(options.ClientRule)
+    wire_dtype: str = options.neutral_of(options.WireDtype)
 
     @property
     def keeps_arrays(self) -> bool:
@@ -209,6 +212,25 @@ class Terms:
     def has_personal_models(self) -> bool:
         """Whether clients have personal models."""
         return self.keeps_personal_models or self.fine_tune_epochs > 0
+
+    @classmethod
+    def of_options(cls, server_round: int, values: Mapping[str, Any]) -> Self:
+        """Return the terms that a method's common options, by name, ask for."""
+        asked = {name: value for name, value in values.items() if name in _NAMES}
+        if asked["personal_lambda"]:
+            asked["personal_epochs"] = 1
+        else:  # a pull of 0 is local training, which a method must ask for
+            asked["personal_lambda"] = None
+        return cls(server_round=server_round, **asked)
+
+    def for_evaluation(self, measure: Sequence[str], others: Mapping[str, Any]) -> Self:
+        """Return the terms of evaluation in the same round.
+
+        They say which model a client evaluates and how it travels; no rule of training is asked
+        for.
+        """
+        kept = {name: value for name, value in vars(self).items() if name in OF_EVALUATION}
+        return type(self)(**kept, measure=tuple(measure), others=others)
 
     @property
     def rules(self) -> tuple[Request, ...]:
@@ -245,14 +267,9 @@ class Terms:
         )
 
     @property
-    def rounds_updates(self) -> bool:
-        """Whether updates are rounded for the wire."""
-        return self.wire_dtype != FLOAT32
-
-    @property
-    def rounds_model(self) -> bool:
-        """Whether the model that clients receive is rounded, too."""
-        return self.wire_dtype == ALL
+    def codec(self) -> Codec:
+        """How the round's models and updates travel."""
+        return Codec(self.wire_dtype == ALL, self.wire_dtype != FLOAT32)
 
     @property
     def work(self) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class Weighting:
     cohort
         The cohort that the method saw.
     mixing_matrix
-        The matrix by which the defence mixed the rows; None if they are unchanged.
+        The matrix with which the defence mixed the rows; None if they are unchanged.
     """
 
     coefficients: FloatArray
@@ -349,7 +349,7 @@ def _apply_step(
     """Return the model after the step, the norm of the method's step, and the optimizer's moments.
 
     The step is −`direction`, that of a trimmed mean, or −Σ c_k u_k if that is None; a server
-    optimizer may change it. In the latter case, also return what the sum measures. Raise ValueError
+    optimizer may change it. For Σ c_k u_k, also return its inner products. Raise ValueError
     if the step is too long.
     """
     updates = replies.updates

@@ -198,15 +198,17 @@ def average_metrics(reports: Reports, weight_key: str) -> Metrics:
     """Return the mean of each metric that at least half of the reports have.
 
     A mean is over the reports that have the metric, weighted by `weight_key`. Rarer metrics are
-    left out, so that a single client adds none.
+    left out, so that a single client adds none, and so are reports without the weight: see
+    `usable_evaluation`.
     """
-    counts = Counter(chain.from_iterable(reports.values()))
+    weighted = [report for report in reports.values() if weight_key in report]
+    counts = Counter(chain.from_iterable(weighted))
     del counts[weight_key]
     averaged: Metrics = {}
     for key, count in counts.items():
-        if 2 * count < len(reports):
+        if 2 * count < len(weighted):
             continue
-        used = [report for report in reports.values() if key in report]
+        used = [report for report in weighted if key in report]
         values = np.array([report[key] for report in used], np.float64)
         weights = np.array([report[weight_key] for report in used], np.float64)
         # A client may report any float64.

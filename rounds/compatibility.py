@@ -107,9 +107,9 @@ NEEDS: Mapping[str, Requirement] = {
     ),
     PERSONAL_MODELS: Requirement(
         "has personal models already",
-        "{option} = {value!r}: with {method} and personal_lambda, clients have personal models"
+        "{option} = {value!r}: with {method}, clients have personal models"
         " already: leave {option} out, or choose another method",
-        lambda method: "personal_lambda" in method.own_terms or method.personal_lambda > 0.0,
+        lambda method: method.trains_personal_models,
     ),
     OWN_DRAW: Requirement(
         "has no prior, which such a draw replaces",
@@ -134,17 +134,13 @@ class Option:
 
 
 WEIGHTING = Option("weighting", frozenset({PRIOR_FREE}))
-CONTROL_VARIATES = Option("control_variates", frozenset({VARYING_WEIGHTS}))
 MIXED_UPDATES = Option('defence="nnm"', frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
-PERSONAL_PARAMETERS = Option("personal_parameters", frozenset({WHOLE_UPDATES, PERSONAL_MODELS}))
 DRAW = Option('draw="examples"', frozenset({WHOLE_UPDATES, OWN_DRAW}))
-FINE_TUNING = Option("fine_tune_epochs", frozenset({PERSONAL_MODELS}))
 OTHER_STEPS = Option(
     "other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM})
 )
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
-WIRE_DTYPE = Option('wire_dtype="bfloat16"', frozenset({WHOLE_UPDATES}))
 OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS}))
 
 

@@ -161,11 +161,13 @@ def geometric_median(gram: FloatArray, _tolerance: int = 0) -> FloatArray:
     """
     m = len(gram)
     weights = np.full(m, 1.0 / m)
-    # Without a least distance, an update at distance 0 would have all the weight.
-    least = 1e-6 * float(np.sqrt(np.median(np.diagonal(gram))))
+    squared_norms = np.diagonal(gram)
+    # Without a least distance, an update at distance 0 would have all the weight. If most updates
+    # are zero, their median gives none, and the largest norm does.
+    least = 1e-6 * float(np.sqrt(np.median(squared_norms) or squared_norms.max()))
     for _ in range(200):
         products = gram @ weights
-        squares = np.diagonal(gram) - 2.0 * products + weights @ products  # ‖u_i − Σ w_k u_k‖²
+        squares = squared_norms - 2.0 * products + weights @ products  # ‖u_i − Σ w_k u_k‖²
         closer = 1.0 / np.maximum(np.sqrt(np.maximum(squares, 0.0)), least or 1.0)
         before = weights
         weights = closer / closer.sum()

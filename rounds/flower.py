@@ -133,7 +133,7 @@ class FlowerClients:
         self._evaluation = Exchange()
         self._sent_to_train: Mapping[str, Any] = {}
         self._work: Mapping[str, Any] = {}
-        self._has_bits = False
+        self._codec = Terms(server_round=0).codec
         # The ids of the messages that were answered at the last delivery.
         self._delivered = set[str]()
         self._answers_query: bool | None = None  # None before a node has answered
@@ -331,9 +331,8 @@ class FlowerClients:
         self._training = Exchange(terms.server_round)
         self._sent_to_train = terms.others
         self._work = terms.work
-        self._has_bits = terms.rounds_updates
-        if terms.rounds_model:
-            arrays = message_of(arrays, self._layout)
+        self._codec = terms.codec
+        arrays = message_of(arrays, self._layout, terms.codec)
         for name in names:
             config = terms.of_client(name).to_config()
             self._training.messages[name] = self._message(
@@ -361,17 +360,15 @@ class FlowerClients:
             try:
                 check_supported(self._work, supported[name])
                 report = usable_metrics(read_metrics(content), method.weighted_by_key, method.needs)
-                if self._has_bits:
+                if self._codec.rounds_updates:
                     check_rounded(report)
-                second = read_second(
-                    content, method.second, trained.second, has_bits=self._has_bits
-                )
+                second = read_second(content, method.second, trained.second, self._codec)
                 arrays = read_arrays(
                     content,
                     method.arrayrecord_key,
                     self._layout,
+                    self._codec,
                     method.second,
-                    has_bits=self._has_bits,
                 )
                 trained.add(name, report, arrays, second)
             except ValueError as reason:
@@ -440,8 +437,8 @@ class FlowerClients:
     ) -> list[Message]:
         """Return a message to each of the clients."""
         self._evaluation = Exchange(terms.server_round)
-        if terms.rounds_model:
-            arrays = message_of(arrays, self._method.layout_of(model_of(arrays)))
+        layout = self._method.layout_of(model_of(arrays))
+        arrays = message_of(arrays, layout, terms.codec)
         measuring = terms.to_config()
         plain = {key: value for key, value in measuring.items() if key != "measure"}
         if TRAIN_LOSS in terms.measure:

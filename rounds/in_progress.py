@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairbloom.errors import join_names
 from fairbloom.protocol.terms import Terms
@@ -13,6 +13,17 @@ from .arrays import Model
 from .clients import Replies
 from .refusals import Refusals, join_alike
 from .round import Round
+
+
+class Evaluation(NamedTuple):
+    """The evaluation of a round: its metrics, those of the server, as in Round, and what it was of.
+
+    `average` is the mean of all models, in the form of the model, if they are averaged.
+    """
+
+    average: Any = None
+    metrics: Mapping[str, Any] | None = None
+    server_metrics: Mapping[str, Any] | None = None
 
 
 @dataclass(kw_only=True)
@@ -85,24 +96,11 @@ class RoundInProgress:
             return words
         return explain_unusable(replies, asked)
 
-    def finish(
-        self,
-        arrays: Any,
-        metrics: Mapping[str, Any],
-        average: Any = None,
-        *,
-        evaluation_metrics: Mapping[str, Any] | None = None,
-        server_metrics: Mapping[str, Any] | None = None,
-    ) -> Round:
+    def finish(self, arrays: Any, metrics: Mapping[str, Any], evaluation: Evaluation) -> Round:
         """Return the record of the round.
 
-        Parameters
-        ----------
-        arrays, average
-            The model after the round, and the mean of the models if they are averaged, in the form
-            that `on_round` gets them.
-        metrics, evaluation_metrics, server_metrics
-            As in Round.
+        `arrays` is the model after the round in the form that `on_round` gets it; `metrics` are
+        as in Round.
         """
         replies = self.replies
         if replies is None:
@@ -126,10 +124,10 @@ class RoundInProgress:
             left_out=self.step.left_out,
             lost_states=self.lost_states,
             arrays=arrays,
-            average=average,
+            average=evaluation.average,
             metrics=dict(metrics),
-            evaluation_metrics=dict(evaluation_metrics or {}),
-            server_metrics=dict(server_metrics or {}),
+            evaluation_metrics=dict(evaluation.metrics or {}),
+            server_metrics=dict(evaluation.server_metrics or {}),
             train_metrics=replies.metrics,
             evaluations=self.evaluation.metrics,
             not_finite=self.evaluation.not_finite,

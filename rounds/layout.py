@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.protocol.bfloat16 import BITS, rounded
+from fairbloom.protocol.bfloat16 import BITS
 
 from .arrays import Model, norm
 
@@ -137,13 +137,6 @@ class Layout:
     def rounded(self) -> frozenset[str]:
         """The names of the arrays that messages may have in bfloat16: trainable and shared ones."""
         return frozenset({*self.trainable, *self.shared})
-
-    def rounded_model(self) -> Model:
-        """Return the model with the arrays that travel in bfloat16 rounded."""
-        return {
-            name: rounded(array) if name in self.rounded else array
-            for name, array in self.arrays.items()
-        }
 
     @cached_property
     def norm(self) -> float:

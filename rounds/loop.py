@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fairbloom.errors import FairbloomError, find_nearest, join_names
+from fairbloom.errors import find_nearest, join_names
 from fairbloom.logs import log
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.scores import Score
@@ -19,10 +19,11 @@ from .arrays import Model
 from .clients import NOTHING, ClientPool, Metrics, Replies, TrainReplies, check_names
 from .cohort import MethodError
 from .compatibility import ROSTER
-from .in_progress import RoundInProgress, explain_unusable
+from .in_progress import Evaluation, RoundInProgress
+from .learning import Watcher, find_unchanged
 from .method import Method
 from .refusals import NotFiniteMetricError
-from .round import Round
+from .round import Round, StopRun
 from .sampling import sample, share
 from .screening import (
     NormBounds,
@@ -32,30 +33,13 @@ from .screening import (
     usable_sizes,
 )
 
-REMEDY = "Correct that and continue, or let runs go on regardless by unused-rounds = 0"
-
-
-# What an unchanged reply is a sign of.
-NO_STEP = (
-    "took no step on the parameters that it received: its reply is the model that was sent. A"
-    " training function must train the model that it is given, not a copy, and call"
-    " optimizer.step()"
-)
-
-# Names that apps give the learning rate in `train_config`.
-RATES = ("lr", "learning-rate", "learning_rate")
-
-
-class NothingLearnedError(FairbloomError):
-    """A run that learns nothing, or is never evaluated; the message has the reason and remedy."""
-
 
 class Rounds:
     """The rounds of a method with its clients.
 
     `run` takes the four steps of each round and makes the clients work in between. Flower's hooks,
-    which have the same names, take them one by one: `configure_train`, `aggregate_train`,
-    `configure_evaluate`, `aggregate_evaluate`.
+    which have the same names, take them one by one, for `run_by`: `configure_train`,
+    `aggregate_train`, `configure_evaluate`, `aggregate_evaluate`.
 
     Parameters
     ----------
@@ -92,22 +76,21 @@ class Rounds:
         it here."""
         # Known clients that are offline. `self.online` has the others: there may be a million.
         self._offline = set(known)
+        self.stopped = ""
+        """The reason why the rounds ended before the last one, or ""."""
         self._method = method
-        self._num_rounds = num_rounds
+        self.num_rounds = num_rounds
         self._all_evaluate_last = all_evaluate_last
         self._first_limit = first_limit
         self._scores = {score.name: score for score in scores}
-        self._skip_reason = "its rounds were skipped"
-        self._evaluation_fault = "no evaluation could be used"
+        self._watcher = Watcher(method, num_rounds)
         self._has_asked = False  # whether this process has asked clients to train
         self._has_checked_names = False
-        # Whether unchanged replies are logged already: of all clients, and of some.
-        self._logged_unchanged = {True: False, False: False}
 
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
     ) -> Iterator[Round]:
-        """Yield the remaining rounds as they finish.
+        """Yield the remaining rounds with these clients as they finish; see `run_by`.
 
         Parameters
         ----------
@@ -120,33 +103,61 @@ class Rounds:
             The metrics that its participants report in evaluation.
         """
         check_model(self._method, model)
-        first = self._method.progress.finished_rounds + 1
-        for number in range(first, (self._num_rounds or 0) + 1):
+
+        def train(number: int, model: Model) -> tuple[Model | None, Metrics]:
             recorded = measure(number)
             current = self.configure_train(number, model, recorded)
             if recorded:
                 self._ask_evaluators_only(current)
             # The replies get no name here: their updates are as large as all models, and must be
             # gone before the clients evaluate.
-            after, metrics = self.aggregate_train(
+            return self.aggregate_train(
                 number,
                 self.clients.train([*current.draws], model, current.terms, current.vectors),
             )
-            if after is not None:
-                model = after
+
+        def evaluate(number: int, model: Model) -> Evaluation:
             names, terms, served = self.configure_evaluate(number, model, measure_after)
-            evaluation_metrics = None
+            metrics: Metrics | None = None
             if names:
-                evaluation_metrics = self.aggregate_evaluate(
-                    self.clients.evaluate(names, served, terms, current.participants)
+                metrics = self.aggregate_evaluate(
+                    self.clients.evaluate(names, served, terms, self.current.participants)
                 )
-            yield current.finish(
-                model,
-                metrics,
-                served if self._method.average_models else None,
-                evaluation_metrics=evaluation_metrics,
-            )
-        self.check_learned()
+            return Evaluation(served if self._method.average_models else None, metrics)
+
+        return self.run_by(train, evaluate, model)
+
+    def run_by(
+        self,
+        train: Callable[[int, Any], tuple[Any, Mapping[str, Any] | None]],
+        evaluate: Callable[[int, Any], Evaluation],
+        model: Any,
+    ) -> Iterator[Round]:
+        """Yield the remaining rounds as they finish, with models in any form.
+
+        StopRun ends the rounds before the one in which it is raised; `stopped` has its reason.
+
+        Parameters
+        ----------
+        train
+            Trains in the round of this number; returns the model, None if it is unchanged, and the
+            metrics.
+        evaluate
+            Evaluates the model after the round of this number.
+        """
+        last = self._method.progress.finished_rounds
+        try:
+            for number in range(last + 1, (self.num_rounds or 0) + 1):
+                after, metrics = train(number, model)
+                if after is not None:
+                    model = after
+                yield self.current.finish(model, metrics or {}, evaluate(number, model))
+                last = number
+        except StopRun as stop:
+            self.stopped = stop.reason
+            self._method.progress.finished_rounds = last
+            return
+        self._watcher.check_learned()
 
     # The four steps -------------------------------------------------------------------------------
 
@@ -216,14 +227,13 @@ class Rounds:
         if norm_bounds is None:
             skip_reason = current.explain_no_update(replies, method.training_clients)
         else:
-            unchanged = self._find_unchanged(current, replies)
+            unchanged = find_unchanged(method, current, replies)
             try:
                 model, current.step = self._aggregate(current, replies, norm_bounds)
             except NoStepError as reason:
                 skip_reason = str(reason)
         if method.keeps_states:
             self._note_states(current, () if model is None else replies.names)
-        self._skip_reason = skip_reason
         if skip_reason:
             # Refused replies are in the lines above, with their reasons.
             is_logged = norm_bounds is None and not replies.missing and replies.refused.count
@@ -232,8 +242,8 @@ class Rounds:
                 number,
                 text_if(not is_logged, f": {skip_reason}"),
             )
-        self._count_step(number, skip_reason)
-        self._count_unchanged(number, unchanged)
+        self._watcher.count_step(number, skip_reason)
+        self._watcher.count_unchanged(current, unchanged)
         asked = len(current.draws) if current.is_answered else 0
         metrics = replies.summarize(asked, method.weighted_by_key)
         if model is None:
@@ -257,21 +267,11 @@ class Rounds:
             frozen = frozenset(method.frozen)
             changing = {name: array for name, array in model.items() if name not in frozen}
             method.progress.average = method.progress.average.plus(changing)
-        method_terms = method.terms(number)
-        terms = Terms(
-            server_round=number,
-            measure=tuple(measure),
-            personal_lambda=method_terms.personal_lambda,
-            personal_parameters=method_terms.personal_parameters,
-            fine_tune_epochs=method_terms.fine_tune_epochs,
-            local_only=method_terms.local_only,
-            wire_dtype=method_terms.wire_dtype,
-            others=others or {},
-        )
+        terms = method.terms(number).for_evaluation(measure, others or {})
         current = self.current
         current.evaluators = ()
         if self.evaluates(number):
-            last = number == self._num_rounds
+            last = number == self.num_rounds
             free = self._wait_for_available(method.min_evaluate_nodes, trains=False, waits=last)
             current.evaluators = self._draw_evaluators(free, number)
         return current.evaluators, terms, self.mean_model(model)
@@ -290,7 +290,7 @@ class Rounds:
         replies.refused.log()
         if not current.evaluators:
             return None
-        self._count_evaluation(current)
+        self._watcher.count_evaluation(current)
         return replies.summarize(len(current.evaluators), self._method.weighted_by_key)
 
     # The run --------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class Rounds:
         """Return whether clients evaluate after this round."""
         if self._method.fraction_evaluate <= 0.0:
             return False
-        return number in (self._num_rounds, self._method.last_evaluated(number))
+        return number in (self.num_rounds, self._method.last_evaluated(number))
 
     def mean_model(self, model: Model) -> Model:
         """Return the mean of all global models if they are averaged, else the last one, `model`.
@@ -327,21 +327,6 @@ class Rounds:
         It is the model that is evaluated and saved.
         """
         return self._method.progress.average.mean(model)
-
-    def check_learned(self) -> None:
-        """Raise NothingLearnedError when a run is over without a step, or without an evaluation."""
-        progress = self._method.progress
-        if not self._method.unused_rounds or not self._num_rounds:
-            return
-        if progress.steps == 0:
-            raise NothingLearnedError(
-                f"no round of {self._num_rounds} took a step: {self._skip_reason}. {REMEDY}"
-            )
-        if progress.unevaluated and not progress.evaluated:
-            raise NothingLearnedError(
-                f"no round of {self._num_rounds} could be evaluated: {self._evaluation_fault}."
-                f" {REMEDY}"
-            )
 
     # Parts ----------------------------------------------------------------------------------------
 
@@ -378,21 +363,21 @@ class Rounds:
             )
         if strange := set(drawn).difference(free):
             raise MethodError(
-                f"{name} drew {min(strange)!r}, which is none of the {len(free)} clients that can"
-                " be asked: return names that it gets"
+                f"{name} drew {min(strange)!r}, which is not one of the {len(free)} available"
+                " clients: return only names from its argument"
             )
         return Counter(drawn)
 
     def _draw_evaluators(self, free: Sequence[str], number: int) -> Sequence[str]:
         """Draw the clients that evaluate after a round, from those that can be asked."""
         method = self._method
-        all_evaluate = number == self._num_rounds and self._all_evaluate_last
+        all_evaluate = number == self.num_rounds and self._all_evaluate_last
         fraction = 1.0 if all_evaluate else method.fraction_evaluate
         wanted = share(fraction, len(free), method.min_evaluate_nodes)
         return sample(free, wanted, method.seed, "evaluate", number)
 
     def _ask_evaluators_only(self, current: RoundInProgress) -> None:
-        """Ask clients that will not evaluate only for the metrics that the method needs.
+        """Clients that will not evaluate report only the metrics that the method needs.
 
         No table has a row of the others, and a loss costs a pass over their data.
         """
@@ -458,7 +443,7 @@ class Rounds:
             method,
             replies,
             server_round=current.number,
-            num_rounds=self._num_rounds,
+            num_rounds=self.num_rounds,
             online=self._select_training(self.online),
             draws=current.draws,
             sent=current.factors,
@@ -493,80 +478,4 @@ class Rounds:
                 current.number,
                 join_names(current.lost_states),
                 type(self._method).__name__,
-            )
-
-    def _count_step(self, number: int, skip_reason: str) -> None:
-        """Count a step, or a skipped round; raise NothingLearnedError after too many of these."""
-        progress = self._method.progress
-        limit = self._method.unused_rounds
-        if not skip_reason:
-            progress.steps += 1
-            progress.skipped = 0
-            return
-        progress.skipped += 1
-        if limit and progress.skipped >= limit:
-            raise NothingLearnedError(
-                f"the run has learned nothing for {progress.skipped} rounds: in round {number},"
-                f" {skip_reason}. {REMEDY}"
-            )
-
-    def _find_unchanged(self, current: RoundInProgress, replies: TrainReplies) -> Sequence[str]:
-        """Return the clients with a reply that has changed no parameter, without a known reason.
-
-        Note whether any reply has changed one.
-        """
-        if current.terms.local_only or not replies.updates.layout.size:
-            return ()
-        norms = replies.updates.norms
-        if norms.all():  # a usual round needs no more
-            self._method.progress.changed = True
-            return ()
-        # A server may send a learning rate of 0 on purpose, as in a warm-up.
-        if any(current.terms.others.get(name) == 0 for name in RATES):
-            return ()
-        by_client = dict(zip(replies.names, norms.tolist(), strict=True))
-        honest = {name: each for name, each in by_client.items() if name not in replies.hostile}
-        self._method.progress.changed |= any(honest.values())
-        return [name for name, each in honest.items() if not each and name not in replies.at_rest]
-
-    def _count_unchanged(self, number: int, unchanged: Sequence[str]) -> None:
-        """Log clients with unchanged replies once.
-
-        Raise NothingLearnedError after `unused_rounds` rounds if no reply of the run has changed a
-        parameter.
-        """
-        if not unchanged:
-            return
-        progress = self._method.progress
-        limit = self._method.unused_rounds
-        everyone = len(unchanged) == len(self.current.participants)
-        if not progress.changed:
-            progress.unchanged += 1
-            if limit and progress.unchanged >= limit:
-                raise NothingLearnedError(
-                    f"the run has learned nothing for {progress.unchanged} rounds: no reply has"
-                    f" changed a parameter. Client {unchanged[0]} {NO_STEP}. {REMEDY}"
-                )
-        if not self._logged_unchanged[everyone]:
-            self._logged_unchanged[everyone] = True
-            others = text_if(len(unchanged) > 1, f", as {len(unchanged) - 1} others,")
-            log.warning("round %d: client %s%s %s", number, unchanged[0], others, NO_STEP)
-
-    def _count_evaluation(self, current: RoundInProgress) -> None:
-        """Note whether a round was evaluated.
-
-        Raise NothingLearnedError after too many rounds without a usable evaluation.
-        """
-        progress = self._method.progress
-        if current.evaluation.names:
-            progress.evaluated = current.number
-            progress.unevaluated = 0
-            return
-        progress.unevaluated += 1
-        self._evaluation_fault = explain_unusable(current.evaluation, len(current.evaluators))
-        limit = self._method.unused_rounds
-        if limit and progress.unevaluated >= limit:
-            raise NothingLearnedError(
-                f"no evaluation could be used for {progress.unevaluated} evaluated rounds: in round"
-                f" {current.number}, {self._evaluation_fault}. {REMEDY}"
             )

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.effects import WithoutEffect, explain_without_effect
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.parameters import arguments_of
 from fairbloom.protocol.streams import generator
@@ -28,7 +29,15 @@ from .cohort import (
 from .compatibility import REQUIREMENTS
 from .defences import NONE, WEIGHING, Defence
 from .layout import Layout
-from .options import OPTIONS, Options as Options, checking
+from .options import (
+    CHANGING,
+    OPTIONS,
+    OWN_NAMES,
+    SENT_OPTIONS,
+    CommonOptions,
+    Options as Options,
+    checking,
+)
 from .progress import SERVER_OPTIMIZER, Average, NormHistory, Progress
 from .ranges import amounts_in, names_in, one_of, pairs_in, whole
 from .sampling import sample, sample_by
@@ -36,22 +45,11 @@ from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
 from .states import States
 from .vectors import Vectors
 
-# The value of draw by which no client is drawn twice, nor by its examples.
+# The value of draw without repeated clients and without regard to their examples.
 UNIFORM = "uniform"
 
 # The value of personal_steps with which personal parameters are trained first.
 HEAD_FIRST = "head-first"
-
-# The usual names of the parameters by which methods set common options themselves.
-OWN_NAMES = {"proximal_mu": "mu", "personal_lambda": "lam"}
-
-# Options that change something which a method may need, unless they have their default.
-CHANGING = {
-    "control_variates": compatibility.CONTROL_VARIATES,
-    "personal_parameters": compatibility.PERSONAL_PARAMETERS,
-    "fine_tune_epochs": compatibility.FINE_TUNING,
-    "wire_dtype": compatibility.WIRE_DTYPE,
-}
 
 # The number of negative coefficients: a metric of methods that declare it in `reports`.
 NEGATIVE_WEIGHTS = "negative-weights"
@@ -61,133 +59,14 @@ class DeclarationError(FairbloomError, TypeError):
     """A method's class declares an unknown value; the message names class and attribute."""
 
 
-class Method:
+class Method(CommonOptions):
     """A federated method: it maps a cohort of updates to one coefficient per update.
 
     Subclasses implement `weigh`. They name the metrics that they need in `needs`, and their prior
     in `default_weighting` (None: the method has none). What they keep between rounds is in
     `memory`, and in the rows that `remember` returns.
 
-    Parameters
-    ----------
-    fraction_train
-        Share of the clients online that train in a round: ⌈fraction · N⌉, counted exactly.
-    fraction_evaluate
-        The same for evaluation; 0 switches it off.
-    min_train_nodes
-        Minimum number of clients to draw for training.
-    min_evaluate_nodes
-        Minimum number of clients to draw for evaluation.
-    min_available_nodes
-        Number of clients to wait for before a round starts.
-    evaluate_every
-        Clients evaluate after every round that is a multiple of this, and after the last; 0: only
-        after the last.
-    seed
-        Clients are drawn by name, from (seed, round) only.
-    weighting
-        The prior p_k: n_k / Σ n or 1/m. Methods without a prior refuse it.
-    proximal_mu
-        Clients add (mu/2)‖x − w‖² to their loss.
-    personal_lambda
-        Above 0, clients also train a personal model, which is pulled towards w with this strength.
-    personal_parameters
-        Parameters that each client trains with the others and keeps for itself: `head` (the last
-        layer that is trained), `body` (all others), `norm` (parameters and statistics of
-        normalization layers), or patterns of names such as `fc2.*`, separated by spaces. Updates do
-        not have them.
-    personal_steps
-        "together", or "head-first": first the personal parameters with the others fixed, then the
-        others with the personal ones fixed (FedRep).
-    head_epochs
-        Passes over the local data for the personal parameters with "head-first".
-    fine_tune_epochs
-        Above 0, each client trains the model that it evaluates by this many passes over its local
-        data, is scored as with a personal model, and forgets it.
-    draw
-        "uniform", without replacement, or "examples": K draws with replacement by the clients'
-        numbers of examples (Wang et al., FedFV, Algorithm 1). A client that is drawn twice trains
-        once, and the prior p_k is its share of the draws.
-    prior
-        Weights of clients, as "a=2 b=1"; all others have 1. The prior p_k is a client's share of
-        the round's weights, in place of `weighting`.
-    server_optimizer
-        "avgm", "adagrad", "adam" or "yogi": the server uses the method's step as the gradient of a
-        momentum or adaptive step (see `rounds.server_optimizer`). A skipped round, or a round
-        without a step, leaves the momentum unchanged. "none": no server optimizer.
-    server_optimizer_lr : float above 0 or None, default None
-        Step size of the server optimizer. None: 1 for "avgm"; the others need a value.
-    server_optimizer_beta1
-        Share of the momentum that is kept from round to round.
-    server_optimizer_beta2
-        Share of the mean squared step that "adam" and "yogi" keep.
-    server_optimizer_tau
-        Number that "adagrad", "adam" and "yogi" add to the root of the squared steps.
-    control_variates
-        Whether clients correct their steps by control variates, which they and the server keep, as
-        in SCAFFOLD. Methods with weights that change from round to round refuse it: the correction
-        assumes the weights that it was computed with.
-    client_rule : import string, default none
-        A class of your own, such as my_module:MyRule, that corrects clients' local steps by a state
-        that they keep between rounds. The run's setting of the same name must have the same value.
-    wire_dtype
-        "bfloat16-updates": clients reply their updates rounded to bfloat16, and carry the rounding
-        error to their next update; "bfloat16": they get the model rounded, too. The server's own
-        model stays in float32. Methods with client state that follows from whole updates refuse it.
-    max_growth
-        A reply is refused if its num-examples (or the metric that `weighted_by_key` names) is more
-        than this many times that of the client's first usable reply in this run. It may shrink.
-    loss_limit
-        A reply is refused if the absolute value of a needed loss is more than this many times the
-        larger of 1 and the lower median of the round's otherwise usable replies. The limit is wide,
-        because a badly served client does have a high loss. The reply is refused and the loss not
-        capped, because a liar with a capped loss would keep the largest weight. The same limit
-        applies to reported learning rates and their sums, relative to the median of at least three
-        clients.
-    update_limit
-        A reply is refused if the norm of its update exceeds that of the received model, and this
-        many times the usual norm. The usual norm is r of `rounds.screening`, times the client's
-        examples over the round's lower median of these (at least 1 and at most 1000). A step is not
-        taken if its norm exceeds this many times the largest of the received model, the round's
-        longest used update and the longest step so far. With a server optimizer, this applies to
-        the method's step and not to the optimizer's, which follows from its step size. inf: no
-        limit.
-    defence
-        "clip" or "nnm": updates are changed before the method sees them; "krum", "trimmed-mean" or
-        "geometric-median": FedAvg's weights are replaced. See `rounds.defences`. "none": no
-        defence.
-    defence_tolerance
-        Number of hostile clients of a round that the defence tolerates, less than half of the
-        clients; 0: a quarter, and at least one.
-    enrolled_sizes : mapping of client names to int at least 1, default none
-        A reply is refused if its num-examples is more than the client's entry here; clients without
-        an entry are not limited.
-    unused_rounds
-        The run stops with an error after this many rounds in a row without a step, because no reply
-        could be used or each step was beyond the model's range; after this many rounds from the
-        first one on in which all replies are the model that was sent; or after this many evaluated
-        rounds in a row without a usable evaluation. 0: it never stops for this.
-    training_clients : names, default none
-        Only these clients train: they are drawn among these, and fractions are shares of them. All
-        clients evaluate. A round with none of them online is skipped. Without names, all train.
-    average_models
-        Whether the mean of the global models after each round so far is evaluated and saved instead
-        of the last one. A skipped round leaves it unchanged. Training continues from the last
-        model.
-    buffers : names of float arrays or None, default None
-        BatchNorm statistics: averaged by p_k and not part of the update. None: the float arrays
-        with names that end in running_mean or running_var; an empty sequence: no buffers.
-    shared : mapping of names of arrays to names of arrays, default none
-        Arrays that are the same parameter as another one (tied weights), which counts once.
-    frozen : names of arrays, default none
-        Parameters that no client trains: they stay unchanged, and are not part of the update. A
-        reply may omit them, and is refused if it has other values of them.
-    weighted_by_key, arrayrecord_key, configrecord_key
-        As in Flower's FedAvg, with its defaults.
-    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : function or None, default None
-        As in Flower's FedAvg: called with the contents of the used replies, in the order of client
-        names, and `weighted_by_key`. Its result replaces the means of the metrics; None: the means
-        of the metrics of all replies.
+    Its parameters are those of `Options`.
 
     Raises
     ------
@@ -221,7 +100,11 @@ class Method:
     def __init__(self, **options: Unpack[Options]) -> None:
         for name in options:
             if name not in Options.__optional_keys__:
-                raise TypeError(f"{type(self).__name__} takes no parameter {name!r}")
+                advice = self._advise_on(name, options.get(name))
+                raise TypeError(
+                    f"{type(self).__name__} takes no parameter {name!r}"
+                    + text_if(advice, f": {advice}")
+                )
             if name in self.own_terms:
                 value = options.get(name)
                 own = OWN_NAMES.get(name)
@@ -233,50 +116,32 @@ class Method:
             name: option.checked(options.get(name, option.default), called=name)
             for name, option in OPTIONS.items()
         }
-        self.fraction_train: float = plain["fraction_train"]
-        self.fraction_evaluate: float = plain["fraction_evaluate"]
-        self.min_train_nodes: int = plain["min_train_nodes"]
-        self.min_evaluate_nodes: int = plain["min_evaluate_nodes"]
-        self.min_available_nodes: int = plain["min_available_nodes"]
-        self.evaluate_every: int = plain["evaluate_every"]
-        self.seed: int = plain["seed"]
+        # The options as they are given; the lines below refine some of them.
+        for name, value in plain.items():
+            setattr(self, name, value)
         self.weighting = self._checked_weighting(options.get("weighting"))
-        self.proximal_mu: float = plain["proximal_mu"]
-        self.personal_lambda: float = plain["personal_lambda"]
         self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
         if self.server_optimizer is not None and self.server_optimizer.name == AVGM:
             self.check_fit(compatibility.SERVER_MOMENTUM, "server_optimizer", AVGM)
-        self.control_variates: bool = plain["control_variates"]
-        self.personal_parameters: str = plain["personal_parameters"]
-        self.fine_tune_epochs: int = plain["fine_tune_epochs"]
-        self.client_rule: str = plain["client_rule"]
-        self.wire_dtype: str = plain["wire_dtype"]
-        # Before the draw: control variates that a method refuses are no reason to refuse a draw.
+        # Checked first, so that the error names this option and not `draw`.
         for name, option in CHANGING.items():
             if plain[name] != OPTIONS[name].default:
                 self.check_fit(option, name, plain[name])
-        self.head_epochs = self._checked_head_epochs(plain)
-        self.draw = self._checked_draw(plain["draw"], options.get("weighting"))
-        self.max_growth: float = plain["max_growth"]
-        self.loss_limit: float = plain["loss_limit"]
-        self.update_limit: float = plain["update_limit"]
+        first = plain["personal_steps"] == HEAD_FIRST
+        self.head_epochs: int | None = plain["head_epochs"] if first else None
+        self.draw = self._checked_draw(plain["draw"])
         self.defence = self._checked_defence(plain)
-        self.prior: str = plain["prior"]
         self.prior_weights = self._checked_prior(options.get("weighting"))
-        self.unused_rounds: int = plain["unused_rounds"]
+        self._check_effects({**plain, "weighting": options.get("weighting")})
         self.enrolled_sizes = {
             name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
             for name, size in (pairs_in(enrolled_sizes=options.get("enrolled_sizes")) or {}).items()
         }
         self.training_clients = names_in(training_clients=options.get("training_clients", ()))
-        self.average_models: bool = plain["average_models"]
         buffers = options.get("buffers")
         self.buffers = None if buffers is None else names_in(buffers=buffers)
         self.shared: dict[str, str] = pairs_in(shared=options.get("shared")) or {}
         self.frozen = names_in(frozen=options.get("frozen", ()))
-        self.weighted_by_key: str = plain["weighted_by_key"]
-        self.arrayrecord_key: str = plain["arrayrecord_key"]
-        self.configrecord_key: str = plain["configrecord_key"]
         self.train_metrics_aggr_fn = options.get("train_metrics_aggr_fn")
         self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn")
 
@@ -284,6 +149,10 @@ class Method:
         """The method's memory, without old updates: str, numbers, None, NumPy arrays, lists and
         dicts only."""
         self.progress = Progress()
+
+    def _advise_on(self, name: str, value: object) -> str:
+        """Return what to write in place of an option that there is not, or ""."""
+        return ""
 
     @classmethod
     def own_parameters(cls) -> frozenset[str]:
@@ -315,33 +184,22 @@ class Method:
             weighting = self.default_weighting or "uniform"
         return one_of(("examples", "uniform"), weighting=weighting)
 
-    def _checked_draw(self, draw: str, weighting: str | None) -> str:
+    def _checked_draw(self, draw: str) -> str:
         if draw == UNIFORM:
             return draw
-        if weighting:
-            raise ValueError(
-                f"weighting = {weighting!r} has no effect with draw = {draw!r}, by which a client's"
-                " prior is its share of the draws: leave one of them out"
-            )
         self.check_fit(compatibility.DRAW, "draw", draw)
         self.requires = self.requires | {compatibility.ROSTER}
         return draw
 
     def _checked_defence(self, plain: Mapping[str, Any]) -> Defence | None:
         name = plain["defence"]
-        tolerance = plain["defence_tolerance"]
         if name == NONE:
-            if tolerance:
-                raise ValueError(
-                    f"defence_tolerance = {tolerance} has no effect: name a defence by defence, as"
-                    " in nnm"
-                )
             return None
         if name in WEIGHING:
             self.check_fit(compatibility.OTHER_WEIGHTS, "defence", name)
         else:
             self.check_fit(compatibility.MIXED_UPDATES, "defence", name)
-        return Defence(name, tolerance)
+        return Defence(name, plain["defence_tolerance"])
 
     def _checked_prior(self, weighting: str | None) -> dict[str, float]:
         """Return the user's weights of clients, empty without any."""
@@ -368,22 +226,41 @@ class Method:
             return np.array([self.prior_weights.get(name, 1.0) for name in names])
         return np.array(examples if self.weighting == "examples" else [1.0] * len(names))
 
-    def _checked_head_epochs(self, plain: Mapping[str, Any]) -> int | None:
-        """Return the passes for personal parameters that are trained first, None if none are."""
-        steps = plain["personal_steps"]
-        epochs: int = plain["head_epochs"]
-        if steps == HEAD_FIRST and self.personal_parameters:
-            return epochs
-        if steps == HEAD_FIRST:
-            raise ValueError(
-                f"personal_steps = {steps!r} has no effect: name parameters by"
-                " personal_parameters, as in head"
-            )
-        if epochs != OPTIONS["head_epochs"].default:
-            raise ValueError(
-                f"head_epochs = {epochs} has no effect: set personal_steps to {HEAD_FIRST!r}"
-            )
-        return None
+    def _check_effects(self, given: Mapping[str, Any]) -> None:
+        """Raise ValueError if an option has no effect with the others."""
+        changed = {
+            name: f"{name} = {value!r}"
+            for name, value in given.items()
+            if value != (OPTIONS[name].default if name in OPTIONS else None)
+        }
+        rules = (
+            WithoutEffect(
+                ("defence_tolerance",),
+                self.defence is None,
+                "",
+                "name a defence by defence, as in nnm",
+            ),
+            WithoutEffect(
+                ("personal_steps",),
+                not self.personal_parameters,
+                "",
+                "name parameters by personal_parameters, as in head",
+            ),
+            WithoutEffect(
+                ("head_epochs",),
+                given["personal_steps"] != HEAD_FIRST,
+                "",
+                f"set personal_steps to {HEAD_FIRST!r}",
+            ),
+            WithoutEffect(
+                ("weighting",),
+                self.draw != UNIFORM,
+                f" with draw = {self.draw!r}: a client's prior is its share of the draws",
+                "leave one of them out",
+            ),
+        )
+        if error := explain_without_effect(changed, rules):
+            raise ValueError(error)
 
     def check_fit(self, option: compatibility.Option, name: str, value: object) -> None:
         """Raise ValueError if an option changes something that the method needs.
@@ -499,19 +376,7 @@ class Method:
 
     def terms(self, server_round: int) -> Terms:
         """Return the terms of the clients' local work."""
-        personal = self.personal_lambda > 0.0
-        return Terms(
-            server_round=server_round,
-            proximal_mu=self.proximal_mu,
-            personal_lambda=self.personal_lambda if personal else None,
-            personal_epochs=1 if personal else None,
-            personal_parameters=self.personal_parameters,
-            head_epochs=self.head_epochs,
-            fine_tune_epochs=self.fine_tune_epochs,
-            control_variates=self.control_variates,
-            client_rule=self.client_rule,
-            wire_dtype=self.wire_dtype,
-        )
+        return Terms.of_options(server_round, {name: getattr(self, name) for name in SENT_OPTIONS})
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
         """Return the clients that train, drawn from the free ones, in ascending order.
@@ -524,15 +389,15 @@ class Method:
                 raise ValueError(
                     "draw = 'examples': no client has said how many examples it has: leave draw out"
                 )
+            # a client that holds its number back, or is not believed, must be drawn at times, too
+            examples[examples == 0.0] = np.median(examples[examples > 0.0])
             random = generator(self.seed, "draw by examples", server_round)
             return sample_by(examples, names, wanted, random)
         return sample(names, wanted, self.seed, "train", server_round)
 
     def last_evaluated(self, server_round: int) -> int:
         """Return the last round up to this one after which clients evaluate, 0 without one."""
-        if not self.evaluate_every:
-            return 0
-        return server_round - server_round % self.evaluate_every
+        return server_round - server_round % self.evaluate_every if self.evaluate_every else 0
 
     # State ----------------------------------------------------------------------------------------
 

@@ -2,22 +2,33 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
-from typing import Annotated, Any, TypedDict, get_type_hints
+from typing import Annotated, Any, ClassVar, TypedDict, cast, get_args, get_type_hints, is_typeddict
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol import options as of_runs
 from fairbloom.protocol.names import ARRAYS, CONFIG, NUM_EXAMPLES
-from fairbloom.protocol.parameters import Default, Parameter, Range, annotated, arguments_of
+from fairbloom.protocol.parameters import (
+    Default,
+    Neutral,
+    Parameter,
+    Range,
+    annotated,
+    arguments_of,
+)
+
+from .compatibility import PERSONAL_MODELS, VARYING_WEIGHTS, WHOLE_UPDATES, Option
 
 # (Flower's RecordDicts of the used replies, the name of their weight) → a MetricRecord.
 Aggregate = Callable[[list[Any], str], Any]
 
 
 class OptionsWithoutPrior(TypedDict, total=False):
-    """The options of every method, which Method describes.
+    """The options of every method, also those without a prior.
 
-    The options that `protocol.options` declares are also settings of runs.
+    The options that `protocol.options` declares are also settings of runs. An annotation here adds
+    what an option changes that a method may need.
     """
 
     fraction_train: Annotated[float, Range("(0, 1]"), Default(1.0)]
@@ -29,10 +40,15 @@ class OptionsWithoutPrior(TypedDict, total=False):
     seed: Annotated[int, Range("[0, inf)"), Default(0)]
     proximal_mu: of_runs.ProximalMu
     personal_lambda: of_runs.PersonalLambda
-    personal_parameters: of_runs.PersonalParameters
+    personal_parameters: Annotated[
+        of_runs.PersonalParameters,
+        Option("personal_parameters", frozenset({WHOLE_UPDATES, PERSONAL_MODELS})),
+    ]
     personal_steps: of_runs.PersonalSteps
     head_epochs: of_runs.HeadEpochs
-    fine_tune_epochs: of_runs.FineTuneEpochs
+    fine_tune_epochs: Annotated[
+        of_runs.FineTuneEpochs, Option("fine_tune_epochs", frozenset({PERSONAL_MODELS}))
+    ]
     draw: of_runs.Draw
     prior: of_runs.Prior
     server_optimizer: of_runs.ServerOptimizerName
@@ -40,9 +56,13 @@ class OptionsWithoutPrior(TypedDict, total=False):
     server_optimizer_beta1: of_runs.Beta1
     server_optimizer_beta2: of_runs.Beta2
     server_optimizer_tau: of_runs.Tau
-    control_variates: of_runs.ControlVariates
+    control_variates: Annotated[
+        of_runs.ControlVariates, Option("control_variates", frozenset({VARYING_WEIGHTS}))
+    ]
     client_rule: of_runs.ClientRule
-    wire_dtype: of_runs.WireDtype
+    wire_dtype: Annotated[
+        of_runs.WireDtype, Option('wire_dtype="bfloat16"', frozenset({WHOLE_UPDATES}))
+    ]
     max_growth: of_runs.MaxGrowth
     loss_limit: of_runs.LossLimit
     update_limit: of_runs.UpdateLimit
@@ -63,17 +83,194 @@ class OptionsWithoutPrior(TypedDict, total=False):
 
 
 class Options(OptionsWithoutPrior, total=False):
-    """The options of every method that has a prior."""
+    """The options of every method that has a prior.
+
+    Parameters
+    ----------
+    fraction_train
+        Share of the clients online that train in a round: ⌈fraction · N⌉, counted exactly.
+    fraction_evaluate
+        The same for evaluation; 0 switches it off.
+    min_train_nodes
+        Minimum number of clients to draw for training.
+    min_evaluate_nodes
+        Minimum number of clients to draw for evaluation.
+    min_available_nodes
+        Number of clients to wait for before a round starts.
+    evaluate_every
+        Clients evaluate after every round that is a multiple of this, and after the last; 0: only
+        after the last.
+    seed
+        Clients are drawn by name, from (seed, round) only.
+    weighting
+        The prior p_k: n_k / Σ n or 1/m. Methods without a prior refuse it.
+    proximal_mu
+        Clients add (mu/2)‖x − w‖² to their loss.
+    personal_lambda
+        Above 0, clients also train a personal model, which is pulled towards w with this strength.
+    personal_parameters
+        Parameters that each client trains with the others and keeps for itself: `head` (the last
+        layer that is trained), `body` (all others), `norm` (parameters and statistics of
+        normalization layers), or patterns of names such as `fc2.*`, separated by spaces. Updates do
+        not have them.
+    personal_steps
+        "together", or "head-first": first the personal parameters with the others fixed, then the
+        others with the personal ones fixed (FedRep).
+    head_epochs
+        Passes over the local data for the personal parameters with "head-first".
+    fine_tune_epochs
+        Above 0, each client trains the model that it evaluates by this many passes over its local
+        data, is scored as with a personal model, and forgets it.
+    draw
+        "uniform", without replacement, or "examples": K draws with replacement by the clients'
+        numbers of examples (Wang et al., FedFV, Algorithm 1). A client that is drawn twice trains
+        once, and the prior p_k is its share of the draws.
+    prior
+        Weights of clients, as "a=2 b=1"; all others have 1. The prior p_k is a client's share of
+        the round's weights, in place of `weighting`.
+    server_optimizer
+        "avgm", "adagrad", "adam" or "yogi": the server uses the method's step as the gradient of a
+        momentum or adaptive step (see `rounds.server_optimizer`). A skipped round, or a round
+        without a step, leaves the momentum unchanged. "none": no server optimizer.
+    server_optimizer_lr : float above 0 or None, default None
+        Step size of the server optimizer. None: 1 for "avgm"; the others need a value.
+    server_optimizer_beta1
+        Share of the momentum that is kept from round to round.
+    server_optimizer_beta2
+        Share of the mean squared step that "adam" and "yogi" keep.
+    server_optimizer_tau
+        Number that "adagrad", "adam" and "yogi" add to the root of the squared steps.
+    control_variates
+        Whether clients correct their steps by control variates, which they and the server keep, as
+        in SCAFFOLD. Methods with weights that change from round to round refuse it: the correction
+        assumes the weights that it was computed with.
+    client_rule : import string, default none
+        A class of your own, such as my_module:MyRule, that corrects clients' local steps by a state
+        that they keep between rounds. The run's setting of the same name must have the same value.
+    wire_dtype
+        "bfloat16-updates": clients reply their updates rounded to bfloat16, and carry the rounding
+        error to their next update; "bfloat16": they get the model rounded, too. The server's own
+        model stays in float32. Methods with client state that follows from whole updates refuse it.
+    max_growth
+        A reply is refused if its num-examples (or the metric that `weighted_by_key` names) is more
+        than this many times that of the client's first usable reply in this run. It may shrink.
+    loss_limit
+        A reply is refused if the absolute value of a needed loss is more than this many times the
+        larger of 1 and the lower median of the round's otherwise usable replies. The limit is wide,
+        because a badly served client does have a high loss. The reply is refused and the loss not
+        capped, because a liar with a capped loss would keep the largest weight. The same limit
+        applies to reported learning rates and their sums, relative to the median of at least three
+        clients.
+    update_limit
+        A reply is refused if the norm of its update exceeds that of the received model, and this
+        many times the usual norm. The usual norm is r of `rounds.screening`, times the client's
+        examples over the round's lower median of these (at least 1 and at most 1000). A step is not
+        taken if its norm exceeds this many times the largest of the received model, the round's
+        longest used update and the longest step so far. With a server optimizer, this applies to
+        the method's step and not to the optimizer's, which follows from its step size. inf: no
+        limit.
+    defence
+        "clip" or "nnm": updates are changed before the method sees them; "krum", "trimmed-mean" or
+        "geometric-median": FedAvg's weights are replaced. See `rounds.defences`. "none": no
+        defence.
+    defence_tolerance
+        Number of hostile clients of a round that the defence tolerates, less than half of the
+        clients; 0: a quarter, and at least one.
+    enrolled_sizes : mapping of client names to int at least 1, default none
+        A reply is refused if its num-examples is more than the client's entry here; clients without
+        an entry are not limited.
+    unused_rounds
+        The run stops with an error after this many rounds in a row without a step, because no reply
+        could be used or each step was beyond the model's range; after this many rounds from the
+        first one on in which all replies are the model that was sent; or after this many evaluated
+        rounds in a row without a usable evaluation. 0: it never stops for this.
+    training_clients : names, default none
+        Only these clients train: they are drawn among these, and fractions are shares of them. All
+        clients evaluate. A round with none of them online is skipped. Without names, all train.
+    average_models
+        Whether the mean of the global models after each round so far is evaluated and saved instead
+        of the last one. A skipped round leaves it unchanged. Training continues from the last
+        model.
+    buffers : names of float arrays or None, default None
+        BatchNorm statistics: averaged by p_k and not part of the update. None: the float arrays
+        with names that end in running_mean or running_var; an empty sequence: no buffers.
+    shared : mapping of names of arrays to names of arrays, default none
+        Arrays that are the same parameter as another one (tied weights), which counts once.
+    frozen : names of arrays, default none
+        Parameters that no client trains: they stay unchanged, and are not part of the update. A
+        reply may omit them, and is refused if it has other values of them.
+    weighted_by_key, arrayrecord_key, configrecord_key
+        As in Flower's FedAvg, with its defaults.
+    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : function or None, default None
+        As in Flower's FedAvg: called with the contents of the used replies, in the order of client
+        names, and `weighted_by_key`. Its result replaces the means of the metrics; None: the means
+        of the metrics of all replies.
+    """
 
     weighting: str | None
 
 
+_DECLARED = get_type_hints(OptionsWithoutPrior, include_extras=True)
+
 # The common options that are numbers, strings or flags, by their names in Python.
 OPTIONS: Mapping[str, Parameter] = {
     name: option
-    for name, annotation in get_type_hints(OptionsWithoutPrior, include_extras=True).items()
+    for name, annotation in _DECLARED.items()
     if (option := annotated(name, annotation, None))
 }
+
+# The options that clients get with their work, as its terms.
+SENT_OPTIONS = tuple(
+    name
+    for name, annotation in _DECLARED.items()
+    if any(isinstance(each, Neutral) for each in get_args(annotation))
+)
+
+# The options that change something which a method may need, unless they have their default.
+CHANGING: Mapping[str, Option] = {
+    name: each
+    for name, annotation in _DECLARED.items()
+    for each in get_args(annotation)
+    if isinstance(each, Option)
+}
+
+
+# The usual names of the parameters with which methods set common options themselves.
+OWN_NAMES = {"proximal_mu": "mu", "personal_lambda": "lam"}
+
+
+class CommonOptions:
+    """The attributes of a method that hold common options as they were given."""
+
+    own_terms: ClassVar[frozenset[str]]
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    evaluate_every: int
+    seed: int
+    proximal_mu: float
+    personal_lambda: float
+    personal_parameters: str
+    fine_tune_epochs: int
+    prior: str
+    control_variates: bool
+    client_rule: str
+    wire_dtype: str
+    max_growth: float
+    loss_limit: float
+    update_limit: float
+    unused_rounds: int
+    average_models: bool
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+
+    @property
+    def trains_personal_models(self) -> bool:
+        """Whether clients train a personal model next to the global one."""
+        return "personal_lambda" in self.own_terms or self.personal_lambda > 0.0
 
 
 def checking(construct: Callable[..., None]) -> Callable[..., None]:
@@ -87,7 +284,7 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(construct)
     def checked(self: object, *values: Any, **named: Any) -> None:
-        declared = arguments_of(construct)
+        declared = arguments_of(checked)
         # Raises TypeError for positional values of keyword-only parameters, before any check.
         inspect.signature(construct).bind_partial(self, *values)
 
@@ -101,8 +298,45 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
         construct(self, *first, *values[len(first) :], **others)
         if not hasattr(self, "progress"):
             raise FairbloomError(
-                f"{type(self).__name__} is no method yet, since a constructor of it does not call "
-                "super().__init__(**options): call it first"
+                f"{type(self).__name__} is not complete: its constructor never calls"
+                " super().__init__(**options): call it first"
             )
 
+    # A signature with names that only a type checker imports stays as it is.
+    with suppress(NameError):
+        checked.__signature__ = expand_signature(construct)  # type: ignore[attr-defined]
     return checked
+
+
+def added_options(extended: Any) -> dict[str, Any]:
+    """Return the annotations of the options that a TypedDict adds to Options, by name."""
+    declared = get_type_hints(extended, include_extras=True)
+    return {name: declared[name] for name in declared if name not in Options.__optional_keys__}
+
+
+def split_options(extended: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], Options]:
+    """Return the values of the options that a TypedDict adds, or their defaults, and the others."""
+    common = {**given}
+    added = {
+        name: common.pop(name, of_runs.default_of(annotation))
+        for name, annotation in added_options(extended).items()
+    }
+    return added, cast(Options, common)
+
+
+def expand_signature(construct: Callable[..., None]) -> inspect.Signature:
+    """Return a constructor's signature, with the options that its TypedDict adds as parameters."""
+    signature = inspect.signature(construct, eval_str=True)
+    *others, last = signature.parameters.values()
+    unpacked = get_args(last.annotation) if last.kind is last.VAR_KEYWORD else ()
+    added = added_options(unpacked[0]) if unpacked and is_typeddict(unpacked[0]) else {}
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=of_runs.default_of(annotation),
+            annotation=annotation,
+        )
+        for name, annotation in added.items()
+    ]
+    return signature.replace(parameters=[*others, *parameters, last])

@@ -10,6 +10,8 @@ from typing import Any
 
 from fairbloom.protocol.parameters import (
     Choices as Choices,
+    Default as Default,
+    Meaning as Meaning,
     NonNegative as NonNegative,
     Pairs as Pairs,
     Parameter,

@@ -7,7 +7,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from fairbloom.logs import log
 from fairbloom.protocol.advice import advice_on
-from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER, ENDING, narrow
+from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER
+from fairbloom.protocol.codec import Codec, name_of
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import (
     CLIENT,
@@ -125,15 +126,12 @@ def record_of(model: Model) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in model.items()})
 
 
-def message_of(arrays: ArrayRecord, layout: Layout) -> ArrayRecord:
-    """Return a model's arrays in bfloat16 where messages may have them so, as Flower sends them."""
-    message = ArrayRecord()
-    for name, array in arrays.items():
-        if name in layout.rounded:
-            message[f"{name}{ENDING}"] = Array(narrow(read_values(array)))
-        else:
-            message[name] = array
-    return message
+def message_of(arrays: ArrayRecord, layout: Layout, codec: Codec) -> ArrayRecord:
+    """Return a model's arrays as Flower sends them with this codec."""
+    if not codec.rounds_model:
+        return arrays
+    sent = codec.send_model(model_of(arrays), layout.rounded)
+    return ArrayRecord({name: arrays.get(name) or Array(values) for name, values in sent.items()})
 
 
 def model_of(arrays: ArrayRecord) -> Model:
@@ -157,20 +155,18 @@ def check_rounded(metrics: dict[str, float]) -> None:
 
 
 def read_arrays(
-    content: RecordDict, key: str, layout: Layout, second: str = "", *, has_bits: bool = False
+    content: RecordDict, key: str, layout: Layout, codec: Codec, second: str = ""
 ) -> Model:
     """Return a reply's arrays; raise ValueError if they do not fit the layout.
 
     The record may have another name than `key` if it is the only one besides that of a `second`
-    model. With `has_bits`, trained arrays are the bits of updates in bfloat16.
+    model.
     """
     record = _find_record(content.array_records, key, "ArrayRecord", second)
-    return _read_model(record, layout, has_bits=has_bits)
+    return _read_model(record, layout, codec)
 
 
-def read_second(
-    content: RecordDict, record: str, into: Updates | None, *, has_bits: bool = False
-) -> Model:
+def read_second(content: RecordDict, record: str, into: Updates | None, codec: Codec) -> Model:
     """Return the second model of a reply, checked like a first one.
 
     Unless the record is a snapshot, arrays that are not part of an update are ignored.
@@ -186,25 +182,27 @@ def read_second(
     used = {
         name: array
         for name, array in content.array_records[record].items()
-        if is_snapshot or name.removesuffix(ENDING) in layout.arrays
+        if is_snapshot or name_of(name) in layout.arrays
     }
     try:
-        return _read_model(used, layout, has_bits=has_bits)
+        return _read_model(used, layout, codec)
     except ValueError as error:
         raise ValueError(f"ArrayRecord {record!r}: {error}") from error
 
 
-def _read_model(record: Mapping[str, Array], layout: Layout, *, has_bits: bool = False) -> Model:
+def _read_model(record: Mapping[str, Array], layout: Layout, codec: Codec) -> Model:
     """Return a record's arrays; raise ValueError if names, shapes or kinds of dtype do not fit."""
     arrays = {}
     for name, array in record.items():
         try:
-            arrays[name.removesuffix(ENDING) if has_bits else name] = read_values(array)
+            arrays[name] = read_values(array)
         except Exception as error:  # a client's bytes can make NumPy raise anything
             raise ValueError(f"array {name!r} can't be read: {error}") from error
-    if (mismatch := layout.mismatch(arrays, has_bits=has_bits)) is not None:
+    replied = codec.read_update(arrays)
+    mismatch = layout.mismatch(replied, has_bits=codec.rounds_updates)
+    if mismatch is not None:
         raise ValueError(mismatch)
-    return arrays
+    return replied
 
 
 def _find_record(records: Mapping[str, Any], key: str, kind: str, second: str = "") -> Any:

@@ -30,8 +30,10 @@ from fairbloom.protocol.names import (
     LOSS_BEFORE,
     NUM_EXAMPLES,
     PERSONAL,
+    PERSONAL_ROUND,
     POSITIVES,
     STEP_SUM,
+    TRAIN,
     TRAIN_LOSS,
     VALIDATION,
 )
@@ -83,11 +85,7 @@ def usable_metrics(
         raise ValueError(f"num-examples must be an integer of at least 1, got {count!r}")
     if count > LARGEST_COUNT:
         raise ValueError(f"num-examples must be at most 2**53, got {count!r}")
-    finite = {
-        key: value
-        for key, value in record.items()
-        if isinstance(value, (int, float)) and abs(value) <= LARGEST
-    }
+    finite = _finite_metrics(record)
     if not 0 < finite.get(weight_key, 0) <= LARGEST_COUNT:
         raise ValueError(
             f"{weight_key} must be a positive number of at most 2**53, got"
@@ -112,13 +110,26 @@ def usable_metrics(
     return finite
 
 
+def _finite_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        key: value
+        for key, value in record.items()
+        if isinstance(value, (int, float)) and abs(value) <= LARGEST
+    }
+
+
 def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, float]:
     """Return the finite numbers among a client's evaluation metrics.
 
-    Raise ValueError if the count is not positive. `screen_evaluations` checks the scores.
+    The count may be missing only if no metric is measured on test examples: a device does not say
+    how many it has if these are fewer than its owner's floor. Raise ValueError if the count is not
+    positive. `screen_evaluations` checks the scores.
     """
     if record.get(NUM_EXAMPLES) == 0:
         raise ValueError("it has no test examples, so it counts in no measure")
+    others = (f"{TRAIN}-", PERSONAL_ROUND)
+    if all(name.startswith(others) or f"-{VALIDATION}" in name for name in record):
+        return _finite_metrics(record)
     return usable_metrics(record, weight_key)
 
 
@@ -197,6 +208,8 @@ def implausible_counts(
     """
     reasons: dict[str, str] = {}
     for name, report in reports.items():
+        if NUM_EXAMPLES not in report:  # an evaluation by a device that holds it back
+            continue
         examples = report[NUM_EXAMPLES]
         weight = report[weight_key]
         is_new = name not in enrolled and name not in first

@@ -195,6 +195,4 @@ def moments_of(
             f"the state is of a run with server_optimizer = {stored!r}, got {current!r}: continue"
             " with that, or begin again"
         )
-    if state is None or state["moments"] is None:
-        return None
-    return Moments(**state["moments"])
+    return None if state is None or state["moments"] is None else Moments(**state["moments"])

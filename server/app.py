@@ -29,14 +29,15 @@ from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.loop import NothingLearnedError, Rounds
+from fairbloom.rounds.learning import NothingLearnedError
+from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
-from fairbloom.rounds.round import Round, StopRun
+from fairbloom.rounds.round import StopRun
 from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.strategies import FairStrategy
+from fairbloom.tables.groups import find_two_groups
 from fairbloom.tasks import digests, find_task, load_task
-from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.models import (
     arrays_of,
     check_arrays,
@@ -47,8 +48,7 @@ from fairbloom.tasks.models import (
 )
 from fairbloom.tasks.models.weights import load_initial_weights
 from fairbloom.tasks.optimizers import usual_learning_rate
-from fairbloom.tasks.positive import warn_of_unstated
-from fairbloom.tasks.score import check_measured, decide_score, has_two_classes
+from fairbloom.tasks.score import check_measured, decide_score, has_two_classes, warn_of_unstated
 from fairbloom.text import text_if
 
 from .checkpoint import list_checkpoints
@@ -194,9 +194,7 @@ def federate(
         run is known, and how they are computed, in plain values for the record of the run.
     """
     path = choose_run_folder(settings)
-    data: Mapping[str, str] = {}
-    if not deployed:
-        data = digests(settings)
+    data: Mapping[str, str] = {} if deployed else digests(settings)
     wanted = settings.run_config()
     check_folder(path, wanted)
     check_same_data(path, data)
@@ -254,9 +252,7 @@ def federate(
         write_initial_files(path, RunStart(task, data, choice, deployed, is_own))
         check_arrays(module)
         declare_arrays(method, module)
-        known: tuple[str, ...] = ()
-        if deployed:
-            known = record_known(path, clients.online(1)).known
+        known: tuple[str, ...] = record_known(path, clients.online(1)).known if deployed else ()
         # Only real devices report their own counts.
         limit = MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf
         rounds = Rounds(
@@ -287,8 +283,7 @@ def _run_rounds(
     method.summary()
     if (usual := usual_learning_rate(settings)) is not None:
         log.warning(
-            "learning-rate = %g is the default for SGD, and %s mostly needs less: set it, to %g"
-            " say",
+            "learning-rate %g suits SGD; %s usually needs less, for example %g",
             settings.learning_rate,
             settings.optimizer,
             usual,
@@ -311,7 +306,7 @@ def _run_rounds(
         remaining = rounds.run(model, measure=measure, measure_after=[TRAIN_LOSS])
         if recorder.stopped:  # the process was lost between the last round and the final model
             remaining = iter(())
-        for finished in _until_stopped(remaining, recorder, method):
+        for finished in remaining:
             if deployed:
                 record_known(recorder.path, rounds.known)
             row = recorder.record(finished, seconds=time.perf_counter() - started)
@@ -333,21 +328,8 @@ def _run_rounds(
             if recorder.stopped:
                 break
             started = time.perf_counter()
+        recorder.stopped = recorder.stopped or rounds.stopped
     recorder.finish(rounds.mean_model(model))
-
-
-def _until_stopped(
-    remaining: Iterator[Round], recorder: RunRecorder, method: FairStrategy
-) -> Iterator[Round]:
-    """Yield the rounds; StopRun of a user's method ends the run before the round that raised it."""
-    last = method.progress.finished_rounds
-    try:
-        for finished in remaining:
-            yield finished
-            last = finished.number
-    except StopRun as stop:
-        recorder.stopped = stop.reason
-        method.progress.finished_rounds = last
 
 
 def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Model:

@@ -97,9 +97,7 @@ def _detach(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:
         return {"array": name}
     if isinstance(value, Mapping):
         return {"dict": {key: _detach(item, tensors) for key, item in value.items()}}
-    if isinstance(value, list):
-        return [_detach(item, tensors) for item in value]
-    return value
+    return [_detach(item, tensors) for item in value] if isinstance(value, list) else value
 
 
 def _attach(value: Any, tensors: Mapping[str, NDArray[Any]]) -> Any:

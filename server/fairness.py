@@ -151,9 +151,7 @@ def _gini(ascending: NDArray[np.float64]) -> float:
     if ascending[0] < 0.0:
         return math.nan
     ranks = 2.0 * np.arange(1, n + 1) - n - 1.0
-    if ascending[-1] == 0.0:
-        return 0.0
-    return float(ranks @ ascending / (n * total))
+    return 0.0 if ascending[-1] == 0.0 else float(ranks @ ascending / (n * total))
 
 
 def _entropy(ascending: NDArray[np.float64]) -> float:

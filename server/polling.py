@@ -197,9 +197,7 @@ class PollingGrid(Grid):
         working = MessageType.QUERY not in kinds
         pending = self._send(messages)
         watch = Stopwatch()
-        left = math.inf
-        if timeout is not None:
-            left = timeout
+        left = math.inf if timeout is None else timeout
         absences = Absences()
         extended = False
         replies: list[Message] = []

@@ -62,9 +62,7 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         raise RunFolderError(f"{folder} cannot be read: {error.strerror}") from error
     latest = rows[-10:]  # for the median seconds of a round, and for refused replies
     seconds = [float(row["seconds"]) for row in latest if row.get("seconds")]
-    seconds_per_round: float | None = None
-    if seconds:
-        seconds_per_round = round(median(seconds), 3)
+    seconds_per_round: float | None = round(median(seconds), 3) if seconds else None
     seconds_since_round: float | None = None
     if changed is not None:
         seconds_since_round = round(max(0.0, time.time() - changed), 1)

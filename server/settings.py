@@ -9,6 +9,7 @@ from typing import Any, Self
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, share_in
+from fairbloom.protocol.effects import WithoutEffect, explain_without_effect
 from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
 from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.scores import FURTHER
@@ -112,6 +113,7 @@ class Settings(RunSettings):
             resolved["scores"] = ",".join([*split_names(run.scores), run.score])
         settings = cls.model_validate({**given, **resolved})
         settings.check_sizes()
+        settings.check_effects()
         settings.check_attack()
         settings.check_quorum()
         settings.check_scores()
@@ -128,46 +130,64 @@ class Settings(RunSettings):
             raise SettingsError(f"enrolled-sizes = {self.enrolled_sizes!r}: {error}") from error
 
     def check_attack(self) -> None:
-        """Raise SettingsError if an attack or defence is unknown or has no effect."""
-        if not self.attack:
-            for key in ("attackers", "attack-strength", "attack-from"):
-                if (value := getattr(self, SETTINGS[key].argument)) != SETTINGS[key].default:
-                    raise SettingsError(
-                        f"{key} = {value!r} has no effect: name an attack by attack, as in"
-                        " sign-flip"
-                    )
-            return
-        if self.attack not in ATTACKS and not is_import_string(self.attack):
+        """Raise SettingsError if the attack, or the share of attackers, is unknown."""
+        if self.attack and self.attack not in ATTACKS and not is_import_string(self.attack):
             hint = did_you_mean(self.attack, ATTACKS)
             raise SettingsError(
                 f"attack = {self.attack!r}: {hint}there are {', '.join(ATTACKS)}, and yours as"
                 " my_module:attack"
-            )
-        if not self.attackers:
-            raise SettingsError(
-                f"attack = {self.attack!r} has no effect: say who attacks by attackers, as names or"
-                " as a share, 0.25"
             )
         share = share_in(self.attackers)
         if share is not None and not 0.0 < share < 1.0:
             raise SettingsError(
                 f"attackers = {self.attackers!r}: a share must be above 0 and below 1"
             )
-        if self.attack_from > self.num_rounds:
-            raise SettingsError(
-                f"attack-from = {self.attack_from} has no effect in {self.num_rounds} rounds: lower"
-                " it, or raise num-rounds"
-            )
-        if self.attack in ATTACKS and ATTACKS[self.attack] is None and self.attack_strength:
-            raise SettingsError(
-                f"attack-strength = {self.attack_strength} has no effect on {self.attack}: leave"
-                " it out"
-            )
-        if self.attack == LABEL_FLIP and self.attack_from > 1:
-            raise SettingsError(
-                f"attack-from = {self.attack_from} has no effect on {LABEL_FLIP}, which changes the"
-                " data of the whole run: leave it out"
-            )
+
+    def check_effects(self) -> None:
+        """Raise SettingsError if a setting has no effect with the others."""
+        given = {
+            key: f"{key} = {value!r}"
+            for key, each in SETTINGS.items()
+            if (value := getattr(self, each.argument)) != each.default
+        }
+        of_attack = ("attackers", "attack-strength", "attack-from")
+        rules = (
+            WithoutEffect(
+                of_attack, not self.attack, "", "name an attack by attack, as in sign-flip"
+            ),
+            WithoutEffect(
+                ("attack",),
+                not self.attackers,
+                "",
+                "say who attacks by attackers, as names or as a share, 0.25",
+            ),
+            WithoutEffect(
+                ("attack-from",),
+                self.attack_from > self.num_rounds,
+                f" in {self.num_rounds} rounds",
+                "lower it, or raise num-rounds",
+            ),
+            WithoutEffect(
+                ("attack-strength",),
+                self.attack in ATTACKS and ATTACKS[self.attack] is None,
+                f" on {self.attack}",
+                "leave it out",
+            ),
+            WithoutEffect(
+                ("attack-from",),
+                self.attack == LABEL_FLIP,
+                f" on {LABEL_FLIP}, which changes the data of the whole run",
+                "leave it out",
+            ),
+            WithoutEffect(
+                ("early-stopping", "best-model"),
+                not self.evaluate_every,
+                " with evaluate-every = 0, which evaluates only the last round",
+                "set evaluate-every, as in 1",
+            ),
+        )
+        if error := explain_without_effect(given, rules):
+            raise SettingsError(error)
 
     def check_scores(self) -> None:
         """Raise SettingsError if `scores` names an unknown score."""
@@ -210,19 +230,12 @@ class Settings(RunSettings):
             raise SettingsError(f"{blamed}{error}") from error
 
     def check_evaluation(self) -> None:
-        """Raise SettingsError if early stopping or `best-model` has no scores to choose by."""
+        """Raise SettingsError if early stopping has no scores to choose by."""
         if self.early_stopping and not self.validation_share:
             raise SettingsError(
                 f"early-stopping = {self.early_stopping} needs validation examples: set"
                 " validation-share, such as 0.2"
             )
-        for key in ("early-stopping", "best-model"):
-            value = getattr(self, SETTINGS[key].argument)
-            if value != SETTINGS[key].default and not self.evaluate_every:
-                raise SettingsError(
-                    f"{key} = {value!r} has no effect with evaluate-every = 0, which evaluates only"
-                    " the last round: set evaluate-every, as in 1"
-                )
 
     def check_norm(self) -> None:
         """Raise SettingsError if initial weights would go into other norm layers than their own."""
@@ -371,13 +384,6 @@ def check_used(
 
     If clients come with the data, only `deployed` runs use `clients`: they wait for that many.
     """
-    if given.get("pooled"):
-        for key in ("fraction", "training-clients", "prior", "attack", "defence"):
-            if key in given:
-                raise SettingsError(
-                    f"{key} has no effect with pooled = true, as one client a round trains: leave"
-                    " it out"
-                )
     info = find_task(task)
     none_to_choose = {
         "model": not info.models and not info.is_user_defined,
@@ -387,33 +393,65 @@ def check_used(
         "test-share": given.get(f"{info.name}.test") == "official",
     }
     partition = info.setup(RunSettings.of(given)).partition
-    chosen_methods = {find_method(name).__name__.lower() for name in methods}
-    for key in given:
-        if not deployed and key in marked(Mark.DEPLOYED):
-            raise SettingsError(
-                f"{key} has no effect in one process, where every client answers: leave it out"
+    named = ", ".join(map(repr, methods))
+    owners = {info.name, *(find_method(name).__name__.lower() for name in methods)}
+    of_others = [key for key in given if "." in key and key.partition(".")[0] not in owners]
+    of_tasks = [key for key in of_others if key.partition(".")[0] in TASKS]
+    of_methods = [key for key in of_others if key.partition(".")[0] in METHODS]
+    of_partitions = {
+        key: wanted[0]
+        for key, each in SETTINGS.items()
+        if (wanted := each.partitions) and partition not in wanted
+    }
+    rules = (
+        WithoutEffect(
+            ("fraction", "training-clients", "prior", "attack", "defence"),
+            bool(given.get("pooled")),
+            " with pooled = true, as one client a round trains",
+            "leave it out",
+        ),
+        WithoutEffect(
+            marked(Mark.DEPLOYED),
+            not deployed,
+            " in one process, where every client answers",
+            "leave it out",
+        ),
+        *(
+            WithoutEffect(
+                (key,),
+                True,
+                f" with task = {task!r}",
+                f"leave it out, or set task={key.partition('.')[0]}",
             )
-        owner, dot, _ = key.partition(".")
-        if dot and owner in TASKS and owner != info.name:
-            raise SettingsError(
-                f"{key} has no effect with task = {task!r}: leave it out, or set task={owner}"
+            for key in of_tasks
+        ),
+        *(
+            WithoutEffect(
+                (key,),
+                True,
+                f" with method = {named}",
+                f"leave it out, or set method={key.partition('.')[0]}",
             )
-        if dot and owner in METHODS and owner not in chosen_methods:
-            raise SettingsError(
-                f"{key} has no effect with method = {', '.join(map(repr, methods))}: leave it out,"
-                f" or set method={owner}"
+            for key in of_methods
+        ),
+        *(
+            WithoutEffect(
+                (key,), idle, f" with task = {task!r}, which leaves no choice", "leave it out"
             )
-        if none_to_choose.get(key):
-            raise SettingsError(
-                f"{key} has no effect with task = {task!r}, which leaves no choice: leave it out"
+            for key, idle in none_to_choose.items()
+        ),
+        *(
+            WithoutEffect(
+                (key,),
+                bool(info.partitions),
+                f" with partition = {partition!r}",
+                f"leave it out, or set partition={wanted}",
             )
-        if info.partitions and key in SETTINGS:
-            wanted = SETTINGS[key].partitions
-            if wanted and partition not in wanted:
-                raise SettingsError(
-                    f"{key} has no effect with partition = {partition!r}: leave it out, or set"
-                    f" partition={wanted[0]}"
-                )
+            for key, wanted in of_partitions.items()
+        ),
+    )
+    if error := explain_without_effect({key: key for key in given}, rules):
+        raise SettingsError(error)
 
 
 def check_pace(settings: Settings) -> None:
@@ -432,9 +470,7 @@ def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set
         value = settings.get(key)
         if key == "early-stopping" and value == 0:
             return math.inf
-        if isinstance(value, int):
-            return value
-        return None
+        return value if isinstance(value, int) else None
 
     pairs = {key: (reach(there, key), reach(config, key)) for key in marked(Mark.EXTENDABLE)}
     return {

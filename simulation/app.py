@@ -26,8 +26,8 @@ from fairbloom.text import text_if
 from .grid import SERVER, InProcessGrid
 from .run import one_thread
 
-# What a run by `flwr run` adds to the environment: the installed packages are those of the app, and
-# the commands that Flower starts are those of this Python.
+# Added to the environment of `flwr run`: the app uses the installed packages, and Flower starts the
+# commands of this Python.
 ENVIRONMENT = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
 
 
@@ -69,7 +69,7 @@ def run_by_flwr(
 ) -> None:
     """Run the app in a folder by `flwr run`, in Flower's simulation, and wait for its end.
 
-    Arguments and errors are those of `run_app`.
+    Takes the arguments of `run_app`, and raises its errors.
     """
     federation = f"num-supernodes={clients} client-resources-num-cpus=1"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

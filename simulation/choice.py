@@ -157,12 +157,12 @@ def choose(settings: RunSettings, processors: int) -> Choice:
 def why_unstackable(
     settings: RunSettings, task: Task, model: nn.Module, examples: AnyExamples
 ) -> str:
-    """Return why clients cannot be stacked, or ""; `examples` are those of any client."""
+    """Return why clients cannot be stacked, or ""; `examples` are any client's."""
     rules = rules_of(settings, FIRST_ROUND)
     if unsupported := find_unsupported(
         FIRST_ROUND, rules, global_work(settings, FIRST_ROUND, rules)
     ):
-        return f"stacked clients do not honour {unsupported}"
+        return f"stacking does not support {unsupported}"
     try:
         program = make_program(model, task, examples)
     except UnstackableError as reason:
@@ -233,7 +233,7 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Trial
         except Exception as error:
             reasons[name] = failure_reason(error)
     (name, reason), *others = reasons.items()
-    too = text_if(others, f", and those of {len(others)} others")
+    too = text_if(others, f", as did {len(others)} others")
     raise FairbloomError(
         f"{reason} (a trial step of client {name} failed before the first round{too}; fairbloom run"
         " --debug shows the whole traceback)"

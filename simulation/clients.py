@@ -11,14 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import Module
 
-from fairbloom.client.archive import Archive, ArchivedStates
 from fairbloom.client.capture import Capture
 from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
 from fairbloom.client.local_round import Update, evaluate_client, train_client
 from fairbloom.client.rounding import round_updates
-from fairbloom.client.states import ClientStates, StateDict, state_folder
+from fairbloom.client.states import ClientStates, StateDict, state_folder, store
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.bfloat16 import BITS, widen
@@ -42,6 +41,7 @@ from fairbloom.rounds.sampling import share
 from fairbloom.rounds.screening import usable_evaluation, usable_metrics
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Matrix
+from fairbloom.system.versions import Versions
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.inputs import move
 from fairbloom.tasks.models import arrays_of
@@ -97,8 +97,9 @@ class LocalClients:
         self._hostile = self._adversaries.names if self._adversaries else frozenset[str]()
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
-        self._archive = Archive(state_folder(self.settings))
-        self._states: OrderedDict[str, ArchivedStates] = OrderedDict()
+        self._states_folder = state_folder(self.settings)
+        self._files = None if self._states_folder is None else Versions(self._states_folder)
+        self._states: OrderedDict[str, ClientStates] = OrderedDict()
         self._cache_size = MAX_CACHED_CLIENTS
         self._kept_preprocessing = False
         self.on_trained: OnTrained = ignore
@@ -136,8 +137,8 @@ class LocalClients:
             task = load_task(self.settings)
             # Preprocessing that is the same for all clients is in the run folder.
             if task.preprocessing is not None and task.preprocessing("").per_client:
-                keep_preprocessing(self._archive.folder, task, self._names)
-        self._archive.store(self._states.values(), since)
+                keep_preprocessing(self._states_folder, task, self._names)
+        store(self._files, self._states.values(), since)
         while len(self._states) > self._cache_size:
             self._states.popitem(last=False)  # it is on disk
 
@@ -176,7 +177,7 @@ class LocalClients:
     def states(self, name: str) -> ClientStates:
         """Return the states that a client keeps between rounds."""
         if name not in self._states:
-            self._states[name] = ArchivedStates(name, self._archive)
+            self._states[name] = ClientStates(self._files, name, at_once=False)
         self._states.move_to_end(name)
         return self._states[name]
 
@@ -216,8 +217,8 @@ class LocalClients:
         vectors = sum(
             size_on_the_wire(array) for arrays in sent.values() for array in arrays.values()
         )
-        size = self._size_of(model, layout.rounded if terms.rounds_model else ())
-        rounded = layout.rounded if terms.rounds_updates else ()
+        size = self._size_of(model, layout.rounded if terms.codec.rounds_model else ())
+        rounded = layout.rounded if terms.codec.rounds_updates else ()
         reply_size = self._size_of(model, rounded)
         if trained.second is not None:
             reply_size += self._size_of(trained.second.layout.arrays, rounded)
@@ -253,7 +254,7 @@ class LocalClients:
     def collect(self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms) -> None:
         """Add the replies, by client in the order of names and rows; refuse unusable ones."""
         method = self.method
-        if terms.rounds_updates:
+        if terms.codec.rounds_updates:
             self._round_updates(trained, replies, terms)
         metrics = {name: reply.metrics for name, reply in replies.items()}
         reports = screen_reports(
@@ -281,13 +282,13 @@ class LocalClients:
         given = (trained.updates, trained.second)
         for updates in (each for each in given if each is not None):
             layout = updates.layout
-            received = layout.rounded_model() if terms.rounds_model else layout.arrays
+            received = self.received(layout.arrays, terms)
             flat = {name: received[name].ravel() for name in layout.trainable}
             for name, reply in replies.items():
                 row = updates.matrix[reply.row]
-                states = self.states(name) if updates is trained.updates else ClientStates(None)
+                states = self.states(name) if updates is trained.updates else ClientStates()
                 models = {array: row[place] for array, place in layout.slices}
-                sent = round_updates(states, terms.server_round, flat, models)
+                sent = round_updates(states, terms, flat, models)
                 for array, place in layout.slices:
                     np.subtract(layout.flat[place], widen(sent[array]), out=row[place])
                 updates.matrix[reply.row] = row  # that of a matrix on a card is a copy
@@ -342,7 +343,7 @@ class LocalClients:
         usable = screen_reports(reports, usable_evaluation, self.method.weighted_by_key, refused)
         if self._adversaries is not None:
             self._adversaries.lie(usable, refused.round, evaluated=True)
-        rounded = self.method.layout_of(model).rounded if terms.rounds_model else ()
+        rounded = self.method.layout_of(model).rounded if terms.codec.rounds_model else ()
         bytes_sent = len(names) * self._size_of(model, rounded)
         return Replies(
             metrics=usable, refused=refused, hostile=self._hostile, bytes_sent=bytes_sent
@@ -353,7 +354,10 @@ class LocalClients:
 
     def received(self, model: Model, terms: Terms) -> Model:
         """Return a model as clients receive it."""
-        return self.method.layout_of(model).rounded_model() if terms.rounds_model else model
+        if not terms.codec.rounds_model:
+            return model
+        sent = terms.codec.send_model(model, self.method.layout_of(model).rounded)
+        return terms.codec.receive_model(sent, {name: each.dtype for name, each in model.items()})
 
     def on_device(self, model: Model) -> StateDict:
         """Return a copy of a model as tensors on the device."""

@@ -20,8 +20,8 @@ from fairbloom.tasks.models import arrays_of
 
 GIGABYTE = 1_000_000_000
 
-# The part of a card's memory that a round's updates may take. It is one of all memory, as what is
-# free differs from run to run: sums on the card and on the processor differ by rounding.
+# The part of a card's memory that a round's updates may take. It is a share of all memory, because
+# free memory differs from run to run: sums on the card and on the processor differ by rounding.
 SHARE = 1 / 8
 
 # Numbers that are multiplied at once, in a copy in float64.

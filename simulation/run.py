@@ -11,6 +11,7 @@ from fairbloom.client.device import choose_device, computing_in
 from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.states import state_folder
 from fairbloom.logs import log
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import choose_run_folder, federate, keep_schema
@@ -113,7 +114,8 @@ def _note_end_of_recording(folder: Path, choice: Choice, clients: LocalClients) 
 def _mend_preprocessing(settings: Settings, folder: Path) -> None:
     """Write the clients' preprocessing of a finished run again if its file is damaged."""
     # Clients know their states by the settings with which the run went, its fraction for example.
-    states = state_folder({**CONFIG.read(folder).settings, "state-dir": settings.state_dir})
+    recorded = RunSettings.of({**CONFIG.read(folder).settings, "state-dir": settings.state_dir})
+    states = state_folder(recorded)
     if states is not None and PREPROCESSING.name in find_damaged(states):
         log.warning("%s was damaged, and is written again", PREPROCESSING.path_in(states))
         task = load_task(settings)

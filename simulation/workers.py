@@ -1,7 +1,7 @@
 """The engine `workers`: a round's clients on several forked processes with one thread each.
 
 Each client computes as it does in the loop, to the same bits. Workers are forked, so that they have
-the task, the data and the model of this process, also those of a notebook, in the same memory.
+the task, the data and the model of this process, also a notebook's, in the same memory.
 Models are handed over in shared memory, all else through pipes; a worker gets one client at a time,
 the largest first. It keeps no state that matters: if it ends during a round, as when the system
 kills it because memory runs short, another worker computes its client, to the same numbers. A
@@ -45,8 +45,8 @@ Work = Literal["train", "evaluate"]
 # The state that a client resumes from, as arrays by name, with the round that made it.
 Starts = Mapping[str, tuple[int, Model]]
 
-# Workers are forked again for clients whose data they lack. Before a fork, the data of clients of
-# later rounds are read for this long: forking again costs 0.1 to 0.3 s each time.
+# Workers are forked again for clients that they have no data of. Before a fork, the data of clients
+# of later rounds are read for this long: forking again costs 0.1 to 0.3 s each time.
 READ_AHEAD_SECONDS = 1.0
 
 # A client that has ended this many workers is refused.
@@ -204,7 +204,7 @@ class Workers:
     ) -> Reply:
         """Compute a client; leave its models in the shared memory."""
         states = {name: {made: tensors_of(arrays)} for name, (made, arrays) in starts.items()}
-        local = replace(self._find_client(job.name), states=ClientStates(None, states))
+        local = replace(self._find_client(job.name), states=ClientStates(in_memory=states))
         if work == "evaluate":
             return Reply(job.row, evaluate_client(local, received, job.terms), {}, {})
         update = train_client(local, received, job.terms, vectors)

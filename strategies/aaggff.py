@@ -61,15 +61,15 @@ class AAggFF(FairStrategy):
 
     Departures: the poster and the authors' code were read, not the paper's main text. Their code's
     normal ρ falls with the loss, its ons has another ridge and omits a term, and its ftrl forgets
-    the mean response; here all three are as derived. Weights are those of the decision after the
+    the mean response; here all three are as derived. Weights come from the decision after the
     round's losses, restricted to its clients. Under ons, an absent client counts with the mean
     response, and a newcomer gets the mean client's past. A weight below 1e-9 of an ons decision
     counts as 0, because it is the solver's rounding; if all weights are 0, clients are averaged. A
     negative loss counts as 0, and if every loss is 0, all clients count the same.
 
     Objective: the regret of Σ log(1 + ⟨p, r⟩) over all rounds
-    Good for: losses so noisy that a single round is no guide, and few rounds; ftrl for thousands of
-    clients.
+    Good for: losses too noisy for one round to guide the weights, and few rounds; ftrl for
+    thousands of clients.
     Hurts when: a client's loss cannot fall: its weight grows from round to round, though never as
     fast as a loss does.
     Memory: K² + 2K numbers for K clients, or with ftrl one number per client

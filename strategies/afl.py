@@ -63,9 +63,7 @@ class AFL(FairStrategy):
             # a client's share of the draws has its examples already: the mean weight is λ
             c = c * cohort.draws / cohort.counts
         total = c.sum()
-        if total > 0.0:
-            return np.asarray(c / total)
-        return cohort.prior
+        return np.asarray(c / total) if total > 0.0 else cohort.prior
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed

@@ -78,8 +78,8 @@ class Local(FairStrategy):
     Source: the baseline of Li et al., Ditto, ICML 2021, section 4, doi:10.48550/arXiv.2012.04221.
 
     Objective: each client's own loss
-    Good for: measuring what a client gains by taking part: one that is better off alone gains
-    nothing from the others.
+    Good for: measuring what a client gains by taking part: one that is better off by itself
+    gains nothing from the others.
     Hurts when: a client has few examples, because it learns nothing from the others. Newcomers get
     no model.
     Memory: none

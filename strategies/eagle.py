@@ -1,4 +1,4 @@
-"""Variance of the gaps between each client's loss and the loss that it reaches alone."""
+"""Variance of the gaps between each client's loss and its loss without the others."""
 
 from dataclasses import replace
 from typing import ClassVar, Unpack
@@ -11,7 +11,7 @@ from fairbloom.rounds.ranges import NonNegative
 from .strategy import FairStrategy, Tries
 from .vred import above_mean
 
-# A client stops training alone when its loss has fallen by less than TOLERANCE of itself over
+# A client stops training by itself when its loss has fallen by less than TOLERANCE of itself over
 # PATIENCE epochs, or after EPOCHS.
 PATIENCE = 5
 TOLERANCE = 1e-4
@@ -19,14 +19,14 @@ EPOCHS = 200
 
 
 class EAGLE(FairStrategy):
-    r"""EAGLE: descends the mean loss plus λ times the variance of the gaps to losses reached alone.
+    r"""EAGLE: descends the mean loss plus λ times the variance of the gaps to clients' own losses.
 
     .. math:: c_k = p_k \big(1 + 2 \lambda (r_k - \bar r)\big), \qquad r_k = F_k - L_k, \qquad
         \bar r = \sum_j p_j r_j
 
-    L_k is the least loss that client k reaches by training alone, from the first model that it
+    L_k is the least loss that client k reaches without the others, from the first model that it
     receives. The client finds it once, before its first reply, keeps it, and reports it in every
-    round; if it loses L_k, it trains alone again, from the model that it then receives. The weights
+    round; if it loses L_k, it does so again, from the model that it then receives. The weights
     sum to 1; for a large lam some are negative, and are used unchanged: `negative-weights` counts
     them.
 
@@ -41,7 +41,7 @@ class EAGLE(FairStrategy):
     `beta=lam`.
 
     Departures: only the paper's abstract and a summary of it were read, and no public code was
-    found. The stopping rule for training alone is ours: when the training loss has fallen by less
+    found. The stopping rule of this training is ours: when the training loss has fallen by less
     than 1e-4 of itself over 5 epochs, or after 200; L_k is the least loss until then. Negative
     weights are used as in VRed, and means are over the round's clients.
 
@@ -51,7 +51,7 @@ class EAGLE(FairStrategy):
     Hurts when: a client has few examples and memorises them when it trains alone: L_k is then near
     zero, and this is VRed. A client that reports too low an L_k gains weight.
     Memory: none
-    Cost: a weighted sum, and once per client a training alone
+    Cost: a weighted sum, and once per client a training without the others
     """
 
     tries: ClassVar[Tries] = {"lam": (0.1, 0.5)}
@@ -64,7 +64,7 @@ class EAGLE(FairStrategy):
         self.lam = lam
 
     def terms(self, server_round: int) -> Terms:
-        """Return the common terms, with the stopping rule of training alone."""
+        """Return the common terms, with the stopping rule of training for L_k."""
         return replace(
             super().terms(server_round),
             baseline_patience=PATIENCE,

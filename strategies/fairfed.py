@@ -40,8 +40,8 @@ class FairFed(FairStrategy):
 
     Reductions: `beta=0` is FedAvg, and so is any beta if all clients are equally far.
 
-    Departures: negative ω, which the paper does not mention, are used unchanged; if those of a
-    round's clients do not sum to more than 0, the round is weighted by examples. DecLearn starts at
+    Departures: negative ω, which the paper does not mention, are used unchanged; if a round's ω do
+    not sum to more than 0, the round is weighted by examples. DecLearn starts at
     the number of examples instead of the share, so its beta has another scale.
 
     Objective: the gap between two groups over all clients

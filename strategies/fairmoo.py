@@ -4,15 +4,15 @@ from typing import Annotated, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import NonNegative, Positive, Range, within
+from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.rounds.ranges import NonNegative, Range, within
 
 from .descent import CommonDescent
-from .fedavgn import DECAY_EVERY, STAIRCASE, Schedule, Stepped
+from .fedavgn import StepOptions, Stepped
 from .guidance import NOTHING_COMMON
 from .simplex import shortest_combination
 
-# The gradient of the variance is no direction up to this share of the updates' mean norm.
+# Up to this share of the updates' mean norm, the gradient of the variance counts as zero.
 ROUNDING = 1e-12
 
 
@@ -40,22 +40,13 @@ class FairMOO(CommonDescent, Stepped):
         Largest variance V of the losses at which the mean loss is lowered.
     length
         Norm ℓ of a step; 0 or None: the mean norm of the updates that are not zero.
-    server_lr
-        Factor η of the norm.
-    decay
-        Share of this factor that is left at the end of the run; 0: no decay.
-    decay_every
-        Number of rounds after which a decaying factor falls, with the schedule staircase.
-    server_schedule
-        How the factor falls: staircase, exponential (in every round), or inverse, which is
-        2 server_lr / (t + 1) in round t, from 1, and needs no decay.
 
     Reductions: with equal losses, the direction of FedMGDA with `epsilon=1`. A single client's
     update is the step.
 
     Departures: a step of the authors' code has the norm 0.2, which falls by the factor 0.999 in
     each of 3000 rounds: `length=0.2, decay=0.0497, server_schedule="exponential"`. That code has
-    the mean losses during the local epoch, here they are those of the received model. If no
+    the mean losses during the local epoch, here they belong to the received model. If no
     combination meets the constraint it takes the last iterate of its solver, here v.
 
     Objective: a Pareto-stationary point among models with a small variance of the losses
@@ -71,19 +62,9 @@ class FairMOO(CommonDescent, Stepped):
         *,
         tolerance: NonNegative = 0.006,
         length: Annotated[float | None, Range("[0, inf)")] = None,
-        server_lr: Positive = 1.0,
-        decay: Annotated[float, Range("[0, 1]")] = 0.0,
-        decay_every: Annotated[int, Range("[1, inf)")] = DECAY_EVERY,
-        server_schedule: Schedule = STAIRCASE,
-        **options: Unpack[Options],
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            server_lr=server_lr,
-            decay=decay,
-            decay_every=decay_every,
-            server_schedule=server_schedule,
-            **options,
-        )
+        super().__init__(**options)
         self.tolerance = tolerance
         self.length = None if length is None else within("[0, inf)", length=length) or None
 
@@ -95,13 +76,11 @@ class FairMOO(CommonDescent, Stepped):
             return np.zeros(cohort.size)
         mean_norm = norms[norms > 0.0].mean()
         from_mean = cohort.losses - cohort.losses.mean()
-        # The mean of equal losses is rounded; v would be made of these differences alone.
+        # The mean of equal losses is rounded; v would consist only of these differences.
         from_mean[np.abs(from_mean) <= ROUNDING * np.abs(cohort.losses).max()] = 0.0
         of_variance = 2.0 / cohort.size * from_mean
         variance = from_mean @ from_mean / max(1, cohort.size - 1)
-        direction = None
-        if variance <= self.tolerance:
-            direction = shortest_without_rise(G, of_variance)
+        direction = shortest_without_rise(G, of_variance) if variance <= self.tolerance else None
         least = NOTHING_COMMON
         if direction is None:
             direction = of_variance
@@ -116,7 +95,7 @@ class FairMOO(CommonDescent, Stepped):
 
 
 def shortest_without_rise(gram: FloatArray, slope: FloatArray) -> FloatArray | None:
-    """Return argmin cᵀGc over c in the simplex with cᵀGa ≥ 0, shape (m,); None if there is no c.
+    """Return argmin cᵀGc over c in the simplex with cᵀGa ≥ 0, shape (m,); None if no c is feasible.
 
     a is `slope`, shape (m,). With the multiplier ν of the constraint, c minimises the norm of
     Σ c_k (u_k − ν v), with v = Σ a_k u_k: the shortest combination of shifted updates. Its product

@@ -59,7 +59,7 @@ class FCFL(FairStrategy):
         Initial temperature of both softmaxes; the smaller it is, the more the largest entry
         dominates.
     delta_decay
-        Factor by which a temperature decays.
+        Factor of a temperature's decay.
     delta_factor
         A temperature decays after a round in which delta_factor × its gradient norm ≤ the
         temperature.
@@ -134,7 +134,7 @@ class FCFL(FairStrategy):
         )
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the weights of the 2m gradients, those of the losses first, times η/η_k."""
+        """Return the weights of the 2m gradients, the losses' first, times η/η_k."""
         if cohort.round <= self.stage1_rounds:
             weights = self._stage1(cohort)
         else:

@@ -7,8 +7,8 @@ import numpy as np
 
 from fairbloom.protocol.names import CONTROL, STEP_SUM
 from fairbloom.rounds.aggregation import COSINES
-from fairbloom.rounds.compatibility import CONTROL_VARIATES
 from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.options import CHANGING
 
 from .strategy import FairStrategy
 
@@ -49,7 +49,7 @@ class FedAvg(FairStrategy):
 
     def _use_control_variates(self) -> None:
         """Require the sums of the steps' learning rates, and the roster, over which C is a sum."""
-        self.check_fit(CONTROL_VARIATES, "control_variates", True)
+        self.check_fit(CHANGING["control_variates"], "control_variates", True)
         self.control_variates = True
         self.requires = self.requires | {"roster"}
         self.needs = self.needs | {STEP_SUM}

@@ -5,14 +5,13 @@ from typing import Annotated, ClassVar, Unpack
 import numpy as np
 
 from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import Choices, Positive, Range
+from fairbloom.rounds.options import split_options
+from fairbloom.rounds.ranges import Choices, Default, Meaning, Range
 from fairbloom.text import text_if
 
 from .strategy import FairStrategy, Tries
 
 STAIRCASE, EXPONENTIAL, INVERSE = SCHEDULES = ("staircase", "exponential", "inverse")
-
-Schedule = Annotated[str, Choices(*SCHEDULES)]
 
 DECAY_EVERY = 100
 
@@ -21,25 +20,52 @@ STEPS = (0.5, 1.0, 1.5, 2.0)
 DECAYS = (0.0, 0.025, 0.0333, 0.05, 0.1, 0.333, 0.5)
 
 
+class StepOptions(Options, total=False):
+    """The common options, and a server step size that may fall over the run."""
+
+    server_lr: Annotated[
+        float,
+        Range("(0, inf)"),
+        Default(1.0),
+        Meaning("Step size η, a factor of the step"),
+    ]
+    decay: Annotated[
+        float,
+        Range("[0, 1]"),
+        Default(0.0),
+        Meaning("Share of the step size that is left at the end of the run; 0: no decay"),
+    ]
+    decay_every: Annotated[
+        int,
+        Range("[1, inf)"),
+        Default(DECAY_EVERY),
+        Meaning(
+            "Number of rounds after which a decaying step size falls, with the schedule staircase"
+        ),
+    ]
+    server_schedule: Annotated[
+        str,
+        Choices(*SCHEDULES),
+        Default(STAIRCASE),
+        Meaning(
+            "How the step size falls: staircase, exponential (in every round), or inverse, which is"
+            " 2 server_lr / (t + 1) in round t, from 1, and needs no decay"
+        ),
+    ]
+
+
 class Stepped(FairStrategy):
     """A method with a server step size that may fall over the run."""
 
     default_weighting: ClassVar[str | None] = "uniform"
 
-    def __init__(
-        self,
-        *,
-        server_lr: Positive = 1.0,
-        decay: Annotated[float, Range("[0, 1]")] = 0.0,
-        decay_every: Annotated[int, Range("[1, inf)")] = DECAY_EVERY,
-        server_schedule: Schedule = STAIRCASE,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(**options)
-        self.server_lr = server_lr
-        self.decay = decay
-        self.decay_every = decay_every
-        self.server_schedule = server_schedule
+    def __init__(self, **options: Unpack[StepOptions]) -> None:
+        own, common = split_options(StepOptions, options)
+        super().__init__(**common)
+        self.server_lr: float = own["server_lr"]
+        self.decay: float = own["decay"]
+        self.decay_every: int = own["decay_every"]
+        self.server_schedule: str = own["server_schedule"]
 
     @property
     def paced(self) -> bool:
@@ -70,7 +96,7 @@ class Stepped(FairStrategy):
         """Return η_t, with η = server_lr, T rounds, β = decay and E = decay_every.
 
         staircase: η β^(E/T · ⌊t/E⌋), exponential: η β^(t/T); β = 0 means no decay. inverse:
-        2η / (t + 1), which is 2 / (c (t + 2)) of Theorem 2, whose rounds begin with 0, for η = 1/c
+        2η / (t + 1), which is 2 / (c (t + 2)) of Theorem 2, with rounds from 0, for η = 1/c
         and c-strongly convex losses.
         """
         if self.server_schedule == INVERSE:
@@ -98,20 +124,10 @@ class FedAvgN(Stepped):
 
     .. math:: c_k = \eta_t \frac{p_k}{\lVert u_k \rVert}
 
+    The norm of the step is at most η_t.
+
     Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022,
     section 6, doi:10.48550/arXiv.2006.11489.
-
-    Parameters
-    ----------
-    server_lr
-        Step size; the norm of the step is at most this.
-    decay
-        Share of the step size that is left at the end of the run; 0: no decay.
-    decay_every
-        Number of rounds after which a decaying step size falls, with the schedule staircase.
-    server_schedule
-        How the step size falls: staircase, exponential (in every round), or inverse, which is
-        2 server_lr / (t + 1) in round t, from 1, and needs no decay.
 
     Objective: none; each client has the same influence on the direction
     Good for: updates of very different norms; a client with a long one does not dominate the

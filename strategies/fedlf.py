@@ -176,7 +176,7 @@ def check_groups(names: Sequence[str], groups: Mapping[str, Any]) -> None:
     for name in groups:
         if name not in names:
             raise FairbloomError(
-                f"groups names {name!r}, which is no array that is trained: leave it out;"
+                f"groups names {name!r}, which is not a trained array: leave it out;"
                 f" there are {', '.join(names)}"
             )
     for name in names:
@@ -215,9 +215,9 @@ def solve_layers(
 ) -> list[Layer]:
     """Return the layers of groups, each with its arrays and its Gram matrix.
 
-    A stationary layer is merged with the next one, the last with the one before it, until none is
-    stationary or a single one remains. `h` is the guidance of the m updates, which combines them
-    `scaled` to one norm, or plain.
+    A stationary layer is merged with the next one, the last with the one before it, until no
+    layer is stationary or a single one remains. `h` is the guidance of the m updates, which
+    combines them `scaled` to one norm, or plain.
     """
     layers = [_solve(arrays, G, h, scaled) for arrays, G in groups]
     while len(layers) > 1 and any(layer.is_stationary for layer in layers):

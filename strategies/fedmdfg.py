@@ -22,12 +22,12 @@ class FedMDFG(CommonDescent):
         d_0 = \arg\min \Big\lVert \sum_i \lambda_i q_i \Big\rVert, \qquad
         w \leftarrow w - \eta \, d_0 \frac{\lVert \tfrac1m \sum_k v_k \rVert}{\lVert d_0 \rVert}
 
-    with λ in the simplex. The rows q are the scaled updates v_k, those of the last round of clients
-    that are absent now, and with guidance Σ h_k v_k. Here h is orthogonal to the losses F, and
-    positive for the high ones. There is guidance if the angle between F and equal losses is above
-    `angle`, or if some clients, but not all, have a higher loss than expected. The expected loss is
-    the mean of the client's earlier losses, each counted at most as the loss expected then. The
-    step d satisfies ⟨d, q_i⟩ ≥ ‖d‖ ‖d₀‖ for every row: to first order, no loss of a present or
+    with λ in the simplex. The rows q are the scaled updates v_k, the last round's updates of
+    clients that are absent now, and with guidance Σ h_k v_k. Here h is orthogonal to the losses F,
+    and positive for the high ones. Guidance applies if the angle between F and equal losses is
+    above `angle`, or if some clients, but not all, have a higher loss than expected. The expected
+    loss is the mean of the client's earlier losses, each counted at most as the loss expected then.
+    The step d satisfies ⟨d, q_i⟩ ≥ ‖d‖ ‖d₀‖ for every row: to first order, no loss of a present or
     absent client rises.
 
     Source: Pan et al., FedMDFG: Federated Learning with Multi-Gradient Descent and Fair Guidance,
@@ -37,7 +37,7 @@ class FedMDFG(CommonDescent):
     Parameters
     ----------
     angle
-        Angle in degrees between the losses and equal ones up to which there is no guidance; the
+        Angle in degrees between the losses and equal ones up to which guidance is off; the
         paper has 11.25 and 5.625.
     history
         Whether updates of the last round are respected if their clients are absent.
@@ -50,9 +50,9 @@ class FedMDFG(CommonDescent):
     Reductions: without guidance and absent clients, the direction of FedMGDAPlus with `epsilon=1`.
     A single client's update is the step.
 
-    Departures: there is no line search over the step's length, which would need further exchanges
+    Departures: the step's length is not searched, which would need further exchanges
     in every round; the test of sufficient decrease in the authors' code has the wrong sign. Updates
-    are those of the clients' local work; that code uses one full-batch gradient. Equal losses give
+    come from the clients' local work; that code uses one full-batch gradient. Equal losses give
     no guidance; the code divides 0 by 0. Only an update of exactly zero is left out, and if ‖d₀‖ ≤
     1e-3 s, no step is taken.
 

@@ -1,14 +1,14 @@
 """Multi-objective descent: common descent directions of all participants."""
 
-from typing import Annotated, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import Cohort, FloatArray, Options
-from fairbloom.rounds.ranges import NonNegative, Positive, Range
+from fairbloom.rounds.method import Cohort, FloatArray
+from fairbloom.rounds.ranges import NonNegative
 
 from .descent import COMMON_DESCENT
-from .fedavgn import DECAY_EVERY, DECAYS, STAIRCASE, STEPS, Schedule, Stepped, moving
+from .fedavgn import DECAYS, STEPS, StepOptions, Stepped, moving
 from .simplex import GRAM_REPORTS, min_norm_weights
 from .strategy import Tries
 
@@ -31,15 +31,6 @@ class FedMGDA(Stepped):
     ----------
     epsilon
         Largest distance of a weight from its prior.
-    server_lr
-        Step size.
-    decay
-        Share of the step size that is left at the end of the run; 0: no decay.
-    decay_every
-        Number of rounds after which a decaying step size falls, with the schedule staircase.
-    server_schedule
-        How the step size falls: staircase, exponential (in every round), or inverse, which is
-        2 server_lr / (t + 1) in round t, from 1, and needs no decay.
 
     Reductions: `epsilon=0` is FedAvg (uniform by default); `epsilon=1` is MGDA.
 
@@ -61,24 +52,14 @@ class FedMGDA(Stepped):
         self,
         *,
         epsilon: NonNegative = 1.0,
-        server_lr: Positive = 1.0,
-        decay: Annotated[float, Range("[0, 1]")] = 0.0,
-        decay_every: Annotated[int, Range("[1, inf)")] = DECAY_EVERY,
-        server_schedule: Schedule = STAIRCASE,
-        **options: Unpack[Options],
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            server_lr=server_lr,
-            decay=decay,
-            decay_every=decay_every,
-            server_schedule=server_schedule,
-            **options,
-        )
+        super().__init__(**options)
         self.epsilon = epsilon
         if self.prior_weights and epsilon >= 1.0:
             raise ValueError(
-                f"prior = {self.prior!r} has no effect with epsilon = {epsilon:g}, by which a"
-                " weight may be anything: leave prior out, or lower epsilon, as in 0.1"
+                f"prior = {self.prior!r} has no effect with epsilon = {epsilon:g}, which"
+                " allows any weight: leave prior out, or lower epsilon, as in 0.1"
             )
 
     def weigh(self, cohort: Cohort) -> FloatArray:
@@ -95,7 +76,8 @@ class FedMGDAPlus(FedMGDA):
         \Big\lVert \sum_k \lambda_k \frac{u_k}{\lVert u_k \rVert} \Big\rVert^2
         \quad \text{over the simplex with } |\lambda_k - p_k| \le \epsilon
 
-    A client that multiplies its update by a positive number changes nothing.
+    A client that multiplies its update by a positive number changes nothing. The norm of the step
+    is at most η_t.
 
     Source: Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022,
     Algorithm 1, doi:10.48550/arXiv.2006.11489.
@@ -104,15 +86,6 @@ class FedMGDAPlus(FedMGDA):
     ----------
     epsilon
         Largest distance of a weight from its prior.
-    server_lr
-        Step size; the norm of the step is at most this.
-    decay
-        Share of the step size that is left at the end of the run; 0: no decay.
-    decay_every
-        Number of rounds after which a decaying step size falls, with the schedule staircase.
-    server_schedule
-        How the step size falls: staircase, exponential (in every round), or inverse, which is
-        2 server_lr / (t + 1) in round t, from 1, and needs no decay.
 
     Reductions: `epsilon=0` is FedAvgN.
 
@@ -157,15 +130,6 @@ class MGDAProx(FedMGDAPlus):
         Strength of the proximal term; its gradient is mu · (x − w).
     epsilon
         Largest distance of a weight from its prior.
-    server_lr
-        Step size; the norm of the step is at most this.
-    decay
-        Share of the step size that is left at the end of the run; 0: no decay.
-    decay_every
-        Number of rounds after which a decaying step size falls, with the schedule staircase.
-    server_schedule
-        How the step size falls: staircase, exponential (in every round), or inverse, which is
-        2 server_lr / (t + 1) in round t, from 1, and needs no decay.
 
     Reductions: `mu=0` is FedMGDAPlus.
 
@@ -187,18 +151,7 @@ class MGDAProx(FedMGDAPlus):
         *,
         mu: NonNegative = 0.1,
         epsilon: NonNegative = 1.0,
-        server_lr: Positive = 1.0,
-        decay: Annotated[float, Range("[0, 1]")] = 0.0,
-        decay_every: Annotated[int, Range("[1, inf)")] = DECAY_EVERY,
-        server_schedule: Schedule = STAIRCASE,
-        **options: Unpack[Options],
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            epsilon=epsilon,
-            server_lr=server_lr,
-            decay=decay,
-            decay_every=decay_every,
-            server_schedule=server_schedule,
-            **options,
-        )
+        super().__init__(epsilon=epsilon, **options)
         self.proximal_mu = mu

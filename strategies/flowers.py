@@ -70,7 +70,7 @@ def advise_on_name(name: str) -> str:
     if name in SAME:
         return f"write {as_call(SAME[name])}"
     if name in NEAREST:
-        return f"there is no such strategy here; the nearest is {as_call(NEAREST[name])}"
+        return f"Fairbloom does not have it; the nearest is {as_call(NEAREST[name])}"
     return ""
 
 

@@ -9,8 +9,8 @@ from fairbloom.rounds.method import FloatArray
 # Losses count as equal up to this sine of the angle between them and equal losses.
 EQUAL_LOSSES = 1e-6
 
-# A shortest combination of rows of equal norm, up to this share of the norm, is no common
-# direction.
+# Up to this share of the norm, the shortest combination of rows of equal norm counts as zero: the
+# rows have no common direction.
 NOTHING_COMMON = 1e-3
 
 

@@ -38,14 +38,10 @@ class ChangingConfig:
 def _encode_bytes(value: Any) -> Any:
     if isinstance(value, list):
         return [_encode_bytes(item) for item in value]
-    if isinstance(value, bytes):
-        return {BYTES: value.hex()}
-    return value
+    return {BYTES: value.hex()} if isinstance(value, bytes) else value
 
 
 def _decode_bytes(value: Any) -> Any:
     if isinstance(value, list):
         return [_decode_bytes(item) for item in value]
-    if isinstance(value, Mapping):
-        return bytes.fromhex(value[BYTES])
-    return value
+    return bytes.fromhex(value[BYTES]) if isinstance(value, Mapping) else value

@@ -7,8 +7,7 @@ from typing import Any
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, Value, key_of, parsed
-from fairbloom.rounds.method import OWN_NAMES
-from fairbloom.rounds.options import OPTIONS
+from fairbloom.rounds.options import OPTIONS, OWN_NAMES
 
 from .registry import METHODS, canonical, find_method
 from .strategy import FairStrategy
@@ -42,7 +41,7 @@ def from_config(run_config: Mapping[str, Any], **given: Any) -> FairStrategy:
     Raises
     ------
     FairbloomError
-        When no method is named, there is no such method, or a value is impossible.
+        When no method is named, the method is unknown, or a value is impossible.
     """
     text = run_config.get("method")
     if not isinstance(text, str) or not text:
@@ -55,8 +54,8 @@ def from_config(run_config: Mapping[str, Any], **given: Any) -> FairStrategy:
     names = {**STRATEGY_OPTIONS, **{key: each.argument for key, each in known.items()}}
     if others := [key for key in own if key not in names]:
         raise SettingsError(
-            f"method = {text!r}: {others[0]} is no option of a strategy: give it as a key of its"
-            " own in the run config, and use it in your app"
+            f"method = {text!r}: {others[0]} is not an option of a strategy: give it as a key of"
+            " its own in the run config, and use it in your app"
         )
     if twice := [names[key] for key in own if names[key] in given]:
         raise SettingsError(
@@ -121,7 +120,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
                 f" in {', '.join(COMMON)}"
             )
         if key is None:
-            own = ", ".join(map(short_key, method_parameters(method))) or "none of its own"
+            own = ", ".join(map(short_key, method_parameters(method))) or "no parameters of its own"
             raise SettingsError(
                 f"{text}: {title(method)} has no parameter {name}; there are {own}, and for all"
                 f" {', '.join(COMMON)}"

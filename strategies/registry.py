@@ -79,7 +79,7 @@ METHODS: dict[str, type[FairStrategy]] = {
         Local,
     )
 }
-"""Every method by its name on the command line; FromTorchJD adds those of TorchJD."""
+"""Every method by its name on the command line; FromTorchJD adds TorchJD's."""
 
 PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "fedavg": ("FedAvg", "Federated Averaging"),
@@ -164,7 +164,7 @@ def find_method(name: str) -> type[FairStrategy]:
     Raises
     ------
     FairbloomError
-        If there is no such method, or the import string names something else.
+        If the method is unknown, or the import string names something else.
     """
     if canonical(name) in METHODS:
         return METHODS[canonical(name)]
@@ -176,13 +176,13 @@ def find_method(name: str) -> type[FairStrategy]:
             titles = dict.fromkeys(published_name(KNOWN_AS[each]) for each in near)
             hint = f"did you mean {' or '.join(titles)}? "
         raise FairbloomError(
-            f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)}, those of"
-            f" TorchJD such as {TORCHJD}upgrad, and your own as my_module:Mine"
+            f"method = {name!r}: unknown method: {hint}there are {', '.join(METHODS)},"
+            f" TorchJD's such as {TORCHJD}upgrad, and your own as my_module:Mine"
         )
     found = imported("method", name)
     if not (isinstance(found, type) and issubclass(found, FairStrategy)):
         raise FairbloomError(
-            f"method = {name!r}: it is no subclass of fairbloom.strategies.FairStrategy"
+            f"method = {name!r}: it is not a subclass of fairbloom.strategies.FairStrategy"
         )
     return found
 

@@ -62,7 +62,7 @@ def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> Flo
 
     If several λ are minimal, for example with two equal updates, the one nearest to the prior p is
     returned. So equal updates with equal priors get equal weights, and the minimiser does not
-    depend on rounding. G is positive semidefinite; an `epsilon` of 1 is no box.
+    depend on rounding. G is positive semidefinite; with `epsilon` 1 the box has no effect.
     """
     m = len(prior)
     scale = np.trace(gram) / m

@@ -5,7 +5,8 @@ The only file of this package that imports Flower.
 
 import inspect
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Unpack
 
@@ -21,6 +22,7 @@ from fairbloom.protocol.scores import Score
 from fairbloom.protocol.terms import RULES
 from fairbloom.rounds.clients import Metrics, Replies, average_metrics
 from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.in_progress import Evaluation
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Cohort, FloatArray, Method
 from fairbloom.rounds.options import Aggregate, Options
@@ -36,6 +38,9 @@ from .simplex import CONFLICTS, measure_conflicts
 # Values of parameters to try, by their names in Python.
 Tries = Mapping[str, Sequence[Value]]
 
+# (a round's number, its model) → the metrics of an evaluation on the server.
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
 # (the number of the finished round, the result so far) → whether the run ends.
 ShouldStop = Callable[[int, Result], bool]
 
@@ -49,7 +54,7 @@ WITH_STATE = "with-state"
 
 
 class FairStrategy(Method, Strategy):
-    """A method as a Flower strategy; parameters are those of Method.
+    """A method as a Flower strategy; parameters are those of `Options`.
 
     Flower's hooks take the steps of a round one by one, so that strategies such as Flower's for
     differential privacy can wrap them; `start` calls them in turn. A user-defined method is a
@@ -62,11 +67,6 @@ class FairStrategy(Method, Strategy):
     them."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
-        for name, value in options.items():
-            if name not in Options.__optional_keys__:
-                advice = advise_on_argument(name, value, self.own_parameters())
-                words = f"{type(self).__name__} takes no parameter {name!r}"
-                raise TypeError(f"{words}: {advice}" if advice else words)
         super().__init__(**options)
         self._flower = FlowerClients(self)
         self._loop = Rounds(self, self._flower)
@@ -76,6 +76,10 @@ class FairStrategy(Method, Strategy):
         # What our own hooks have returned of the round, in case that another one raises StopRun.
         self._trained: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
         self._evaluated: MetricRecord | None = None
+
+    def _advise_on(self, name: str, value: object) -> str:
+        """Return what to write in place of an argument, such as one of Flower's strategies."""
+        return advise_on_argument(name, value, self.own_parameters())
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return the method's own metrics of the round, and the conflicts if it declares these."""
@@ -97,7 +101,7 @@ class FairStrategy(Method, Strategy):
         timeout: Timeout = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
         should_stop: ShouldStop | None = None,
         *,
         on_round: Callable[[Round], None] | None = None,
@@ -186,104 +190,35 @@ class FairStrategy(Method, Strategy):
         check_model(self, model_of(initial_arrays))
         log.info("Starting %s strategy:", type(outer).__name__)
         log_start(num_rounds, initial_arrays, {"train": train_config, "evaluate": evaluate_config})
-        stopped: StopRun | None = None
-        try:
-            outer.summary()
-        except StopRun as stop:
-            stopped = stop
-        began = time.monotonic()
         result = Result(arrays=self._mean_arrays(initial_arrays))
-        first = self.progress.finished_rounds + 1
-        if evaluate_fn and first == 1 and stopped is None:
-            stopped = evaluate_centrally(evaluate_fn, 0, initial_arrays, result)
+        steps = _HookedSteps(
+            self, grid, timeout, train_config, evaluate_config, evaluate_fn, result
+        )
+        with steps.stopping():
+            outer.summary()
+        began = time.monotonic()
+        if evaluate_fn and not self.progress.finished_rounds and steps.stopped is None:
+            steps.evaluate_centrally(evaluate_fn, 0, initial_arrays)
             log.info(
                 "Initial global evaluation results: %s", result.evaluate_metrics_serverapp.get(0)
             )
-        arrays = initial_arrays
-        for number in range(first, num_rounds + 1) if stopped is None else ():
-            log.info("")
-            log.info("[ROUND %s/%s]", number, num_rounds)
-            try:
-                self._flower.timeout = timeout_of(timeout, number)
-                after, trained = self._train_round(number, arrays, train_config, grid)
-            except StopRun as stop:
-                stopped = stop
-                if self.progress.finished_rounds < number:
-                    break  # before the replies were aggregated: the round does not count
-                after, trained = self._trained
-            if after is not None:
-                arrays = after
-            try:
-                evaluated = self._evaluate_round(number, arrays, evaluate_config, grid)
-            except StopRun as stop:
-                stopped = stop
-                evaluated = self._evaluated
-            result.arrays = self._mean_arrays(arrays)
-            if trained is not None:
-                result.train_metrics_clientapp[number] = trained
-            if evaluated is not None:
-                result.evaluate_metrics_clientapp[number] = evaluated
-            if evaluate_fn:
-                log.info("Global evaluation")
-                stopped = evaluate_centrally(evaluate_fn, number, result.arrays, result) or stopped
-                log.info("\t└──> MetricRecord: %s", result.evaluate_metrics_serverapp.get(number))
-            try:
+        rounds = self._loop.run_by(steps.train, steps.evaluate, initial_arrays)
+        for finished in rounds if steps.stopped is None else ():
+            with steps.stopping():
                 if recording.on_round is not None:
-                    finished = self._loop.current.finish(
-                        arrays,
-                        dict(trained or {}),
-                        result.arrays if self.average_models else None,
-                        evaluation_metrics=evaluated,
-                        server_metrics=result.evaluate_metrics_serverapp.get(number),
-                    )
                     recording.on_round(finished)
-                if stopped is None and should_stop is not None and should_stop(number, result):
-                    stopped = StopRun(f"should_stop returned True after round {number}")
-            except StopRun as stop:
-                stopped = stop
-            if stopped is not None:
+                if steps.stopped is None and should_stop and should_stop(finished.number, result):
+                    raise StopRun(f"should_stop returned True after round {finished.number}")
+            if steps.stopped is not None:
                 break
-        if stopped is None:
-            self._loop.check_learned()
         log_result(result, time.monotonic() - began)
         recording.result = result
-        recording.stopped = "" if stopped is None else stopped.reason
+        recording.stopped = self._loop.stopped if steps.stopped is None else steps.stopped.reason
         return result
 
     def record_by(self, recording: "Recording") -> None:
         """Record the next `start` by `recording`."""
         self._recording = recording
-
-    def _train_round(
-        self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Call the hooks of training.
-
-        Return the model, None if it is unchanged, and the mean metrics.
-        """
-        self._trained = (None, None)
-        replies = self._flower.deliver(self._outer.configure_train(number, arrays, config, grid))
-        after, metrics = self._outer.aggregate_train(number, replies)
-        self._note_skipped(number, replies)
-        if metrics is not None:
-            log.info(AGGREGATED, metrics)
-        return after, metrics
-
-    def _evaluate_round(
-        self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> MetricRecord | None:
-        """Call the hooks of evaluation; return the mean metrics."""
-        self._evaluated = None
-        replies = self._flower.deliver(self._outer.configure_evaluate(number, arrays, config, grid))
-        try:
-            metrics = self._outer.aggregate_evaluate(number, replies)
-        except StopRun:
-            if self._loop.current.evaluation.refused.round != number:  # raised before our own hook
-                FairStrategy.aggregate_evaluate(self, number, replies)
-            raise
-        if metrics is not None:
-            log.info(AGGREGATED, metrics)
-        return metrics
 
     def _note_skipped(self, number: int, replies: Collection[Message]) -> None:
         """Count a round as skipped if a wrapper has not passed its replies on.
@@ -366,7 +301,7 @@ class FairStrategy(Method, Strategy):
         after = None if model is None else record_of(model)
         # Behind a wrapper, as for differential privacy, this is not yet the model of the round.
         self._trained = (after if self._outer is self else None, MetricRecord(metrics))
-        if self.train_metrics_aggr_fn is not None and trained.names:
+        if self.train_metrics_aggr_fn is not None:
             metrics = self._replace_means(self.train_metrics_aggr_fn, metrics, trained, replies)
         return after, MetricRecord(metrics)
 
@@ -409,7 +344,7 @@ class FairStrategy(Method, Strategy):
         if metrics is None:
             return None
         self._evaluated = MetricRecord(metrics)
-        if self.evaluate_metrics_aggr_fn is not None and evaluated.names:
+        if self.evaluate_metrics_aggr_fn is not None:
             metrics = self._replace_means(
                 self.evaluate_metrics_aggr_fn, metrics, evaluated, replies
             )
@@ -419,12 +354,107 @@ class FairStrategy(Method, Strategy):
         self, aggregate: Aggregate, metrics: Metrics, used: Replies, replies: Collection[Message]
     ) -> Metrics:
         """Return a round's metrics with those of the user's function instead of the means."""
+        weighted = [name for name in used.names if self.weighted_by_key in used.metrics[name]]
+        if not weighted:
+            return metrics
         averaged = average_metrics(used.metrics, self.weighted_by_key)
         others = {name: value for name, value in metrics.items() if name not in averaged}
         return {
-            **aggregate(self._flower.contents(replies, used.names), self.weighted_by_key),
+            **aggregate(self._flower.contents(replies, weighted), self.weighted_by_key),
             **others,
         }
+
+
+@dataclass
+class _HookedSteps:
+    """The steps of a round by the hooks of a strategy, which may be wrapped by others.
+
+    They enter metrics and mean models into `result`. `stopped` is the last request to stop after a
+    round.
+    """
+
+    strategy: FairStrategy
+    grid: Grid
+    timeout: Timeout
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    evaluate_fn: EvaluateFn | None
+    result: Result
+    stopped: StopRun | None = None
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Note a request to stop."""
+        try:
+            yield
+        except StopRun as stop:
+            self.stopped = stop
+
+    def train(
+        self, number: int, arrays: ArrayRecord
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Call the hooks of training; return the model, None if unchanged, and mean metrics."""
+        strategy = self.strategy
+        outer = strategy._outer
+        log.info("")
+        log.info("[ROUND %s/%s]", number, strategy._loop.num_rounds)
+        strategy._trained = (None, None)
+        try:
+            strategy._flower.timeout = timeout_of(self.timeout, number)
+            messages = outer.configure_train(number, arrays, self.train_config, self.grid)
+            replies = strategy._flower.deliver(messages)
+            strategy._trained = outer.aggregate_train(number, replies)
+            strategy._note_skipped(number, replies)
+        except StopRun as stop:
+            if strategy.progress.finished_rounds < number:
+                raise  # before the replies were aggregated: the round does not count
+            self.stopped = stop
+        _, metrics = strategy._trained
+        if metrics is not None:
+            log.info(AGGREGATED, metrics)
+            self.result.train_metrics_clientapp[number] = metrics
+        return strategy._trained
+
+    def evaluate(self, number: int, arrays: ArrayRecord) -> Evaluation:
+        """Call the hooks of evaluation, and the user's function."""
+        strategy = self.strategy
+        outer = strategy._outer
+        strategy._evaluated = None
+        with self.stopping():
+            messages = outer.configure_evaluate(number, arrays, self.evaluate_config, self.grid)
+            replies = strategy._flower.deliver(messages)
+            try:
+                strategy._evaluated = outer.aggregate_evaluate(number, replies)
+            except StopRun:
+                if strategy._loop.current.evaluation.refused.round != number:
+                    # it was raised before our own hook
+                    FairStrategy.aggregate_evaluate(strategy, number, replies)
+                raise
+        metrics = strategy._evaluated
+        if metrics is not None:
+            log.info(AGGREGATED, metrics)
+            self.result.evaluate_metrics_clientapp[number] = metrics
+        self.result.arrays = strategy._mean_arrays(arrays)
+        central: MetricRecord | None = None
+        if self.evaluate_fn:
+            log.info("Global evaluation")
+            central = self.evaluate_centrally(self.evaluate_fn, number, self.result.arrays)
+            log.info("\t└──> MetricRecord: %s", central)
+        average = self.result.arrays if strategy.average_models else None
+        return Evaluation(average, metrics, central)
+
+    def evaluate_centrally(
+        self, evaluate_fn: EvaluateFn, number: int, arrays: ArrayRecord
+    ) -> MetricRecord | None:
+        """Enter the metrics of the user's function into the result, and return them."""
+        try:
+            central = evaluate_fn(number, arrays)
+        except StopRun as stop:
+            self.stopped = stop
+            central = None if stop.metrics is None else MetricRecord({**stop.metrics})
+        if central is not None:
+            self.result.evaluate_metrics_serverapp[number] = central
+        return central
 
 
 @dataclass
@@ -521,24 +551,6 @@ def check_keys(configs: Mapping[str, ConfigRecord]) -> None:
             raise FairbloomError(
                 f"{name} has measure = {measure!r}: give a list of names, as in ['loss-before']"
             )
-
-
-def evaluate_centrally(
-    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None],
-    number: int,
-    arrays: ArrayRecord,
-    result: Result,
-) -> StopRun | None:
-    """Enter the metrics of the user's function into the result; return its request to stop."""
-    stopped: StopRun | None = None
-    try:
-        central = evaluate_fn(number, arrays)
-    except StopRun as stop:
-        stopped = stop
-        central = None if stop.metrics is None else MetricRecord({**stop.metrics})
-    if central is not None:
-        result.evaluate_metrics_serverapp[number] = central
-    return stopped
 
 
 def timeout_of(timeout: Timeout, number: int) -> float | None:

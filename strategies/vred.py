@@ -55,7 +55,7 @@ class VRed(FairStrategy):
         return cohort.prior * (1.0 + 2.0 * self.beta * self.deviation(cohort))
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return the number of negative weights, and the largest beta with which none is."""
+        """Return the number of negative weights, and the largest beta without any."""
         found = super().own_metrics(cohort, coefficients)
         lowest = float(self.deviation(cohort).min())
         if lowest < 0.0:

@@ -1,9 +1,12 @@
-"""Sealed files, and versions of a state in a folder: one file for each step that changed it.
+"""Versions of states in a folder, each with a checksum, and sealed files.
 
 The process of a device imports this module, which therefore loads no library.
 """
 
 import hashlib
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,56 +15,170 @@ from fairbloom.logs import log
 from .files import make_folder, whole_file
 
 
-class Step(NamedTuple):
-    """A step of a run that may change a state: a round, and the work in it, in order from 0."""
+class Point(NamedTuple):
+    """A point of a run at which a state may change: a round, and the work in it, from 0."""
 
     round: int
-    work: int
+    work: int = 0
 
 
-# The step of a state without rounds.
-FIRST = Step(0, 0)
+# The point of a state without rounds.
+FIRST = Point(0)
+
+
+class Version(NamedTuple):
+    """A version of the state with this key."""
+
+    key: str
+    step: Point
+    content: bytes
+
+
+# The last line of a file with versions.
+END = b"end\n"
+
+
+class Place(NamedTuple):
+    """Where the content of a version is, and its SHA-256."""
+
+    file: Path
+    start: int
+    size: int
+    digest: str
 
 
 class Versions:
-    """The versions of one state, by the step that made each, in files named ROUND-WORK.
+    """The versions of states in a folder, by the key of a state and the step that made a version.
 
-    A step that is repeated begins with the same version as the first time. The run may have to
-    repeat the round before the last, so the versions since then are kept, and one before them.
+    A file has the versions that are written together: one on a device, and in one process all
+    clients' at a checkpoint. In front of each is a line with its key, step, size and SHA-256, so
+    that damage costs few versions. Of several versions of a step, the last counts. One process at a
+    time writes a folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._places: dict[str, dict[Point, Place]] = {}
+        self._counts: dict[Path, int] = {}
+        for number in self._numbers():
+            self._index(self._path(number))
 
-    def rewind(self, step: Step) -> tuple[Step, bytes] | None:
-        """Delete the versions from a step on; return the last one before it, None without one."""
-        for made in [made for made in self._steps() if made >= step]:
-            self._path(made).unlink()
-        return self.last()
+    def steps(self, key: str) -> list[Point]:
+        """Return the steps that have made a version of a state, in order."""
+        return sorted(self._places.get(key, ()))
 
-    def last(self) -> tuple[Step, bytes] | None:
-        """Return the last undamaged version and its step, or None."""
-        for made in reversed(self._steps()):
-            content = read_sealed(self._path(made), "an earlier state is taken, if there is one")
-            if content is not None:
-                return made, content
+    def read(self, key: str, step: Point) -> bytes | None:
+        """Return a version, or None if it is missing or damaged; a damaged one is left out."""
+        place = self._places.get(key, {}).get(step)
+        if place is None:
+            return None
+        with place.file.open("rb") as file:
+            file.seek(place.start)
+            content = file.read(place.size)
+        if digest_of(key, step, content) == place.digest:
+            return content
+        log.warning("%s is damaged: %s of round %d is lost", place.file, key, step.round)
+        del self._places[key][step]
         return None
 
-    def save(self, step: Step, content: bytes) -> None:
-        """Write the version of a step, and delete those that no repeated round needs."""
+    def last(self, key: str) -> tuple[Point, bytes] | None:
+        """Return the last undamaged version and its step, or None."""
+        for step in reversed(self.steps(key)):
+            if (content := self.read(key, step)) is not None:
+                return step, content
+        return None
+
+    def write(self, versions: Iterable[Version]) -> None:
+        """Write versions to the next file, one after the other."""
         make_folder(self._folder)
-        write_sealed(self._path(step), content)
-        earlier = [made for made in self._steps() if made.round < step.round - 1]
-        for made in earlier[:-1]:
-            self._path(made).unlink()
+        file = self._path(max(self._numbers(), default=0) + 1)
+        with whole_file(file, 0o600) as opened:
+            for key, step, content in versions:
+                head = [key, *step, len(content), digest_of(key, step, content)]
+                opened.writelines([json.dumps(head).encode(), b"\n", content])
+            opened.write(END)
+        self._index(file)
 
-    def _steps(self) -> list[Step]:
-        """Return the steps that have made a version, in order."""
-        names = [path.name.split("-") for path in self._folder.glob("[0-9]*-[0-9]*")]
-        return sorted(Step(int(number), int(work)) for number, work in names)
+    def retain(self, key: str, steps: Collection[Point]) -> None:
+        """Keep only these steps' versions of a state; see `tidy`."""
+        for step in self.steps(key):
+            if step not in steps:
+                del self._places[key][step]
 
-    def _path(self, step: Step) -> Path:
-        return self._folder / f"{step.round}-{step.work}"
+    def tidy(self) -> None:
+        """Remove files without a version in use; write the others anew if most is not in use."""
+        used = Counter(place.file for each in self._places.values() for place in each.values())
+        for file in self._counts.keys() - used.keys():
+            del self._counts[file]
+            file.unlink(missing_ok=True)
+        for draft in self._folder.glob(".*.draft"):  # of a process that was killed
+            draft.unlink(missing_ok=True)
+        if 2 * used.total() < sum(self._counts.values()):
+            self.write(
+                Version(key, step, content)
+                for key in self._places
+                for step in self.steps(key)
+                if (content := self.read(key, step)) is not None
+            )
+            self.tidy()
+
+    def rewind(self, key: str, step: Point) -> tuple[Point, bytes] | None:
+        """Remove the versions from a step on; return the last one before it, or None."""
+        self.retain(key, [made for made in self.steps(key) if made < step])
+        self.tidy()
+        return self.last(key)
+
+    def save(self, key: str, step: Point, content: bytes) -> None:
+        """Write the version of a step, and remove those that no repeated round needs.
+
+        The run may have to repeat the round before the last.
+        """
+        self.write([Version(key, step, content)])
+        self.retain(key, needed_since(self.steps(key), step.round - 1))
+        self.tidy()
+
+    def _index(self, file: Path) -> None:
+        """Note the versions in a file, up to the first line that is damaged."""
+        self._counts[file] = 0
+        with file.open("rb") as opened:
+            for line in iter(opened.readline, END):
+                try:
+                    key, number, work, size, digest = json.loads(line)
+                    start = opened.tell()
+                    opened.seek(start + size)
+                except (ValueError, TypeError, OSError):  # what flipped bits cause
+                    place = opened.tell()
+                    log.warning("%s is damaged: its versions from byte %d on are lost", file, place)
+                    return
+                step = Point(number, work)
+                self._places.setdefault(key, {})[step] = Place(file, start, size, digest)
+                self._counts[file] += 1
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of the files, in ascending order."""
+        names = [path.stem for path in self._folder.glob("[0-9]*.versions")]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number}.versions"
+
+
+def digest_of(key: str, step: Point, content: bytes) -> str:
+    """Return the SHA-256 of a version."""
+    digest = hashlib.sha256(json.dumps([key, *step]).encode())
+    digest.update(content)
+    return digest.hexdigest()
+
+
+def needed_since(steps: Iterable[Point], number: int) -> list[Point]:
+    """Return the steps with a version that a run may need which goes back to round `number`.
+
+    Repeated work begins with the version that it had the first time: the steps since that round,
+    and the last one before it.
+    """
+    ordered = sorted(steps)
+    earlier = [step for step in ordered if step.round < number]
+    return earlier[-1:] + ordered[len(earlier) :]
 
 
 def write_sealed(file: Path, content: bytes, *, durable: bool = True) -> None:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fairbloom.errors import FairbloomError, ReportableError, place_of_function
 from fairbloom.protocol.names import LONGEST_NAME, is_usable_name
+from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.text import text_if
 
 from .collated import CollatedExamples
 from .inputs import names_of, tensors_of
-from .preprocessing import Preprocessing
 from .task import SEEDS, AnyExamples, Examples, Splits, Task, is_of_model
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -1,7 +1,7 @@
 """The names of torchvision's classifiers: `torchvision:resnet18` is a model.
 
-A device takes these names from a server as it takes those of the built-in models, so that they are
-a list here. PyTorch is not imported.
+A device accepts these names from a server, like the names of built-in models, so they are listed
+here. PyTorch is not imported.
 """
 
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
@@ -46,7 +46,7 @@ def is_classifier(model: str) -> bool:
 
 
 def check_classifier(model: str) -> None:
-    """Raise FairbloomError if a name that begins with torchvision: is none of its classifiers."""
+    """Raise FairbloomError if a name that begins with torchvision: is not a known classifier."""
     name = model.removeprefix(PREFIX)
     if name not in CLASSIFIERS:
         raise FairbloomError(

@@ -14,23 +14,28 @@ import torch
 from numpy.typing import NDArray
 
 from fairbloom.protocol.settings import split_names
+from fairbloom.tables import DataError
+from fairbloom.tables.cells import sort_classes
+from fairbloom.tables.folders import count_endings, folders_in, is_visible
+from fairbloom.tables.inference import quote
+from fairbloom.tables.positive import ask_about_positive, choose_positive
+from fairbloom.tables.preprocessing import IMAGES, Preprocessing
+from fairbloom.tables.schema import ImageSchema, parse_image_schema
 from fairbloom.text import join_first, plural, text_if
 
 from . import models
+from .catalogue import TASKS
 from .partition import MIN_EXAMPLES, split, splits_of
-from .positive import ask_about_positive, choose_positive
-from .preprocessing import IMAGES, Preprocessing
-from .schema import ImageSchema, parse_image_schema
-from .tables.folders import PICTURES, count_endings, folders_in, is_visible
-from .tables.infer import quote
-from .tables.reasons import DataError
-from .tables.targets import Target, as_targets, sort_classes
+from .targets import POSITIVE_WORDS, Target, as_targets
 from .task import Setup, Splits, Task
 
 if TYPE_CHECKING:
     from PIL import Image
 
 T = TypeVar("T")
+
+# The endings of images.
+PICTURES = TASKS["image-folder"].reads
 
 
 # Clients ------------------------------------------------------------------------------------------
@@ -53,7 +58,7 @@ def infer(setup: Setup, *, size: int, grey: bool, classes: str) -> str:
     lines = [f"classes = [{', '.join(map(quote, named))}]"]
     if len(named) == 2:
         counts = [sum(len(each.get(name, ())) for each in found) for name in named]
-        positive, reason = choose_positive(named, counts)
+        positive, reason = choose_positive(named, counts, POSITIVE_WORDS)
         lines.append(f"positive = {quote(positive)}  {ask_about_positive(reason)}")
     lines.append(f"size = [{width}, {height}]  # width and height in pixels")
     if grey:
@@ -198,7 +203,7 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
     for name in found:
         if name not in schema.classes:
             raise DataError(
-                f"{folder / name} is a folder of none of the classes {join_first(schema.classes)}:"
+                f"{folder / name} is not one of the classes {join_first(schema.classes)}:"
                 " rename it, or add it to the schema's classes",
                 "strange-folder",
             )

@@ -73,7 +73,7 @@ def score_all(
 def values_of_all(
     compute: Compute, outputs: Tensor, targets: Tensor, counts: Sequence[int]
 ) -> Tensor:
-    """Return the numbers that a score gives of the examples, those of a client one after the other.
+    """Return the numbers that a score gives of the examples, client by client.
 
     Raise RuntimeError if it does not give a number of each example.
     """

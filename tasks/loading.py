@@ -16,11 +16,11 @@ from fairbloom.protocol.attacks import LABEL_FLIP, attackers_of
 from fairbloom.protocol.names import DEPLOYED, RECORDED_SCHEMA
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
-from fairbloom.text import plural
+from fairbloom.tables.sizes import summarise_clients
+from fairbloom.text import plural, text_if
 
 from .catalogue import TASKS
 from .datasets.store import digest_files, digest_of
-from .sizes import summarise_clients
 from .task import Described, Examples, Splits, Task, model_loss
 from .task_info import TaskInfo
 
@@ -125,14 +125,12 @@ def check_data(settings: RunSettings) -> None:
         return
     task = load_task(settings.model_copy(update={"pooled": False}))
     if len(task.clients) == 1:
-        remedy = "give a file or folder for each client"
-        if info.name == "csv":
-            remedy += (
-                ", or, for a single file, name the column that names each row's client by"
-                " csv.client"
-            )
+        single = (
+            ", or, for a single file, name the column that names each row's client by csv.client"
+        )
+        remedy = f"give a file or folder for each client{text_if(info.name == 'csv', single)}"
         raise FairbloomError(
-            f"data-dir = {settings.data_dir!r} holds the data of one client alone,"
+            f"data-dir = {settings.data_dir!r} holds the data of only one client,"
             f" {task.clients[0]}: {remedy}"
         )
     wrong: dict[str, FairbloomError] = {}
@@ -143,10 +141,8 @@ def check_data(settings: RunSettings) -> None:
             wrong[client] = error
     if wrong:
         (first, reason), *others = wrong.items()
-        more = ""
-        if others:
-            names = join_names(name for name, _ in others)
-            more = f" (the data of {names} cannot be used either)"
+        names = join_names(name for name, _ in others)
+        more = text_if(others, f" (the data of {names} cannot be used either)")
         raise FairbloomError(
             f"the data of client {first} cannot be used: {reason}{more}"
         ) from reason

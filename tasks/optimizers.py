@@ -85,7 +85,7 @@ def _find_rates(name: str, momentum: float, weight_decay: float) -> dict[str, fl
 
 
 def check_optimizer(settings: RunSettings) -> None:
-    """Raise FairbloomError if there is no such optimizer, or it has no use for a setting."""
+    """Raise FairbloomError if an optimizer is unknown, or has no use for a setting."""
     name = optimizer_in(settings)
     if settings.nesterov and (name != SGD or not settings.momentum):
         raise SettingsError(

@@ -270,7 +270,7 @@ def split(indices: Indices, setup: Setup, client: str, tested: Indices | None = 
     if validation_end >= len(order):
         raise FairbloomError(
             f"test-share = {setup.test_share:g} and validation-share = {setup.validation_share:g}"
-            f" leave {client} none of its {len(order)} examples to train on: lower them"
+            f" leave no example of {client} to train on, of {len(order)}: lower them"
         )
     test = order[:test_end] if tested is None else tested
     return Parts(order[validation_end:], test, order[test_end:validation_end])
@@ -279,7 +279,7 @@ def split(indices: Indices, setup: Setup, client: str, tested: Indices | None = 
 def split_units(units: Indices, start: int, setup: Setup, client: str) -> Parts:
     """Split a client's rows, which begin at index `start`, as `split`, but no unit.
 
-    `units` has the unit of each row; shares are those of units.
+    `units` has the unit of each row; shares count units.
     """
     different, of_row = np.unique(units, return_inverse=True)
     parts = split(np.arange(len(different)), setup, client)

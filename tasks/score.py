@@ -1,10 +1,14 @@
 """Choose the score that fairness is measured in: by the run's setting, or by the data."""
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
 
 from fairbloom.errors import did_you_mean
+from fairbloom.logs import log
 from fairbloom.protocol.scores import FURTHER, INTERVALS, LOSS_SCORE, Score
 from fairbloom.protocol.settings import RunSettings, SettingsError
+from fairbloom.text import plural
 
 from .extra_scores import find_misfit
 from .loading import find_task
@@ -91,3 +95,27 @@ def _is_unbalanced(splits: Splits) -> bool:
     parts = (splits.train, splits.test, splits.validation)
     counts = count_classes(*(each for each in parts if each is not None))
     return counts is not None and counts[0] > 0 and counts[1] > 2 / 3 * sum(counts)
+
+
+def warn_of_unstated(task: Task, asking: Iterable[str] = ()) -> None:
+    """Log once which scores are of a positive class that the task does not state.
+
+    `asking` are other names of what depends on it, such as a method.
+    """
+    scores: Iterable[Score] = (*task.scores, *task.group_scores)
+    named = [replace(score, of="").words for score in scores if score.of]
+    names = (*dict.fromkeys(named), *asking)
+    if task.positive is None and names:
+        place = "positive in the schema" if task.schema else "Task(…, positive=0), or 1,"
+        _warn(", ".join(names), task.positive_name, place, len(names) > 1)
+
+
+@lru_cache(maxsize=64)  # the runs of a study share the warning
+def _warn(names: str, positive: str, place: str, several: bool) -> None:
+    log.warning(
+        "%s %s of class %r, the second one, because no positive class is stated: say it by %s",
+        names,
+        plural(1 + several, "is", "are"),
+        positive,
+        place,
+    )

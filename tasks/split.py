@@ -78,7 +78,7 @@ class Split:
                 columns = [arrays[name] for name in ("client", "part", "row", "label")]
                 marks = arrays["marks"].tolist()
         except Exception as error:  # another file, or a hostile one, raises nearly anything
-            raise ValueError(f"it is no split of a data set ({error})") from error
+            raise ValueError(f"it is not a split of a data set ({error})") from error
         # A scalar array has no list: hostile files are read, too.
         are_lists = isinstance(names, list) and isinstance(marks, list)
         if (
@@ -88,7 +88,7 @@ class Split:
             or len(marks) not in (0, len(names))
         ):
             raise ValueError(
-                "it is no split of a data set: its clients, parts or marks are no list of names"
+                "it is not a split of a data set: clients, parts or marks are not lists of names"
             )
         if len({*names}) != len(names):
             raise ValueError("it names a client twice")
@@ -97,11 +97,11 @@ class Split:
             (np.dtype(kind), columns[0].shape) for kind in kinds
         ]:
             raise ValueError(
-                "it is no split of a data set: its columns are of other types or lengths"
+                "it is not a split of a data set: its columns are of other types or lengths"
             )
         for each, limit in zip(columns, (len(names), len(PARTS), math.inf, 2**20), strict=True):
             if each.ndim != 1 or (each.size and not 0 <= each.min() <= each.max() < limit):
-                raise ValueError("it is no split of a data set: a number in it is out of range")
+                raise ValueError("it is not a split of a data set: a number in it is out of range")
         client, part, row, label = columns
         return cls(tuple(names), client, part, row, label, tuple(marks))
 
@@ -124,7 +124,7 @@ def _rows_and_labels(
         labels = examples.all_targets.numpy()
         if labels.dtype.kind != "i" or labels.ndim != 1 or labels.min(initial=0) < 0:
             raise FairbloomError(
-                f"the targets of client {client} are no classes, of which a picture could be drawn"
+                f"the targets of client {client} are not classes, so the split cannot be drawn"
             )
         found.append((np.arange(start, start + len(labels)), labels))
         start += len(labels)

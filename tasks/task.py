@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from fairbloom.tables.preprocessing import Preprocessing
+
     from .collated import CollatedExamples
-    from .preprocessing import Preprocessing
 
     Places = NDArray[np.int64]
 

@@ -16,9 +16,9 @@ from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import import_callable, imported, is_import_string
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import RunSettings, Setup, Value
+from fairbloom.tables.schema import SCHEMA, read_schema
 
 from .classifiers import PREFIX, check_classifier
-from .schema import SCHEMA, read_schema
 from .task import Splits, Task
 
 # How lists name the user's own partition, which every task that splits its examples accepts.
@@ -73,8 +73,8 @@ class TaskInfo:
     schema
         "module:function" that checks the text of a schema.
     in_process
-        The names of its settings that have an effect, also beside a schema, where one process has
-        the files of all clients; devices do not take them. All its other settings are for the
+        The names of its settings that have an effect, even with a schema, if one process has the
+        files of all clients; devices do not take them. All its other settings are for the
         inference of a schema, if it has one.
     is_user_defined
         Whether a user has named it by an import string: it then accepts any model, and raises its
@@ -229,7 +229,7 @@ class TaskInfo:
                 " deployed client by data-dir in its client.toml"
             )
         if data_dir and not Path(data_dir).expanduser().exists():
-            fault = "there is no such folder or file on this machine"
+            fault = "this machine has no such folder or file"
             raise ReportableError(f"data-dir = {data_dir!r}: {fault}", f"its data-dir: {fault}")
 
     def tests_by_seed(self, settings: Mapping[str, Any]) -> str:

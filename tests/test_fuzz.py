@@ -40,14 +40,14 @@ from fairbloom.server.run_folder import files
 from fairbloom.server.run_folder.group_rows import Grouped
 from fairbloom.server.run_folder.tables import read_table
 from fairbloom.server.settings import Settings, check_used
-from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
-from fairbloom.tasks.schema import File
-from fairbloom.tasks.tables.cells import different_cells
-from fairbloom.tasks.tables.read import read_file
+from fairbloom.tables.cells import different_cells
+from fairbloom.tables.preprocessing import InputColumn, Preprocessing
+from fairbloom.tables.reading import read
+from fairbloom.tables.schema import File
 
 from .fuzzing import MEMORY_BYTES, Kind, Structure, check_mutant, peak_memory, same
 from .simulation.helpers import run
-from .tasks.tables import csv_of
+from .tables.helpers import csv_of
 
 # How structures become bytes ----------------------------------------------------------------------
 
@@ -228,9 +228,7 @@ def whole_rows_of(structure: Structure) -> Structure:
 
 
 def read_csv(path: Path) -> Structure:
-    found = {
-        name: different_cells(column) for name, column in read_file(path, File()).columns.items()
-    }
+    found = {name: different_cells(column) for name, column in read(path, File()).columns.items()}
     return {name: [cells[code].strip() for code in codes] for name, (cells, codes) in found.items()}
 
 

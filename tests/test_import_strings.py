@@ -140,7 +140,7 @@ def test_both_run_in_the_directory_of_their_file(here: Path) -> None:
         ),
         (
             {"method": "theirs:np"},
-            "method = 'theirs:np': it is no subclass of fairbloom.strategies.FairStrategy",
+            "method = 'theirs:np': it is not a subclass of fairbloom.strategies.FairStrategy",
         ),
         (
             {"task": "theirs:torch"},

@@ -106,6 +106,7 @@ def imported_by(code: str) -> list[str]:
         ),
         ("import fairbloom.strategies", ["flwr", "grpc", "numpy", "cvxopt", "pydantic"]),
         ("import fairbloom.cli.deploy", []),
+        ("import fairbloom.tables", ["numpy", "pydantic"]),
         ("import fairbloom.tasks", ["numpy", "pydantic"]),
     ],
 )

@@ -89,15 +89,15 @@ def test_a_traceback_forges_no_record(name: str, monkeypatch: pytest.MonkeyPatch
     handler.setFormatter(logging.Formatter("fairbloom client: %(message)s"))
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     escape_all_records()
-    forged = "x\nfairbloom client: connected as client FAKE\x1b[2J"
+    forged = "x\nfairbloom client: connected as client FAKE\x1b[2J\rfairbloom"
     try:
         raise ValueError(forged)
     except ValueError as error:
         logging.getLogger(name).error("the app raised %s", error, exc_info=True)
-    lines = written.getvalue().splitlines()
+    lines = written.getvalue().split("\n")[:-1]
     assert [line for line in lines if line.startswith("fairbloom client: ")] == [lines[0]]
     assert lines[1] == "  Traceback (most recent call last):"
-    assert lines[-1] == "  fairbloom client: connected as client FAKE\\x1b[2J"
+    assert lines[-1] == "  fairbloom client: connected as client FAKE\\x1b[2J fairbloom"
 
 
 def test_our_commands_write_no_colours_to_files(

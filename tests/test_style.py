@@ -12,7 +12,7 @@ import pytest
 
 from tests.checkout import ROOT
 
-from .test_budgets import package_files
+from .test_budgets import package_files, tracked
 
 WORDS = re.compile(
     r"\bwhose\b|\bso many\b|\bis none\b|\bnone is\b|\btold\b|\bbeside\b|\bnobody\b|\banybody\b"
@@ -21,6 +21,16 @@ WORDS = re.compile(
 """Words of a private English; plain words exist for each."""
 
 MAX_WORDS = 120
+
+PATTERNS = {
+    "those of": 74,
+    "is no [a-z]+": 51,
+    r"\balone\b": 36,
+    r"\bwhose\b": 32,
+    "by which": 28,
+    "none of": 14,
+}
+"""The most uses of each in the packages, the docs and the other pages."""
 
 LIMITS = {"tuple assignments": 3.0, "conditional expressions": 28.0}
 """The limits per 1,000 statements."""
@@ -73,6 +83,15 @@ def test_statements_are_unpacked(style: Counter[str]) -> None:
 
 def test_conditional_expressions_are_not_nested(style: Counter[str]) -> None:
     assert style["nested"] <= MAX_NESTED
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_phrase_is_rare(pattern: str) -> None:
+    """The usual word exists for each: "its own", "not a", "only", "of which", "with which", "no"."""
+    pages = [path for path in tracked(".md") if path.parts[0] not in ("tests", "benchmarks")]
+    texts = [Path(ROOT, path).read_text() for path in (*package_files(), *pages)]
+    found = sum(len(re.findall(pattern, text, re.IGNORECASE)) for text in texts)
+    assert found <= PATTERNS[pattern]
 
 
 def test_the_english_is_plain() -> None:

@@ -13,7 +13,7 @@ from fairbloom.imports import imported, only_trusted_imports
 
 from .commands import fairbloom
 from .prediction.hospitals import write_hospital, write_hospitals
-from .tasks.tables import inferred
+from .tables.helpers import inferred
 
 EVIL = """
 from pathlib import Path

@@ -5,18 +5,23 @@ seeds, and writes `federations.csv` there: the quartiles and the mean of the cos
 clients' updates, the standard deviation of their scores, and the sizes of the clients.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from fairbloom import compare
 from fairbloom.experiments.results.run import Run
 from fairbloom.experiments.studies.search import VALIDATION_SHARE
+from fairbloom.rounds.aggregation import COSINES
 from fairbloom.tasks import load_task
 
 from ..methods import BASELINE, WORKLOADS, Workload, write_rows
 from ..tables import Row, parser_of, read_csv
 
 TABLE = "federations.csv"
+
+COLUMNS = tuple(report.replace("-", "_") for report in COSINES)
+"""The columns of rounds.csv with quartiles and mean of the cosines, and of TABLE."""
 
 DATA = {"shards": "digits", "acs-income-mlp": "acs-income"}
 """The data set of a workload, if it has another name."""
@@ -33,9 +38,7 @@ def describe(name: str, workload: Workload, chosen: Sequence[Row], out: Path, jo
         out=out / name / "described",
         settings={**settings, "validation-share": VALIDATION_SHARE},  # as in the search
     )
-    if compared.federation is None:
-        raise SystemExit(f"{name}: FedAvg measured no cosines")
-    cosines = compared.federation.cosines
+    low, mean, high = mean_cosines(compared.runs[compared.baseline])
     sizes = sizes_of(compared.runs[compared.baseline][0])
     return {
         "workload": name,
@@ -44,13 +47,23 @@ def describe(name: str, workload: Workload, chosen: Sequence[Row], out: Path, jo
         "model": settings["model"],
         "score": compared.score.name,
         "rows": sum(sizes),
-        "cosine_low": cosines.low,
-        "cosine": cosines.mean,
-        "cosine_high": cosines.high,
+        "cosine_low": low,
+        "cosine": mean,
+        "cosine_high": high,
         "spread": compared.spread(compared.baseline, "std")[0],
         "smallest": min(sizes),
         "largest": max(sizes),
     }
+
+
+def mean_cosines(runs: Sequence[Run]) -> tuple[float, float, float]:
+    """Return lower quartile, mean and upper quartile of the cosines between clients' updates.
+
+    They are means over the rounds of all seeds.
+    """
+    rows = [row for run in runs for row in run.rounds[[*COLUMNS]].dropna().to_numpy().tolist()]
+    low, mean, high = (math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
+    return low, mean, high
 
 
 def sizes_of(run: Run) -> list[int]:

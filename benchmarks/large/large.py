@@ -14,7 +14,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fairbloom.protocol.bfloat16 import ENDING, narrow
+from fairbloom.protocol.bfloat16 import narrow
+from fairbloom.protocol.codec import ENDING
 from fairbloom.server.polling import PollingGrid
 from fairbloom.strategies import FedAvg, Round
 

@@ -14,9 +14,12 @@ from fairbloom.flower import ClientAppCallable
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
 from fairbloom.recorddict import deserialize, serialize
-from fairbloom.system.versions import Step, Versions
+from fairbloom.system.versions import Point, Versions
 
 from ..rules.personal import PersonalParameters
+
+# The key of the versions of a context's state.
+STATE = "context"
 
 # The record of the context that holds the arrays which the client keeps for itself.
 RECORD = f"kept:{wire.PERSONAL}"
@@ -37,17 +40,17 @@ def keep_context(message: Message, context: Context, handler: ClientAppCallable)
     if wire.CONTEXTS in config and is_on_ray() and folder.is_dir():
         versions = Versions(folder / str(context.node_config["partition-id"]))
     work = wire.WORK_OF_ROUND.index(message.metadata.message_type.partition(".")[0])
-    step = Step(int(str(config["server-round"])), work)
+    step = Point(int(str(config["server-round"])), work)
     before = b""
     if versions is not None:
-        found = versions.rewind(step)
+        found = versions.rewind(STATE, step)
         before = b"" if found is None else found[1]
         context.state = deserialize(before) if before else RecordDict()
     reply = handler(message, context)
     if reply.has_error():
         return reply
     if versions is not None and (after := serialize(context.state)) != before:
-        versions.save(step, after)
+        versions.save(STATE, step, after)
     about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
     is_lost = bool(context.state) and versions is None
     reply.content[wire.CLIENT] = ConfigRecord({**about, wire.CONTEXT_STATE: is_lost})

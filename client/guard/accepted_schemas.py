@@ -1,13 +1,14 @@
 """The schemas that a device's owner has accepted: only by them its tables are read.
 
 In the state folder, `schemas` has the text of each schema that was ever accepted, `DIGEST.toml`,
-and what became of it, `accepted.json`. `runs.json` has the schema with which each run was let in,
-and `refused.toml` is the schema that was refused last, which `fairbloom client accept` takes.
+and what became of it, `accepted.json`. `runs.json` has the schema with which each run was let in
+last, and the fingerprint of the run's settings, because the server chooses the number of a run.
+`refused.toml` is the schema that was refused last, which `fairbloom client accept` takes.
 """
 
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from difflib import unified_diff
@@ -19,9 +20,9 @@ from typing import Any
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import make_folder, write_private
-from fairbloom.tasks.schema import shorten_value
+from fairbloom.tables.schema import shorten_value
 
-from .accepted_settings import SettingRefusedError
+from .accepted_settings import FINGERPRINT, SCHEMA, SettingRefusedError
 
 FOLDER = "schemas"
 ACCEPTED = "accepted.json"
@@ -104,18 +105,17 @@ class Schemas:
 
     def runs_of(self, schema: KnownSchema) -> list[str]:
         """Return the numbers of the runs that were let in with a schema."""
-        return [run for run, digest in self._read(RUNS, {}).items() if digest == schema.digest]
+        return [run for run, (digest, _) in self._read(RUNS, {}).items() if digest == schema.digest]
 
     def accept(self, text: str, *, also: bool = False) -> None:
         """Accept a schema for new runs, in place of the accepted ones or `also`."""
         make_folder(self._folder)
         digest = digest_of(text)
-        others = [each for each in self.known() if each.digest != digest]
-        if not also:
-            others = [
-                replace(each, state=State.ENDED) if each.state == State.ACCEPTED else each
-                for each in others
-            ]
+        others = [
+            each if also or each.state != State.ACCEPTED else replace(each, state=State.ENDED)
+            for each in self.known()
+            if each.digest != digest
+        ]
         write_private(self._folder / f"{digest}.toml", text.encode())
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._write([*others, KnownSchema(digest, now, State.ACCEPTED)])
@@ -135,18 +135,18 @@ class Schemas:
         self._write([withdrawn if each == chosen else each for each in known])
         return withdrawn
 
-    def admits(self, digest: str, run: int) -> bool:
-        """Return whether a run may have a schema; keep the schema of a run that is let in."""
+    def admits(self, digest: str, run: int, settings: str) -> bool:
+        """Return whether a run may have a schema; keep the schema of a run that is let in.
+
+        `settings` is the fingerprint of the run's settings.
+        """
         state = next((each.state for each in self.known() if each.digest == digest), None)
-        runs: dict[str, str] = self._read(RUNS, {})
-        if state == State.ENDED:
-            return runs.get(str(run)) == digest
-        if state != State.ACCEPTED:
-            return False
-        if str(run) not in runs:
-            latest = dict([*runs.items(), (str(run), digest)][-MAX_RUNS:])
+        runs: dict[str, list[str]] = self._read(RUNS, {})
+        is_same = runs.get(str(run)) == [digest, settings]
+        if state == State.ACCEPTED and not is_same:
+            latest = dict([*runs.items(), (str(run), [digest, settings])][-MAX_RUNS:])
             write_private(self._folder / RUNS, json.dumps(latest).encode())
-        return True
+        return state == State.ACCEPTED or (state == State.ENDED and is_same)
 
     def refuse(self, text: str) -> None:
         """Keep a schema that was refused, for the owner to see."""
@@ -165,12 +165,16 @@ class Schemas:
         return json.loads(path.read_text()) if path.exists() else default
 
 
-def check_accepted(text: str, state_dir: Path | None, allowed: str, run: int) -> None:
+def check_accepted(
+    settings: Mapping[str, Any], state_dir: Path | None, allowed: str, run: int
+) -> None:
     """Raise SettingRefusedError and store the schema of a run if its owner has not accepted it.
 
-    `allowed` is `schema` of the owner's limits; "any" accepts every schema. `state_dir` is None if
-    the device stores nothing. `run` is the run's number.
+    `settings` are the run's accepted settings. `allowed` is `schema` of the owner's limits; "any"
+    accepts every schema. `state_dir` is None if the device stores nothing. `run` is the run's
+    number.
     """
+    text = str(settings.get(SCHEMA, ""))
     if not text or allowed == "any":
         return
     if state_dir is None:
@@ -179,7 +183,7 @@ def check_accepted(text: str, state_dir: Path | None, allowed: str, run: int) ->
             ' one, or schema = "any" under limits in owner.toml'
         )
     schemas = Schemas(state_dir)
-    if schemas.admits(digest_of(text), run):
+    if schemas.admits(digest_of(text), run, settings[FINGERPRINT]):
         return
     schemas.refuse(text)
     raise SettingRefusedError(
@@ -230,13 +234,12 @@ def describe_acceptance(schemas: Schemas, text: str, *, also: bool) -> Iterator[
     """Yield sentences on what accepting a schema ends, and on what it may show."""
     digest = digest_of(text)
     others = [each for each in schemas.known() if each.digest != digest]
-    if not also:
-        for each in schemas.accepted():
-            if each.digest != digest:
-                yield (
-                    f"This ends schema {each.label}: runs that began with it keep it, later ones"
-                    " are refused. --also keeps both"
-                )
+    for each in others:
+        if each.state == State.ACCEPTED and not also:
+            yield (
+                f"This ends schema {each.label}: runs that began with it keep it, later ones are"
+                " refused. --also keeps both"
+            )
     for each in others:
         if found := list(differing_keys(schemas.text_of(each), text)):
             keys = escape_unprintable("; ".join(found))

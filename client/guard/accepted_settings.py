@@ -21,9 +21,9 @@ from fairbloom.protocol.settings import (
     expand_own_settings,
     marked,
 )
+from fairbloom.tables.schema import shorten_value
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.classifiers import is_classifier
-from fairbloom.tasks.schema import shorten_value
 
 # A plain word: neither a path nor an import string, without colons, separators, or a dot at either
 # end.
@@ -118,9 +118,7 @@ def _why_unsafe(parameter: Parameter, value: object) -> str:
     if key == SCHEMA:
         return "" if "\n" in value else ": a device takes its text, and no place"
     if key == "device":
-        if DEVICE.fullmatch(value):
-            return ""
-        return ": auto, cpu, cuda, cuda:1 or mps would do"
+        return "" if DEVICE.fullmatch(value) else ": auto, cpu, cuda, cuda:1 or mps would do"
     words = [value]
     if key in marked(Mark.NAMES):
         words = [word.strip(" ") for word in value.split(",")]

@@ -36,9 +36,10 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
 
     `fairbloom client` makes the state-dir, and puts this mod around an owner's own app, too.
     """
-    folder = Path(str(context.node_config.get("state-dir", "")))
-    is_logged = NOTED.get() is not None  # by this mod around the app
-    if is_logged or not context.node_config.get("state-dir") or not folder.is_dir():
+    place = str(context.node_config.get("state-dir", ""))
+    folder = Path(place)
+    # another one of this mod, around the app, logs already
+    if NOTED.get() is not None or not place or not folder.is_dir():
         return answer(message, context)
     config: Mapping[str, Any] = message.content.config_records.get(CONFIG) or {}
     settings = context.run_config

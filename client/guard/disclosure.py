@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import torch
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.names import LARGER_CLASS
+from fairbloom.protocol.names import LARGER_CLASS, NUM_EXAMPLES
 from fairbloom.protocol.terms import Terms
+from fairbloom.tables import DataError
 from fairbloom.tasks import Splits, Task
-from fairbloom.tasks.tables.reasons import DataError
 from fairbloom.tasks.task import AnyExamples
 
 from ..metrics import OF_TRAINING, Measurement
@@ -77,6 +77,14 @@ class Gate:
                     " time-budget or the method's number of steps; the owner of the device may"
                     " lower the floor (limits.rows in owner.toml)"
                 )
+
+    def pass_count(self, part: str) -> dict[str, int]:
+        """Return the number of train or test examples by its name, {} if it may not leave."""
+        count = len(getattr(self._splits, part))
+        if count >= self.min_rows:
+            return {NUM_EXAMPLES: count}
+        hold_back(f"number of its {part} examples, because it is below {self.min_rows}")
+        return {}
 
     def pass_scores(
         self, measurement: Measurement, scores: Mapping[str, float]

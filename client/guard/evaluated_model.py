@@ -7,22 +7,21 @@ preprocessing. Only the owner can read it, for example by `fairbloom predict`. T
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
 from fairbloom.logs import log
 from fairbloom.protocol.names import DEPLOYED
-from fairbloom.protocol.settings import Mark, marked
+from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, sync_folder, write_private
 from fairbloom.system.sealed import Arrays, save_model
+from fairbloom.tables.preprocessing import PREPROCESSING, Preprocessing
+from fairbloom.tables.schema import SCHEMA
 from fairbloom.tasks import Task
-from fairbloom.tasks.preprocessing import PREPROCESSING, Preprocessing
-from fairbloom.tasks.schema import SCHEMA
 
 from ..states import folder_of
 
@@ -46,7 +45,7 @@ def find_model(folder: Path) -> Path:
 
 def keep_model(
     state_dir: Path,
-    config: Mapping[str, Any],
+    settings: RunSettings,
     task: Task,
     client: str,
     arrays: Arrays,
@@ -55,8 +54,8 @@ def keep_model(
 ) -> None:
     """Store the model that a client has evaluated in a round, instead of the last one.
 
-    A crash leaves one of the two complete. `config` has the run's settings on this device, `client`
-    is the client's key. `serves` is "personal" if the run trains no global model, else "global".
+    A crash leaves one of the two complete. `settings` are the run's on this device, `client` is
+    the client's key. `serves` is "personal" if the run trains no global model, else "global".
     """
     draft = state_dir / DRAFT
     kept = state_dir / KEPT
@@ -65,15 +64,15 @@ def keep_model(
     make_folder(draft)
     # Whoever predicts would import a method of the user's, and need not have it.
     left_out = {DEPLOYED, "method", *marked(Mark.DEVICE)}
-    settings = {key: value for key, value in sorted(config.items()) if key not in left_out}
+    config = {key: value for key, value in sorted(settings.given().items()) if key not in left_out}
     content = tomli_w.dumps(
-        {"run-folder-format": RUN_FOLDER_FORMAT, **settings}, multiline_strings=True
+        {"run-folder-format": RUN_FOLDER_FORMAT, **config}, multiline_strings=True
     )
     write_private(draft / CONFIG, content.encode())
     if task.schema:
         write_private(draft / SCHEMA, task.schema.encode())
     keep_preprocessing(draft, task, (client,))
-    states = folder_of({**config, "state-dir": "."}, client)
+    states = folder_of(settings.model_copy(update={"state_dir": "."}), client)
     save_model(
         draft / MODEL, arrays, {"round": number, "states": str(states), "serves": serves}, 0o600
     )

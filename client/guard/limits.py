@@ -11,9 +11,8 @@ from pydantic import ConfigDict, ValidationError, field_validator
 from pydantic.dataclasses import dataclass
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.settings import Mark, flatten_tables, marked
-from fairbloom.tasks import TASKS
-from fairbloom.tasks.schema import shorten_value
+from fairbloom.protocol.settings import flatten_tables
+from fairbloom.tables.schema import shorten_value
 
 from .accepted_settings import SettingRefusedError, work_settings
 
@@ -69,9 +68,8 @@ class Limits:
     @classmethod
     def _check_settings(cls, table: dict[str, Any]) -> dict[str, Any]:
         flat = flatten_tables(table)
-        known = marked(Mark.SENT_TO_CLIENTS)
         for key in flat:
-            if key not in known and not ("." in key and key.partition(".")[0] in TASKS):
+            if key not in work_settings({"task": key.partition(".")[0]}):
                 raise ValueError(f"there is no setting {key} of a client's work")
         return flat
 

@@ -48,7 +48,7 @@ def describe_entry(entry: Entry) -> str:
 
 
 def condense(entries: Iterable[Entry]) -> list[Entry]:
-    """Return one entry, without numbers, for the entries of a run that differ in numbers alone."""
+    """Return one entry, without numbers, for the entries of a run that differ only in numbers."""
     found: dict[tuple[object, ...], Entry] = {}
     for entry in entries:
         key = (entry["run"], entry.get("settings-digest"), describe_entry(entry))
@@ -101,7 +101,7 @@ def describe_entries(entries: Iterable[Entry]) -> Iterator[str]:
     for number, run in runs.items():
         lines.append(f"run {number}, task {run.task}, {run.first} to {run.last}")
         for row, times in run.rows.items():
-            least = "at least " if "refused: " in row and times > 1 else ""
+            least = "at least " if "refused: " in row else ""
             lines.append(plural(times, f"  {row}", f"  {row} ({least}{times} times)"))
     # much of this was written by the server: a terminal would obey its control characters
     return map(escape_unprintable, lines)

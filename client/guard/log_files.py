@@ -38,7 +38,7 @@ class AuditLog:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._described: dict[tuple[object, ...], bool] = {}
+        self._described: dict[tuple[object, ...], None] = {}
         self._refusals: dict[tuple[object, ...], int] | None = None
 
     def note(self, entry: Entry, settings: Mapping[str, Any]) -> None:
@@ -50,14 +50,14 @@ class AuditLog:
         run = (entry["run"], entry.get("settings-digest"))
         if run not in self._described:
             entry["settings"] = shorten(settings)
-        _remember(self._described, run, True)
+        _remember(self._described, run, None)
         try:
             if "refused" in entry:
                 self._note_refusal(entry)
             else:
                 self._note_sent(entry)
         except OSError as error:
-            log.warning("%s cannot be written: %s", error.filename, error.strerror)
+            log.warning("the log in %s cannot be written: %s", self._folder, error.strerror)
 
     def _note_refusal(self, entry: Entry) -> None:
         """Append a refusal, and the same one again at its 10th, 100th, … repetition."""
@@ -97,8 +97,8 @@ def read_entries(folder: Path) -> Iterator[Entry]:
 
     Raise FairbloomError if there is no log.
     """
-    paths = [folder / name for name in (SENT_CONDENSED, SENT_EARLIER, SENT)]
-    paths += [folder / name for name in (REFUSED_EARLIER, REFUSED)]
+    names = (SENT_CONDENSED, SENT_EARLIER, SENT, REFUSED_EARLIER, REFUSED)
+    paths = [folder / name for name in names]
     if not any(path.exists() for path in paths):
         raise FairbloomError(
             f"{folder} has no log of what was asked and sent: name the client's state-dir, or its"
@@ -122,14 +122,18 @@ def _size_of(path: Path) -> int:
 
 
 def _append(path: Path, entry: Entry) -> None:
-    """Append a line, atomically."""
-    line = json.dumps(entry, default=str) + "\n"
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+    """Append a line, in one call unless the system writes only a part of it."""
+    line = (json.dumps(entry, default=str) + "\n").encode()
+    with open(path, "a+b", buffering=0, opener=_open_private) as file:
+        # an entry that a full disk has cut off must not swallow this one
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            line = b"\n" + line
+        while line:
+            line = line[os.write(file.fileno(), line) :]
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _read(path: Path) -> Iterator[Entry]:

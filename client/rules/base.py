@@ -1,4 +1,4 @@
-"""The base class of rules: the hooks by which a method changes a client's round."""
+"""The base class of rules: the hooks with which a method changes a client's round."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -16,8 +16,8 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, DISPARITY_STEP, EQUAL_OPPORTUNITY, Terms
+from fairbloom.tables.groups import find_two_groups
 from fairbloom.tasks import Task
-from fairbloom.tasks.groups import find_two_groups
 from fairbloom.tasks.task import AnyExamples
 
 from ..local import LocalClient

@@ -78,6 +78,6 @@ def kinds_of(terms: Terms, client_rule: str = "") -> list[type[Rule]]:
 
 
 def transform_of(rules: Rules) -> Transform:
-    """Return the function by which a rule transforms the mean loss of a minibatch."""
+    """Return the function with which a rule transforms the mean loss of a minibatch."""
     changing = [rule.loss for rule in rules if "loss" in rule.hooks()]  # only PropFairLoss has it
     return changing[0] if changing else unchanged

@@ -33,9 +33,7 @@ class RuleRound:
     @property
     def shift(self) -> Arrays:
         """The offset of each step's gradient, empty if the rule has no constant offset."""
-        if isinstance(self._rule, GradientOffset):
-            return self._rule.shift(self._state)
-        return {}
+        return self._rule.shift(self._state) if isinstance(self._rule, GradientOffset) else {}
 
     def correct(self, gradients: Sequence[Tensor], step: int) -> list[Tensor]:
         """Return the corrected gradients, both in the model's order.

@@ -18,7 +18,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from fairbloom.client.guard.accepted_schemas import check_accepted
-from fairbloom.client.guard.accepted_settings import SCHEMA, SettingRefusedError, accepted_settings
+from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
 from fairbloom.client.guard.limits import Limits
 from fairbloom.client.guard.log_files import open_log
 from fairbloom.protocol.settings import Mark, marked
@@ -99,7 +99,7 @@ class Installed:
             if self.limits is not None:
                 self.limits.check(settings)
                 allowed = self.limits.schema
-            check_accepted(str(settings.get(SCHEMA, "")), state_dir, allowed, run.number)
+            check_accepted(settings, state_dir, allowed, run.number)
         except SettingRefusedError as error:
             raise RunRefusedError(str(error)) from error
         # the device's own folders win over settings of the same name

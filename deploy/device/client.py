@@ -34,7 +34,7 @@ KINDS: Mapping[str, type] = {
 }
 
 # The file of the device's owner next to client.toml. It is never in a bundle, and its keys
-# override those of client.toml.
+# override client.toml's.
 OWNERS_FILE = "owner.toml"
 
 # Keys of Flower's node config that are settings of client.toml.
@@ -91,11 +91,11 @@ class ClientSettings:
         for key, file in (("ca", self.ca), ("certificate", self.certificate)):
             if not Path(file).is_file():
                 raise DeployError(
-                    f"{key} = {file}: there is no such file; take it from the client's bundle"
+                    f"{key} = {file}: file not found; take it from the client's bundle"
                 )
         if not Path(self.key).is_file():
             raise DeployError(
-                f"key = {self.key}: there is no such file. Keys are made on the device, by"
+                f"key = {self.key}: file not found. Keys are made on the device, by"
                 f" fairbloom client keys NAME --out {Path(self.key).parent}; the federation's"
                 " operator enrolls the request that it prints"
             )
@@ -139,7 +139,7 @@ class ClientSettings:
         self.tls_context()
         # imported late: the small process of a client does without them
         from fairbloom.client.guard.limits import Limits, LimitsError
-        from fairbloom.tasks.schema import SchemaError, with_files
+        from fairbloom.tables.schema import SchemaError, with_files
 
         try:
             Limits.of(self.limits)
@@ -148,13 +148,13 @@ class ClientSettings:
             raise DeployError(str(error)) from error
         if importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
             raise DeployError(
-                f"app = {self.app!r}: there is no such module here; install it, or name another app"
+                f"app = {self.app!r}: module not found; install it, or name another app"
             )
 
     def check_own_files(self) -> None:
         """Raise DeployError if `files` fits no accepted schema, so that every run would fail."""
         from fairbloom.client.guard.accepted_schemas import Schemas
-        from fairbloom.tasks.schema import SchemaError, with_files
+        from fairbloom.tables.schema import SchemaError, with_files
 
         if not self.files or self.limits.get("schema") == "any":
             return
@@ -182,7 +182,7 @@ class ClientSettings:
             raise DeployError(
                 f"ca = {self.ca}: {reason}; take ca.crt from the client's bundle again"
             ) from error
-        context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         try:
             # without a password, OpenSSL would ask for that of an encrypted key on the terminal
             context.load_cert_chain(self.certificate, self.key, password="")

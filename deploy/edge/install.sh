@@ -58,7 +58,7 @@ check() {
     || fail "$python is $("$python" --version 2>&1 || true): Python 3.11 or later is needed; name another by --python PATH"
   "$python" -c 'import ensurepip, venv' 2> /dev/null || fail "$python has no venv: apt-get install python3-venv"
   [ -n "$wheels$source" ] || is_installed || fail "say where Fairbloom comes from: --wheels FOLDER or --source CHECKOUT"
-  [ -z "$wheels" ] || compgen -G "$wheels/fairbloom-*.whl" > /dev/null || fail "--wheels $wheels: there is no fairbloom wheel in it (wheels.sh)"
+  [ -z "$wheels" ] || compgen -G "$wheels/fairbloom-*.whl" > /dev/null || fail "--wheels $wheels has no wheel of fairbloom (wheels.sh)"
   [ -z "$bundle" ] || [ -z "$keys" ] || fail "--keys makes the key for which a bundle is made: give --bundle later"
   [ -z "$bundle" ] || check_bundle
   [ -z "$data" ] || check_data
@@ -75,13 +75,13 @@ is_installed() { # and the command is about a bundle or keys, for which the libr
 
 check_bundle() {
   local files
-  [ -f "$bundle" ] || fail "--bundle $bundle: there is no such file"
+  [ -f "$bundle" ] || fail "--bundle $bundle: file not found"
   files=$("$python" -I "$here/unpack.py" "$bundle") || exit 1
   [[ " $files " == *" key "* ]] || [ -f "$etc/key" ] || fail "--bundle $bundle has no key, and this device has none: make it first, by --keys NAME"
 }
 
 check_data() {
-  [ -d "$data" ] || fail "--data-dir $data: there is no such folder"
+  [ -d "$data" ] || fail "--data-dir $data: folder not found"
   data=$(cd "$data" && pwd)
   [ ! -e "$etc/owner.toml" ] || fail "--data-dir $data: $etc/owner.toml is there and is yours: write data-dir into it"
   [[ $data != *[\"\\%]* ]] || fail "--data-dir $data: settings and systemd cannot hold a path with these signs: name it by a link"

@@ -57,7 +57,7 @@ class CallRefusedError(Exception):
 
 @dataclass(eq=False)
 class OpenCall:
-    """A call of the client `name` whose last words have not been delivered.
+    """A call of the client `name` with an undelivered final status.
 
     `sending` is True once the handler sends messages, `refusal` the reason why the call is to end,
     and `answered` the time at which its handler ended.
@@ -79,7 +79,7 @@ class OpenCall:
                 self.task.cancel()
 
     def is_stuck(self, now: float) -> bool:
-        """Whether the device does not read the last words."""
+        """Whether the device does not read the final status."""
         if self.answered is None:
             return False
         seconds = ANSWER_SECONDS if self.refusal is None else REASON_SECONDS
@@ -132,7 +132,7 @@ class Caller:
 
 
 class Admission:
-    """Admits calls by their certificates, and ends those that may not go on."""
+    """Admits calls by their certificates, and ends calls that are no longer admitted."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def admit(self, context: Any) -> AsyncIterator[OpenCall]:
-        """Let a call go on as long as it may; abort it otherwise, or with a CallRefusedError."""
+        """Run a call while it is admitted; abort it otherwise, or with a CallRefusedError."""
         certificate = context.auth_context().get("x509_pem_cert", [b""])[0]
         peer = context.peer()
         caller = self._caller(certificate, peer)
@@ -196,7 +196,7 @@ class Admission:
             await abort(context, call.refusal.code, call.refusal.reason)
 
     def look(self) -> None:
-        """End the calls and connections that may not go on; called once a second."""
+        """End calls and connections that are no longer admitted; called once a second."""
         now = self._clock()
         close = self._unwelcome
         self._unwelcome = set()

@@ -105,9 +105,7 @@ def answer_next(pipe: Connection, installed: Installed, node_config: Mapping[str
 def reason_of(error: Exception) -> str:
     """Return the part of an app's error that the server may see: it quotes no data."""
     text = str(error)
-    if NO_HANDLER.fullmatch(text):
-        return text
-    return reportable(error)
+    return text if NO_HANDLER.fullmatch(text) else reportable(error)
 
 
 def main(parent: int) -> None:

@@ -157,7 +157,7 @@ class Calls:
         self._beat: Any = self._channel.unary_unary(
             f"{place}Beat", Working.SerializeToString, Drop.FromString
         )
-        # The call of which chunks are awaited: the next one until `_until`.
+        # The call being received; its next chunk is due at `_until`.
         self._receiving: Any = None
         self._until = math.inf
         self._closed = threading.Event()
@@ -305,7 +305,7 @@ def receive(
 
 
 def refuse_head(head: Head, max_bytes: float) -> str:
-    """Return the reason to refuse a message, by its head alone, or ""."""
+    """Return the reason to refuse a message, only by its head, or ""."""
     kind, dot, handler = head.type.partition(".")
     if kind not in TYPES or (dot and not handler.isidentifier()) or len(handler) > MAX_ID:
         return f"the message is of an unknown type: this client knows {', '.join(TYPES)}"

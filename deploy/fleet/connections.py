@@ -33,13 +33,11 @@ def raise_file_limit() -> int:
         with contextlib.suppress(OSError, ValueError):  # macOS allows less than its hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-    if soft == resource.RLIM_INFINITY:
-        return 1 << 20
-    return soft
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 def connection_limit(max_clients: int, files: int) -> int:
-    """Return the connections that a server takes whose process may have so many open files."""
+    """Return the connections that a server takes, for its process's limit of open files."""
     return max(1, min(4 * max_clients + OTHER_CONNECTIONS, files - OWN_FILES))
 
 

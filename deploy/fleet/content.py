@@ -37,13 +37,11 @@ class Content:
         self.size = len(data) if file is None else os.fstat(file.fileno()).st_size
 
     def pieces(self) -> Iterator[Buffer]:
-        """Return the bytes in pieces of at most CHUNK_BYTES; those of a file are copies."""
-        if self.file is None:
-            return slices(self.data)
-        return self._read(self.file)
+        """Return the bytes in pieces of at most CHUNK_BYTES; a file's are copies."""
+        return slices(self.data) if self.file is None else self._read(self.file)
 
     def map(self) -> Buffer:
-        """Return the bytes as one; those of a file are mapped."""
+        """Return the bytes as one; a file is mapped."""
         if self.file is None:
             return self.data
         return memoryview(mmap(self.file.fileno(), self.size, prot=PROT_READ))

@@ -32,7 +32,7 @@ SECOND = 1.0
 
 
 class Daemon:
-    """A federation's server, from its start to its end; it may have so many open `files`."""
+    """A federation's server, from its start to its end; `files` is the limit of its open files."""
 
     def __init__(self, federation: Federation, files: int) -> None:
         self._federation = federation
@@ -99,7 +99,7 @@ class Daemon:
             await asyncio.sleep(SECOND)
 
     def _look(self) -> None:
-        """Read the registry, end what may not go on, and write state/now.json.
+        """Read the registry, end calls that are no longer admitted, and write state/now.json.
 
         A fault in one of these steps keeps no other from its work.
         """

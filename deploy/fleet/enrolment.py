@@ -123,7 +123,7 @@ def _check_free(federation: Federation, members: Sequence[Member], name: str, di
             f"client {name!r} is called like a host of the server's certificate: choose another"
             " name"
         )
-    from fairbloom.tasks.tables.cells import fold_value  # imported late: it needs NumPy
+    from fairbloom.tables.cells import fold_value  # imported late: it needs NumPy
 
     for member in members:
         if member.name != name and fold_value(member.name) == fold_value(name):

@@ -174,7 +174,7 @@ class Federation:
         return is_held(self.lock) and abs(time.time() - read_now(self).at) < FRESH_SECONDS
 
     def renew(self, hosts: Sequence[str] = (), days: float = pki.SERVER_DAYS) -> list[str]:
-        """Make a new server certificate; return its names without those of loopback.
+        """Make a new server certificate; return its names except loopback's.
 
         Without `hosts`, it has the names of the old certificate.
         """
@@ -244,9 +244,7 @@ def read_now(federation: Federation) -> Now:
             return Now()
         numbers += table.values()
     is_whole = all(isinstance(each, int | float) and 0 <= each <= LARGEST_TIME for each in numbers)
-    if not is_whole or not isinstance(now.run, int):
-        return Now()
-    return now
+    return now if is_whole and isinstance(now.run, int) else Now()
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ class RunGrid(OwnGrid):
         return [node_id for node_id, _ in self._call("nodes")[0]]
 
     def get_nodes(self) -> list[Any]:
-        """Return the devices online, with the names by which they are enrolled."""
+        """Return the devices online, with their enrolled names."""
         return [node_info(node_id, name) for node_id, name in self._call("nodes")[0]]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -212,7 +212,7 @@ def without_content(message: Message) -> Message:
 
 
 def group_of(content: RecordDict, number: int) -> str:
-    """Return the group of a message of a run folder, by which devices keep states; else ""."""
+    """Return the group under which devices keep states, for a message of a run folder; else ""."""
     for config in content.config_records.values():
         if RUN_FOLDER in config:
             return f"{config[RUN_FOLDER]!s}/{number}"

@@ -147,9 +147,9 @@ class Port:
         return sorted(online)
 
     def look(self) -> None:
-        """End what may not go on, and count connections; called once a second.
+        """Close calls that are no longer admitted; count connections. Called once a second.
 
-        That all are in use is logged once a minute.
+        Logs once a minute that all connections are in use.
         """
         self._admission.look()
         limit = self._max_connections

@@ -56,7 +56,7 @@ LAST_BYTES = 64 << 10
 # The name of a run's folder: its number, which the protocol sends in 64 bits.
 NUMBER = re.compile("[1-9][0-9]{0,17}")
 
-# File beside the runs with the highest number so far. Removing old runs does not remove it.
+# File next to the runs, with the highest number so far. Removing old runs does not remove it.
 LAST_NUMBER = "last-run"
 
 # Errors of a run's own files. Others, such as a full disk, would stop the next run too.
@@ -148,7 +148,7 @@ class RunFiles:
         """Whether the operator has asked to stop the run."""
         try:
             return self._stop.exists()
-        except OSError:  # nobody can ask while the folder cannot be read
+        except OSError:  # an unreadable folder holds no request
             return False
 
     def stop(self) -> None:
@@ -188,7 +188,7 @@ def list_runs(folder: Path, but: Collection[int] = ()) -> list[RunFiles]:
 
 
 def list_numbers(folder: Path) -> list[int]:
-    """Return the numbers that folders in a folder have as names; [] if there is no such folder.
+    """Return the numbers that folders in a folder have as names; [] for a missing folder.
 
     Raise DeployError if it cannot be read.
     """
@@ -266,16 +266,13 @@ class Runs:
             for run in self.waiting():
                 self.current = run.number
                 try:
-                    if run.is_stopped:
-                        status = STOPPED
-                    else:
-                        status = await self._carry_out(run)
+                    status = STOPPED if run.is_stopped else await self._carry_out(run)
                     run.end(status)
                 except (OSError, MemoryError, RuntimeError) as error:
                     # Python raises a RuntimeError if no thread can be started
                     self._faults.say(
                         run.folder.name,
-                        f"run {run.number} cannot go on, and is tried again: {error}",
+                        f"run {run.number} cannot continue, and is tried again: {error}",
                     )
                     if isinstance(error, OSError) and error.errno in OWN_ERRORS:
                         continue

@@ -16,7 +16,7 @@ from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import WORK_OF_ROUND
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.system.files import write_private
-from fairbloom.system.versions import FIRST, Step, Versions, read_sealed, write_sealed
+from fairbloom.system.versions import FIRST, Point, Versions, read_sealed, write_sealed
 
 from .calls import Calls, Received
 from .content import Content
@@ -43,6 +43,9 @@ GROUP = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})")
 
 LOST = "the last reply is lost"
 
+# The key of the versions of an app's state.
+STATE = "context"
+
 
 class Contexts:
     """Flower's `Context.state` of each run's app, in files that survive a restart.
@@ -59,7 +62,7 @@ class Contexts:
         """Return the state with which the work on a message begins, or b""."""
         key, step = find_step(head)
         versions = Versions(self._folder / key)
-        found = versions.last() if step is None else versions.rewind(step)
+        found = versions.last(STATE) if step is None else versions.rewind(STATE, step)
         if found is None:
             return b""
         made, state = found
@@ -73,16 +76,16 @@ class Contexts:
         key, step = find_step(head)
         versions = Versions(self._folder / key)
         if step is None:
-            last = versions.last()
+            last = versions.last(STATE)
             step = FIRST if last is None else last[0]
-        versions.save(step, state)
+        versions.save(STATE, step, state)
         folders = [each for each in self._folder.iterdir() if each.is_dir()]
         folders.sort(key=lambda each: each.stat().st_mtime)
         for folder in folders[:-KEPT_RUNS]:
             shutil.rmtree(folder)
 
 
-def find_step(head: Head) -> tuple[str, Step | None]:
+def find_step(head: Head) -> tuple[str, Point | None]:
     """Return the name by which an app's states are kept, and the step of a message's work.
 
     It is the id of the run folder. Without one it is the number of the run, and there are no steps.
@@ -91,9 +94,9 @@ def find_step(head: Head) -> tuple[str, Step | None]:
     if group is None:
         return str(head.run), None
     kind = head.type.partition(".")[0]
-    step: Step | None = None
+    step: Point | None = None
     if kind in WORK_OF_ROUND:
-        step = Step(int(group[2]), WORK_OF_ROUND.index(kind))
+        step = Point(int(group[2]), WORK_OF_ROUND.index(kind))
     return group[1], step
 
 

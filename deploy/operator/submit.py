@@ -61,9 +61,7 @@ class App:
     def order(self, federation: Federation, given: Mapping[str, Value]) -> Order:
         """Return the order of a run of this app with the checked settings."""
         settings = prepare(federation, given) if self is OURS else self.check(given)
-        folder = ""
-        if self.folder is not None:
-            folder = str(self.folder.absolute())
+        folder = "" if self.folder is None else str(self.folder.absolute())
         settings = {**(self.config or {}), **settings}
         size = len(json.dumps(settings).encode())
         if size > MAX_SETTINGS_BYTES - ROOM_BYTES:
@@ -120,9 +118,7 @@ def choose_app(given: str | None) -> App:
         return app
     if is_import_string(given) and (installed := distribution_of(given.partition(":")[0])):
         name, version = installed
-        if name == "fairbloom":
-            return OURS
-        return App(given, name, version, config=None)
+        return OURS if name == "fairbloom" else App(given, name, version, config=None)
     raise DeployError(
         f"--app {given}: it is neither a folder with [tool.flwr.app] in its pyproject.toml nor a"
         " module:attribute of an installed package"
@@ -171,9 +167,7 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
             )
     members = federation.enrolled()
     sizes = [f"{member.name}={member.examples}" for member in members if member.examples]
-    config = dict(given)
-    if sizes:
-        config = {SIZES: " ".join(sizes), **given}
+    config = {SIZES: " ".join(sizes), **given} if sizes else dict(given)
     named = RunSettings.of(config).given()
     check_not_pythons(named)
     settings = Settings.of(config)

@@ -22,7 +22,7 @@ HUGE = 1e15
 # The most decimals of a number; smaller ones than these show are written as powers of ten.
 MAX_DECIMALS = 9
 
-# Where there is no number.
+# A cell without a number.
 NONE = Cell("–", tone="quiet")
 
 

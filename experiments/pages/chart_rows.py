@@ -73,7 +73,7 @@ def _pick(run: Run, table: "pandas.DataFrame", column: str) -> "pandas.DataFrame
 
 @dataclass(frozen=True)
 class Scene:
-    """What the sections of a report are about.
+    """The subject of the sections of a report.
 
     The first line is the baseline, and personal models are lines of their own. `shown` are the
     clients that are shown one by one, from the worst served to the best by the baseline.
@@ -110,7 +110,7 @@ class Scene:
 
     @property
     def trained(self) -> list[Line]:
-        """The lines but those of personal models that come from the same runs as another."""
+        """The lines, except for personal models that come from the same runs as another."""
         return [line for line in self.lines if not line.same_runs_as]
 
     @property
@@ -136,7 +136,7 @@ class Scene:
 
 
 def axis_title(score: Score) -> str:
-    """Return what the axis of a score says: its name, unit and direction."""
+    """Return the title of a score's axis: its name, unit and direction."""
     return f"test {score.title}{text_if(score.higher_is_better, ', higher is better')}"
 
 

@@ -62,7 +62,7 @@ def clients_by_method(
     A line spans the seeds.
 
     The rows have a field of that name, `method`, `value`, `low` and `high`. The points of a row
-    stand below each other where there is room. `zero` draws a line there.
+    lie below each other if there is room. `zero` draws a line there.
     """
     apart = len(series) * len(clients) <= 90
     if apart:
@@ -231,7 +231,7 @@ def heat_map(
 ) -> Spec:
     """Return a map of clients × rounds with `ends` as the darkest and the brightest value.
 
-    What has no row is blank.
+    Places without a row are blank.
     """
     rounds = sorted({row["round"] for row in rows})
     band = {"paddingInner": 0, "paddingOuter": 0}

@@ -8,7 +8,7 @@ from functools import partial
 from fairbloom.server.run_folder.participation import CONTRIBUTION
 from fairbloom.text import plural, text_if
 
-from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, slug
+from ..render.page import Cell, Chart, Charts, Page, Section, Table, slug
 from ..render.theme import Series
 from ..results.compared_scores import mean_by_client, personal_label
 from ..results.comparison import Comparison
@@ -208,8 +208,7 @@ def _methods_section(comparison: Comparison) -> Section:
         f"{text_if(len(comparison.seeds) > 1, ' Lines span the seeds.')}"
     )
     drawn = Charts([Chart("front", f"Mean against {worst}", what, spec)], series)
-    notes = [Note([str(comparison.federation)])] if comparison.federation else []
-    return Section("methods", "Methods", intro, [drawn, method_table(comparison), *notes])
+    return Section("methods", "Methods", intro, [drawn, method_table(comparison)])
 
 
 def method_table(comparison: Comparison) -> Table:

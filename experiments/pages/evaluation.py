@@ -1,4 +1,4 @@
-"""The page of an evaluation: a site's scores next to those of the run's clients."""
+"""The page of an evaluation: a site's scores next to the scores of the run's clients."""
 
 from ..render.page import Cell, Page, Section, Table
 from ..results.evaluation import Evaluation

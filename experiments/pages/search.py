@@ -14,7 +14,7 @@ from .cells import NONE, Digits
 from .comparison import brief_sections, detailed_sections, lines_of
 from .sections import files_of, present
 
-# What the chart calls the two gains of an arm.
+# The names of the two gains of an arm in the chart.
 PROMISED = "promised by validation"
 TESTED = "on test examples"
 
@@ -69,7 +69,7 @@ def chosen_table(search: Search) -> Table:
 
 
 def chosen_charts(search: Search) -> Charts:
-    """Return a chart of what each chosen arm gains: as promised, and as tested."""
+    """Return a chart of the gains of each chosen arm: as promised, and as tested."""
     rows: list[charts.Row] = []
     tested = {
         label: found
@@ -99,7 +99,7 @@ def chosen_charts(search: Search) -> Charts:
 
 
 def arms_table(search: Search) -> Table:
-    """Return what each arm is worth on validation examples, the best first."""
+    """Return the value of each arm on validation examples, the best first."""
     digits = _digits(search)
     title = _title(search)
     measure = search.measure

@@ -1,1 +1,1 @@
-"""Pages as values, and what makes text, HTML and figures of them."""
+"""Pages as values, and renderers to text, HTML and figures."""

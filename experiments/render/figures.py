@@ -1,4 +1,4 @@
-"""Charts that stand alone: as a specification, as files, and in notebooks."""
+"""Single charts: as a specification, as files, and in notebooks."""
 
 import base64
 import json
@@ -14,24 +14,11 @@ from fairbloom.system.files import write_whole
 from .page import Charts
 from .theme import COLOURS, CONFIG, PICKED, Spec, colour
 
-# Number of points up to which a figure marks those of lines; a report shows the ones under the
-# pointer.
+# Most points of a figure with marks on its lines; a report marks the points under the pointer.
 MARKED_POINTS = 240
 
-# Charts stand in rows of so many.
+# Charts per row.
 COLUMNS = 3
-
-# The width of the narrowest plot, in points.
-NARROWEST_PLOT = 80.0
-
-# The widths that a figure may have, in centimetres.
-NARROWEST = 3.0
-WIDEST = 100.0
-
-POINTS_PER_CM = 72.0 / 2.54
-
-# The resolution of PNG files with a width in centimetres, as journals ask for.
-PIXELS_PER_INCH = 300.0
 
 
 class VegaLite(dict[str, Any]):
@@ -78,72 +65,23 @@ DRAWN: Mapping[str, Callable[[Spec], bytes]] = {
 }
 
 
-def check_figure(path: Path, width: float | None) -> None:
-    """Raise SettingsError if a figure's file has no known ending, or its width is impossible."""
+def check_figure(path: Path) -> None:
+    """Raise SettingsError if a figure's file has no known ending."""
     if path.suffix.lower() not in DRAWN:
         raise SettingsError(f"--figure {path}: end the name in {', '.join(DRAWN)}")
-    if width is not None and not NARROWEST <= width <= WIDEST:
-        raise SettingsError(
-            f"--width {width:g}: give between {NARROWEST:g} and {WIDEST:g} centimetres"
-        )
 
 
-def write_charts(charts: Charts, path: Path, width: float | None = None) -> None:
-    """Write charts side by side into a file; its ending says how it is drawn.
-
-    `width` is in centimetres, by default as wide as the charts need.
-    """
-    ending = path.suffix.lower()
-    if width is None:
-        content = DRAWN[ending](spec_of(charts))
-    else:
-        content = _draw_within(charts, ending, width)
+def write_charts(charts: Charts, path: Path) -> None:
+    """Write charts side by side into a file; its ending says how it is drawn."""
+    content = DRAWN[path.suffix.lower()](spec_of(charts))
     with explain_write_errors("the figure", path.parent):
         write_whole(path, content)
 
 
-def _draw_within(charts: Charts, ending: str, width: float) -> bytes:
-    """Return charts as a file that is so many centimetres wide.
-
-    The plots become narrower or wider first, so that texts keep their size as far as possible.
-    """
-    import vl_convert
-
-    points = width * POINTS_PER_CM
-    excess = _size_of(draw_svg(spec_of(charts)).decode())[0] - points
-    svg = draw_svg(spec_of(charts, narrower=excess)).decode()
-    natural, high = _size_of(svg)
-    height = high * points / natural
-    if ending == ".svg":
-        return _resize(svg, f"{width:g}cm", f"{height / POINTS_PER_CM:.4g}cm").encode()
-    sized = _resize(svg, f"{points:.4f}", f"{height:.4f}")
-    drawn: bytes = (
-        vl_convert.svg_to_pdf(sized)
-        if ending == ".pdf"
-        else vl_convert.svg_to_png(sized, ppi=PIXELS_PER_INCH)
-    )
-    return drawn
-
-
-# The size of an SVG file in its first element, which comes before any text.
-SVG_SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
-
-
-def _size_of(svg: str) -> tuple[float, float]:
-    """Return width and height of an SVG file, in points."""
-    width, height = SVG_SIZE.search(svg).groups()  # type: ignore[union-attr]  # Vega writes both
-    return float(width), float(height)
-
-
-def _resize(svg: str, width: str, height: str) -> str:
-    return SVG_SIZE.sub(f'width="{width}" height="{height}"', svg, count=1)
-
-
-def spec_of(charts: Charts, *, narrower: float = 0.0) -> VegaLite:
+def spec_of(charts: Charts) -> VegaLite:
     """Return charts as one self-contained specification for a paper: light, with a legend.
 
-    More than one chart stand in rows of three, with their titles. `narrower` is the number of
-    points by which a row of plots is narrower than usual.
+    Several charts are laid out in rows of three, with their titles.
     """
     config = {
         **CONFIG,
@@ -166,10 +104,9 @@ def spec_of(charts: Charts, *, narrower: float = 0.0) -> VegaLite:
             key: value for key, value in chart.spec.items() if key not in ("autosize", "params")
         }
         if len(charts.charts) == 1:
-            part["width"] = max(NARROWEST_PLOT, 520.0 - narrower)
+            part["width"] = 520.0
         else:
-            columns = min(COLUMNS, len(charts.charts))
-            part["width"] = max(NARROWEST_PLOT, 190.0 - narrower / columns)
+            part["width"] = 190.0
             part["title"] = chart.title
         few = len(chart.spec["data"]["values"]) <= MARKED_POINTS
         part["layer"] = []

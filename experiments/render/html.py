@@ -68,7 +68,7 @@ def policy(scripts: Sequence[str]) -> str:
 
 
 def as_script_data(value: Mapping[str, Any]) -> Markup:
-    """Return JSON that may stand in a <script>, whatever its texts are."""
+    """Return JSON that is safe in a <script>, whatever its texts are."""
     return htmlsafe_json_dumps(value, json.dumps, separators=(",", ":"), allow_nan=False)
 
 

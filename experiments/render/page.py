@@ -70,7 +70,7 @@ class Chart:
 class Charts:
     """Charts side by side with one legend.
 
-    Narrow ones stand three in a row where there is room.
+    Three narrow ones share a row if there is room.
     """
 
     charts: Sequence[Chart]

@@ -85,7 +85,7 @@ def show_table(table: Table) -> None:
 
 
 def tables_within(table: Table, width: int) -> list[rich_table.Table]:
-    """Return tables of at most this width that have all columns, those of keys in each."""
+    """Return tables of at most this width that have all columns; each has the key columns."""
     shown = table.rows
     hidden = len(table.rows) - FIRST_ROWS - LAST_ROWS
     if table.folded and hidden > 1:
@@ -99,7 +99,7 @@ def tables_within(table: Table, width: int) -> list[rich_table.Table]:
     bodies = [max((cell_len(row[i].text) for row in rows), default=0) for i in everything]
     if sum(map(max, bodies, map(cell_len, table.headings))) + GAP * (len(bodies) - 1) <= width:
         return [_part(table, everything, {})]
-    # Numbers stay in one piece; the words of headings stand below each other, and names are folded.
+    # Numbers stay in one piece; the words of headings lie below each other, and names are folded.
     words = [max(map(cell_len, heading.split()), default=0) for heading in table.headings]
     fixed = {i: max(bodies[i], words[i]) for i in everything[1:] if table.numeric[i]}
     # Together, keys leave half of the width to the other columns.
@@ -113,7 +113,7 @@ def tables_within(table: Table, width: int) -> list[rich_table.Table]:
 
 
 def _cut(widths: Sequence[int], keys: int, width: int) -> list[list[int]]:
-    """Split the columns over tables: each has those of the keys, and others as they fit."""
+    """Split the columns over tables: each has the key columns, and others as they fit."""
     parts = [[*range(keys)]]
     for column in range(keys, len(widths)):
         needed = sum(widths[i] + GAP for i in parts[-1]) + widths[column]

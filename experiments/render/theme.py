@@ -15,7 +15,7 @@ Spec = dict[str, Any]
 
 _THEME = json.loads(Path(__file__).with_name("theme.json").read_text(encoding="utf-8"))
 
-# The colours of a page and its charts by their names: in light and in dark. Those of series are
+# The colours of a page and its charts by their names: in light and in dark. Colours of series are
 # close to Okabe and Ito's, which colour-blind people tell apart, and dark enough for thin lines.
 COLOURS: Mapping[str, tuple[str, str]] = {
     name: (light, dark) for name, (light, dark) in _THEME["colours"].items()
@@ -38,7 +38,7 @@ def colour(name: str) -> str:
 class Series:
     """How a method, or any other line of a chart, looks.
 
-    Those of personal models are dashed with hollow points.
+    Lines of personal models are dashed with hollow points.
     """
 
     label: str

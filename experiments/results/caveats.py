@@ -71,8 +71,8 @@ class SharedData:
 def _test_by_train(run: Run, about: Mapping[str, Any]) -> float:
     """Return the ratio of test to training examples of a run without a known task.
 
-    Clients report both numbers: those of an app are in its metrics, those of a task in `about`.
-    Without them, the ratio is that of the settings.
+    Clients report both numbers: in the metrics of an app, and in `about` of a task.
+    Without them, the settings give the ratio.
     """
     usual = TaskInfo("", "", "", "").test_by_train(run.settings)
     rows = run.metrics
@@ -188,9 +188,8 @@ def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
         ]
     if shared.unknown:
         return [
-            "What seeds share of these data is not known. They are taken for splits of the"
-            " same clients' examples, with which intervals are the widest: a task says so by"
-            " Task(…, seeds='draw' or 'split')."
+            "It is unknown whether seeds share examples; the widest intervals are used. Declare it"
+            " by Task(…, seeds='draw' or 'split')."
         ]
     return [
         "The seeds split the examples of the same clients, so they are not independent: intervals"
@@ -229,9 +228,10 @@ def describe_leak(run: Run) -> list[str]:
     names = DETERMINES.findall(SCHEMA.read(run.folder))
     if not names:
         return []
-    alone = plural(len(names), "alone determines", "each alone determine")
+    determine = plural(len(names), "determines", "each determine")
     return [
-        f"Every client is at {best}, and {join_all(names)} {alone} the target: is it known before?"
+        f"Every client is at {best}, and {join_all(names)} {determine} the target: is it known"
+        " before?"
     ]
 
 

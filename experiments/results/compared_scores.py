@@ -263,7 +263,7 @@ class ComparedScores:
         Raises
         ------
         FairbloomError
-            When there is no such method or measure, or no seed has it.
+            When the method or measure is unknown, or no seed has the measure.
         """
         for name in (method, self.baseline):
             if name not in self.methods:
@@ -273,9 +273,7 @@ class ComparedScores:
         pairs = self._pairs(method, measure)
         found = find_measure(measure)
         if not pairs:
-            raise FairbloomError(
-                f"measure = {measure!r}: it is not there, or has no meaning, with any seed"
-            )
+            raise FairbloomError(f"measure = {measure!r}: no seed has this measure")
         gains = []
         for value, base in pairs:
             equal = math.isclose(value, base, rel_tol=1e-9, abs_tol=1e-12)

@@ -18,7 +18,6 @@ from ..study import Study
 from .caveats import SharedData, caveats_of_comparison
 from .compared_scores import ComparedScores, personal_label, tabulate
 from .differences import Difference, difference_of
-from .federations import Federation, find_federation
 from .group_scores import GroupReport
 from .measures import AGAINST_BASELINE, CLIENT
 from .presentation import Shown
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 def read_comparison(folder: Path, study: Study) -> "Comparison":
     """Return the comparison of a study's runs; raise RunFolderError if some are not finished.
 
-    Methods with a failed run are left out, and methods whose runs miss a score that others have.
+    Methods with a failed run are left out, and so are methods that miss a score which others have.
     """
     if unfinished := study.unfinished(folder):
         whole = len(study.arms) * len(study.seeds)
@@ -195,16 +194,6 @@ class Comparison(ComparedScores, Shown):
         return verdict_of(self)
 
     @cached_property
-    def federation(self) -> Federation | None:
-        """Which kind of federation it is, by the first runs of FedAvg that measured it."""
-        found = (
-            find_federation(by_seed)
-            for label in (self.baseline, *self.runs)
-            if (by_seed := self.runs.get(label)) and by_seed[0].method == "fedavg"
-        )
-        return next(filter(None, found), None)
-
-    @cached_property
     def table(self) -> "pandas.DataFrame":
         """A row a method: the mean over the seeds of each measure of fairness."""
         by_seed = frame(self.rows()).drop(columns=["seed", "score"])
@@ -268,9 +257,9 @@ class Comparison(ComparedScores, Shown):
     def difference_rows(self) -> list[dict[str, Any]]:
         """Return the rows of differences.csv: one a method and measure; None for missing numbers.
 
-        The measures are those of fairness, the gaps between groups over all clients, and the score
-        and gaps of each client in `clients_compared`. The last are those of
-        `fairbloom.server.fairness.against_baseline`, which are no differences themselves.
+        The measures are measures of fairness, gaps between groups over all clients, and the score
+        and gaps of each client in `clients_compared`. Last come the measures of
+        `fairbloom.server.fairness.against_baseline`, which are not differences themselves.
         """
         measured = [m for m in MEASURES if any(map(math.isfinite, self._by_seed(m, self.baseline)))]
         of_clients = [f"{CLIENT}{client}" for client in self.clients_compared]
@@ -283,7 +272,7 @@ class Comparison(ComparedScores, Shown):
             if measure != "mean_change" and (found := self.against_baseline(method, measure)):
                 difference = difference_of(found, test_share=self.shared.test_share).untested
                 numbers = _numbers_of(difference)
-                if measure.endswith("_share"):  # a share is no gain or loss
+                if measure.endswith("_share"):  # a share is neither gain nor loss
                     numbers |= {"better": None, "worse": None}
                 rows.append({"method": method, "measure": measure, **numbers})
         return rows
@@ -303,7 +292,6 @@ class Comparison(ComparedScores, Shown):
             "methods": self.rows(),
             "clients": self.client_rows(),
             "left_out": {str(seed): [*clients] for seed, clients in self.left_out.items()},
-            "federation": asdict(self.federation) if self.federation else None,
         }
         if self.by_group:
             described |= {"groups": self.group_rows(), "gaps": self.gap_rows()}

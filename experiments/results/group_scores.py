@@ -21,8 +21,8 @@ ALL = "all clients"
 class Group:
     """Counts and scores of one group; `client` is ALL for the group over all clients.
 
-    `without` has, for scores over fewer examples than the count, the clients whose examples count
-    but that report no such score, with the number of these examples.
+    `without` has, for scores over fewer examples than the count, the clients with examples that
+    count but without such a score, with the number of these examples.
     """
 
     client: str
@@ -162,7 +162,7 @@ class GroupReport:
         }
 
     def gaps(self, client: str = "") -> list[Gap]:
-        """Return all gaps of a client or ALL; by default those of ALL, then of each client."""
+        """Return all gaps of a client or ALL; by default of ALL, then of each client."""
         clients = [client] if client else [ALL, *self.clients]
         gaps = (
             self.gap(each, grouping, score)

@@ -53,7 +53,7 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def run_folders(folder: Path, depth: int = 4) -> Iterator[Path]:
-    """Yield the run folders in a folder and below, such as those of a comparison.
+    """Yield the run folders in a folder and below, such as a comparison's.
 
     Folders that cannot be read are skipped.
     """

@@ -156,7 +156,7 @@ GOOD: Mapping[str, Literal["high", "low"]] = {
 }
 BARE = ("jain", "gini", "entropy", "cosine")
 
-# The measures by name, except those of NAMED, which `find_measure` makes.
+# The measures by name, except the measures in NAMED, which `find_measure` makes.
 REGISTRY: Mapping[str, Measure] = {
     **{
         name: Measure(

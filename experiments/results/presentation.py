@@ -55,13 +55,13 @@ def write_report(result: object, path: Path) -> Path:
     return path
 
 
-def write_figure(result: object, *paths: Path, width: float | None = None) -> None:
+def write_figure(result: object, *paths: Path) -> None:
     """Write the chart of a result as PDF, SVG or PNG, by the endings of the files.
 
-    The same chart is the same bytes, except of PDF. `width` is in centimetres.
+    The same chart is the same bytes, except of PDF.
     """
     for path in paths:
-        check_figure(path, width)
+        check_figure(path)
     charts = page_of(result).make_figure()
     for path in paths:
-        write_charts(charts, path, width)
+        write_charts(charts, path)

@@ -46,7 +46,7 @@ class Outcome:
     measured
         The measures over the finished seeds; empty without finished seeds, or with a fault.
     unfinished
-        The folders of the missing runs, also those of the grid; failed runs are not counted.
+        The folders of the missing runs, including the grid's; failed runs are not counted.
     fault
         Why a run failed or could not be measured, "" without a fault.
     """

@@ -71,8 +71,8 @@ if TYPE_CHECKING:
 # The name of a report in the folder of its run or study.
 REPORT = "report.html"
 
-# The settings of every method that are part of its label, without those of the clients' training,
-# such as the learning rate.
+# The settings of every method that are part of its label, without settings of the clients'
+# training, such as the learning rate.
 LABELLED = frozenset(
     key for key, setting in COMMON.items() if Mark.SENT_TO_CLIENTS not in setting.marks
 )
@@ -103,12 +103,10 @@ def load(folder: str | os.PathLike[str]) -> "Run":
             f"{path} holds a {study.noun}, of several runs: name one in {path / 'runs'}{names}"
         )
     if not path.exists():
-        raise RunFolderError(
-            f"there is no folder {path}: fairbloom show lists the runs in the folder runs"
-        )
+        raise RunFolderError(f"no folder {path}: fairbloom show lists the runs in the folder runs")
     if not is_run_folder(path):
         raise RunFolderError(
-            f"{path} is no run folder: it has no {CONFIG.name}; fairbloom show FOLDER lists the"
+            f"{path} is not a run folder: it has no {CONFIG.name}; fairbloom show FOLDER lists the"
             " runs in one"
         )
     return Run(path, dict(CONFIG.read(path).settings), tuple(SCORES.read(path)))
@@ -292,8 +290,8 @@ class Run(Shown):
     def summary(self) -> dict[str, Any]:
         """The measures of fairness after the last evaluated round, with the settings and the state.
 
-        The measures are those of `fairbloom.server.fairness.summarize`; there are none before the
-        first evaluation.
+        The measures are as in `fairbloom.server.fairness.summarize`; before the first evaluation it
+        has no measures.
         """
         about = {
             "folder": str(self.folder),
@@ -458,7 +456,7 @@ class Run(Shown):
         ).most_common()
 
     def differing(self) -> dict[str, Value]:
-        """Return the settings that differ from the defaults, also those of task and strategy."""
+        """Return the settings that differ from the defaults, also of task and strategy."""
         usual = dict(default_config())
         # A task or method may no longer exist, or have no defaults.
         with contextlib.suppress(FairbloomError, TypeError):
@@ -491,8 +489,8 @@ class Run(Shown):
         Parameters
         ----------
         client
-            The client that has the personal model, or the means and deviations by which numbers
-            are standardised.
+            The client that has the personal model, or the means and deviations that
+            standardise numbers.
         model
             "last" for the model after the last round, "best" for the one with the best mean score,
             or "personal".
@@ -502,7 +500,7 @@ class Run(Shown):
         Raises
         ------
         FairbloomError
-            When there is no such model, a client must be named, no client has that name, or the
+            When the model does not exist, a client must be named, no client has that name, or the
             settings name a module that may not be imported.
         """
         # imported late, as PyTorch is with it
@@ -548,7 +546,7 @@ class Run(Shown):
         Raises
         ------
         FairbloomError
-            When there is no such model, it cannot be exported, or the export predicts something
+            When the model does not exist or cannot be exported, or the export predicts something
             else; nothing is written then.
         """
         from fairbloom.prediction.export import export_onnx  # imported late, as PyTorch is with it

@@ -33,7 +33,7 @@ JUDGED_FROM = 4
 
 @dataclass(frozen=True)
 class ArmScore:
-    """The value of an arm by a measure, over the seeds by which it is judged."""
+    """The value of an arm by a measure, over the seeds that judge it."""
 
     arm: Arm
     values: Sequence[float] = ()  # the measure by seed; empty if it cannot be chosen
@@ -190,7 +190,7 @@ class Search(Shown):
 
     @property
     def found(self) -> SearchOutcome:
-        """The chosen arms, and the seeds by which they were chosen and are tested; empty before."""
+        """The chosen arms, with the seeds that chose them and test them; empty before."""
         return self.study.found or SearchOutcome()
 
     @property

@@ -85,13 +85,13 @@ def _parse(content: bytes, needed: Sequence[str], *, finished: bool) -> "pyarrow
         raise ValueError(f"its first line has no column {lacking[0]}")
     if len(table) and not pyarrow.types.is_integer(table["round"].type):
         raise ValueError(
-            "it is no table of rounds: its column round has other cells than whole numbers"
+            "it is not a table of rounds: its column round has other cells than whole numbers"
         )
     return table
 
 
 def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
-    """Return a data frame with numbers in all columns except those of text.
+    """Return a data frame with numbers in all columns except texts.
 
     Raise ValueError if a cell is not a number.
     """
@@ -113,7 +113,7 @@ def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
             cells = column.cast(pyarrow.string()).to_pandas().dropna()
             wrong = cells[pandas.to_numeric(cells, errors="coerce").isna()]
             raise ValueError(
-                f"its column {name} has {next(iter(wrong), cells.iloc[0])!r}, which is no number"
+                f"its column {name} has {next(iter(wrong), cells.iloc[0])!r}, which is not a number"
             )
     return pandas.DataFrame(columns)
 

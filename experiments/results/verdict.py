@@ -325,7 +325,7 @@ def _number(value: float, score: Score) -> str:
 def find_contradictions(compared: ComparedScores) -> list[str]:
     """Return sentences on clients that gain by the first score and lose by others.
 
-    The largest gains come first. Each gain and loss is one whose 95 % interval over the seeds
+    The largest gains come first. The 95 % interval of each gain and loss over the seeds
     excludes zero, so the client has the scores under both methods in at least three seeds.
     """
     found = list[tuple[float, str]]()

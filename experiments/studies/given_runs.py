@@ -21,7 +21,7 @@ Folders = Iterable[str | os.PathLike[str]]
 # Settings that tell neither methods nor data apart.
 ALIKE = {"method", "seed", *marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.ROUNDING)}
 
-# Settings that decide which examples there are and who has them, besides those of a task.
+# Settings that decide which examples there are and who has them, besides a task's parameters.
 OF_DATA = {key_of(name) for name in Setup.model_fields} - {"model", "verify-data", *ALIKE}
 
 # The runs of a method by their seeds.
@@ -58,7 +58,7 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
     shared = set.intersection(*(set(runs) for runs in by_label.values()))
     for seed in sorted({seed for runs in by_label.values() for seed in runs} - shared):
         lacking = ", ".join(label for label, runs in by_label.items() if seed not in runs)
-        left_out.append(f"Runs with seed {seed} are left out: there is none of {lacking}.")
+        left_out.append(f"Runs with seed {seed} are left out: {lacking} lacks it.")
     if not shared:
         raise FairbloomError(
             f"no seed has a run of each of {', '.join(by_label)}: name runs with the same seeds"
@@ -77,7 +77,7 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
 
 
 def _expand(path: Path) -> list[Path]:
-    """Return what a pattern such as runs/* stands for, if no shell has expanded it."""
+    """Return the folders that match a pattern such as runs/*, if no shell has expanded it."""
     if "*" not in str(path):
         return [path]
     base = Path(path.anchor)
@@ -91,7 +91,7 @@ def _open(folders: Iterable[Path], left_out: list[str]) -> list[Run]:
         if folder.is_file():
             continue
         if folder.is_dir() and not is_run_folder(folder):
-            left_out.append(f"{folder} is left out: it is no run folder.")
+            left_out.append(f"{folder} is left out: it is not a run folder.")
             continue
         run = load(folder)
         if run.finished:
@@ -100,7 +100,7 @@ def _open(folders: Iterable[Path], left_out: list[str]) -> list[Run]:
             done = f"{run.rounds_done} of {run.num_rounds}"
             left_out.append(f"{folder} is left out: it is {run.state} after round {done}.")
     if not found:
-        raise FairbloomError(f"there is no finished run to compare. {' '.join(left_out)}".strip())
+        raise FairbloomError(f"no finished run to compare. {' '.join(left_out)}".strip())
     return found
 
 

@@ -95,7 +95,7 @@ def connect(gpus: float) -> Any:
         ray.init(address="auto", logging_level=logging.ERROR)
     except ConnectionError as error:
         remedy = "start one by ray start --head, or name its address by RAY_ADDRESS"
-        raise FairbloomError(f"pool = 'ray': there is no Ray cluster: {remedy}") from error
+        raise FairbloomError(f"pool = 'ray': no Ray cluster: {remedy}") from error
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     most = max((node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]), default=0.0)
     if gpus > most:

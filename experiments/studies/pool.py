@@ -145,7 +145,7 @@ def run_quietly(run: Settings | AppRun, at_a_time: int, log_level: int) -> None:
     if isinstance(run, AppRun):
         from fairbloom.simulation.app import run_app, run_by_flwr
 
-        # what the app prints is no part of the command's output
+        # the app's output is not part of the command's output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         app = run.app
         shared = (app.clients, run.config, app.rounds, app.needs_validation)

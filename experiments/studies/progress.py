@@ -18,8 +18,8 @@ from fairbloom.text import text_if
 
 from ..results.measures import measure_title
 
-# Where there is no bar: the time between two lines on a run's rounds, and the time after which each
-# finished run of a study has a line. Shorter work prints none.
+# Without a progress bar: the time between two lines on a run's rounds, and the time after which
+# each finished run of a study has a line. Shorter work prints none.
 SECONDS_BETWEEN_LINES = 60.0
 SECONDS_BEFORE_LINES = 10.0
 
@@ -99,7 +99,7 @@ class RunBar:
             )
 
     def _print_sometimes(self, text: str) -> None:
-        """Print a line where there is no bar, if the last one is long ago."""
+        """Without a progress bar, print a line from time to time."""
         now = time.monotonic()
         if self._bar.in_lines and now - self._printed >= SECONDS_BETWEEN_LINES:
             self._printed = now

@@ -48,7 +48,7 @@ def reproduce(
     """Repeat a published experiment, and print its numbers next to the published ones.
 
     The same call continues an interrupted one. Table and figure are written unless rows are left
-    out. The other parameters are those of `compare`.
+    out. The other parameters are as in `compare`.
 
     Parameters
     ----------
@@ -59,10 +59,10 @@ def reproduce(
     quick
         Run a tenth of the rounds, at most 20, as a trial; its numbers cannot be compared.
     rows
-        Parts of names, separated by commas or repeated: only rows whose name has one of them are
-        run.
+        Parts of names, separated by commas or repeated: only rows with one of them in their
+        name are run.
     grid
-        Search the recipe's grid, also for the settings whose best values the paper prints.
+        Search the recipe's grid, also for settings that the paper prints best values of.
     settings
         Settings of all runs, which replace the recipe's.
     data_dir
@@ -73,7 +73,7 @@ def reproduce(
     Raises
     ------
     FairbloomError
-        When there is no such recipe or row, a setting is impossible or unused, a folder or the data
+        When a recipe or row is unknown, a setting is impossible or unused, a folder or the data
         cannot be used, or no run succeeds.
     """
     recipe = load_recipe(name)
@@ -101,7 +101,7 @@ def reproduce(
 def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
     """Return the rows with one of the words in their names; all rows without words.
 
-    Several words may stand in one text, between commas outside parentheses.
+    One text may have several words, separated by commas outside parentheses.
     """
     texts = [part for text in words for part in re.split(r",(?![^(]*\))", text)]
     words = [text.strip() for text in texts if text.strip()]

@@ -20,8 +20,8 @@ from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.settings import Settings
 from fairbloom.system.files import write_whole
+from fairbloom.tables.groups import NAMING
 from fairbloom.tasks import Task, check_data, load_task
-from fairbloom.tasks.groups import NAMING
 
 from ..results.measures import CLIENT, GAP, parse_gap
 from ..results.run import Run, load

@@ -49,7 +49,7 @@ from .running import QUIET, carry_out, check_measures, write_tables
 # The name for all methods.
 ALL = "all"
 
-# The default share of each client's examples by which arms are chosen.
+# The default share of each client's examples that chooses arms.
 VALIDATION_SHARE = 0.2
 
 # The first fresh seed is this far after the first seed of the search.
@@ -58,7 +58,7 @@ FRESH_FROM = 1000
 # The values to try of each setting.
 Grid = Mapping[str, Sequence[Value]]
 
-# Settings that change the examples or the score by which arms are judged, so that arms with
+# Settings that change the examples or the score that judges arms, so that arms with
 # different values could not be compared.
 OTHER_EXAMPLES = {
     "task",
@@ -215,11 +215,11 @@ def _explain_unused(name: str, named: Sequence[Arm], known: Collection[str]) -> 
     parameters = [short_key(key) for arm in named for key in method_parameters(arm.method)]
     methods = ", ".join(dict.fromkeys(arm.label for arm in named))
     hint = did_you_mean(name, [*parameters, *known])
-    return f"grid: {name} is no parameter of {methods}: {hint}leave it out"
+    return f"grid: {name} is not a parameter of {methods}: {hint}leave it out"
 
 
 def _common(shared: Mapping[str, Value], app: App | None) -> Settings:
-    """Return the settings that do not belong to a method; those of an app as far as it has them."""
+    """Return the settings that do not belong to a method; of an app, only those that it has."""
     plain = {key: value for key, value in shared.items() if "." not in key}
     if app is not None:
         plain = {"num-rounds": app.config[app.rounds]}
@@ -254,7 +254,7 @@ def _strategy(arm: Arm, shared: Mapping[str, Value], app: App | None) -> FairStr
 
 
 def _evaluated(strategy: FairStrategy) -> Literal["global", "personal"]:
-    """Return the models by which an arm is judged: personal models if its clients have some."""
+    """Return the models that judge an arm: personal models if its clients have some."""
     return "personal" if strategy.terms(1).has_personal_models else "global"
 
 

@@ -145,7 +145,10 @@ class ClientTable:
             clients,
             [int(name in finished.coefficients) for name in clients],
             [finished.coefficients.get(name) for name in clients],
-            [int(report[names.NUM_EXAMPLES]) for report in measured],
+            [
+                int(report[names.NUM_EXAMPLES]) if names.NUM_EXAMPLES in report else None
+                for report in measured
+            ],
         ]
         if self.hostile:
             columns.append([int(name in finished.hostile) for name in clients])

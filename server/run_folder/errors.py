@@ -79,9 +79,7 @@ def explain_other_state(folder: Path) -> Iterator[None]:
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    if isinstance(error, KeyError):
-        return f"it has no {error}"
-    return str(error)
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 @contextmanager

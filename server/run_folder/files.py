@@ -17,8 +17,8 @@ from fairbloom.system.files import write_whole
 from fairbloom.system.lock import is_held
 from fairbloom.system.sealed import read_about
 from fairbloom.system.values import decode_as
-from fairbloom.tasks.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
-from fairbloom.tasks.schema import SCHEMA as SCHEMA_NAME
+from fairbloom.tables.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
+from fairbloom.tables.schema import SCHEMA as SCHEMA_NAME
 
 from ..checkpoint import Arrays, explain_damage, load_last, load_model, save_model
 from .errors import RunFolderError, explain_read_errors, explain_write_errors
@@ -68,9 +68,7 @@ class File(Entry, Generic[T]):
         """Return the value, or `default`; raise RunFolderError if the file is damaged."""
         path = self.path_in(folder)
         with explain_read_errors(path, self.remedy):
-            if not path.exists():
-                return self.default
-            return self.decode(path.read_bytes())
+            return self.decode(path.read_bytes()) if path.exists() else self.default
 
     def write(self, folder: Path, value: T) -> None:
         """Write the value; raise RunFolderError if it cannot be written."""
@@ -152,9 +150,7 @@ def _examples_at(start: RunStart) -> dict[str, Any] | None:
 
 
 def _preprocessing_at(start: RunStart) -> Preprocessing | None:
-    if start.task.preprocessing is None:
-        return None
-    return start.task.preprocessing("")
+    return None if start.task.preprocessing is None else start.task.preprocessing("")
 
 
 def _split_at(start: RunStart) -> "Split | None":
@@ -300,9 +296,7 @@ ENTRIES = tuple(value for value in list(globals().values()) if isinstance(value,
 
 def read_stop(folder: Path) -> str:
     """Return why a finished run has stopped before its last round, "" for all other runs."""
-    if is_finished(folder):
-        return str(MODEL.read_about(folder).get("stopped", ""))
-    return ""
+    return str(MODEL.read_about(folder).get("stopped", "")) if is_finished(folder) else ""
 
 
 def log_finished(folder: Path) -> None:

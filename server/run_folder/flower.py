@@ -27,6 +27,7 @@ from fairbloom.rounds.refusals import one_line
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.strategies import FairStrategy
 from fairbloom.strategies.strategy import (
+    EvaluateFn,
     LoopOfOwnError,
     Recording,
     ShouldStop,
@@ -54,8 +55,6 @@ from .files import (
 from .lock import locked_folder
 from .recorder import RunRecorder
 from .stopping import EarlyStopping
-
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 # Options of a strategy that a continued run may change.
 FREE = {name for name, option in OPTIONS.items() if option.marks & {Mark.FREE, Mark.LIMIT}}
@@ -419,9 +418,7 @@ def number_of(cell: str) -> int | float:
 
 def find_fair_strategy(strategy: Strategy) -> FairStrategy:
     """Return the FairStrategy that this strategy is or wraps; raise FairbloomError for others."""
-    innermost = strategy
-    if isinstance(strategy, Strategy):
-        innermost = layers(strategy)[-1]
+    innermost = layers(strategy)[-1] if isinstance(strategy, Strategy) else strategy
     if not isinstance(innermost, FairStrategy):
         around = text_if(innermost is not strategy, f" inside {type(strategy).__name__}")
         raise FairbloomError(

@@ -36,9 +36,7 @@ class Grouped:
     @classmethod
     def of(cls, task: "Task") -> "Grouped | None":
         """Return the groupings and scores of a task, or None if it has no groupings."""
-        if task.groupings:
-            return cls(dict(task.groupings), tuple(task.group_scores))
-        return None
+        return cls(dict(task.groupings), tuple(task.group_scores)) if task.groupings else None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -107,7 +105,7 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
     for client, report in sorted(finished.evaluations.items()):
         for model, split in product(("global", "personal"), ("test", "validation")):
             # Only the number of test examples is reported.
-            most = report[names.NUM_EXAMPLES] if split == "test" else math.inf
+            most = report.get(names.NUM_EXAMPLES, 0) if split == "test" else math.inf
             for grouping, groups in grouped.groupings.items():
                 by_group = dict[str, Cells]()
                 for group in groups:

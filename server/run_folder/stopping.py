@@ -27,9 +27,7 @@ class EarlyStopping:
     @classmethod
     def of(cls, patience: int, validation: Validation) -> Self | None:
         """Return an object that watches a run, or None if `patience` is 0."""
-        if not patience:
-            return None
-        return cls(patience, validation)
+        return cls(patience, validation) if patience else None
 
     def observe(self, finished: Round) -> None:
         """Look at a round; raise SettingsError after `patience` rounds without any score."""

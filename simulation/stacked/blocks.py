@@ -46,7 +46,7 @@ class StackedClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class StepBatch:
     """The examples of one step of k clients, b of each, as tensors of shape (k, b, …).
 
     A short batch is padded with an example of its own; `sizes` has the batch sizes without padding,
@@ -81,12 +81,12 @@ class Step:
         batch = [*tensors_of(self.inputs), self.targets]
         return batch if self.counts is None else [*batch, self.counts]
 
-    def of_tensors(self, tensors: Iterator[Tensor]) -> "Step":
+    def of_tensors(self, tensors: Iterator[Tensor]) -> "StepBatch":
         """Return such a step of the next tensors."""
         inputs = map_inputs(self.inputs, lambda _: next(tensors))
         targets = next(tensors)
         counts = None if self.counts is None else next(tensors)
-        return Step(inputs, targets, self.sizes, counts)
+        return StepBatch(inputs, targets, self.sizes, counts)
 
     def own(self, values: Tensor) -> Tensor:
         """Return values of shape (k, b, …) without padding, one client's after the other's."""
@@ -96,13 +96,13 @@ class Step:
         places = [torch.arange(size) + row * values.shape[1] for row, size in enumerate(self.sizes)]
         return flat.index_select(0, move(torch.cat(places), values.device))
 
-    def first(self, count: int) -> "Step":
+    def first(self, count: int) -> "StepBatch":
         """Return the step of the first `count` clients only."""
         if count == len(self.targets):
             return self
         counts = None if self.counts is None else self.counts[:count]
         inputs = map_inputs(self.inputs, lambda tensor: tensor[:count])
-        return Step(inputs, self.targets[:count], self.sizes[:count], counts)
+        return StepBatch(inputs, self.targets[:count], self.sizes[:count], counts)
 
 
 def divide_into_blocks(
@@ -145,7 +145,7 @@ def minibatches(
     block: Sequence[StackedClient],
     work: LocalWork,
     batch_order: Callable[[StackedClient], np.random.Generator],
-) -> Iterator[Step]:
+) -> Iterator[StepBatch]:
     """Yield the steps of a block, each with the first clients, which still train."""
     parts = examples_of(block)
     joined = join_tensors(parts)
@@ -158,13 +158,15 @@ def minibatches(
         yield pad_step(joined, starts[:training], [*map(next, orders[:training])])
 
 
-def repeat_step(step: Step, block: Sequence[StackedClient]) -> Iterator[Step]:
+def repeat_step(step: StepBatch, block: Sequence[StackedClient]) -> Iterator[StepBatch]:
     """Yield a step that takes all examples, once for each step of the block's clients."""
     for training in count_training(block):
         yield step.first(training)
 
 
-def augment_steps(steps: Iterable[Step], name: str, seeds: Sequence[int]) -> Iterator[Step]:
+def augment_steps(
+    steps: Iterable[StepBatch], name: str, seeds: Sequence[int]
+) -> Iterator[StepBatch]:
     """Yield the steps with augmented images; each client draws by its seed, as by itself."""
     streams = [augmentation_stream(name, seed) for seed in seeds]
     for step in steps:
@@ -184,7 +186,7 @@ def count_training(block: Sequence[StackedClient]) -> Iterator[int]:
         yield training
 
 
-def full_batch(parts: Sequence[Examples]) -> Step:
+def full_batch(parts: Sequence[Examples]) -> StepBatch:
     """Return the step that takes all examples of each client."""
     return pad_step(
         join_tensors(parts), find_starts(parts), [torch.arange(len(part)) for part in parts]
@@ -192,20 +194,20 @@ def full_batch(parts: Sequence[Examples]) -> Step:
 
 
 def find_starts(parts: Sequence[Examples]) -> Tensor:
-    """Return the index of each client's first example among those of all, shape (k, 1)."""
+    """Return the index of each client's first example among all clients' examples, shape (k, 1)."""
     return torch.tensor([0, *accumulate(map(len, parts[:-1]))]).unsqueeze(1)
 
 
-def pad_step(joined: Examples, starts: Tensor, chosen: Sequence[Tensor]) -> Step:
+def pad_step(joined: Examples, starts: Tensor, chosen: Sequence[Tensor]) -> StepBatch:
     """Return the step of k clients from their examples at `starts` + `chosen`, padded if needed."""
     sizes = [len(each) for each in chosen]
     if min(sizes) == max(sizes):
-        return Step(*take_rows(joined, torch.stack([*chosen]) + starts), sizes, counts=None)
+        return StepBatch(*take_rows(joined, torch.stack([*chosen]) + starts), sizes, counts=None)
     counts = torch.tensor(sizes)
     places = pad_sequence([*chosen], batch_first=True)
     real = torch.arange(places.shape[1]) < counts.unsqueeze(1)
     inputs, targets = take_rows(joined, torch.where(real, places, places[:, :1]) + starts)
-    return Step(inputs, targets, sizes, move(counts, targets.device))
+    return StepBatch(inputs, targets, sizes, move(counts, targets.device))
 
 
 def take_rows(examples: Examples, places: Tensor) -> tuple[Inputs, Tensor]:

@@ -65,7 +65,7 @@ from .arrays import BlockArrays, find_recorded
 from .batched_metrics import Measures, losses_of, measure_clients, score_clients, split_into_passes
 from .blocks import (
     StackedClient,
-    Step,
+    StepBatch,
     augment_steps,
     divide_into_blocks,
     examples_of,
@@ -78,7 +78,7 @@ from .dropout import draw_masks
 from .programs import Program, UnstackableError, in_tensors, make_program
 
 # The rules, work and metrics that stacked clients support. A rule may correct gradients only by
-# `shift`, which is added to those of all clients at once. Left out are the time budget, which is
+# `shift`, which is added to all clients' gradients at once. Left out are the time budget, which is
 # each client's own, and random draws of models other than dropout. `find_unsupported` checks the
 # optimizer: a user's own may use a whole array, which here belongs to several clients. A user's own
 # augmentation draws from PyTorch's global generators, which belong to one client at a time.
@@ -135,8 +135,8 @@ def find_unsupported(terms: Terms, rules: Rules, *works: LocalWork, by_group: bo
 class StackedModels:
     """The models of k clients, at first all equal to `received`.
 
-    Each array that clients train is one tensor of shape (k, *shape): those of the layout, and `own`
-    ones, which clients keep.
+    Each array that clients train is one tensor of shape (k, *shape): the layout's arrays, and the
+    `own` ones, which clients keep.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class StackedClients(LocalClients):
         super().__init__(method, settings)
         self.block = block
         self._known: tuple[nn.Module, Program] | None = None
-        self._full: dict[tuple[str, ...], Step] = {}
+        self._full: dict[tuple[str, ...], StepBatch] = {}
         self._cached_members: tuple[object, list[StackedClient]] = (None, [])
         self._reasons: set[str] = set()
 
@@ -285,10 +285,10 @@ class StackedClients(LocalClients):
 
     def steps(
         self, block: Sequence[StackedClient], work: LocalWork, terms: Terms, training: str
-    ) -> Iterable[Step]:
+    ) -> Iterable[StepBatch]:
         """Return the steps of a block."""
         number = terms.server_round
-        steps: Iterable[Step]
+        steps: Iterable[StepBatch]
         if takes_all(block):
             steps = repeat_step(self._full_batch(block), block)
         else:
@@ -306,7 +306,7 @@ class StackedClients(LocalClients):
         number = terms.server_round
         return [draws_seed(self.settings, number, member.local.key, training) for member in block]
 
-    def _full_batch(self, block: Sequence[StackedClient]) -> Step:
+    def _full_batch(self, block: Sequence[StackedClient]) -> StepBatch:
         """Return the step that takes all examples; small ones are cached for the next rounds."""
         names = tuple(member.local.name for member in block)
         if names not in self._full:
@@ -603,7 +603,7 @@ class _Block(ClientRound):
                     member.local.keep_personal(terms.server_round, rows.model(row))
 
     def _seeds(self, block: Sequence[StackedClient], training: str) -> Sequence[int]:
-        """Return the seeds by which clients draw dropout, none for a model without it."""
+        """Return the seeds of the clients' dropout, none for a model without it."""
         if not self._program.drops:
             return ()
         return self._training.engine.seeds(block, self._terms, training)
@@ -620,7 +620,7 @@ def train_together(
     program: Program,
     task: Task,
     rows: StackedModels,
-    steps: Iterable[Step],
+    steps: Iterable[StepBatch],
     work: LocalWork,
     shift: Sequence[Tensor] = (),
     after_step: Callable[[int, Copy], None] | None = None,
@@ -646,7 +646,7 @@ def train_together(
     if recorded is not None:
         rows.arrays = recorded.begin(rows.arrays, anchor, shift, work.learning_rate)
 
-    def compute(step: Step, masks: Sequence[Tensor]) -> Tensor:
+    def compute(step: StepBatch, masks: Sequence[Tensor]) -> Tensor:
         of_step = arrays.of_first(step.shape[0], masks)  # the first clients still train
         return take_step(of_step, step.inputs, partial(minimised_loss, task, step, work))
 
@@ -672,9 +672,9 @@ def train_together(
 def _take_recorded(
     capture: Capture,
     recorded: BlockArrays,
-    step: Step,
+    step: StepBatch,
     masks: Sequence[Tensor],
-    compute: Callable[[Step, Sequence[Tensor]], Tensor],
+    compute: Callable[[StepBatch, Sequence[Tensor]], Tensor],
 ) -> Tensor:
     """Take a step by its graph if it has one; return the losses."""
 
@@ -687,7 +687,7 @@ def _take_recorded(
 
 
 def minimised_loss(
-    task: Task, step: Step, work: LocalWork, outputs: Tensor
+    task: Task, step: StepBatch, work: LocalWork, outputs: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each example of a step, shape (k, b), and the summed objective."""
     losses = losses_of(task, outputs.flatten(0, 1), step.targets.flatten(0, 1)).view(step.shape)

@@ -109,7 +109,7 @@ class Program(Protocol):
     ) -> Tensor:
         """Return the outputs, shape (k, b, …), for b examples of each of k clients.
 
-        With masks they are those of training.
+        With masks they are the outputs of training.
         """
 
     def make_step(self, work: LocalWork, *, shifted: bool) -> TakeStep:
@@ -255,9 +255,7 @@ class Chain:
                 adds.append(_add_sum)
             place -= len(adds)
             # The slope by the inputs needs the weights as they were before this step.
-            slope_before = slope
-            if place:
-                slope_before = torch.bmm(slope, arrays.weights[place])
+            slope_before = torch.bmm(slope, arrays.weights[place]) if place else slope
             for array, add in enumerate(adds, start=place):
                 of_one = slice(array, array + 1)
                 _move(
@@ -399,8 +397,8 @@ def _draws_alike(program: Program, model: nn.Module, task: Task, examples: Examp
         if not torch.allclose(masked, together[row], rtol=1e-3, atol=1e-5):
             raise UnstackableError("its dropout differs for several clients at once")
         with seeded(seed, device):
-            alone = outputs_of(model, inputs, task.output)
-        alike &= torch.allclose(alone, together[row], rtol=1e-3, atol=1e-5)
+            single = outputs_of(model, inputs, task.output)
+        alike &= torch.allclose(single, together[row], rtol=1e-3, atol=1e-5)
     return alike
 
 

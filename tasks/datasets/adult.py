@@ -15,6 +15,14 @@ import torch
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.settings import split_names
+from fairbloom.tables.preprocessing import (
+    TABLE,
+    Preprocessing,
+    encode_columns,
+    encode_groups,
+    input_columns,
+)
+from fairbloom.tables.schema import parse_schema
 
 from ..catalogue import TASKS
 from ..measures import group_scores_of_classes
@@ -31,9 +39,6 @@ from ..partition import (
     split,
     splits_of,
 )
-from ..preprocessing import TABLE, Preprocessing, encode_columns, input_columns
-from ..schema import parse_schema
-from ..tables.encode import encode_groups
 from ..task import Setup, Splits, Task
 from .classification import classify, numbered
 from .store import locate
@@ -90,7 +95,7 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     for name in without:
         if name not in CATEGORIES:
             raise FairbloomError(
-                f"adult.left-out = {name!r}: columns of categories alone are inputs: "
+                f"adult.left-out = {name!r}: only columns of categories are inputs: "
                 f"{did_you_mean(name, CATEGORIES)}there are {', '.join(CATEGORIES)}"
             )
     fields = {

@@ -10,11 +10,11 @@ from torch.nn.functional import cross_entropy
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.streams import generator
+from fairbloom.tables.preprocessing import ARRAYS, Preprocessing
 
 from ..models.networks import Shape
 from ..models.registry import build
 from ..partition import Indices, Labels
-from ..preprocessing import ARRAYS, Preprocessing
 from ..task import Setup, Splits, Task
 
 

@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.streams import generator
+from fairbloom.tables.encoding import ColumnValues, is_missing
+from fairbloom.tables.preprocessing import encode_groups
+from fairbloom.tables.schema import parse_schema
 
 from ..catalogue import TASKS
 from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy, group_scores_of_classes
 from ..partition import Indices, Labels, Parts, name_clients, split, splits_of
-from ..schema import parse_schema
-from ..tables.encode import ColumnValues, encode_groups, is_missing
 from ..task import Setup, Splits, Task, is_highest
 from .classification import classify, numbered
 from .store import locate

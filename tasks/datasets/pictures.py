@@ -48,7 +48,7 @@ CIFAR = (3, 32, 32)
 class Pictures(NamedTuple):
     """Images, shape (n, channels, height, width), and labels from 0; and an official test set.
 
-    `tested` is empty if there is no official test set.
+    `tested` is empty without an official test set.
     """
 
     images: NDArray[np.generic]
@@ -251,7 +251,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     shape = tuple(map(int, np.frombuffer(content[4:start], ">u4"))) if len(content) >= start else ()
     if content[:3] != b"\0\0\x08" or not shape or len(content) != start + prod(shape):
         raise FairbloomError(
-            f"{path} is no IDX file of bytes, or is cut short: put the original in its place"
+            f"{path} is not an IDX file of bytes, or is cut short: put the original in its place"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
@@ -278,8 +278,8 @@ def read_batch(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8]
                 raise ValueError(f"{target} must be whole numbers from 0 to {classes - 1}")
         except Exception as error:  # another file, or a hostile pickle, raises nearly anything
             raise FairbloomError(
-                f"{path} is no CIFAR batch ({type(error).__name__}: {error}): put the original in"
-                " its place"
+                f"{path} is not a CIFAR batch ({type(error).__name__}: {error}): put the original"
+                " in its place"
             ) from error
     return pixels, labels.astype(np.int64)
 

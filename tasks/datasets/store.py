@@ -86,7 +86,7 @@ def fetch(file: DataFile, place: Path) -> None:
     from rich.progress import wrap_file
 
     if not file.address:
-        raise ValueError("nobody offers it in this format")
+        raise ValueError("no server offers it in this format")
     path = place / file.path
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -8,11 +8,11 @@ import pyarrow as pa
 from pyarrow import csv
 
 from fairbloom.errors import FairbloomError
-
-from ..groups import parse_groups
-from ..schema import Schema, find_wrong_groups
-from ..tables.encode import ColumnValues, encode
-from ..tables.read import Table
+from fairbloom.protocol.settings import split_names
+from fairbloom.tables.encoding import ColumnValues, encode
+from fairbloom.tables.groups import read_groups
+from fairbloom.tables.reading import Table
+from fairbloom.tables.schema import Schema, find_wrong_groups
 
 
 def describe_columns(schema: Schema, key: str, group: str) -> Schema:
@@ -20,7 +20,8 @@ def describe_columns(schema: Schema, key: str, group: str) -> Schema:
 
     Raise FairbloomError if it cannot have these groups.
     """
-    found = schema.model_copy(update={"groups": tuple(by.name for by in parse_groups(key, group))})
+    groups = read_groups(key, split_names(group))
+    found = schema.model_copy(update={"groups": tuple(by.name for by in groups)})
     for fault in find_wrong_groups(found, key):
         raise FairbloomError(fault)
     return found

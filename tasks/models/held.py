@@ -11,7 +11,7 @@ class HeldTensors:
     """The tensors that a model's modules hold, other than parameters, as they are now.
 
     A module may write into one, or assign another one in its place. A lazy buffer, which has no
-    values yet, is none of them.
+    values yet, is left out.
     """
 
     def __init__(self, model: nn.Module) -> None:

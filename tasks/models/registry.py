@@ -58,7 +58,7 @@ def build(
         maker = partial(build_classifier, name, norm=norm)
     elif norm != AUTO:
         raise FairbloomError(
-            f"norm = {norm!r} has no effect with model = {name!r}: it is for those of torchvision:"
+            f"norm = {norm!r} has no effect with model = {name!r}: it is for torchvision's models:"
             " leave it out"
         )
     with torch.random.fork_rng(devices=[]):
@@ -75,7 +75,7 @@ def build(
 def build_user_defined(name: str, shape: Shape, outputs: int) -> nn.Module:
     """Return the model that an import string's class or function makes.
 
-    It is called with those of the known arguments below that its signature has. Any other parameter
+    It is called with the known arguments below that its signature has. Any other parameter
     needs a default.
     """
     maker = maker_of(name)
@@ -227,8 +227,8 @@ def check_arrays(model: nn.Module) -> None:
             )
         if _overlaps(value):
             raise FairbloomError(
-                f"the model's array {name!r} has entries that share their memory, as those of"
-                " .expand() do, so a received model cannot be written into it: keep .clone() of it"
+                f"the model's array {name!r} has entries that share their memory, as after"
+                " .expand(), so a received model cannot be written into it: keep .clone() of it"
             )
         if value.is_complex() or (value.is_floating_point() and value.dtype not in floats):
             raise FairbloomError(

@@ -108,7 +108,7 @@ def _sum_over_colours(network: nn.Module) -> None:
 
 
 def _check_size(network: nn.Module, model: str, shape: Shape) -> None:
-    """Raise FairbloomError with sizes that the network can take if this is none of them."""
+    """Raise FairbloomError with sizes that the network can take, if it cannot take this one."""
     channels, *sides = shape
     if _takes(network, channels, *sides):
         return

@@ -35,7 +35,7 @@ from fairbloom.tasks.models import float_buffers, shared_parameters
 from tests.checkout import ROOT
 from tests.originals import needs
 from tests.simulation.helpers import table
-from tests.tasks.tables import csv_of
+from tests.tables.helpers import csv_of
 
 from .hostile import ATTACKS
 

@@ -373,7 +373,7 @@ def test_data_of_many_clients_are_shown_in_short(
         "smallest +s000 +5 +1",
         "largest +s162 +7 +1",
         "all +15 clients +90 +15",
-        r"s003, s004, s005 and 182 more +all.csv +\d+ to \d+, \d+ more +dose +8;5 +which is no",
+        r"s003, s004, s005 and 182 more +all.csv +\d+ to \d+, \d+ more +dose +8;5 +which is not",
         "age +number",
     ):
         with subtests.test(pattern=pattern):

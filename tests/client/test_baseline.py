@@ -3,6 +3,7 @@
 FedProx's γ: how exactly a client solves its local problem (Definition 2).
 """
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from fairbloom.client.local_round import train_client
 from fairbloom.client.rules import baseline
 from fairbloom.client.rules.baseline import has_settled
 from fairbloom.client.states import folder_of
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.strategies import FedProx
+from fairbloom.system.versions import Point, Versions
 from fairbloom.tasks import load_task
 from tests.simulation.helpers import assert_same_model, run, table
 
@@ -147,9 +150,9 @@ def test_a_server_that_goes_back_has_another_baseline_made(
     assert early["loss-baseline"] != late["loss-baseline"]
     found = reported(context(1, config), moved(config, 0.5), server_round=server_round)
     assert found["loss-baseline"] == early["loss-baseline"]
-    folder = folder_of(config, "client-1")
+    folder = folder_of(RunSettings.of(config), "client-1")
     assert folder is not None
-    assert [path.name for path in (folder / "baseline").iterdir()] == ["2.safetensors"]
+    assert Versions(folder).steps(json.dumps(["", "baseline"])) == [Point(2)]
 
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]

@@ -15,11 +15,12 @@ from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import Update, train_client
 from fairbloom.client.rules.disparity import count_hits, logits_of, measure_disparity, step_down
 from fairbloom.errors import ReportableError
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, Terms
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.server.settings import Settings
+from fairbloom.tables.groups import OTHER
 from fairbloom.tasks import Examples, Setup, Splits, Task
-from fairbloom.tasks.groups import OTHER
 
 KINDS = (DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY)
 GROUPS = ("a", "b", OTHER)
@@ -116,7 +117,7 @@ def terms_of(kind: str = DEMOGRAPHIC_PARITY, **changes: Any) -> Terms:
 
 
 def trained(terms: Terms, **settings: Any) -> tuple[LocalClient, Update]:
-    local = LocalClient.of(settings_of(**settings), 0)
+    local = LocalClient.of(RunSettings.of(settings_of(**settings)), 0)
     update = train_client(local, dict(local.task.model().state_dict()), terms)
     # of a model that clients share
     arrays = {name: tensor.clone() for name, tensor in update.arrays.items()}

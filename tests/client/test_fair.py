@@ -643,13 +643,15 @@ def test_the_check_of_a_test_function_draws_nothing() -> None:
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
 def test_a_learning_rate_of_0_is_replied(subtests: pytest.Subtests) -> None:
-    def train_at(rate: float) -> Callable[..., float]:
-        return lambda model, loader: descend(model, loader, SGD(model.parameters(), lr=rate))
+    def train_at(rates: list[float]) -> Callable[..., float]:
+        return lambda model, loader: sum(
+            descend(model, loader, SGD(model.parameters(), lr=rate)) for rate in rates
+        )
 
-    for rate, about in ((0.0, {"zero-rate": True}), (0.1, {})):
+    for rates, about in (([0.0], {"zero-rate": True}), ([0.1], {}), ([0.1, 0.0], {})):
         for asked in ({}, MEASURED):
-            with subtests.test(rate=rate, asked=asked):
-                reply = ask(app_of(train=train_at(rate)), asked)
+            with subtests.test(rates=rates, asked=asked):
+                reply = ask(app_of(train=train_at(rates)), asked)
                 assert dict(reply.config_records.get("client", {})) == about
 
 
@@ -790,7 +792,7 @@ def test_a_test_function_takes_training_values_by_their_names(
         return train_point(net, data)
 
     def test(
-        data: Any, net: nn.Module, device: str, depth: int, verbose: bool = False
+        device: str, data: Any, net: nn.Module, depth: int, verbose: bool = False
     ) -> tuple[float, float]:
         seen.append((type(net), device, depth, verbose))
         return measure_point(net, data)

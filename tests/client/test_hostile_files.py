@@ -25,10 +25,10 @@ from fairbloom.client.app import app
 from fairbloom.deploy.fleet.app_process import reason_of
 from fairbloom.errors import FairbloomError, reportable
 from fairbloom.server.settings import Settings
+from fairbloom.tables.reasons import REASONS
+from fairbloom.tables.schema import OWN_FILES
 from fairbloom.tasks import load_task
-from fairbloom.tasks.schema import OWN_FILES
-from fairbloom.tasks.tables.reasons import REASONS
-from tests.tasks.tables import SCHEMA, config, csv_of
+from tests.tables.helpers import SCHEMA, config, csv_of
 
 HEADER = "patient,age,sexus,diagnosis,outcome"
 PEOPLE = [
@@ -186,14 +186,14 @@ CASES: dict[str, Case] = {
     "a huge cell": case(table(*rows(), f"{'Lindqvist ' * 20_000},1,male,asthma,recovered")),
     "a huge cell of a feature": case(
         table(*rows(), f"Astrid,1,male,{'Lindqvist ' * 100},recovered"),
-        "line 32, column 'diagnosis' is in none",
+        "line 32, column 'diagnosis' is not in",
     ),
     "thousands of columns": case(
         "\n".join(",".join(f"{who} {k}" for k in range(3000)) for who in PEOPLE[:8]), STRANGE
     ),
     "a quote that is not closed": case(table(*rows()).replace("Dagfinn", '"Dagfinn')),
     "a line in a cell": case(
-        table(*rows(diagnosis='"seen by\nHaraldsen {n}"')), "column 'diagnosis' is in none"
+        table(*rows(diagnosis='"seen by\nHaraldsen {n}"')), "column 'diagnosis' is not in"
     ),
     "names as categories": case(
         table(*rows())
@@ -201,7 +201,7 @@ CASES: dict[str, Case] = {
         .replace("patient", "diagnosis")
         .replace("diag,", "patient,", 1)
     ),
-    "dates": case(table(*rows(diagnosis="2024-03-1{some}")), "column 'diagnosis' is in none"),
+    "dates": case(table(*rows(diagnosis="2024-03-1{some}")), "column 'diagnosis' is not in"),
     "a rare illness": case(
         table(*rows(), "Eve,70,male,kuru,recovered", *rows()), "line 32, column 'diagnosis'"
     ),
@@ -220,7 +220,7 @@ CASES: dict[str, Case] = {
     "a missing value": case(table(*rows(), "Eve,,male,asthma,recovered"), "has no value"),
     "a short row": case(table(*rows(), "Eve Okonkwo,7"), "line 32 has 2 values"),
     "classes that are not those of the schema": case(
-        table(*rows(outcome="{who}")), "column 'outcome' is in none"
+        table(*rows(outcome="{who}")), "column 'outcome' is not in"
     ),
     "a column that is not there": case(
         table(*rows()).replace("diagnosis", "Lindqvist"), "no column 'diagnosis'"
@@ -468,6 +468,9 @@ def test_the_owner_says_how_the_devices_files_are_written(tmp_path: Path) -> Non
         asked(device(tmp_path))
     files = {"lund.csv": {"decimalChar": ",", "fields": {"age": {"name": "Alter"}}}}
     own = device(tmp_path, files=json.dumps(files))
+    assert asked(own).content["client"]["num-examples"] == 16
+    # they replace what the run's schema says of the same file
+    own.run_config["schema"] = f"{SCHEMA}\n[files.'lund.csv']\ndecimalChar = '.'\n"
     assert asked(own).content["client"]["num-examples"] == 16
 
 

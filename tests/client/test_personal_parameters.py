@@ -114,11 +114,13 @@ def test_a_word_without_arrays_is_an_error(words: str) -> None:
         personal_arrays(nn.Sequential(nn.Linear(2, 2)), words)
 
 
-def test_a_head_that_shares_its_weights_is_refused() -> None:
+@pytest.mark.parametrize("words", ["head", "1.*", "0.*"])
+def test_one_of_two_names_of_a_parameter_is_refused(words: str) -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     net[1].weight = net[0].weight
     with pytest.raises(FairbloomError, match="are the same parameter"):
-        personal_arrays(net, "head")
+        personal_arrays(net, words)
+    assert "1.weight" in personal_arrays(net, "*.weight")
 
 
 # Reductions -----------------------------------------------------------------------------------------
@@ -269,7 +271,9 @@ def test_methods_with_states_of_whole_models_refuse(method: type[Method]) -> Non
 
 
 def test_fine_tuning_and_personal_models_are_refused() -> None:
-    with pytest.raises(ValueError, match="fine_tune_epochs = 1: with FedAvg and personal_lambda"):
+    with pytest.raises(
+        ValueError, match="fine_tune_epochs = 1: with FedAvg, clients have personal models"
+    ):
         FedAvg(fine_tune_epochs=1, personal_lambda=0.1)
 
 

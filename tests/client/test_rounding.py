@@ -18,16 +18,24 @@ from fairbloom.client.guard.accepted_settings import fingerprint
 from fairbloom.client.rounding import round_updates
 from fairbloom.client.states import ROUNDING, ClientStates
 from fairbloom.logs import log
-from fairbloom.protocol.bfloat16 import rounded, widen
-from tests.client.helpers import ask, context, run_config
+from fairbloom.protocol.bfloat16 import widen
+from fairbloom.protocol.terms import Terms
+from fairbloom.system.versions import Versions
+from tests.protocol.test_bfloat16 import rounded
 from tests.simulation.helpers import config_of, run, table
+
+from .helpers import ask, context, fresh, run_config
 
 W = {"w": np.zeros((3, 4), np.float32)}
 UPDATES = np.random.default_rng(1).normal(size=(20, 3, 4)).astype(np.float32)
 
 
+def terms_of(number: int) -> Terms:
+    return Terms(server_round=number, wire_dtype="bfloat16-updates")
+
+
 def send(states: ClientStates, number: int, update: NDArray[np.float32]) -> NDArray[np.float32]:
-    return widen(round_updates(states, number, W, {"w": -update})["w"])
+    return widen(round_updates(states, terms_of(number), W, {"w": -update})["w"])
 
 
 def error(states: ClientStates, number: int) -> NDArray[np.float32]:
@@ -38,7 +46,7 @@ def error(states: ClientStates, number: int) -> NDArray[np.float32]:
 
 
 def test_sent_updates_are_the_true_ones_less_the_last_error() -> None:
-    states = ClientStates(None)
+    states = ClientStates()
     sent = [send(states, number, update) for number, update in enumerate(UPDATES, start=1)]
     due = UPDATES.sum(axis=0, dtype=np.float64) - error(states, len(UPDATES))
     # Each error is rounded to bfloat16: 2**-9 of 2**-9 of a number up to 4.
@@ -48,7 +56,7 @@ def test_sent_updates_are_the_true_ones_less_the_last_error() -> None:
 
 
 def test_an_update_in_bfloat16_leaves_nothing() -> None:
-    states = ClientStates(None)
+    states = ClientStates()
     update = rounded(UPDATES[0])
     assert np.array_equal(send(states, 1, update), update)
     assert not error(states, 1).any()
@@ -56,7 +64,7 @@ def test_an_update_in_bfloat16_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, np.float32(3.4e38)])
 def test_a_number_beyond_the_range_leaves_no_error(wrong: float) -> None:
-    states = ClientStates(None)
+    states = ClientStates()
     update = UPDATES[0].copy()
     update[1, 2] = wrong
     assert not np.isfinite(send(states, 1, update)[1, 2])
@@ -66,27 +74,29 @@ def test_a_number_beyond_the_range_leaves_no_error(wrong: float) -> None:
 
 def test_a_repeated_round_starts_from_the_same_error(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
-        states = ClientStates(folder)
+        states = ClientStates(folder and Versions(folder))
         for number in (1, 2, 3):
             first = send(states, number, UPDATES[number])
-        again = states if folder is None else ClientStates(folder)
+        again = states if folder is None else ClientStates(folder and Versions(folder))
         assert np.array_equal(send(again, 3, UPDATES[3]), first)
-    fresh = send(ClientStates(None), 3, UPDATES[3])
+    fresh = send(ClientStates(), 3, UPDATES[3])
     assert not np.array_equal(fresh, first)
     assert np.array_equal(fresh, rounded(UPDATES[3]))  # a lost error is zero
 
 
 def test_the_error_takes_two_bytes_a_number() -> None:
-    states = ClientStates(None)
+    states = ClientStates()
     send(states, 1, UPDATES[0])
     assert states.in_memory[ROUNDING][1]["w"].dtype == torch.uint16
 
 
 def test_an_array_may_be_one_number() -> None:
-    states = ClientStates(None)
+    states = ClientStates()
     received = {"scale": np.array(0.5, np.float32)}
     for number in (1, 2):
-        sent = round_updates(states, number, received, {"scale": np.array(0.2, np.float32)})
+        sent = round_updates(
+            states, terms_of(number), received, {"scale": np.array(0.2, np.float32)}
+        )
         assert widen(sent["scale"]) == pytest.approx(0.3, rel=2.0**-7)
         assert sent["scale"].shape == ()
 
@@ -197,3 +207,11 @@ def test_weights_and_gradients_stay_float32_under_autocast() -> None:
 
 def test_another_precision_is_another_run() -> None:
     assert fingerprint(config_of(precision="bfloat16")) != fingerprint(config_of())
+
+
+def test_rounded_arrays_are_in_the_order_of_the_model() -> None:
+    """Equal replies have equal bytes, whatever the hash of a name in this process."""
+    config = run_config(model="mlp")
+    reply = ask("train", {"wire-dtype": "bfloat16-updates"}, context(1, config))
+    names = [name.removesuffix(":bfloat16") for name in reply.array_records["arrays"]]
+    assert names == [*fresh(config)[1].state_dict()]

@@ -1,5 +1,6 @@
 """Client-side rules: what SCAFFOLD's and FedDyn's clients do and keep, and a user's own rule."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +15,14 @@ from fairbloom.client.app import app
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import Update, train_client
 from fairbloom.client.rules.registry import RULES
-from fairbloom.client.states import save_version
+from fairbloom.client.states import RULE, serialize
 from fairbloom.client.work import descend
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.protocol.names import MIN_ROWS
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
+from fairbloom.system.versions import Point, Version, Versions
 
 from .helpers import ask, context, run_config, work
 from .quadratic import COUNTS, CURVATURES, MINIMA
@@ -42,7 +45,7 @@ def config_of(**changes: Any) -> dict[str, Any]:
 
 
 def client(name: str = "a", **changes: Any) -> LocalClient:
-    return LocalClient.of(config_of(**changes), list(COUNTS).index(name))
+    return LocalClient.of(RunSettings.of(config_of(**changes)), list(COUNTS).index(name))
 
 
 def split(vector: Sequence[float] | Vector) -> dict[str, torch.Tensor]:
@@ -235,14 +238,14 @@ def test_states_travel_through_flowers_context_and_a_record(subtests: pytest.Sub
 
 def flip_a_bit(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    content[-3] ^= 4
+    content[-30] ^= 4
     file.write_bytes(content)
 
 
 def of_another_model(**arrays: Any) -> Callable[[Path], None]:
-    return lambda file: save_version(
-        file, {name: torch.zeros(shape) for name, shape in arrays.items()}
-    )
+    state = serialize({name: torch.zeros(shape) for name, shape in arrays.items()})
+    kept = Version(json.dumps(["", RULE]), Point(2), state)
+    return lambda file: Versions(file.parent).write([kept])
 
 
 HARM: dict[str, Callable[[Path], None]] = {
@@ -261,7 +264,7 @@ def test_a_device_without_its_state_says_that_it_began_again(
             folder = {"state-dir": str(tmp_path / str(place))}
             first = states(tell(where(**folder), 1, 0))
             states(tell(where(**folder), 2, 1))
-            (file,) = (tmp_path / str(place)).glob("*/*/rule/2.safetensors")
+            (file,) = (tmp_path / str(place)).glob("*/*/2.versions")
             harm(file)
             assert states(tell(where(**folder), 3, 2)) == first
 
@@ -273,9 +276,9 @@ def test_a_failing_disk_is_told_to_the_server_with_a_remedy(
     folder = {"state-dir": str(tmp_path)}
     aside = tmp_path / "aside"
     expected = [states(tell(where(**folder), number, number - 1)) for number in (1, 2, 3)]
-    (kept,) = tmp_path.glob("*/*/rule")
+    (kept,) = tmp_path.glob("*/*")
     for place, number, words, harm, mend in (
-        (kept / "2.safetensors", 3, "cannot be read from its state-dir", Path.mkdir, Path.rmdir),
+        (kept / "2.versions", 3, "cannot be read from its state-dir", Path.mkdir, Path.rmdir),
         (kept, 1, "cannot be written to its state-dir", Path.touch, Path.unlink),
     ):
         with subtests.test(place=place, number=number):
@@ -424,6 +427,7 @@ def test_what_does_not_fit_is_refused_before_round_1(subtests: pytest.Subtests) 
             "dynamic-alpha = 0.01 and client-rule = .* each",
         ),
         ({"client-rule": plain, "method": "qfedsgd"}, "QFedSGD .* leave client-rule out"),
+        ({"client-rule": plain, "method": "fedfa"}, "leave out client-momentum = 0.9"),
         ({"method": "scaffold", "gradient-clip": 1.0}, "leave out gradient-clip = 1.0"),
         ({"method": "feddyn", "optimizer": "adam"}, "leave out optimizer = 'adam'"),
     ]

@@ -170,7 +170,7 @@ def test_whatever_the_model_a_step_is_torch_sgds_bit_for_bit(
 
 
 def test_a_personal_model_keeps_frozen_layers(subtests: pytest.Subtests) -> None:
-    client = LocalClient.of(run_config(model=f"{nets.__name__}:Frozen"), 0)
+    client = LocalClient.of(RunSettings.of(run_config(model=f"{nets.__name__}:Frozen")), 0)
     received = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
     train_client(client, received, Terms(server_round=1, personal_lambda=0.5, personal_epochs=2))
     for name, tensor in client.model.state_dict().items():  # which is the personal one now

@@ -25,6 +25,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairbloom.client.guard.accepted_schemas import Schemas
+from fairbloom.client.guard.limits import Limits
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.accepted import (
     Installed,
@@ -39,7 +40,8 @@ from fairbloom.deploy.fleet import client as loop
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.processes import load_app
-from tests.tasks.tables import SCHEMA
+from tests.client.hospital import SCHEMA as HOSPITAL
+from tests.tables.helpers import SCHEMA
 
 from .commands import client_command
 
@@ -75,6 +77,9 @@ def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
     (bundle / "owner.toml").write_text('[files."bern.csv"]\ndecimalMark = ","\n')
     with pytest.raises(DeployError, match=r"owner\.toml: files\.bern\.csv\.decimalMark is unknown"):
         ClientSettings.of({}, bundle / "client.toml")
+    (bundle / "owner.toml").write_text("data-dir = ''\npartition-id = 0\n")
+    client = ClientSettings.of({}, bundle / "client.toml")
+    assert (client.data_dir, client.partition_id) == ("", 0)
     (bundle / "owner.toml").write_text("data-dir = ")
     with pytest.raises(DeployError, match=r"owner\.toml is not a TOML file"):
         ClientSettings.of({}, bundle / "client.toml")
@@ -87,17 +92,18 @@ def test_an_invalid_setting_is_named_with_value_and_remedy(
     for given, words in (
         ({"server": "example.org"}, "server = 'example.org': write it as HOST:PORT"),
         ({"server": ""}, "server is missing in"),
-        ({"ca": "/nowhere/ca.crt"}, "ca = /nowhere/ca.crt: there is no such file"),
+        ({"ca": "/nowhere/ca.crt"}, "ca = /nowhere/ca.crt: file not found"),
         (
             {"certificate": "/nowhere"},
-            "certificate = /nowhere: there is no such file; take it from the client's bundle",
+            "certificate = /nowhere: file not found; take it from the client's bundle",
         ),
         ({"partition-id": -1}, "partition-id = -1: it is counted from 0"),
+        ({"limits": {"row": 5}}, "limits has row = 5"),
         ({"partition-id": "0"}, "partition-id = '0': it must be of type int"),
         ({"colour": 1}, "unknown setting colour = 1: there are allow, app"),
         ({"name": "me"}, "unknown setting name = 'me': there are allow, app"),
         ({"app": "client"}, "app = 'client': write it as module:attribute"),
-        ({"app": "nowhere.at:all"}, "there is no such module here; install it"),
+        ({"app": "nowhere.at:all"}, "module not found; install it"),
         ({"allow": "x:y"}, "allow = 'x:y': it must be of type list"),
         ({"allow": [3]}, "allow = [3]: it must be a list of texts"),
         ({"node-config": {"a": 1}}, "node-config is only for your own app"),
@@ -129,6 +135,8 @@ def test_owner_toml_is_compared_with_the_accepted_schemas(bundle: Path) -> None:
     replace(settings, limits={"schema": "any"}).check_own_files()
     schemas.accept(SCHEMA.replace("age", "Alter"), also=True)
     settings.check_own_files()
+    schemas.accept("no [ toml")
+    replace(settings, files={}).check_own_files()  # without files, there is nothing to compare
 
 
 @pytest.mark.parametrize(
@@ -254,7 +262,7 @@ def test_the_error_of_a_missing_key_says_how_to_make_one(bundle: Path) -> None:
     (bundle / "key").unlink()
     with pytest.raises(DeployError) as error:
         ClientSettings.of({}, bundle / "client.toml")
-    assert f"key = {bundle / 'key'}: there is no such file" in str(error.value)
+    assert f"key = {bundle / 'key'}: file not found" in str(error.value)
     assert f"fairbloom client keys NAME --out {bundle}" in str(error.value)
 
 
@@ -290,7 +298,7 @@ def context(**node: Any) -> Context:
 
 @pytest.fixture(scope="module")
 def installed() -> Installed:
-    return Installed.of(APP, ())
+    return Installed(APP, distribution=("Fairbloom", VERSION))
 
 
 # Versions and settings ----------------------------------------------------------------------------
@@ -376,6 +384,7 @@ def test_an_import_string_is_refused_unless_the_owner_allows_it(
     [
         ("fairbloom.client.app", "fairbloom"),
         ("numpy", "numpy"),
+        ("typing_extensions", "typing_extensions"),
         ("flwr", "flwr"),
         ("sklearn", "scikit-learn"),
     ],
@@ -393,6 +402,47 @@ def loose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "loose_app"
     sys.modules.pop("loose_app", None)
+
+
+def test_an_editable_app_is_found_by_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among folders of modules, and distributions that list no files."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "of_many").mkdir()
+    for name, url in (("other", ""), ("mine", f"{tmp_path.as_uri()}/src")):
+        about = tmp_path / f"{name}-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        if url:
+            (about / "direct_url.json").write_text(
+                f'{{"url": "{url}", "dir_info": {{"editable": true}}}}'
+            )
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "mine_on_device.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    assert Installed.of("mine_on_device:app", ()).distribution == ("mine", "1.0")
+    assert distribution_of("of_many") is distribution_of("no_such_module") is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"task": "digits"}, "the run sets task = 'digits', and this device allows 'csv'"),
+        (
+            {"task": "csv", "schema": HOSPITAL},
+            "the run's schema is not one that this device's owner",
+        ),
+    ],
+)
+def test_a_run_beyond_its_owners_limits_is_refused(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    limited = Installed(APP, limits=Limits.of({"tasks": ["csv"]}))
+    with pytest.raises(RunRefusedError, match=words):
+        limited.accept(run_of(**settings), context(**{"state-dir": str(tmp_path)}))
+    free = Installed(APP, limits=Limits.of({"schema": "any"}))
+    assert free.accept(run_of(**settings), context())[1]["task"] == settings["task"]
 
 
 def test_an_app_that_was_never_installed_has_no_version(loose: str) -> None:

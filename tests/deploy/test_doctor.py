@@ -28,7 +28,7 @@ def test_a_new_federation_only_needs_its_server(made: Path) -> None:
 def test_each_fault_is_named_with_its_remedy(made: Path, subtests: pytest.Subtests) -> None:
     assert fairbloom("deploy", "enroll", "a") == 0
     for change, subject, words in (
-        (lambda: (made / "ca.key").chmod(0o644), "secrets", f"chmod go-rwx {made / 'ca.key'}"),
+        (lambda: (made / "ca.key").chmod(0o640), "secrets", f"chmod go-rwx {made / 'ca.key'}"),
         (lambda: (made / "bundles" / "a" / "key").chmod(0o644), "secrets", "bundles/a/key"),
         (lambda: made.chmod(0o755), "secrets", f"chmod go-rwx {made}"),
         (
@@ -88,11 +88,50 @@ def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "make room" in doctor.check_disk(tmp_path).words
 
 
-def test_a_port_without_free_connections_is_a_fault(made: Path) -> None:
-    now = {"at": time.time(), "connections": {"open": 760, "limit": 768}}
+@pytest.mark.parametrize(
+    ("connections", "is_full"),
+    [
+        ({"open": 760, "limit": 768}, True),
+        ({"open": 980, "limit": 1000}, True),
+        ({"open": 979, "limit": 1000}, False),
+        ({"open": 5}, False),
+        ({"limit": 1}, False),
+        ({}, False),
+    ],
+)
+def test_a_port_without_free_connections_is_a_fault(
+    made: Path, connections: dict[str, int], is_full: bool
+) -> None:
+    now = {"at": time.time(), "connections": connections}
     (made / "state" / "now.json").write_text(json.dumps(now))
     with exclusive_lock(made / "state" / "lock"):
         check = found(made)["server"]
     assert check.verdict == "fault"
-    assert "all 768 connections of the port are in use" in check.words
-    assert "docs/deployment.md" in check.words
+    words = f"all {connections.get('limit')} connections of the port are in use"
+    assert check.words.startswith(words if is_full else "port 9092 does not answer here: ")
+    assert ("docs/deployment.md" in check.words) == is_full
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"), [("yes", "kept"), ("no", "is not kept"), ("", "is not known")]
+)
+def test_only_a_time_server_keeps_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, words: str
+) -> None:
+    (tmp_path / "timedatectl").write_text(f"#!/bin/sh\necho {answer}\n")
+    (tmp_path / "timedatectl").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = doctor.check_clock()
+    assert check.words.startswith(words)
+    assert check.verdict == ("ok" if answer == "yes" else "warning")
+
+
+@pytest.mark.parametrize(
+    ("days", "verdict"),
+    [(-1.0, "fault"), (0.0, "fault"), (0.5, "warning"), (29.5, "warning"), (30.0, "ok")],
+)
+def test_a_certificate_is_renewed_in_its_last_month(
+    monkeypatch: pytest.MonkeyPatch, days: float, verdict: str
+) -> None:
+    monkeypatch.setattr(pki, "days_left", lambda certificate: days)
+    assert doctor.check_expiry("client certificate", Path("x")).verdict == verdict

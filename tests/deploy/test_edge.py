@@ -56,7 +56,7 @@ def test_help_names_every_option() -> None:
     [
         (["--colour", "red"], "unknown option --colour"),
         (["--bundle"], "--bundle needs a value"),
-        (["--wheels", "/nowhere"], "--wheels /nowhere: there is no fairbloom wheel in it"),
+        (["--wheels", "/nowhere"], "--wheels /nowhere has no wheel of fairbloom"),
         (["--bundle", "x.tar.gz"], "say where Fairbloom comes from"),
         (["--python", "/bin/false", "--source", "."], "Python 3.11 or later is needed"),
     ],
@@ -333,7 +333,7 @@ def test_the_devices_data_folder_is_in_its_settings_whole(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("nowhere", "there is no such folder"), ("file", "there is no such folder")]
+    [("nowhere", "folder not found"), ("file", "folder not found")]
     + [(name, "cannot hold a path with these signs") for name in ('a"b', "a\\b", "a%b")],
 )
 def test_a_data_folder_that_cannot_be_is_refused(name: str, words: str, tmp_path: Path) -> None:

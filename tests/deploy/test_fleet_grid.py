@@ -47,6 +47,7 @@ from fairbloom.deploy.fleet.worker import DroppedError
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.recorddict import serialize
 from fairbloom.server import polling
+from fairbloom.system.versions import Point, Versions
 
 NODE = node_id_of("a")
 
@@ -351,9 +352,8 @@ def test_a_device_keeps_the_states_of_a_few_runs(tmp_path: Path) -> None:
     (tmp_path / "contexts").mkdir()
     (tmp_path / "contexts" / "5").touch()  # another program's
     serve(tmp_path, worker, *(in_round(n, "train") for n in range(1, 9)))
-    assert {path.name for path in (tmp_path / "contexts" / FOLDER).iterdir()} == {
-        *("6-0", "7-0", "8-0")
-    }
+    kept = Versions(tmp_path / "contexts" / FOLDER)
+    assert kept.steps("context") == [Point(6), Point(7), Point(8)]
     for run in range(20, 30):
         serve(
             tmp_path,
@@ -368,10 +368,10 @@ def test_a_damaged_state_is_named_and_an_earlier_one_taken(
 ) -> None:
     worker = FakeWorker(counting)
     serve(tmp_path, worker, in_round(1, "train"), in_round(2, "train"))
-    file = tmp_path / "contexts" / FOLDER / "2-0"
-    file.write_bytes(file.read_bytes()[:-1] + b"y")
+    file = tmp_path / "contexts" / FOLDER / "2.versions"
+    file.write_bytes(file.read_bytes().replace(b"xx", b"xy"))
     assert serve(tmp_path, worker, in_round(3, "train")).replies[0][1] == b"xx"
-    assert "2-0 is damaged: an earlier state is taken" in caplog.text
+    assert "2.versions is damaged: context of round 2 is lost" in caplog.text
 
 
 def test_messages_of_a_run_folder_have_its_group() -> None:
@@ -642,7 +642,7 @@ def test_a_run_whose_folder_is_read_only_waits_alone(
     runs, started = make_runs(tmp_path / "runs", lambda: 0)
     carry_out(runs, last)
     assert started[:2] == [first.number, last.number]
-    assert caplog.text.count("cannot go on, and is tried again") == 1
+    assert caplog.text.count("cannot continue, and is tried again") == 1
     locked.clear()
     carry_out(runs, first)
     assert (first.status, last.status) == (0, 0)
@@ -675,7 +675,7 @@ def test_a_fault_of_the_machine_only_delays_runs(
     runs, started = make_runs(tmp_path / "runs", code)
     carry_out(runs, first, last)
     assert started == [first.number] * 4 + [last.number]  # in their order
-    assert caplog.text.count("cannot go on, and is tried again") == 1
+    assert caplog.text.count("cannot continue, and is tried again") == 1
 
 
 def test_orders_are_found_again_after_too_many_open_files(

@@ -305,6 +305,10 @@ def test_a_refusal_of_the_server_is_one_line(said: pytest.LogCaptureFixture) -> 
     lines = "\n".join({*said.messages})
     assert_nothing_forged(lines)
     assert len(lines.splitlines()) == MAX_FAULTS
+    outage.end()
+    said.clear()
+    outage.fault(f"{FORGED} 0")
+    assert said.messages  # of another outage, it is said again
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e300])

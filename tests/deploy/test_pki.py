@@ -261,6 +261,10 @@ def test_of_two_processes_at_once_one_makes_the_key(tmp_path: Path) -> None:
         thread.join()
     (request,) = filter(None, outcomes)
     assert (tmp_path / "site-a.request").read_text() == request
+    key = tmp_path / "key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    public = serialization.load_pem_private_key(key.read_bytes(), None).public_key()
+    assert pki.read_request(request, "") == (public, "site-a")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "-a", "a\nb", "x" * 64])

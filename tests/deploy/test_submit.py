@@ -34,7 +34,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.system.lock import exclusive_lock
 from tests.checkout import ROOT
 from tests.experiments.helpers import captured, fairbloom
-from tests.tasks.tables import SCHEMA
+from tests.tables.helpers import SCHEMA
 
 from .commands import client_command
 

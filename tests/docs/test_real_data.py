@@ -23,7 +23,6 @@ from docs.which_method import FAMILIES, Ranks, nemenyi, one_a_data_set, read_fed
 from fairbloom import reproduce
 from fairbloom.experiments import api
 from fairbloom.experiments.recipe import load_recipe, names
-from fairbloom.experiments.results.federations import TABLE as KNOWN
 from fairbloom.strategies import METHODS as REGISTERED
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.models import MODELS
@@ -282,7 +281,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]
     tuned = tmp_path / "tuned"
     tuned.mkdir()
     make_up(tuned)
-    which_method.write(tuned, tmp_path, tmp_path / "picture.svg", tmp_path / "known.csv")
+    which_method.write(tuned, tmp_path, tmp_path / "picture.svg")
     return tuned, tmp_path
 
 
@@ -431,7 +430,7 @@ def test_nemenyis_test_says_what_it_separates(tmp_path: Path) -> None:
 
 
 def test_without_results_the_page_says_so(tmp_path: Path) -> None:
-    which_method.write(tmp_path, tmp_path / "out", tmp_path / "p.svg", tmp_path / "known.csv")
+    which_method.write(tmp_path, tmp_path / "out", tmp_path / "p.svg")
     assert "No federation was run yet" in (tmp_path / "out" / "findings.txt").read_text()
     missing = (tmp_path / "out" / "not-run.txt").read_text()
     assert [name for name in WORKLOADS if f"`{name}`" not in missing] == []
@@ -452,12 +451,11 @@ def test_each_method_is_in_one_family() -> None:
 
 def test_files_of_the_page_are_those_that_are_generated(tmp_path: Path) -> None:
     out = DATA / "which-method"
-    which_method.write(DATA / "tuned", tmp_path, tmp_path / "p.svg", tmp_path / "known.csv")
+    which_method.write(DATA / "tuned", tmp_path, tmp_path / "p.svg")
     for path in out.iterdir():
         assert (tmp_path / path.name).read_text() == path.read_text(), (
             f"{path}: python -m docs.which_method writes it"
         )
-    assert (tmp_path / "known.csv").read_text() == KNOWN.read_text()
 
 
 @pytest.mark.parametrize("path", [*(DATA / "which-method").iterdir()])

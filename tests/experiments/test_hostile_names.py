@@ -14,7 +14,7 @@ from fairbloom.experiments.study import Study
 from fairbloom.logs import escape_unprintable, log
 from fairbloom.server.run_folder.tables import TableWriter, escape_formula, format_csv, read_table
 
-from ..tasks.tables import grouped
+from ..tables.helpers import grouped
 from .helpers import SMALL, as_json, fairbloom
 
 CLIENTS = ("=cmd|' /C calc'!A0", "@SUM(1+2)", "'=quoted", "plain\x1b[31m", "-5")

@@ -299,9 +299,13 @@ def test_tables_of_check_data_describe_frames(tmp_path: Path) -> None:
     ("data", "more", "said"),
     [
         ({"a/b": pandas.DataFrame({"x": [1]})}, {}, "client's name must be that of a file"),
-        ({"a": pandas.DataFrame({"x": [1, "b", (2,)]})}, {}, r"data\['a'\] is no data frame with"),
-        ({"a": [1, 2]}, {}, r"data\['a'\] is no data frame"),
-        (sites()["Sion"], {}, "give a data frame for each client by name .those of one frame"),
+        (
+            {"a": pandas.DataFrame({"x": [1, "b", (2,)]})},
+            {},
+            r"data\['a'\] is not a data frame with",
+        ),
+        ({"a": [1, 2]}, {}, r"data\['a'\] is not a data frame"),
+        (sites()["Sion"], {}, "give a data frame for each client by name .from one frame"),
         ("sites", {}, "or name a folder of files by data_dir"),
         (sites(), {"out": None}, r"name the folder that keeps them and the run \(out\)"),
         (sites(), {"data_dir": "files"}, "the data are frames: leave it out"),

@@ -16,6 +16,7 @@ from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.presentation import write_report
 from fairbloom.protocol.scores import F1, Score
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.files import CONFIG, SCHEMA
 from fairbloom.tasks import load_task
@@ -245,11 +246,12 @@ def test_a_device_says_nothing_of_a_class_with_few_examples(
     unbalanced: Path, tmp_path: Path
 ) -> None:
     run_sites(unbalanced, tmp_path / "run")
-    settings = {
+    config = {
         **CONFIG.read(tmp_path / "run").settings,
         "schema": SCHEMA.read(tmp_path / "run"),
         "state-dir": "",
     }
+    settings = RunSettings.of(config)
     here = LocalClient.of(settings, 1, "b")
     deployed = LocalClient.of(settings, 1, "b", min_rows=20)
     smaller, _ = count_classes(here.splits.test) or (0, 0)

@@ -250,7 +250,7 @@ def test_a_bare_install_declares_exactly_its_imports() -> None:
 @pytest.mark.parametrize("extra", STARTS)
 def test_an_extra_declares_the_imports_of_its_processes(extra: str) -> None:
     asked = declared(EXTRAS["client"]) | declared(EXTRAS[extra])
-    optional = declared([*EXTRAS["torchjd"], *EXTRAS["vision"]])
+    optional = declared([*EXTRAS["torchjd"], *EXTRAS["vision"], *EXTRAS["excel"]])
     assert libraries(reached(STARTS[extra])) - optional <= asked
     assert declared(EXTRAS["client"]) <= declared(PROJECT["dependencies"]) | declared(
         EXTRAS["images"]

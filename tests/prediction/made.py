@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import fairbloom
-from fairbloom.client.archive import Archive, ArchivedStates
 from fairbloom.client.guard.evaluated_model import keep_model, keep_preprocessing
 from fairbloom.client.states import PERSONAL, ClientStates, folder_of
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.system.versions import Versions
 from fairbloom.tasks import Task, infer_schema, load_task
 
 HOSPITALS = ("north", "south", "west", "old town")
@@ -110,11 +110,13 @@ def task_of(run: fairbloom.Run) -> Task:
 def copy_to_device(run: fairbloom.Run, client: str, folder: Path) -> Path:
     """Store what a client keeps as its own device does, with the final model; return the folder."""
     (states,) = (run.folder / "clients").iterdir()
-    version = ArchivedStates(client, Archive(states)).find(PERSONAL, before=1000)
-    own = folder_of({**run.settings, "state-dir": str(folder)}, client)
+    version = ClientStates(Versions(states), client).find(PERSONAL, before=1000)
+    own = folder_of(RunSettings.of({**run.settings, "state-dir": str(folder)}), client)
     assert version is not None
-    ClientStates(own).keep(PERSONAL, version.made, version.state)
+    ClientStates(Versions(own)).keep(PERSONAL, version.made, version.state)
     task = load_task(run.settings)
     keep_preprocessing(own, task, (client,))
-    keep_model(folder, run.settings, task, client, run.arrays(), version.made, "global")
+    keep_model(
+        folder, RunSettings.of(run.settings), task, client, run.arrays(), version.made, "global"
+    )
     return folder

@@ -24,10 +24,10 @@ from fairbloom.prediction.export import TOLERANCE, describe_refused, export_onnx
 from fairbloom.prediction.predictor import Predictor, load_predictor
 from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.server.run_folder.values import RecordedSettings
-from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
-from fairbloom.tasks.tables.clients import preprocessing_of
+from fairbloom.tables.preprocessing import InputColumn, Preprocessing
+from fairbloom.tasks.clients import preprocessing_of
 from tests.experiments.helpers import captured, fairbloom as command
-from tests.tasks.workbooks import write_workbook
+from tests.tables.workbooks import write_workbook
 
 from .hospitals import run_hospitals
 from .made import CLASSES, COLUMNS, copy_to_device, patients, written

@@ -15,11 +15,11 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.scores import ACCURACY
+from fairbloom.tables.preprocessing import encode_columns, input_columns
 from fairbloom.tasks import TaskInfo, forget_tasks, load_task
 from fairbloom.tasks.datasets.adult import COLUMNS, SCHEMA
 from fairbloom.tasks.datasets.store import folder_of
 from fairbloom.tasks.datasets.uci import read_columns
-from fairbloom.tasks.preprocessing import encode_columns, input_columns
 from fairbloom.tasks.task import Setup
 from tests.originals import needs
 from tests.simulation.helpers import table
@@ -139,7 +139,7 @@ def test_files_beside_new_pictures_are_counted(images: fairbloom.Run, tmp_path: 
     {
         "torn": r"2 of 6 images cannot be read(.|\n)*text\.jpg(.|\n)*torn\.png",
         "none": "has no images",
-        "nowhere": "there is no such folder or image",
+        "nowhere": "no such folder or image",
         "small": "has 9×9 pixels, and the model takes 6×5",
     }.items(),
 )
@@ -201,7 +201,7 @@ MODULE = """
 from dataclasses import replace
 import torch
 from fairbloom.tasks import Examples, Splits, Task
-from fairbloom.tasks.preprocessing import InputColumn, Preprocessing
+from fairbloom.tables.preprocessing import InputColumn, Preprocessing
 
 MEANS = {"a": 10.0, "b": 20.0}
 

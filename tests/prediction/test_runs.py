@@ -23,7 +23,7 @@ from fairbloom.prediction.output_rows import table_of_frame, values_of
 from fairbloom.prediction.predictor import Predictor, load_predictor
 from fairbloom.server.checkpoint import load_model, save_model
 from fairbloom.strategies import FedAvg
-from fairbloom.tasks.preprocessing import Preprocessing
+from fairbloom.tables.preprocessing import Preprocessing
 from tests.experiments.helpers import captured, fairbloom as command
 from tests.server.run_folder import test_flower
 from tests.simulation.helpers import table
@@ -59,7 +59,7 @@ def test_the_command_writes_what_python_returns(
     )
     new.write_text("[red]")  # which is not read
     assert (
-        "nowhere is no folder: make it"
+        "nowhere is not a folder: make it"
         in captured(capsys, *words, out.parent / "nowhere" / "out.csv", code=2).err
     )
 
@@ -523,8 +523,8 @@ def test_a_damaged_personal_model_is_named(
 ) -> None:
     copied = fairbloom.load(shutil.copytree(together.folder, tmp_path / "copied"))
     # on a slow machine there is an earlier one
-    for file in (copied.folder / "clients").rglob("*.safetensors"):
-        file.write_bytes(file.read_bytes()[:-1])
+    for file in (copied.folder / "clients").rglob("*.versions"):
+        file.write_bytes(file.read_bytes()[:-9])
     said = refused(copied, model="personal", client="west")
     assert f"{file} is damaged" in caplog.text
     assert "has no personal model: " in said

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 import fairbloom
-from fairbloom.client.archive import Archive, ArchivedStates
 from fairbloom.client.guard.evaluated_model import keep_model
-from fairbloom.client.states import PERSONAL
+from fairbloom.client.states import PERSONAL, ClientStates
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.run_folder.files import CONFIG, MODEL, SCHEMA
+from fairbloom.system.versions import Versions
 from fairbloom.tasks import load_task
 from tests.experiments.helpers import as_json, captured, fairbloom as command
 from tests.simulation.helpers import table
@@ -99,8 +100,9 @@ def test_a_quantity_is_measured_too(tmp_path: Path) -> None:
 def test_a_devices_folder_works_without_the_clients(there: Path, tmp_path: Path) -> None:
     settings = {**CONFIG.read(there / "run").settings, "schema": SCHEMA.read(there / "run")}
     task = load_task({**settings, "data-dir": str(there / "new")})
+    given = RunSettings.of(settings)
     keep_model(
-        tmp_path / "kept", settings, task, "newtown", MODEL.read(there / "run"), ROUNDS, "global"
+        tmp_path / "kept", given, task, "newtown", MODEL.read(there / "run"), ROUNDS, "global"
     )
     found = fairbloom.evaluate(tmp_path / "kept", data_dir=there / "new")
     assert found.values == fairbloom.evaluate(there / "run", data_dir=there / "new").values
@@ -168,7 +170,7 @@ def test_what_cannot_be_evaluated_names_the_remedy(
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (tmp_path, site, "holds no run: name a run folder"),
         (there / "run", {}, "reads its data from a folder: name it by data_dir, or on a"),
-        (there / "run", {"data_dir": there / "nowhere"}, "there is no such folder or file"),
+        (there / "run", {"data_dir": there / "nowhere"}, "no such folder or file"),
         (there / "run", {**site, "model": "lst"}, r"model = 'lst': did you mean last\?"),
         (
             there / "run",
@@ -238,7 +240,7 @@ def test_without_a_name_the_model_lacks_heads(
     run: fairbloom.Run, images: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     predicted = predict(run.folder, images)
-    assert "the initial values of what each client keeps" in caplog.text
+    assert "the initial values of the parameters that each client keeps" in caplog.text
     assert "personal-parameters = 'head': take a client's by --client" in caplog.text
     measured = run.final(model="global")[CLIENT]
     assert share_of_right(run, predicted) == pytest.approx(measured, abs=1e-4)
@@ -285,7 +287,7 @@ def test_the_whole_model_predicts_as_it_was_measured(
     frozen_run: fairbloom.Run, subtests: pytest.Subtests
 ) -> None:
     (states,) = (frozen_run.folder / "clients").iterdir()
-    kept = ArchivedStates(CLIENT, Archive(states)).find(PERSONAL, before=3)
+    kept = ClientStates(Versions(states), CLIENT).find(PERSONAL, before=3)
     model = frozen_run.model(CLIENT, "personal").state_dict()
     assert kept is not None
     assert model.keys() - kept.state.keys() == {name for name in model if name.startswith("first")}

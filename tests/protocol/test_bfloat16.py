@@ -1,11 +1,13 @@
 """Numbers are rounded to bfloat16 as PyTorch rounds them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from fairbloom.protocol.bfloat16 import CACHED_NUMBERS, narrow, rounded, widen
+from fairbloom.protocol.bfloat16 import CACHED_NUMBERS, narrow, widen
 
 RANDOM = np.random.default_rng(0)
 CASES = {
@@ -19,6 +21,11 @@ CASES = {
     "one number": np.array(1 / 3, np.float32),
     "nothing": np.empty((0, 3), np.float32),
 }
+
+
+def rounded(values: NDArray[Any]) -> NDArray[Any]:
+    """Return numbers rounded to bfloat16, in their own dtype."""
+    return widen(narrow(values)).astype(values.dtype)
 
 
 @pytest.mark.parametrize("case", CASES)

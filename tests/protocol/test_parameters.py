@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fairbloom.errors import did_you_mean
-from fairbloom.protocol.parameters import Choices, Parameter, Range
+from fairbloom.protocol.parameters import Choices, Parameter, Range, split_pairs
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, parse_assignments
 
 ADVICE: list[tuple[str, Any, str, Value | None]] = [
@@ -79,6 +79,8 @@ def test_names_and_shares_of_clients_may_be_numbers(subtests: pytest.Subtests) -
 
 
 def test_what_may_be_anything_is_answered_with_the_range_alone(subtests: pytest.Subtests) -> None:
+    with pytest.raises(SettingsError, match=r"^num-rounds = 1\.5: allowed is int"):
+        SETTINGS["num-rounds"].checked(1.5)
     for value in ["much", "0.1,much", "-1,-2", "", ",", None, [], [0.1], {"a": 1}]:
         with subtests.test(value=value):
             with pytest.raises(
@@ -86,6 +88,13 @@ def test_what_may_be_anything_is_answered_with_the_range_alone(subtests: pytest.
                 match=rf"^learning-rate = {re.escape(repr(value))}: allowed is float above 0$",
             ):
                 SETTINGS["learning-rate"].checked(value)
+
+
+@pytest.mark.parametrize("text", ["site-a=", "=3", "site-a", "a=1 a=2"])
+def test_pairs_state_a_value_for_each_name_once(text: str) -> None:
+    assert split_pairs("a=1 b=2", "c=3") == {"a": "1", "b": "2"}
+    with pytest.raises(ValueError, match=r"write it as c=3|give each name one value"):
+        split_pairs(text, "c=3")
 
 
 def test_a_name_in_another_case_is_said_to_differ_by_that_alone(subtests: pytest.Subtests) -> None:

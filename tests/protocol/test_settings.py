@@ -14,6 +14,7 @@ TYPED: dict[str, Any] = {
     "learning-rate": 1,
     "csv.target": "died",
     "ditto.lam": 0.5,
+    "my_task.my_word": "x",
     "own-settings": "mine.share=0.25 'mine.words=to be'",
 }
 
@@ -27,7 +28,13 @@ def test_settings_have_the_run_configs_values_and_defaults() -> None:
         10,
     )
     assert settings.own_settings == ""
-    own = {"csv.target": "died", "ditto.lam": 0.5, "mine.share": 0.25, "mine.words": "to be"}
+    own = {
+        "csv.target": "died",
+        "ditto.lam": 0.5,
+        "my_task.my_word": "x",
+        "mine.share": 0.25,
+        "mine.words": "to be",
+    }
     assert settings.parameters == own
     assert settings.given() == {"task": "csv", "clients": 3, "learning-rate": 1.0, **own}
 

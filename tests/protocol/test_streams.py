@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from fairbloom.protocol.streams import generator
+from fairbloom.protocol.streams import generator, seed_of
 
 PLACES: list[tuple[int, str, tuple[int | str, ...]]] = [
     (seed, purpose, where)
@@ -32,4 +32,5 @@ def test_a_stream_is_the_same_whatever_was_drawn_before_it(subtests: pytest.Subt
 
 def test_every_machine_and_version_draws_the_same_numbers() -> None:
     assert generator(0, "train", 1).integers(1000, size=5).tolist() == [932, 182, 400, 958, 737]
+    assert seed_of(0, "train", 1) == 219968077643412045
     assert generator(0, "batches", 3, "client-1").permutation(7).tolist() == [3, 2, 0, 1, 6, 5, 4]

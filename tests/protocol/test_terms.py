@@ -1,5 +1,6 @@
 """The terms of a client's work, on the wire and back."""
 
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -7,6 +8,9 @@ import pytest
 from flwr.app import ConfigRecord
 from hypothesis import given, strategies as st
 
+from fairbloom.errors import ReportableError
+from fairbloom.protocol.rules import check_rule
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 
 NAMES = [each.name.replace("_", "-") for each in fields(Terms)]
@@ -52,6 +56,26 @@ def test_terms_come_back_from_the_wire_as_they_were(sent: Terms) -> None:
     config = sent.to_config()
     assert Terms.of(config) == sent
     assert Terms.of(ConfigRecord(config)) == sent
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings", "words"),
+    [
+        ({"control_variates": True}, {}, None),
+        ({"client_momentum": 0.9}, {}, None),
+        ({"control_variates": True}, {"client-rule": "a:B"}, "and client-rule = 'a:B' ask for a"),
+        ({"control_variates": True, "dynamic_alpha": 0.1}, {}, "ask for a rule of local work each"),
+        ({"control_variates": True}, {"momentum": 0.9}, "leave out momentum = 0.9"),
+        ({"control_variates": True, "client_momentum": 0.9}, {}, "leave out client-momentum = 0.9"),
+        ({"client_rule": "a:B"}, {"client-rule": "a:C"}, "the run's settings name 'a:C'"),
+    ],
+)
+def test_one_rule_at_most_corrects_steps_of_plain_sgd(
+    asked: dict[str, Any], settings: dict[str, Any], words: str | None
+) -> None:
+    sent = Terms(server_round=1, **asked)
+    with pytest.raises(ReportableError, match=words) if words else nullcontext():
+        check_rule(RunSettings.of(settings), sent)
 
 
 @given(terms)

@@ -102,6 +102,13 @@ def test_unfit_control_variates_are_named_before_a_draw() -> None:
         TERM(control_variates=True, draw="examples")
 
 
+@pytest.mark.parametrize("option", [{"fine_tune_epochs": 1}, {"personal_parameters": "head"}])
+def test_clients_have_personal_models_in_one_way(option: dict[str, Any]) -> None:
+    assert FedAvg(**option)
+    with pytest.raises(ValueError, match="clients have personal models already: leave"):
+        FedAvg(personal_lambda=0.1, **option)
+
+
 def test_a_subclass_of_scaffold_that_weighs_otherwise_is_refused() -> None:
     with pytest.raises(ValueError, match=r"control_variates = True: .* Other computes new ones"):
         type("Other", (SCAFFOLD,), {"weigh": lambda self, cohort: np.square(cohort.prior)})()

@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import example, given, strategies as st
 
 from fairbloom.rounds import defences
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.defences import MIXING, WEIGHING, Defence, mixed
 from fairbloom.rounds.vectors import Vectors
+
+POWERS = st.integers(-6, 6)
 
 SIZES = [(3, 1), (4, 1), (7, 2), (10, 3), (11, 5)]
 
@@ -76,6 +79,21 @@ def test_at_the_geometric_median_unit_vectors_sum_to_zero(subtests: pytest.Subte
             median = defences.geometric_median(rows @ rows.T) @ rows
             towards = (rows - median) / np.linalg.norm(rows - median, axis=1, keepdims=True)
             assert np.linalg.norm(towards.sum(axis=0)) < 1e-5
+
+
+@given(
+    m=st.integers(3, 11), place=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 99), power=POWERS
+)
+@example(m=7, place=0.0, seed=0, power=2)
+def test_where_most_updates_lie_is_their_geometric_median(
+    m: int, place: float, seed: int, power: int
+) -> None:
+    rows = updates(m, seed)
+    rows[: m // 2 + 1] = place
+    weights = defences.geometric_median(rows @ rows.T)
+    assert np.abs(weights @ rows - place).max() < 1e-4 * np.abs(rows).max()
+    rows *= 10.0**power
+    np.testing.assert_allclose(defences.geometric_median(rows @ rows.T), weights, atol=1e-6)
 
 
 def test_the_trimmed_mean_leaves_the_extremes_out() -> None:

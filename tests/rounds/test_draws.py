@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.method import Cohort, FloatArray
 from fairbloom.strategies import (
     AFL,
@@ -142,15 +142,25 @@ def test_a_text_is_not_taken_for_a_list_of_names(subtests: pytest.Subtests) -> N
 # Drawn by their examples ---------------------------------------------------------------------------
 
 
-def test_the_mean_weight_of_many_draws_is_the_share_of_examples() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "shares"),
+    [
+        ({"a": 10.0, "b": 30.0, "c": 60.0}, {"a": 0.1, "b": 0.3, "c": 0.6}),
+        ({"a": 5.0, "b": 25.0, "c": 40.0, "unknown": 0.0}, {"b": 0.263, "unknown": 0.263}),
+        ({"a": 100.0, "b": 80.0, "unknown": 0.0}, {"a": 0.37, "b": 0.296, "unknown": 0.333}),
+    ],
+)
+def test_the_mean_weight_of_many_draws_is_the_share_of_examples(
+    sizes: dict[str, float], shares: dict[str, float]
+) -> None:
+    """A client of unknown size is drawn as often as one of the median size."""
     strategy = FedAvg(draw="examples", seed=3)
-    sizes = {"a": 10.0, "b": 30.0, "c": 60.0}
     strategy.progress.roster = sizes
     draws = [strategy.choose([*sizes], 4, number) for number in range(1, 2001)]
     assert all(len(drawn) == 4 for drawn in draws)
-    for name, size in sizes.items():
+    for name, share in shares.items():
         mean = sum(drawn.count(name) for drawn in draws) / (4 * len(draws))
-        assert mean == pytest.approx(size / 100, abs=0.02)  # 4 standard errors
+        assert mean == pytest.approx(share, abs=0.02)  # 4 standard errors
 
 
 def test_a_client_that_is_drawn_twice_counts_twice() -> None:

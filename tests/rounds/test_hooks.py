@@ -36,7 +36,8 @@ from fairbloom.protocol.advice import ADVICE
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.loop import NothingLearnedError, Rounds
+from fairbloom.rounds.learning import NothingLearnedError
+from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg, FedMGDA, Round

@@ -9,21 +9,26 @@ attribute.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol import options
 from fairbloom.protocol.names import CONTROL
-from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.protocol.parameters import Meaning, Neutral
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.terms import RULES, WORK, Terms
 from fairbloom.rounds.aggregation import MethodError
 from fairbloom.rounds.arrays import FloatArray, Model
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
+from fairbloom.rounds.options import OptionsWithoutPrior
 from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.strategies import (
     METHODS,
@@ -380,6 +385,7 @@ def test_that_is_about_all_terms_and_about_no_other_key() -> None:
     of_options = {"client-rule", "personal-parameters", "head-epochs", "fine-tune-epochs"}
     of_options.add("wire-dtype")
     assert {key for keys in SENT.values() for key in keys} | of_options == set(WORK)
+    assert not {"local-only", "local-steps", "snapshot-step"} & set(WORK)
     assert Terms(server_round=3, measure=("loss-before",), others={"lr": 0.1}).work == {}
 
 
@@ -498,7 +504,7 @@ def choosing(*drawn: str) -> type[FairStrategy]:
 def test_an_empty_draw_and_a_stranger_are_errors_by_name() -> None:
     with pytest.raises(
         MethodError,
-        match=r"Choosing\.choose, in round 1, drew 'stranger', .* none of the 6 clients",
+        match=r"Choosing\.choose, in round 1, drew 'stranger', .* not one of the 6 available clients",
     ):
         run(choosing("site-1", "stranger")(**OPTIONS), rounds=1)
     with pytest.raises(MethodError, match=r"Choosing\.choose, in round 1, drew none of 6 clients"):
@@ -507,3 +513,28 @@ def test_an_empty_draw_and_a_stranger_are_errors_by_name() -> None:
         "site-1",
         "site-4",
     )
+
+
+DECLARED = {
+    name: given
+    for name, given in get_type_hints(OptionsWithoutPrior, include_extras=True).items()
+    if any(isinstance(each, Meaning) for each in get_args(given))
+}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_an_option_is_declared_once(name: str) -> None:
+    """The options of methods, the settings and the terms add only its name to the declaration."""
+    (alias,) = [
+        each
+        for each in vars(options).values()
+        if set(get_args(each)[1:]) and set(get_args(each)) <= set(get_args(DECLARED[name]))
+    ]
+    hints = get_type_hints(RunSettings, include_extras=True)
+    assert hints[name] == alias
+    assert RunSettings.model_fields[name].default == options.default_of(alias)
+    neutral = [each.value for each in get_args(alias) if isinstance(each, Neutral)]
+    assert [each.default for each in fields(Terms) if each.name == name] == neutral
+    asked = [rule for rule in RULES if name in rule.names]
+    assert len(asked) == len(neutral)
+    assert hasattr(FedAvg(), name)

@@ -5,24 +5,28 @@ Implausible numbers are refused by name, and the round ends as without that clie
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
+from fairbloom.protocol.names import HITS, LEARNING_RATE, LOSS_BEFORE, POSITIVES
 from fairbloom.rounds.arrays import FloatArray, norm
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.progress import NormHistory
 from fairbloom.rounds.screening import (
     BrokenModelError,
     find_outlier_norms,
     implausible_counts,
     largest_in_proportion,
+    out_of_proportion,
     proportionate_rates,
+    usable_metrics,
 )
 from fairbloom.strategies import FairStrategy, FedAvg, FedFV, QFedAvg, Round, VRed
 from tests.federation import (
@@ -273,6 +277,13 @@ def test_a_refused_update_is_not_remembered() -> None:
     assert {kept.key for kept in strategy.progress.kept} == {"a", "b"}
 
 
+def test_only_an_update_beyond_the_models_norm_is_refused() -> None:
+    for longest, expected in ((1.0, []), (1.5, [3])):
+        norms = np.array([0.5, 0.5, 0.5, longest])
+        refused, _ = find_outlier_norms(norms, np.ones(4), np.empty(0), lambda: 1.0, 1.0)
+        assert [*refused] == expected
+
+
 sizes_strategy = st.lists(st.floats(0.0, 1e300), min_size=1, max_size=9)
 limits = st.floats(1.0, 1e6)
 
@@ -363,6 +374,31 @@ def test_rates_are_compared_with_the_lower_median_of_three(
     assert proportionate_rates(rates, INF) == (0.0, INF)
 
 
+LOSSES_AND_RATES = st.tuples(
+    st.sampled_from([1.0, 2.0, -10.0, 10.0, 20.0, 21.0, 1e6]),
+    st.sampled_from([0.0, 0.01, 0.1, 1.0, 10.0, 11.0]),
+)
+
+
+@given(reported=st.lists(LOSSES_AND_RATES, min_size=1, max_size=6))
+@example(reported=[(1.0, 1.0), (1.0, 1.0), (1.0, 10.0), (10.0, 0.1), (21.0, 0.01)])
+@example(reported=[(1.0, 0.1), (1.0, 0.1), (1.0, 10.0), (21.0, 10.0), (21.0, 10.0)])
+def test_who_is_refused_for_a_loss_has_no_say_in_the_rates(
+    reported: list[tuple[float, float]],
+) -> None:
+    replies = {
+        str(place): {LOSS_BEFORE: loss, LEARNING_RATE: rate}
+        for place, (loss, rate) in enumerate(reported)
+    }
+    bound = largest_in_proportion((abs(loss) for loss, _ in reported), 10.0, 1.0)
+    left = {name: each for name, each in replies.items() if abs(each[LOSS_BEFORE]) <= bound}
+    rates = [each[LEARNING_RATE] for each in left.values()]
+    low, high = proportionate_rates(filter(None, rates), 10.0)
+    used = {name for name, rate in zip(left, rates, strict=True) if not rate or low <= rate <= high}
+    refused = out_of_proportion(replies, {LOSS_BEFORE, LEARNING_RATE}, 10.0)
+    assert refused.keys() == replies.keys() - used
+
+
 # Counts -------------------------------------------------------------------------------------------
 
 
@@ -404,6 +440,24 @@ def test_more_examples_than_enrolled_are_refused_in_round_1() -> None:
     reasons = [f"num-examples {count} {words}" for count in (100_000, 1201)]
     assert [r.refused.get("site-2") for r in rounds] == [*reasons, None]
     assert all(len(r.coefficients) >= 5 for r in rounds)
+
+
+PAIRS = st.tuples(st.integers(-1, 6), st.integers(-1, 6))
+
+
+@given(count=st.integers(1, 10), positives=PAIRS, hits=PAIRS)
+@example(count=5, positives=(5, 0), hits=(5, 0))
+@example(count=5, positives=(4, 2), hits=(0, 0))
+def test_positives_and_hits_are_counts_of_parts(
+    count: int, positives: tuple[int, int], hits: tuple[int, int]
+) -> None:
+    record = {"num-examples": count, **dict(zip(POSITIVES, positives, strict=True))}
+    record |= dict(zip(HITS, hits, strict=True))
+    fits = sum(positives) <= count and all(
+        0 <= h <= p for h, p in zip(hits, positives, strict=True)
+    )
+    with nullcontext() if fits else pytest.raises(ValueError, match=r"positives|hits"):
+        usable_metrics(record, "num-examples", frozenset({*POSITIVES, *HITS}))
 
 
 @given(

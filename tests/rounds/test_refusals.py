@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from fairbloom.protocol.advice import ADVICE
 from fairbloom.protocol.scores import GroupScore, Score
-from fairbloom.rounds.loop import NothingLearnedError, Rounds
+from fairbloom.rounds.learning import NothingLearnedError
+from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, one_line
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FedAvg
@@ -522,6 +524,42 @@ def test_a_number_that_is_not_finite_is_left_out(value: float) -> None:
     assert finished.refused == {}
     assert "auc" not in finished.evaluations["site-1"]
     assert "auc" in finished.evaluations["site-0"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_used"),
+    [
+        ({}, True),
+        ({"train-loss": 9.0, "loss-validation": 1.0, "mae[sex:f]-validation-personal": 1.0}, True),
+        ({"personal-round": 1, "train-loss": 9.0}, True),
+        ({"loss": 1.0}, False),
+        ({"train-loss": 9.0, "accuracy[sex:f]": 0.5}, False),
+        ({"accuracy-personal": 0.5}, False),
+    ],
+)
+def test_only_scores_of_test_examples_need_their_number(
+    numbers: dict[str, float], is_used: bool
+) -> None:
+    """A device with fewer than its owner's floor does not say how many it has."""
+
+    def average(contents: list[RecordDict], weight_key: str) -> MetricRecord:
+        assert contents
+        return aggregate_metricrecords(contents, weight_key)
+
+    strategy = FedAvg(evaluate_metrics_aggr_fn=average, unused_rounds=0)
+    content = RecordDict({"metrics": MetricRecord(numbers)})
+    clients: dict[str, Answer] = {
+        name: answering(client, evaluate=lambda message: Message(content, reply_to=message))
+        for name, client in quadratics(5).items()
+    }
+    _, (finished,) = run(strategy, clients, 1)
+    assert len(finished.refused) == (0 if is_used else 5)
+    assert finished.evaluations == (dict.fromkeys(clients, numbers) if is_used else {})
+    assert not finished.evaluation_metrics.keys() & numbers.keys()
+    for name in ("site-0", "site-1"):
+        clients[name] = evaluating(quadratics(2)[name], **{"train-loss": 2.0})
+    _, (finished,) = run(FedAvg(), clients, 1)
+    assert finished.evaluation_metrics["train-loss"] == 2.0
 
 
 def test_test_examples_are_bounded_by_enrolled_sizes() -> None:

@@ -10,7 +10,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from safetensors.numpy import load_file
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.bfloat16 import ENDING, narrow, rounded
+from fairbloom.protocol.bfloat16 import narrow
+from fairbloom.protocol.codec import ENDING
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.updates import Updates
@@ -19,6 +20,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.strategies import SCAFFOLD, FedAvg, FedDyn
 from tests.federation import BUFFERS, TRAINABLE, MemoryGrid, quadratics, run as run_rounds, unpack
+from tests.protocol.test_bfloat16 import rounded
 from tests.simulation.helpers import run
 
 UPDATES = "bfloat16-updates"

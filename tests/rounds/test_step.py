@@ -22,7 +22,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.layout import Layout
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.round import StopRun, size_on_the_wire
 from fairbloom.strategies import FairStrategy, FedAvg, FedFV, Local, Round
 from tests.federation import (

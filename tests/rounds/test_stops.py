@@ -12,7 +12,7 @@ import pytest
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds import flower
 from fairbloom.rounds.cohort import Cohort, MethodError
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.strategies import AdaFed, FairStrategy, FedAvg, FedFV, QFedSGD

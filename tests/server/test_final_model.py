@@ -1,6 +1,7 @@
 """The model that each device keeps: the last one that it evaluated, which is the final one after
 the run."""
 
+import json
 import logging
 import stat
 from collections.abc import Iterable
@@ -18,11 +19,13 @@ from fairbloom.client.guard.evaluated_model import find_model, keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.names import DEPLOYED
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.records import record_of
 from fairbloom.server.app import main
 from fairbloom.server.run_folder.files import BEST, CLIENTS, CONFIG, MODEL, ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.system.versions import Versions
 from fairbloom.tasks import load_task
 from tests.rounds.test_layers import Elsewhere
 
@@ -124,7 +127,7 @@ def test_the_state_folder_predicts_as_the_run_does(ended: Path, model: str) -> N
         " by the model of round 2 of 2" if model == "last" else ""
     )
     (own,) = (ended / "1").glob("*/client-1")
-    assert (own / "2.safetensors").exists()
+    assert Versions(own).last(json.dumps(["", "personal"]))
     of_run = load_predictor(ended / "run")
     assert (found.outputs(inputs) == of_run.outputs(inputs)).all() == (model == "last")
 
@@ -258,7 +261,7 @@ def test_whenever_a_device_is_killed_one_whole_model_is_there(
     task = load_task(settings_of(tmp_path / "run"))
 
     def keep(number: int) -> None:
-        config = {"task": "digits", "num-rounds": number}
+        config = RunSettings.of({"task": "digits", "num-rounds": number})
         keep_model(
             tmp_path,
             config,

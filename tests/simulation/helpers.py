@@ -16,8 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 from safetensors.torch import save
 
-from fairbloom.client.archive import Archive, ArchivedStates
-from fairbloom.client.states import PERSONAL
+from fairbloom.client.states import PERSONAL, ClientStates
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import ClientPool, Replies
@@ -28,6 +27,7 @@ from fairbloom.server.run_folder.csv_rows import Row
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from fairbloom.system.versions import Versions
 from fairbloom.tasks import load_task
 from tests.rounds.implementations import contents_of
 
@@ -141,9 +141,9 @@ def assert_whole(path: Path) -> None:
 def newest_states(folder: Path, state: str = PERSONAL) -> dict[str, bytes]:
     """Return the newest version of a state of each client of a run that has one, as bytes."""
     folders = [*(folder / "clients").glob("*")]
-    archive = Archive(folders[0] if folders else None)
+    files = Versions(folders[0]) if folders else None
     names = sorted({row["client"] for row in table(folder / "clients.csv")})
-    found = {name: ArchivedStates(name, archive).find(state, sys.maxsize) for name in names}
+    found = {name: ClientStates(files, name).find(state, sys.maxsize) for name in names}
     return {name: save(version.state) for name, version in found.items() if version}
 
 

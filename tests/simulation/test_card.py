@@ -52,7 +52,7 @@ from tests.simulation.helpers import (
     small,
     table,
 )
-from tests.tasks.tables import grouped
+from tests.tables.helpers import grouped
 
 ENGINES = ("loop", "stacked")
 UPDATES_MADE = 7

@@ -227,8 +227,7 @@ def test_an_engine_that_is_asked_for_is_recorded_with_the_reason(
     about = recorded(run(tmp_path / "late", engine="stacked", num_rounds=1, time_budget=60.0))
     assert about["engine"] == "loop"
     assert (
-        "stacked was asked for, but stacked clients do not honour time-budget = 60.0"
-        in about["reason"]
+        "stacked was asked for, but stacking does not support time-budget = 60.0" in about["reason"]
     )
 
 

@@ -45,7 +45,7 @@ from hypothesis.stateful import (
 from fairbloom.rounds import flower, quorum
 from fairbloom.rounds.clients import TrainReplies
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server.app import federate

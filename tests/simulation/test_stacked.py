@@ -171,7 +171,7 @@ def test_a_users_own_augmentation_is_not_stacked() -> None:
     config = config_of(augment="torch:relu", engine="stacked", fraction=1.0)
     taken = choose(RunSettings.of(config), 2)
     assert taken.engine == "loop"
-    assert "do not honour augment = torch:relu" in taken.reason
+    assert "does not support augment = torch:relu" in taken.reason
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp", DROPPED])
@@ -485,6 +485,8 @@ def test_a_method_that_needs_a_missing_score_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match=words):
         run(tmp_path / "run", **in_unit(tmp_path / "data", 1.0), method="fedfa")
     asking = {"method": f"{__name__}:ByBrier", "num_rounds": 1}
+    with pytest.raises(FairbloomError, match=r"has no brier here.*: choose another method"):
+        run(tmp_path / "run", **{**in_unit(tmp_path / "same", 1.0), **asking})
     with pytest.raises(FairbloomError, match=r"has no brier here.*set scores = 'brier'"):
         run(tmp_path / "run", **asking)
     assert not (tmp_path / "run").exists()

@@ -25,7 +25,7 @@ from fairbloom.client.local_round import Update, evaluate_client, train_client
 from fairbloom.client.states import StateDict
 from fairbloom.errors import FairbloomError, failure_reason, reportable
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.server.app import main
 from fairbloom.server.checkpoint import list_checkpoints
 from fairbloom.simulation.choice import try_first_step
@@ -220,7 +220,7 @@ CAUSES = {
     "model": f"KeyError: '{SECRET}' ({line_of('model')})",
     "model, a ValueError": f"ValueError: {SECRET} ({line_of('model, a ValueError')})",
     "shape": f"cannot be multiplied (10x3 and 4x3) ({line_of('shape')})",
-    "detached": "the loss of the model, Net, depends on none of its parameters",
+    "detached": "the loss of the model, Net, does not depend on any parameter",
     "a tuple": "the model, Net, returns a tuple in training: it must return one tensor",
     "scalar loss": (
         f"its loss ({line_of('scalar loss')}) must return one number for each of 10 examples"

@@ -18,15 +18,17 @@ import fairbloom
 from fairbloom import RunFolder
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.round import Round, StopRun
-from fairbloom.strategies import FairStrategy, FedAvg, FedAvgN, FedFV
+from fairbloom.strategies import SCAFFOLD, FairStrategy, FedAvg, FedAvgN, FedFV
 from tests.federation import (
     BUFFERS,
     MemoryGrid,
     bits,
+    flat,
     initial_model,
     quadratics,
     record,
     run,
+    unpack,
 )
 
 Start = Callable[..., Result]
@@ -316,3 +318,16 @@ def test_a_timeout_of_no_seconds_is_refused(subtests: pytest.Subtests) -> None:
         with subtests.test(words=words), pytest.raises(ValueError, match=words):
             run(FedAvg(buffers=BUFFERS), timeout=timeout)
     run(FedAvgN(buffers=BUFFERS), timeout=None, rounds=1)
+
+
+@pytest.mark.parametrize("strategy", [FedFV(tau=3, buffers=BUFFERS), SCAFFOLD(buffers=BUFFERS)])
+def test_a_second_start_forgets_the_first(strategy: FairStrategy) -> None:
+    first, _ = run(strategy, rounds=3)
+    again, _ = run(strategy, rounds=3)
+    assert bits(first.arrays) == bits(again.arrays)
+
+
+def test_averaged_models_are_the_result_of_a_run() -> None:
+    last = [flat(unpack(run(FedAvg(), rounds=rounds)[0].arrays)) for rounds in (1, 2)]
+    result, _ = run(FedAvg(average_models=True), rounds=2)
+    np.testing.assert_allclose(flat(unpack(result.arrays)), np.mean(last, axis=0), rtol=1e-5)

@@ -335,6 +335,8 @@ def test_vreds_weights_are_positive_below_its_largest_beta() -> None:
         assert bool((d > 0.0).all()) is positive
         reported = method.own_metrics(cohort_of(np.eye(3), losses=F), d)
         assert reported["largest-beta"] == pytest.approx(largest)
+        equal = cohort_of(np.eye(3), losses=np.ones(3))
+        assert "largest-beta" not in method.own_metrics(equal, d)
 
 
 def gifair_of(F: FloatArray, beta: float) -> float:

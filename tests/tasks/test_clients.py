@@ -5,6 +5,7 @@ import json
 import logging
 import pstats
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,14 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from fairbloom.tables import encoding
+from fairbloom.tables.folders import files_in, folders_in
 from fairbloom.tasks import Examples, check_data, describe_data, forget_tasks, load_task
+from fairbloom.tasks.columns import ENDINGS
 from fairbloom.tasks.score import decide_score
-from fairbloom.tasks.tables import encode
-from fairbloom.tasks.tables.folders import files_in, folders_in
+from tests.tables.helpers import SCHEMA, Folder, config, csv_of, load, schema_with
 
 from .made import everything
-from .tables import SCHEMA, Folder, config, csv_of, load, schema_with
 
 BY_SITE = schema_with(('target = "target"', 'target = "target"\nclient = "site"'))
 
@@ -49,13 +51,13 @@ def test_a_file_is_encoded_once_for_clients_and_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Counter[str]()
-    read_column = encode.read_column
+    read_column = encoding.read_column
 
     def counted(*arguments: object) -> object:
         made[str(arguments[1])] += 1
         return read_column(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(encode, "read_column", counted)
+    monkeypatch.setattr(encoding, "read_column", counted)
     file = file_of(tmp_path / "all.csv", dict.fromkeys(names_of(50), 8))
     for seed in (1, 2):
         settings = RunSettings.of(config(file, BY_SITE, seed=seed))
@@ -201,7 +203,7 @@ def test_a_persons_number_is_the_same_in_all_spellings(tmp_path: Path) -> None:
     names = [spelling for k in range(6) for spelling in (f"P{k}", f"p{k}", f"P{k} ")]
     file = spelled(tmp_path / "all.csv", names)
     schema = schema_with(('target = "target"', 'target = "target"\nunit = "site"'))
-    units = encode.encode_file(file, schema).units
+    units = encoding.encode_file(file, schema).units
     assert units is not None
     assert len({*units.tolist()}) == 6
 
@@ -211,7 +213,8 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path, names: tuple[str, str
     for name, ending in zip(names, (".csv", ".tsv"), strict=True):
         (tmp_path / f"{name}{ending}").write_text("age,target\n50,1\n40,0\n")
         (tmp_path / "folders" / name).mkdir(parents=True)
-    for list_clients, place in ((files_in, tmp_path), (folders_in, tmp_path / "folders")):
+    list_files = partial(files_in, endings=ENDINGS)
+    for list_clients, place in ((list_files, tmp_path), (folders_in, tmp_path / "folders")):
         with pytest.raises(FairbloomError, match=r"would both be client .*: rename one"):
             list_clients(str(place))
 

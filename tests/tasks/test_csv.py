@@ -14,17 +14,18 @@ from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from fairbloom.tables.cells import sort_classes
+from fairbloom.tables.encoding import measure_moments
+from fairbloom.tables.folders import files_in, folders_in
+from fairbloom.tables.reasons import DataError
+from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import Examples, Setup, check_data
+from fairbloom.tasks.columns import ENDINGS
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE
 from fairbloom.tasks.partition import split
-from fairbloom.tasks.schema import parse_schema
-from fairbloom.tasks.tables.encode import measure_moments
-from fairbloom.tasks.tables.folders import files_in, folders_in
-from fairbloom.tasks.tables.reasons import DataError
-from fairbloom.tasks.tables.targets import sort_classes
+from tests.tables.helpers import SCHEMA, Folder, config, csv_of, inferred, load, schema_with
 
 from .made import everything
-from .tables import SCHEMA, Folder, config, csv_of, inferred, load, schema_with
 
 TARGET = 'target = "target"'
 WEST = '"west"]'
@@ -72,7 +73,7 @@ def test_a_server_without_data_knows_the_model(folder: Folder) -> None:
 
 
 def test_a_client_that_cannot_be_used_is_named_before_a_run(folder: Folder) -> None:
-    with pytest.raises(FairbloomError, match=r"one client alone, a: .* csv.client"):
+    with pytest.raises(FairbloomError, match=r"only one client, a: .* csv.client"):
         check_data(RunSettings.of(config(folder(a=csv_of(20)))))
     there = folder(a=csv_of(20), b=csv_of(3), c=csv_of(20).replace("age", "years", 1))
     with pytest.raises(FairbloomError, match=r"client b .* 3 rows.*the data of c cannot"):
@@ -439,10 +440,10 @@ def test_names_of_clients_are_nfc_however_a_system_writes_them(tmp_path: Path) -
     """macOS writes e and an accent, where a user types one letter."""
     decomposed = normalize("NFD", "Genève")
     (tmp_path / f"{decomposed}.csv").write_text("age,target\n50,1\n40,0\n")
-    assert list(files_in(str(tmp_path))) == ["Genève"]
+    assert list(files_in(str(tmp_path), ENDINGS)) == ["Genève"]
     (tmp_path / "Genève.csv").write_text("age,target\n50,1\n40,0\n")
     with pytest.raises(FairbloomError, match="would both be client Genève: rename one"):
-        files_in(str(tmp_path))
+        files_in(str(tmp_path), ENDINGS)
     for name in (decomposed, "Genève"):
         (tmp_path / "folders" / name).mkdir(parents=True)
     with pytest.raises(FairbloomError, match="would both be client Genève: rename one"):

@@ -13,10 +13,9 @@ from PIL import Image
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
+from fairbloom.tables.schema import ImageSchema, parse_image_schema
 from fairbloom.tasks import Task, check_data, describe_data, load_task
-from fairbloom.tasks.images import image_inputs, size_of
-from fairbloom.tasks.schema import ImageSchema, parse_image_schema
-from fairbloom.tasks.tables.folders import PICTURES
+from fairbloom.tasks.images import PICTURES, image_inputs, size_of
 
 from .made import everything
 
@@ -213,7 +212,7 @@ def test_what_is_wrong_with_images_is_said_with_file_and_remedy(
                 assert word in str(shown[name]["problem"])
     assert shown["good"]["target"] == "cat: 4, dog: 4, wolf: 0"
     with pytest.raises(
-        FairbloomError, match=r"strange/wolf is a folder of none of the classes cat, dog: rename it"
+        FairbloomError, match=r"strange/wolf is not one of the classes cat, dog: rename it"
     ):
         load(tmp_path, classes="cat,dog").splits("strange")
 
@@ -311,5 +310,5 @@ def test_transparent_images_stand_on_white(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_folders_is_told_of(tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match="there is no folder in it, but nothing at all"):
+    with pytest.raises(FairbloomError, match="it holds no folder, but nothing at all"):
         load(tmp_path)

@@ -8,12 +8,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import split_names
+from fairbloom.tables.groups import GroupBy, read_groups
 from fairbloom.tasks import Examples, Splits, Task, find_task, load_task
 from fairbloom.tasks.checks import guard_task
-from fairbloom.tasks.groups import GroupBy, parse_groups
+from tests.tables.helpers import Folder, load, schema_with
 
 from . import made, test_adult, test_heart_disease
-from .tables import Folder, load, schema_with
 
 
 def patients(rows: int, columns: str = "sex,age,target", first: int = 30, **values: Any) -> str:
@@ -42,15 +43,17 @@ def named(task: Task, grouping: str, examples: Examples) -> list[str]:
 
 
 def test_a_setting_names_columns_and_numbers_that_divide_them() -> None:
-    assert parse_groups("groups", "") == ()
-    by_sex, by_age = parse_groups("groups", " sex, Age >= 60.5 ")
+    assert read_groups("groups", split_names("")) == ()
+    by_sex, by_age = read_groups("groups", split_names(" sex, Age >= 60.5 "))
     assert (by_sex.name, by_sex.groups("FM")) == ("sex", ("F", "M"))
     assert (by_age, by_age.name, by_age.groups()) == (
         GroupBy("Age", ">=", 60.5),
         "Age>=60.5",
         (">=60.5", "<60.5"),
     )
-    assert [by.groups() for by in parse_groups("g", "a>1,b<=-2,c<1234567890,race=White")] == [
+    assert [
+        by.groups() for by in read_groups("g", split_names("a>1,b<=-2,c<1234567890,race=White"))
+    ] == [
         (">1", "<=1"),
         ("<=-2", ">-2"),
         ("<1234567890", ">=1234567890"),
@@ -71,7 +74,7 @@ def test_what_names_no_groups_is_refused_with_what_would_do(subtests: pytest.Sub
     ):
         with subtests.test(text=text, words=words):
             with pytest.raises(FairbloomError) as refusal:
-                parse_groups("groups", text)
+                read_groups("groups", split_names(text))
             for word in ("groups = ", *words):
                 assert word in str(refusal.value)
 

@@ -23,8 +23,7 @@ from fairbloom.tasks.extra_scores import (
     specificity,
 )
 from fairbloom.tasks.measures import absolute_error, auc, balanced_accuracy, r2, rmse
-
-from .tables import Folder, config, csv_of, load, schema_with
+from tests.tables.helpers import Folder, config, csv_of, load, schema_with
 
 
 def drawn(count: int, seed: int, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:

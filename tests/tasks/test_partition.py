@@ -261,7 +261,8 @@ def test_the_split_depends_on_seed_and_client() -> None:
     assert tested[0, "a"] == split(np.arange(100), setup(), "a").test.tolist()
     assert len({tuple(test) for test in tested.values()}) == 4
     with pytest.raises(
-        FairbloomError, match=r"test-share = 0.5 and validation-share = 0.5 leave ward-3 none"
+        FairbloomError,
+        match=r"test-share = 0.5 and validation-share = 0.5 leave no example of ward-3",
     ):
         split(np.arange(6), setup(test_share=0.5, validation_share=0.5), "ward-3")
 

@@ -260,7 +260,7 @@ def test_what_is_no_idx_file_is_refused_with_its_path(
     for content in NO_IDX:
         with subtests.test(content=content):
             path.write_bytes(content)
-            with pytest.raises(FairbloomError, match="train-images-idx3-ubyte is no IDX file"):
+            with pytest.raises(FairbloomError, match="train-images-idx3-ubyte is not an IDX file"):
                 read_idx(path)
 
 
@@ -330,7 +330,7 @@ def test_a_hostile_pickle_calls_nothing(tmp_path: Path, subtests: pytest.Subtest
             for protocol in (0, 2, 4, 5):
                 path.write_bytes(pickle.dumps({"data": hostile, "labels": [1]}, protocol))
                 with pytest.raises(
-                    FairbloomError, match=r"batch is no CIFAR batch \(UnpicklingError"
+                    FairbloomError, match=r"batch is not a CIFAR batch \(UnpicklingError"
                 ):
                     read_batch(path, "labels", 10)
                 assert not mark.exists()
@@ -364,7 +364,7 @@ def test_what_is_no_batch_is_refused_with_its_path(
     for content in (*map(pickle.dumps, BATCHES), *broken):
         with subtests.test(content=content):
             path.write_bytes(content)
-            with pytest.raises(FairbloomError, match=r"batch is no CIFAR batch"):
+            with pytest.raises(FairbloomError, match=r"batch is not a CIFAR batch"):
                 read_batch(path, "labels", 10)
     made.cifar10(tmp_path)
     task = load_task({"task": "cifar10", "data-dir": str(tmp_path)})

@@ -10,12 +10,13 @@ import torch
 from PIL import Image
 
 import fairbloom
-from fairbloom.tasks import Examples, Setup, Splits, Task, positive
+from fairbloom.tables.positive import choose_positive
+from fairbloom.tables.schema import parse_image_schema, parse_schema
+from fairbloom.tasks import Examples, Setup, Splits, Task, columns
 from fairbloom.tasks.measures import group_scores_of_classes
-from fairbloom.tasks.positive import choose_positive, warn_of_unstated
-from fairbloom.tasks.schema import parse_image_schema, parse_schema
-
-from .tables import SCHEMA, Folder, csv_of, inferred, load, schema_with
+from fairbloom.tasks.score import warn_of_unstated
+from fairbloom.tasks.targets import POSITIVE_WORDS
+from tests.tables.helpers import SCHEMA, Folder, csv_of, inferred, load, schema_with
 
 STATED = schema_with(('target = "target"', 'target = "target"\npositive = 1'))
 
@@ -50,7 +51,7 @@ def patients(ill: int, well: int, names: Sequence[str] = ("ill", "well")) -> str
 def test_a_class_is_positive_by_its_name_or_rarity(
     classes: Sequence[str], counts: Sequence[int], chosen: str, reason: str
 ) -> None:
-    assert choose_positive(classes, counts) == (chosen, reason)
+    assert choose_positive(classes, counts, POSITIVE_WORDS) == (chosen, reason)
 
 
 def test_a_draft_states_the_positive_class_and_asks(folder: Folder) -> None:
@@ -124,7 +125,7 @@ def test_a_continued_run_keeps_its_positive_class(
     there = folder(a=lines[0], b=lines[1])
     settings = {"scores": "sensitivity"}
     with monkeypatch.context() as other:
-        other.setattr(positive, "WORDS", frozenset({"well"}))
+        other.setattr(columns, "POSITIVE_WORDS", frozenset({"well"}))
         expected = run(there, "whole", rounds=2, settings=settings)
         run(there, "parts", rounds=1, settings=settings)
     fairbloom.tasks.forget_tasks()

@@ -6,8 +6,7 @@ import pytest
 import fairbloom
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.tasks import check_data
-
-from .tables import Folder
+from tests.tables.helpers import Folder
 
 
 def site(factor: float, code: str = "") -> str:

@@ -62,20 +62,22 @@ def test_what_is_no_split_is_refused(subtests: pytest.Subtests) -> None:
 
 def task_with(targets: torch.Tensor) -> Task:
     examples = Examples(torch.zeros(len(targets), 2), targets)
+    one = Examples(torch.zeros(1, 2), targets[:1])
     return Task(
         ("site",),
         lambda: nn.Linear(2, 2),
         nn.CrossEntropyLoss(),
-        lambda client: Splits(examples, examples),
+        lambda client: Splits(examples, examples, one),
     )
 
 
 def test_a_task_that_deals_nothing_is_counted_by_its_targets() -> None:
     split = Split.of(task_with(torch.tensor([0, 2, 2])))
-    assert split.counts().tolist() == [[2, 0, 4]]
-    assert [PARTS[part] for part in split.part] == ["train"] * 3 + ["test"] * 3
+    assert split.counts().tolist() == [[3, 0, 4]]
+    parts = ["train"] * 3 + ["test"] * 3 + ["validation"]
+    assert [PARTS[part] for part in split.part] == parts
 
 
 def test_targets_that_are_no_classes_cannot_be_drawn() -> None:
-    with pytest.raises(FairbloomError, match="the targets of client site are no classes"):
+    with pytest.raises(FairbloomError, match="the targets of client site are not classes"):
         Split.of(task_with(torch.tensor([0.5, 1.0])))

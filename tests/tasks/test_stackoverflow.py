@@ -77,7 +77,9 @@ def test_another_table_is_refused_by_its_path(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_asked_for_by_its_path(tmp_path: Path) -> None:
-    words = r"nobody offers it in this format\): put the files there \(stackoverflow/stackoverflow_"
+    words = (
+        r"no server offers it in this format\): put the files there \(stackoverflow/stackoverflow_"
+    )
     with pytest.raises(FairbloomError, match=words):
         load("stackoverflow", tmp_path)
 

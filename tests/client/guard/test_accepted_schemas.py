@@ -1,8 +1,11 @@
 """A device reads its tables by schemas alone that its owner has accepted."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from hypothesis import example, given, strategies as st
 
 from fairbloom.client.guard.accepted_schemas import (
     MAX_RUNS,
@@ -24,9 +27,9 @@ SIXTY = grouped("age>=60")
 OLDER = grouped("age>=61")
 
 
-def refused(text: str, folder: Path, run: int) -> bool:
+def refused(text: str, folder: Path, run: int, settings: str = "") -> bool:
     try:
-        check_accepted(text, folder, "accepted", run)
+        check_accepted({"schema": text, "fingerprint": settings}, folder, "accepted", run)
     except SettingRefusedError:
         return True
     return False
@@ -36,37 +39,91 @@ def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path, subtests: pytest
     schemas = Schemas(tmp_path)
     with pytest.raises(FairbloomError, match="nothing to accept"):
         read_refused(tmp_path)
+    with pytest.raises(FairbloomError, match="one schema's digest; there are none"):
+        schemas.withdraw("0")
     with pytest.raises(SettingRefusedError, match="fairbloom client accept"):
-        check_accepted(SCHEMA, tmp_path, "accepted", 1)
+        check_accepted({"schema": SCHEMA, "fingerprint": ""}, tmp_path, "accepted", 1)
     assert describe_change(schemas, read_refused(tmp_path)) == SCHEMA
     assert refused(SCHEMA, tmp_path, 1)  # never by itself
     schemas.accept(read_refused(tmp_path))
     assert not refused(SCHEMA, tmp_path, 1)
+    with pytest.raises(FairbloomError, match="'' is not the beginning of one schema's digest"):
+        schemas.withdraw("")
     for other in (grouped("chol>=237"), grouped("chol>=238")):  # which would show who has 237
         with subtests.test(other=other):
             assert refused(other, tmp_path, 1)
             assert f"+groups = {[other.split(chr(39))[1]]}" in describe_change(
                 schemas, read_refused(tmp_path)
             )
-    check_accepted(grouped("chol>=238"), tmp_path, "any", 1)
+    check_accepted({"schema": grouped("chol>=238")}, tmp_path, "any", 1)
     with pytest.raises(SettingRefusedError, match="no state-dir"):
-        check_accepted(SCHEMA, None, "accepted", 1)
-    check_accepted("", None, "accepted", 1)
+        check_accepted({"schema": SCHEMA}, None, "accepted", 1)
+    check_accepted({}, None, "accepted", 1)
 
 
-def test_a_new_schema_ends_the_old_one_for_later_runs(tmp_path: Path) -> None:
+def test_a_new_schema_is_compared_with_the_last_accepted_one(tmp_path: Path) -> None:
     schemas = Schemas(tmp_path)
-    schemas.accept(SIXTY)
-    assert not refused(SIXTY, tmp_path, run=1)
     schemas.accept(OLDER)
-    assert not refused(SIXTY, tmp_path, run=1)  # it began with this schema
-    assert refused(SIXTY, tmp_path, run=2)
-    assert not refused(OLDER, tmp_path, run=3)
-    schemas.withdraw(digest_of(SIXTY)[:8])
-    assert refused(SIXTY, tmp_path, run=1)
     schemas.accept(SIXTY, also=True)
-    assert not refused(SIXTY, tmp_path, run=4)
-    assert not refused(OLDER, tmp_path, run=5)
+    schemas.withdraw(digest_of(SIXTY)[:8])
+    assert describe_change(schemas, OLDER) == ""
+    schemas.withdraw(digest_of(OLDER))
+    assert describe_change(schemas, SIXTY) == ""  # without an accepted one, with the last of all
+    schemas.accept(OLDER)
+    schemas.accept(SIXTY)
+    assert [each.digest for each in schemas.accepted()] == [digest_of(SIXTY)]
+
+
+RUNS = st.tuples(st.sampled_from([7, 8]), st.sampled_from("xy"), st.sampled_from([SIXTY, OLDER]))
+
+
+ACTS = st.tuples(st.sampled_from(["accept", "also", "withdraw"]), st.sampled_from([SIXTY, OLDER]))
+
+
+@given(steps=st.lists(ACTS | RUNS, max_size=12))
+@example(
+    steps=[
+        ("accept", SIXTY),
+        (7, "x", SIXTY),
+        ("withdraw", SIXTY),
+        ("accept", OLDER),
+        (7, "x", SIXTY),
+    ]
+)
+@example(steps=[("accept", SIXTY), (7, "x", SIXTY), ("accept", OLDER), (7, "y", SIXTY)])
+@example(
+    steps=[
+        ("accept", SIXTY),
+        (7, "x", SIXTY),
+        ("accept", OLDER),
+        (7, "x", OLDER),
+        (7, "x", SIXTY),
+    ]
+)
+def test_an_ended_schema_is_for_the_run_that_has_it(steps: list[tuple[Any, ...]]) -> None:
+    """A step is the owner's, or a run that asks for a schema with a number and its settings."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        accepted = set[str]()
+        withdrawn = set[str]()
+        last = dict[int, tuple[str, str]]()
+        for first, *rest in steps:
+            text = rest[-1]
+            if isinstance(first, int):
+                is_let_in = text in accepted or (
+                    text not in withdrawn and last.get(first) == (rest[0], text)
+                )
+                assert refused(text, folder, first, rest[0]) != is_let_in
+                if is_let_in:
+                    last[first] = (rest[0], text)
+            elif first != "withdraw":
+                Schemas(folder).accept(text, also=first == "also")
+                accepted = {text} | (accepted if first == "also" else set())
+                withdrawn.discard(text)
+            elif any(each.digest == digest_of(text) for each in Schemas(folder).known()):
+                Schemas(folder).withdraw(digest_of(text))
+                accepted.discard(text)
+                withdrawn.add(text)
 
 
 def test_many_runs_leave_small_files(tmp_path: Path) -> None:
@@ -130,7 +187,8 @@ def test_the_same_rows_give_no_warning(tmp_path: Path) -> None:
     same = SCHEMA.replace("[fields.age]", "[fields.age]\ncenter = 50\nscale = 10")
     same = same.replace('["hospice", "north", "south"]', '["south", "north", "hospice"]')
     assert len(list(describe_acceptance(schemas, same, also=False))) == 2
-    assert len(list(describe_acceptance(schemas, "no [ toml", also=True))) == 2
+    for other in ("no [ toml", "fields = 3", "fields = {a = 3}"):
+        assert len(list(describe_acceptance(schemas, other, also=True))) == 2
 
 
 def test_accept_asks_and_schemas_lists_and_withdraws(
@@ -154,8 +212,12 @@ def test_accept_asks_and_schemas_lists_and_withdraws(
     lines = capsys.readouterr().out.splitlines()[-2:]
     assert lines[0].startswith(f"withdrawn: {digest_of(SIXTY)[:12]}, accepted on 20")
     assert lines[1].startswith(f"accepted: {digest_of(OLDER)[:12]}, accepted on 20")
+    assert "runs: none; " in lines[1]
     assert fairbloom("client", "schemas", state, "--withdraw", "xyz") == 2
-    assert "'xyz' is not the beginning of one schema's digest" in capsys.readouterr().err
+    known = f"{digest_of(SIXTY)[:12]}, {digest_of(OLDER)[:12]}"
+    assert f"'xyz' is not the beginning of one schema's digest; there are {known}" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_a_schema_steers_no_terminal(tmp_path: Path) -> None:

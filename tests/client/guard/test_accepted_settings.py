@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from flwr.app import Context, MessageType
@@ -13,8 +13,10 @@ from fairbloom.client.guard.accepted_settings import (
     SettingRefusedError,
     accepted_settings,
     fingerprint,
+    settings_to_allow,
     work_settings,
 )
+from fairbloom.protocol.parameters import Choices
 from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.server.settings import default_config
 from fairbloom.tasks import Setup, Task
@@ -68,6 +70,7 @@ def test_what_the_work_does_not_need_is_dropped(subtests: pytest.Subtests) -> No
         with subtests.test(key=key):
             with_it = accepted_settings({**run_config(), key: "/etc/shadow"})
             assert with_it | {FINGERPRINT: ""} == plain | {FINGERPRINT: ""}, key
+            assert settings_to_allow({**run_config(), key: "/etc/shadow"}) == {}
 
 
 def test_paths_and_import_strings_are_refused_by_setting(subtests: pytest.Subtests) -> None:
@@ -100,6 +103,7 @@ def test_how_clients_train_needs_no_permission(subtests: pytest.Subtests) -> Non
         *(("device", name) for name in ("auto", "cpu", "cuda", "cuda:1", "cuda:15", "mps")),
         *(
             ("model", ""),
+            ("model", "torchvision:resnet18"),
             ("learning-rate", 1),
             ("optimizer", "AdamW"),
             ("num-rounds", 7),
@@ -136,6 +140,7 @@ def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
     task = f"{__name__}:hearts"
     net = "mylab.hearts:net"
     config = {**run_config(), "task": task, "model": net, "hearts.noise": 0.5}
+    config["hearts.odds"] = "1:2"  # a word of the task's own, no import string
     assert accepted_settings(config, allow=(task, net))["task"] == task
     assert accepted_settings(config, allow=(task, net))["hearts.noise"] == 0.5
     with pytest.raises(SettingRefusedError, match=r"the run sets model = 'mylab\.hearts:net'"):
@@ -148,7 +153,9 @@ def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
     assert accepted_settings(config, allow=("trap:Optimizer",))["optimizer"] == "trap:Optimizer"
 
 
-def hearts(setup: Setup, *, noise: float = 0.1) -> Task:
+def hearts(
+    setup: Setup, *, noise: float = 0.1, odds: Annotated[str, Choices("1:1", "1:2")] = "1:1"
+) -> Task:
     """Stands for somebody's task."""
     raise NotImplementedError
 
@@ -175,7 +182,7 @@ def test_own_settings_are_checked_on_a_device() -> None:
 
 
 def test_a_run_may_choose_no_other_device(subtests: pytest.Subtests) -> None:
-    for name in ("meta", "cuda:", "cuda:x", "cpu:0", "privateuseone", "cuda:0001", "CUDA"):
+    for name in ("", "meta", "cuda:", "cuda:x", "cpu:0", "privateuseone", "cuda:0001", "CUDA"):
         with subtests.test(name=name):
             assert not DEVICE.fullmatch(name)
             with pytest.raises(

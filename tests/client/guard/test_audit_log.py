@@ -1,13 +1,20 @@
 """The log of a device says what was asked, sent and refused, and no run can wash it away."""
 
+import errno
 import json
+import os
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
+from hypothesis import example, given, strategies as st
 
+from fairbloom.client.app import app
 from fairbloom.client.guard import log_files
+from fairbloom.client.guard.audit_log import log_exchange
 from fairbloom.client.guard.log_entries import describe_entries, shorten
 from fairbloom.client.guard.log_files import AuditLog, open_log, read_entries
 from fairbloom.deploy.device.accepted import Installed, RunDescription, RunRefusedError
@@ -40,7 +47,15 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def test_the_log_says_what_was_asked_sent_and_held_back(device: Device) -> None:
+@pytest.mark.parametrize("answer", [app, partial(log_exchange, answer=app)])
+def test_the_log_says_what_was_asked_sent_and_held_back(
+    device: Device, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    """Once, although the client wraps an app that logs its messages itself."""
+    monkeypatch.setattr("tests.client.hospital.app", answer)
+    monkeypatch.chdir(device.state)
+    Device(device.data.parent, state_dir="").evaluate()
+    assert not [*device.state.iterdir()]
     device.evaluate(**{"test-share": 6 / 260, "seed": 1})
     with pytest.raises(FairbloomError):
         device.train(**{"test-share": 0.99})
@@ -106,13 +121,12 @@ def test_a_repeated_refusal_is_one_line(tmp_path: Path) -> None:
     for _ in range(60):
         AuditLog(tmp_path).note(entry(1, refused="too few rows"), {})  # also after a restart
     log = AuditLog(tmp_path)
-    for _ in range(2000):
+    for time in range(2, 2002):
+        assert len(list(read_entries(tmp_path))) == len(str(time - 1))
         log.note(entry(1, refused="too few rows"), {})
     log.note(entry(2, refused="too few rows"), {})
     times = [each.get("times", 1) for each in read_entries(tmp_path)]
-    assert times[-1] == 1
-    assert len(times) < 70
-    assert times[-2] == 1000
+    assert times == [1, 10, 100, 1000, 1]
     assert "  asked: train; refused: too few rows (at least 1000 times)" in say(tmp_path)
 
 
@@ -141,6 +155,8 @@ def test_what_left_outlives_the_file_that_is_full(
         log.note(entry(number // 100, sent=SENT, terms={"round": number}), {})
     assert size_of(tmp_path) < 30_000
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+    condensed = (tmp_path / log_files.SENT_CONDENSED).read_text()
+    assert json.loads(condensed.splitlines()[0])["sent"]["metrics"] == ["num-examples"]
     said = say(tmp_path)
     assert said[0].startswith("1000 replies left; the first: 20")
     assert ", run 0, asked: train; sent: arrays: weight" in said[0]
@@ -152,13 +168,47 @@ def test_what_left_outlives_the_file_that_is_full(
     ] * 10
 
 
-def test_the_log_outlives_a_torn_line(tmp_path: Path) -> None:
+def test_the_log_outlives_a_torn_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = AuditLog(tmp_path)
     log.note(entry(1, sent=SENT), {})
     with (tmp_path / log_files.SENT).open("a") as file:
         file.write('{"run": 100\n[]\n{"run": 7, "time": 3}\n')
-    log.note(entry(2, sent=SENT), {})
-    assert [each["run"] for each in read_entries(tmp_path)] == [1, 2]
+        file.write('{"run": 5, "time": "9999", "asked": "train"}\n')
+    for _ in range(2):
+        log.note(entry(2, sent=SENT), {"seed": 3})
+    found = [(each["run"], each.get("settings")) for each in read_entries(tmp_path)]
+    assert found == [(1, {}), (5, None), (2, {"seed": 3}), (2, None)]
+    assert caplog.text.count("sent.jsonl is damaged, and is left out") == 3
+
+
+WRITES = st.tuples(st.integers(1, 400), st.integers(0, 600))
+
+
+@given(writes=st.lists(WRITES, max_size=6))
+@example(writes=[(400, 600), (400, 40), (400, 600), (400, 600)])
+@example(writes=[(100, 600), (100, 600)])
+def test_a_write_of_a_part_tears_no_other_entry(writes: list[tuple[int, int]]) -> None:
+    """For each entry: bytes that one call writes at most, and those that the disk has left."""
+    write = os.write
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        whole = set[int]()
+        for number, (most, left) in enumerate(writes):
+            room = [left]
+
+            def write_part(file: int, data: bytes, most: int = most, room: Any = room) -> int:
+                written = write(file, data[: min(most, room[0])]) if room[0] else 0
+                room[0] -= written
+                if not written:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return written
+
+            patch.setattr(os, "write", write_part)
+            AuditLog(Path(folder)).note(entry(number, sent=SENT), {})
+            patch.undo()
+            whole |= {number} if room[0] else set()
+        read = [each["run"] for each in read_entries(Path(folder))] if writes else []
+        assert read == sorted(set(read))
+        assert whole <= set(read)
 
 
 def test_texts_of_a_server_steer_no_terminal(

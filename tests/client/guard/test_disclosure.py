@@ -2,21 +2,29 @@
 accepted."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Context, RecordDict
+from hypothesis import example, given, strategies as st
+from torch import nn
 
 from fairbloom.client.app import app
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
+from fairbloom.client.guard.disclosure import Gate
+from fairbloom.client.guard.log_files import read_entries
+from fairbloom.client.metrics import AFTER, ON_TESTS
 from fairbloom.errors import FairbloomError
 from fairbloom.server.app import app as server
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.tasks import load_task
+from fairbloom.tasks import Examples, Splits, Task, load_task
 from tests.simulation.helpers import table
-from tests.tasks.tables import SCHEMA as PLAIN, csv_of
+from tests.tables.helpers import SCHEMA as PLAIN, csv_of
 
 from ..hospital import PATIENTS, RUN, Device, grouped, write_hospital
 
@@ -35,14 +43,33 @@ def test_a_test_share_that_leaves_few_rows_shows_nothing_of_them(
 ) -> None:
     for share in (1 / PATIENTS, 4 / PATIENTS):
         with subtests.test(share=share):
-            assert device.evaluate(**{"test-share": share}) == {
-                "num-examples": round(PATIENTS * share)
-            }
+            assert device.evaluate(**{"test-share": share}) == {}
     for share in (0.99, 0.995):
         with subtests.test(share=share):
             with pytest.raises(FairbloomError, match=r"at least 5 training rows.*limits\.rows"):
                 device.train(**{"test-share": share})
             assert "train-loss" not in device.evaluate("train-loss", **{"test-share": share})
+
+
+@given(tests=st.integers(1, PATIENTS - 1), floor=st.integers(1, PATIENTS))
+@example(tests=30, floor=PATIENTS - 30)
+@example(tests=30, floor=30)
+@example(tests=PATIENTS - 7, floor=50)
+def test_a_number_of_examples_below_the_floor_stays(tests: int, floor: int) -> None:
+    with TemporaryDirectory() as folder:
+        write_hospital(Path(folder) / "data")
+        device = Device(Path(folder), limit_rows=floor)
+        split = {"test-share": tests / PATIENTS}
+        about = device.ask("query", split, RecordDict())["client"]
+        found = {"train": about, "test": device.evaluate(**split)}
+        splits = load_task({**RUN, "data-dir": str(device.data), **split}).splits("lund")
+        for part, numbers in found.items():
+            rows = len(getattr(splits, part))
+            assert numbers.get("num-examples") == (rows if rows >= floor else None), part
+        query, evaluation = read_entries(device.state)
+        assert bool(query.get("held-back")) == (len(splits.train) < floor)
+        held_back = any("loss and scores of" in each for each in evaluation.get("held-back", ()))
+        assert held_back == (len(splits.test) < floor)
 
 
 def test_scores_of_classes_need_five_rows_of_each(device: Device) -> None:
@@ -51,11 +78,46 @@ def test_scores_of_classes_need_five_rows_of_each(device: Device) -> None:
     assert {"loss", "accuracy", "balanced-accuracy", "auc"} < device.evaluate(seed=2).keys()
 
 
+@given(
+    counts=st.lists(st.integers(0, 7), min_size=2, max_size=4),
+    floor=st.integers(1, 6),
+    known=st.sampled_from(["number", "names"]),
+)
+@example(counts=[4, 3, 0], floor=3, known="number")
+@example(counts=[4, 3, 0], floor=3, known="names")
+@example(counts=[4, 3], floor=7, known="nothing")
+@example(counts=[4, 3], floor=3, known="nothing")
+@example(counts=[4, 3], floor=3, known="quantity")
+@example(counts=[4, 0], floor=3, known="nothing")
+def test_scores_of_classes_leave_if_each_has_enough_rows(
+    counts: list[int], floor: int, known: str
+) -> None:
+    targets = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    if known == "quantity":
+        targets = targets.double()
+    examples = Examples(torch.zeros(len(targets), 1), targets)
+    task = Task(
+        ("lund",),
+        nn.Identity,
+        nn.CrossEntropyLoss(),
+        lambda client: Splits(examples, examples),
+        classes=len(counts) if known == "number" else None,
+        class_names=tuple("abcd"[: len(counts)]) if known == "names" else (),
+    )
+    gate = Gate(floor, task, task.splits("lund"))
+    passed = gate.pass_scores(ON_TESTS, {"loss": 1.0, "auc": 1.0})
+    assert ("loss" in passed) == (sum(counts) >= floor)
+    assert ("auc" in passed) == (min(counts) >= floor and known != "quantity")
+    for check in (gate.check_training, lambda: gate.pass_scores(AFTER, {"loss": 1.0})):
+        with nullcontext() if sum(counts) >= floor else pytest.raises(FairbloomError):
+            check()
+
+
 def test_the_owner_alone_changes_the_floor(tmp_path: Path) -> None:
     write_hospital(tmp_path / "data")
     asked = {"test-share": 10 / PATIENTS, "smallest-group": 1}
     assert "loss" in Device(tmp_path).evaluate(**asked)
-    assert Device(tmp_path, limit_rows=20).evaluate(**asked) == {"num-examples": 10}
+    assert Device(tmp_path, limit_rows=20).evaluate(**asked) == {}
     assert "loss" in Device(tmp_path, limit_rows=1).evaluate(**{"test-share": 1 / PATIENTS})
     with pytest.raises(FairbloomError, match="at least 200 training rows"):
         Device(tmp_path, limit_rows=200).train(**{"test-share": 0.5})
@@ -83,7 +145,13 @@ def test_counts_of_fairfed_are_of_enough_rows_too(device: Device) -> None:
 
 def test_a_device_with_few_rows_is_listed_without_scores(tmp_path: Path) -> None:
     asked = Settings.of(
-        {**RUN, "schema": PLAIN, "clients": 2, "num-rounds": 2, "out": str(tmp_path / "run")}
+        {
+            **RUN,
+            "schema": f"groups = ['ward']\n{PLAIN}",
+            "clients": 2,
+            "num-rounds": 2,
+            "out": str(tmp_path / "run"),
+        }
     )
     grid = InProcessGrid(app, accepted_settings(asked.run_config()), 2)
     for context, (name, rows) in zip(
@@ -99,6 +167,8 @@ def test_a_device_with_few_rows_is_listed_without_scores(tmp_path: Path) -> None
         rows["oslo"]["test_accuracy_of_global_model"],
         rows["oslo"]["test_loss_of_global_model"],
     ) == ("", "")
+    assert (rows["lund"]["test_examples"], rows["oslo"]["test_examples"]) == ("12", "")
+    assert not any(row["refused"] for row in table(tmp_path / "run" / "rounds.csv"))
 
 
 def hostile() -> Iterator[dict[str, Any]]:
@@ -124,7 +194,7 @@ def test_hostile_settings_show_no_few_rows(device: Device, subtests: pytest.Subt
             except FairbloomError:
                 continue
             parts = {"": splits.test, "-validation": splits.validation}
-            for name in metrics.keys() - {"num-examples"}:
+            for name in metrics:
                 answered += 1
                 part = (
                     splits.train

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, strategies as st
 
-from fairbloom.client.guard.accepted_settings import SettingRefusedError
+from fairbloom.client.guard.accepted_settings import SettingRefusedError, work_settings
 from fairbloom.client.guard.limits import Limits, LimitsError
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.server.settings import Settings
+from fairbloom.tasks import TASKS
 from tests.checkout import ROOT
 
 OWNER = {
@@ -65,6 +67,25 @@ def test_limits_that_make_no_sense_are_refused_with_their_key(
                 Limits.of(table)
             with pytest.raises(DeployError, match=words):
                 ClientSettings.of({"limits": table}, bundle / "client.toml")
+
+
+SETTABLE = sorted({key for task in TASKS for key in work_settings({"task": task})})
+
+
+@given(key=st.sampled_from(SETTABLE), cut=st.none() | st.integers(0, 40))
+@example(key="csv.missing", cut=5)
+def test_a_limit_is_refused_or_enforced(key: str, cut: int | None) -> None:
+    """Whether or not its key lacks a letter."""
+    if cut is not None:
+        key = key[:cut] + key[cut + 1 :]
+    task = key.partition(".")[0] if "." in key else "digits"
+    try:
+        limits = Limits.of({"settings": {key: "another"}})
+    except LimitsError:
+        assert key not in SETTABLE
+        return
+    with pytest.raises(SettingRefusedError, match=re.escape(f"{key} = ")):
+        limits.check({"task": task})
 
 
 def test_the_limits_of_the_page_are_taken() -> None:

@@ -1,18 +1,26 @@
 """No settings make a device send a model that shows a single row, as far as limits can."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import example, given, strategies as st
+from torch import nn
 
+from fairbloom.client.guard.disclosure import Gate
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
 from fairbloom.client.plan import global_work, work_of_client
 from fairbloom.client.training import batches
+from fairbloom.client.work import LocalWork
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
+from fairbloom.tasks import Examples, Splits, Task
 
 from ..hospital import PATIENTS, RUN, SCHEMA, write_hospital
 
@@ -57,7 +65,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def client(data: Path, min_rows: int, **settings: Any) -> LocalClient:
     config = {**RUN, "data-dir": str(data), **settings}
-    return LocalClient.of(Settings.of(config).run_config(), 0, min_rows=min_rows)
+    return LocalClient.of(Settings.of(config), 0, min_rows=min_rows)
 
 
 def read_row(local: LocalClient, terms: Terms, keep: float = 1.0) -> float:
@@ -139,15 +147,6 @@ categories = [0, 1]
 """
 
 
-def test_small_batches_may_forget_little(data: Path) -> None:
-    slow = {"batch-size": 4, "learning-rate": 0.01}
-    local = client(data, 5, **slow, **{"weight-decay": 4.9})
-    assert train_client(local, local.model.state_dict(), Terms(server_round=1)).arrays
-    fast = client(data, 5, **slow, **{"weight-decay": 5.1})
-    with pytest.raises(ReportableError, match=r"above 0\.05, and batch-size = 4 is below the 5"):
-        train_client(fast, fast.model.state_dict(), Terms(server_round=1))
-
-
 def test_momentum_counts_for_sgd_but_not_for_adamw(data: Path) -> None:
     settings = {"learning-rate": 0.01, "weight-decay": 10.0}
     local = client(data, 5, optimizer="adamw", **settings)
@@ -157,14 +156,50 @@ def test_momentum_counts_for_sgd_but_not_for_adamw(data: Path) -> None:
         train_client(fast, fast.model.state_dict(), Terms(server_round=1))
 
 
+PLAIN = Terms(server_round=1)
+
+
+@given(rows=st.integers(1, 40), batch=st.integers(0, 45), floor=st.integers(1, 10))
+@example(rows=12, batch=2, floor=2)
+@example(rows=12, batch=5, floor=5)
+def test_steps_of_fewer_rows_than_the_floor_have_limits(rows: int, batch: int, floor: int) -> None:
+    examples = Examples(torch.zeros(rows, 1), torch.zeros(rows))
+    task = Task(("lund",), nn.Identity, nn.MSELoss(), lambda client: Splits(examples, examples))
+    gate = Gate(floor, task, task.splits("lund"))
+    work = LocalWork(1, batch, 1.0, random=np.random.default_rng(0))
+    sizes = [len(each) for each in batches(rows, work)]
+
+    def is_refused(terms: Terms = PLAIN, **changes: Any) -> bool:
+        try:
+            gate.check_work(replace(work, **changes), terms)
+        except ReportableError:
+            return True
+        return False
+
+    def steep(ratio: float) -> Terms:
+        return Terms(server_round=1, propfair_baseline=ratio, propfair_epsilon=1.0)
+
+    of_few = min(sizes) < floor
+    assert not is_refused(weight_decay=0.05)
+    assert is_refused(weight_decay=0.06) == is_refused(weight_decay=0.5) == (max(sizes) < floor)
+    assert is_refused(weight_decay=0.6) == (floor > 1)
+    assert not is_refused(weight_decay=0.6, idle=True)
+    assert is_refused(learning_rate=1.1) == of_few
+    assert is_refused(steep(101.0)) == of_few
+    assert not is_refused(steep(100.0))
+    assert not is_refused(replace(PLAIN, propfair_baseline=1e9))
+    for number in range(len(sizes) + 2):
+        snapshot = replace(PLAIN, snapshot_step=number)
+        for steps, terms in ((number, PLAIN), (len(sizes), snapshot)):
+            seen = {sum(sizes[:each]) for each in (steps, number)}
+            is_shown = any(0 < each < floor for each in seen)
+            with pytest.raises(ReportableError) if is_shown else nullcontext():
+                gate.check_steps(work, terms, steps, nn.Identity())
+
+
 # Steps of few rows that are much larger than the others ------------------------------------------
 
 LARGE: dict[str, Any] = {"learning-rate": 1e4, "batch-size": TRAINED - 1}
-STEEP: dict[str, Any] = {
-    "loss_transform": "propfair",
-    "propfair_baseline": 0.7,
-    "propfair_epsilon": 1e-9,
-}
 
 
 def test_a_large_rate_shows_the_last_row_of_a_regression(data: Path) -> None:
@@ -176,15 +211,3 @@ def test_a_large_rate_shows_the_last_row_of_a_regression(data: Path) -> None:
     local = client(data, 5, **settings)
     with pytest.raises(ReportableError, match=r"learning-rate = 10000 is above 1, and a step here"):
         train_client(local, local.model.state_dict(), Terms(server_round=1))
-
-
-def test_a_steep_transform_is_refused_for_steps_of_few_rows(data: Path) -> None:
-    local = client(data, 5, **{"batch-size": 1})
-    with pytest.raises(ReportableError, match=r"propfair\.epsilon = 7e\+08 is above 100"):
-        train_client(local, local.model.state_dict(), Terms(server_round=1, **STEEP))
-
-
-def test_steps_of_many_rows_may_be_large(data: Path) -> None:
-    local = client(data, 5, **{**LARGE, "batch-size": 0})
-    terms = Terms(server_round=1, **STEEP)
-    assert train_client(local, local.model.state_dict(), terms).arrays

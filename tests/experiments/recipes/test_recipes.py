@@ -125,7 +125,7 @@ WRONG = {
     f"{HEAD}{MEASURES}{ROW}settings = {{ seed = 3 }}\n": "leave seed out",
     f"{HEAD}{MEASURES}{ROW}settings = {{ method = 'fedavk' }}\n": "fedavk",
     f"{HEAD}{MEASURES}seeds = 0\n{ROW}": "seeds = 0",
-    "title = ": "no valid TOML",
+    "title = ": "not valid TOML",
 }
 
 
@@ -314,9 +314,9 @@ def test_claims_hold_or_do_not_hold_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("claim", "reason"),
     [
-        ("one is better", "no claim"),
-        ("one has a higher worst than one", "no claim"),
-        ("two has a higher mean than one", "no row 'two'"),
+        ("one is better", "not a claim"),
+        ("one has a higher worst than one", "not a claim"),
+        ("two has a higher mean than one", "unknown row 'two'"),
     ],
 )
 def test_a_claim_names_rows_and_a_measure(tmp_path: Path, claim: str, reason: str) -> None:

@@ -23,7 +23,7 @@ from fairbloom.tasks import load_task
 from tests.experiments.helpers import as_json, captured, fairbloom
 from tests.experiments.pages.parsed import Parsed
 from tests.simulation.helpers import table
-from tests.tasks.tables import grouped
+from tests.tables.helpers import grouped
 from tests.tasks.test_groups import named, patients
 
 fairlearn = pytest.importorskip("fairlearn.metrics")

@@ -100,7 +100,7 @@ def test_a_cell_that_is_no_number_is_refused(folder: Path, tmp_path: Path) -> No
     content = text.replace(value, "many")
     broken = Run(written(tmp_path, content, finished=False), run.settings, run.scores)
     with pytest.raises(
-        RunFolderError, match=r"clients.csv .*has 'many', which is no number.*estore it"
+        RunFolderError, match=r"clients.csv .*has 'many', which is not a number.*estore it"
     ):
         broken.final()
 
@@ -198,13 +198,12 @@ def test_a_column_that_gives_the_target_away_is_named(
         table = "\n".join(["age,discharge_code,target", *rows])
         (tmp_path / "sites" / f"{site}.csv").write_text(table)
     said = (
-        "Every client is at 100.0 %, and discharge_code alone determines the target: is it known"
-        " before?"
+        "Every client is at 100.0 %, and discharge_code determines the target: is it known before?"
     )
     words = ("--task", "csv", "--data-dir", tmp_path / "sites", "--set", "device=cpu")
     assert said in printed_by(capsys, "run", *words, "--rounds", 20, "--out", tmp_path / "run")
     early = ("--rounds", 1, "--set", "learning-rate=1e-9", "--out", tmp_path / "early")
-    assert "alone determines" not in printed_by(capsys, "run", *words, *early)
+    assert "determines the target" not in printed_by(capsys, "run", *words, *early)
     plan = ("--methods", "fedavg", "--seeds", 2, "--rounds", 20, "--jobs", 1)
     output = printed_by(capsys, "compare", *plan, *words, "--out", tmp_path / "compared")
     assert output.count(said) == 1

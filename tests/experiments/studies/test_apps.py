@@ -440,7 +440,7 @@ def test_a_search_tries_values_of_the_run_config(app: Path) -> None:
 
 
 FAULTS_OF_SEARCHES = {
-    ("--grid", "rat=1"): "grid: rat is no parameter of FedAvg: did you mean rate?",
+    ("--grid", "rat=1"): "grid: rat is not a parameter of FedAvg: did you mean rate?",
     ("--grid", "rate=fast,slow"): "rate = 'fast': [tool.flwr.app.config] of the app has rate = 0.5",
     ("--grid", "clients=3,4"): "arms would be judged by other examples with other values of client",
     ("--grid", "seed=1,2"): "grid: a search sets seed run by run",

@@ -28,7 +28,7 @@ from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.simulation.grid import InProcessGrid
 from tests.simulation.helpers import table
-from tests.tasks.tables import csv_of
+from tests.tables.helpers import csv_of
 
 from ...server.run_folder.test_flower import app
 from ..helpers import as_json, captured, fairbloom, times_in

@@ -531,7 +531,7 @@ def test_warnings_of_runs_are_written_above_the_bars(
         with subtests.test(line=line):
             written = line.rpartition("\x1b[2K")[-1]
             assert written.startswith("WARNING")
-            assert written.endswith("set it, to 0.001 say")
+            assert written.endswith("for example 0.001")
 
 
 @pytest.fixture

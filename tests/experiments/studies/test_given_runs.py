@@ -70,7 +70,7 @@ def test_a_pattern_stands_for_what_it_matches(here: Path, words: str | list[str]
     given = words if isinstance(words, str) else [word.format(here=here) for word in words]
     compared = compare(runs=given, out="all", progress=False)
     assert (compared.methods, compared.seeds) == (("FedAvg", "FedFV (alpha=0.25)"), (0, 1, 2))
-    with pytest.raises(FairbloomError, match="there is no finished run to compare"):
+    with pytest.raises(FairbloomError, match="no finished run to compare"):
         compare(runs="runs/none*", out="none", progress=False)
 
 
@@ -116,9 +116,9 @@ def test_what_is_left_out_is_named(here: Path) -> None:
     assert (
         "x-again is left out: it is another run of FedAvg with seed 0, like runs/fedavg-0." in said
     )
-    assert "runs/notes is left out: it is no run folder." in said
+    assert "runs/notes is left out: it is not a run folder." in said
     assert "FedFV is left out: FedAvg has no run with its seeds (9)." in said
-    assert "Runs with seed 2 are left out: there is none of FedFV (alpha=0.25)." in said
+    assert "Runs with seed 2 are left out: FedFV (alpha=0.25) lacks it." in said
     assert load("runs/all").seeds == (0, 1)
     assert "runs/notes is left out" in " ".join(load("runs/all").caveats)
 
@@ -221,7 +221,7 @@ FAULTS = {
     ("--seeds", "5"): "seeds has no effect with --runs",
     ("--out", "runs/fedfv-1"): "runs/fedfv-1 is the folder of a single run",
     ("--baseline", "fedprox"): "baseline = 'fedprox' is not among the methods: there are FedAvg",
-    ("--runs", "runs/none"): "there is no folder",
+    ("--runs", "runs/none"): "no folder",
 }
 
 

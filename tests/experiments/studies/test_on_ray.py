@@ -124,6 +124,6 @@ def test_without_a_cluster_one_sentence_says_what_to_do(
     monkeypatch.setattr(ray, "init", finds_none)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        FairbloomError, match=r"pool = 'ray': there is no Ray cluster: start one by ray start"
+        FairbloomError, match=r"pool = 'ray': no Ray cluster: start one by ray start"
     ):
         fairbloom.compare(methods=["fedavg"], out="cluster", pool="ray", **SMALL)

@@ -31,8 +31,8 @@ from fairbloom.protocol.settings import Value
 from fairbloom.server.fairness import summarize
 from fairbloom.tasks import TASKS
 from tests.simulation.helpers import table
+from tests.tables.helpers import grouped
 from tests.tasks import made, test_adult, test_heart_disease
-from tests.tasks.tables import grouped
 from tests.tasks.test_groups import patients
 
 from ..helpers import as_json, captured, fairbloom, times_in

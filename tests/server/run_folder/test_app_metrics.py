@@ -22,6 +22,7 @@ from fairbloom.server.polling import PollingGrid
 from fairbloom.server.run_folder.metrics import LONGEST_NAME, MOST_METRICS
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg
+from fairbloom.system.versions import Versions
 from tests.simulation.helpers import StoppedError, stop_after, table
 
 ROUNDS = 4
@@ -370,18 +371,18 @@ def test_a_damaged_checkpoint_goes_back_with_its_states(tmp_path: Path, whole: P
 
 def test_states_are_kept_with_the_checkpoints_alone(tmp_path: Path) -> None:
     start_stateful(tmp_path / "run", 6)
-    kept = {path.stem for path in (tmp_path / "run").glob("checkpoint/*.contexts")}
-    assert {"5", "6"} <= kept <= {"4", "5", "6"}
+    kept = {step.round for step in Versions(tmp_path / "run" / "contexts").steps("2")}
+    assert {5, 6} <= kept <= {4, 5, 6}
     start_stateful(tmp_path / "none", 3, InProcessGrid(app_of(keeps=False), {}, CLIENTS))
-    assert not list((tmp_path / "none").glob("checkpoint/*.contexts"))
+    assert not (tmp_path / "none" / "contexts").exists()
 
 
 def test_damaged_states_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     start_stateful(tmp_path / "run", 2)
-    file = tmp_path / "run/checkpoint/2.contexts"
-    file.write_bytes(file.read_bytes()[:-1])
+    *_, file = sorted((tmp_path / "run" / "contexts").iterdir())
+    file.write_bytes(file.read_bytes()[:-9])
     start_stateful(tmp_path / "run", 3)
-    assert "2.contexts is damaged: the clients begin without the states in it" in caplog.text
+    assert f"{file} is damaged: " in caplog.text
 
 
 # Nodes that keep a state for one run of Flower's only ---------------------------------------------

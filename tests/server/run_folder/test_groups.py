@@ -32,7 +32,7 @@ from tests.simulation.helpers import (
     table,
     without_seconds,
 )
-from tests.tasks.tables import grouped, inferred
+from tests.tables.helpers import grouped, inferred
 from tests.tasks.test_groups import patients
 
 from .test_recorder import a_round

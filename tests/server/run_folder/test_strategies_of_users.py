@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 import fairbloom
 from fairbloom import RunFolder, StopRun
 from fairbloom.errors import FairbloomError
-from fairbloom.rounds.loop import NothingLearnedError
+from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.round import Round
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import DRFA, FairStrategy, FedAvg, FedFV, FedMGDA

@@ -1,0 +1,331 @@
+"""Describe the tables of clients as `fairbloom data` prints them: in short, or client by client."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError, join_names
+from fairbloom.text import join_first, plural, text_if
+
+from .cells import different_cells, explain_number
+from .duplicates import find_duplicates
+from .encoding import UNKNOWN, ClientTable, ColumnValues, EncodedFile, is_missing
+from .reading import CellError, Table, read
+from .reasons import DataError
+from .schema import Field, Schema
+from .sizes import Row, summarise_clients
+from .warnings import determines, find_remarks, present_values
+
+# Faults, and remarks on a column, that a summary lists.
+MAX_FAULTS = 40
+MAX_REMARKS = 3
+
+# The table of each client, or why it cannot be read.
+Tables = Mapping[str, ClientTable | FairbloomError]
+
+# The numbers of a client's examples, as a row; raises FairbloomError if it has too few.
+CountExamples = Callable[[str], Row]
+
+# Faults of one kind in a column: the column, the problem and remedy of the first, and their rows.
+Kind = tuple[str, str, str, NDArray[np.intp]]
+
+
+def describe(
+    schema: Schema, tables: Tables, count_examples: CountExamples, every: bool
+) -> dict[str, list[Row]]:
+    """Return tables with a row for each client, fault, column of a client, and remark.
+
+    Unless `every`, in short: a row for each column, kind of fault in a column of a file, and
+    remark. Of many clients and remarks, a few have a row.
+    """
+    columns = _columns(schema, tables)
+    on_columns = {
+        name: [*_find_remarks(name, schema.fields[name], columns_of)]
+        for name, columns_of in columns.items()
+    }
+    remarks = [
+        *on_columns.values(),
+        [*_find_spellings(schema, tables)],
+        *([row] for row in _find_determining(schema, columns)),  # all of them are shown
+        [*_find_duplicates(tables)],
+    ]
+    if every:
+        clients, faults = _list_clients(tables, count_examples)
+        return {
+            "clients": clients,
+            "faults": faults,
+            "columns": [*_list_columns(schema, columns)],
+            "remarks": [row for found in remarks for row in found],
+        }
+    faults = [*_summarise_faults(tables)]
+    if len(faults) > MAX_FAULTS:
+        rest = len(faults) - MAX_FAULTS
+        faults = [*faults[:MAX_FAULTS], {"client": f"and {rest} more, which --clients prints"}]
+    return {
+        "clients": summarise_clients([*_summarise_clients(tables, count_examples)]),
+        "faults": faults,
+        "columns": [
+            _summarise_column(schema, name, columns_of, on_columns[name])
+            for name, columns_of in columns.items()
+        ],
+        "remarks": [row for found in remarks for row in _shorten_remarks(found)],
+    }
+
+
+# Clients ------------------------------------------------------------------------------------------
+
+
+def _list_clients(tables: Tables, count_examples: CountExamples) -> tuple[list[Row], list[Row]]:
+    """Return a row for each client, and one for each fault."""
+    clients: list[Row] = []
+    faults: list[Row] = []
+    for name, table in tables.items():
+        try:
+            if isinstance(table, FairbloomError):
+                raise table
+            clients.append({"client": name, **count_examples(name)})
+        except FairbloomError as error:
+            found = [error, *getattr(error, "others", ())]
+            faults += [_describe_fault(name, each) for each in found]
+            count = plural(len(found), "1 fault", f"{len(found)} faults")
+            clients.append({"client": name, "problem": f"{count}, listed below"})
+    return clients, faults
+
+
+def _summarise_clients(tables: Tables, count_examples: CountExamples) -> Iterator[Row]:
+    """Yield a row for each client, with its faults in short."""
+    for name, table in tables.items():
+        problem = "faults, listed below"
+        if isinstance(table, ClientTable):
+            rows = int(table.file.faulty[table.rows].sum())
+            if not rows:
+                try:
+                    yield {"client": name, **count_examples(name)}
+                    continue
+                except FairbloomError as error:
+                    problem = str(error)
+            elif rows < len(table.rows):
+                having = plural(rows, "1 row has", f"{rows} rows have")
+                problem = f"{having} faults, listed below"
+        yield {"client": name, "problem": problem}
+
+
+# Columns ------------------------------------------------------------------------------------------
+
+
+def _columns(schema: Schema, tables: Tables) -> Mapping[str, Mapping[str, ColumnValues]]:
+    """Return each column's values by client, without clients that lack it."""
+    values = {name: table.values for name, table in _read_tables(tables).items()}
+    return {
+        name: {client: found[name] for client, found in values.items() if name in found}
+        for name in schema.fields
+    }
+
+
+def _read_tables(tables: Tables) -> dict[str, ClientTable]:
+    """Return the tables without those that cannot be read."""
+    return {name: table for name, table in tables.items() if isinstance(table, ClientTable)}
+
+
+def _list_columns(
+    schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
+) -> Iterator[Row]:
+    """Yield a row for each column of each client."""
+    for name, columns_of in columns.items():
+        for client, column in columns_of.items():
+            missing = int(is_missing(column).sum())
+            values = _describe_values(schema.fields[name], present_values(column))
+            yield {"column": name, "client": client, "values": values, "missing": missing}
+
+
+def _find_remarks(name: str, field: Field, columns_of: Mapping[str, ColumnValues]) -> Iterator[Row]:
+    for client, remark in find_remarks(name, field, columns_of):
+        yield {"column": name, "client": client or "all", "remark": remark}
+
+
+def _shorten_remarks(found: Sequence[Row]) -> Iterator[Row]:
+    """Yield the first remarks on a column, and how many more there are."""
+    yield from found[:MAX_REMARKS]
+    if (rest := len(found) - MAX_REMARKS) > 0:
+        more = plural(rest, "1 more remark", f"{rest} more remarks")
+        yield {"column": found[0]["column"], "client": "", "remark": f"and {more}"}
+
+
+def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
+    """Yield a remark for each client with several spellings of its name."""
+    for name, table in _read_tables(tables).items():
+        if counts := table.file.spellings.get(name):
+            spellings = [f"{each} in {counts[each]:,} rows" for each in sorted(counts)]
+            remark = f"it is written {join_first(spellings)}: they are one client"
+            yield {"column": schema.client, "client": name, "remark": remark}
+
+
+def _find_duplicates(tables: Tables) -> Iterator[Row]:
+    """Yield a remark for each client with equal rows, and for clients with rows in common."""
+    for clients, remark in find_duplicates(_read_tables(tables)):
+        yield {"column": "all", "client": clients, "remark": remark}
+
+
+def _find_determining(
+    schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
+) -> Iterator[Row]:
+    """Yield a remark on each column that determines the target."""
+    target = columns[schema.target]
+    for name in schema.inputs:
+        both = [client for client in columns[name] if client in target]
+        if both and determines(
+            np.concatenate([columns[name][client] for client in both]),
+            np.concatenate([target[client] for client in both]),
+        ):
+            remark = f"{name} determines {schema.target}: is it known before?"
+            yield {"column": name, "client": "all", "remark": remark}
+
+
+def _describe_values(field: Field, values: ColumnValues) -> str:
+    """Return the categories, or the range of the numbers, that occur in a column."""
+    if not len(values):
+        return "nothing"
+    if field.categories:
+        return join_first([field.categories[place] for place in np.unique(values)])
+    return f"{values.min():g} to {values.max():g}"
+
+
+def _summarise_column(
+    schema: Schema, name: str, columns_of: Mapping[str, ColumnValues], remarks: Sequence[Row]
+) -> Row:
+    """Return the row of a column: its kind, and its values at all clients."""
+    field = schema.fields[name]
+    together = np.concatenate([*columns_of.values()]) if columns_of else np.array([])
+    values = present_values(together)
+    kind = f"number{text_if(field.unit, f' ({field.unit})')}"
+    held = _describe_values(field, values)
+    if field.categories:
+        kind = "category"
+        counts = np.bincount(values, minlength=len(field.categories))
+        places = np.argsort(-counts, kind="stable").tolist()
+        held = join_first([f"{field.categories[place]}: {counts[place]:,}" for place in places], 6)
+    elif len(values):
+        held += f", median {np.median(values):g}"
+    if name == schema.target:
+        kind = f"target, {kind}"
+    elif name not in schema.inputs:
+        kind = f"{kind}, no input"
+    named = [str(row["client"]) for row in remarks if row["client"] != "all"]
+    empty = [client for client, each in columns_of.items() if not len(present_values(each))]
+    standing_out = [*dict.fromkeys([*named, *empty])]
+    return {
+        "column": name,
+        "kind": kind,
+        "values": held,
+        "missing": int(is_missing(together).sum()),
+        "stands out": join_names(standing_out) if standing_out else "",
+    }
+
+
+# Faults -------------------------------------------------------------------------------------------
+
+
+def _summarise_faults(tables: Tables) -> Iterator[Row]:
+    """Yield a row for each kind of fault in a column of a file."""
+    seen = set()
+    readable = _read_tables(tables)
+    for name, table in tables.items():
+        if isinstance(table, FairbloomError):
+            yield from _summarise_errors(name, [table, *getattr(table, "others", ())])
+        elif table.file.path not in seen:
+            seen.add(table.file.path)
+            rows_of = {
+                client: each.rows for client, each in readable.items() if each.file is table.file
+            }
+            yield from _summarise_file(table.file, rows_of)
+
+
+def _summarise_errors(client: str, errors: Sequence[FairbloomError]) -> Iterator[Row]:
+    """Yield a row for each kind of error of a file that cannot be read."""
+    kinds: dict[str, list[FairbloomError]] = {}
+    for error in errors:
+        why = error.why if isinstance(error, DataError) else str(error)
+        kinds.setdefault(why, []).append(error)
+    for same in kinds.values():
+        row = _describe_fault(client, same[0])
+        if len(same) > 1:
+            row["problem"] = f"{row['problem']} (and {len(same) - 1} more like this)"
+        yield row
+
+
+def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) -> Iterator[Row]:
+    of_row = np.zeros(len(file), np.int64)
+    for place, rows in enumerate(clients.values()):
+        of_row[rows] = place
+    names = [*clients]
+    if not file.faults:
+        return
+    table = read(file.path, file.schema.file(file.path.name))
+    for error in file.faults:
+        if not isinstance(error, CellError) or error.rows is None:
+            yield _describe_fault(join_names(names), error)
+    for column, problem, remedy, rows in _find_kinds(file, table):
+        first = int(table.lines[rows[0]])
+        last = int(table.lines[rows[-1]])
+        more = len(rows) - 1
+        lines = f"{first}{text_if(more, f' to {last}, {more:,} more')}"
+        yield {
+            "client": join_names([names[each] for each in np.unique(of_row[rows])]),
+            "file": file.path.name,
+            "line": lines,
+            "column": column,
+            "value": table.show_cell(column, int(rows[0])),
+            "problem": problem,
+            "remedy": remedy,
+        }
+
+
+def _find_kinds(file: EncodedFile, table: Table) -> Iterator[Kind]:
+    """Yield the kinds of faults of a file's cells, by column."""
+    several: set[str] = set()
+    for error in file.faults:
+        if not isinstance(error, CellError) or error.rows is None:
+            continue
+        if error.why not in ("no-number", "no-category"):
+            yield error.column, error.problem, error.remedy, error.rows
+        elif error.column not in several:
+            several.add(error.column)
+            yield from _kinds_of_column(file, table, error)
+
+
+def _kinds_of_column(file: EncodedFile, table: Table, first: CellError) -> Iterator[Kind]:
+    """Yield the kinds of faulty cells of a column; its first fault is `first`."""
+    name = first.column
+    field = file.schema.fields[name]
+    column = file.columns[name]
+    if field.categories:
+        problem = first.problem.partition(", as ")[0]
+        yield name, problem, first.remedy, np.flatnonzero(column == UNKNOWN)
+        return
+    rows = np.flatnonzero(np.isinf(column))
+    cells, codes = different_cells(table.find(table.file.column_name(name)).take(rows))
+    kinds: dict[str, list[int]] = {}
+    remedies: dict[str, str] = {}
+    for code, cell in enumerate(cells[:-1]):
+        problem, remedy = explain_number(cell, table.decimal, name, field.unit, table.path.name)
+        kinds.setdefault(problem, []).append(code)
+        remedies.setdefault(problem, remedy)
+    for problem, same in kinds.items():
+        yield name, problem, remedies[problem], rows[np.isin(codes, same)]
+
+
+def _describe_fault(client: str, error: FairbloomError) -> Row:
+    """Return a row of the table of faults."""
+    row: Row = {"client": client, "file": "", "line": "", "column": "", "value": ""}
+    if not isinstance(error, CellError):
+        return {**row, "problem": str(error)}
+    return {
+        "client": client,
+        "file": error.file,
+        "line": error.line or "",
+        "column": error.column,
+        "value": error.value,
+        "problem": error.problem,
+        "remedy": error.remedy,
+    }

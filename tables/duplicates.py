@@ -1,0 +1,181 @@
+"""Count the rows that a client has twice, and the rows that clients have in common."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.errors import join_names
+
+from .encoding import UNKNOWN, ClientTable, ColumnValues, EncodedFile
+
+Hashes = NDArray[np.uint64]
+
+# Odd numbers that mix the bits of a hash, from SplitMix64.
+MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+# Every missing number has the same bits.
+NO_NUMBER = np.uint64(0x7FF8000000000000)
+
+# Rows that show how often two rows are equal by chance.
+SAMPLE = 5_000
+
+# Equal rows are remarked if they exceed this multiple of their number by chance, plus its standard
+# deviation. Columns that depend on each other make rows equal more often than the estimate, which
+# takes them for independent.
+FREQUENT = 5.0
+
+# Fewer equal rows are not remarked: some sites of public tables without copies have up to four.
+FEWEST = 5
+
+# Sets of clients with rows in common that are looked at, those with most rows first: the rows of a
+# few categories are common to very many sets.
+MAX_SETS = 500
+
+
+class _Rows(NamedTuple):
+    """The rows of a client that are compared, and their hashes."""
+
+    name: str
+    table: ClientTable
+    hashes: Hashes
+
+
+def find_duplicates(tables: Mapping[str, ClientTable]) -> Iterator[tuple[str, str]]:
+    """Yield (sites, remark) pairs on rows that are equal in every column, most rows first.
+
+    Rows with few categories are often equal by chance: they are not reported. Rows that
+    are left out, or have a cell that cannot be read, do not count.
+    """
+    encoded = {id(table.file): table.file for table in tables.values()}
+    hashes_of = {key: hash_rows([*file.columns.values()]) for key, file in encoded.items()}
+    readable_of = {key: _find_readable(file) for key, file in encoded.items()}
+    clients: list[_Rows] = []
+    for name, table in tables.items():
+        key = id(table.file)
+        rows = table.rows[readable_of[key][table.rows]]
+        clients.append(_Rows(name, ClientTable(table.file, rows), hashes_of[key][rows]))
+    if not any(len(each.hashes) for each in clients):
+        return
+    hashes = np.concatenate([each.hashes for each in clients])
+    sites = np.repeat(np.arange(len(clients)), [len(each.hashes) for each in clients])
+    found = [
+        *_count_repeated(hashes, sites, len(clients)),
+        *_count_common(hashes, sites, len(clients)),
+    ]
+    for count, places in sorted(found, key=lambda each: -each[0]):
+        if count < FEWEST:
+            return
+        holders = [clients[place] for place in places]
+        expected = _expect_equal(holders)
+        if count > FREQUENT * (expected + np.sqrt(expected)):
+            yield join_names([each.name for each in holders]), _describe(count, len(holders))
+
+
+def hash_rows(columns: Sequence[ColumnValues]) -> Hashes:
+    """Return a number for each row of some columns: equal rows have the same."""
+    hashes = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        if column.dtype.kind == "f":
+            # Adding 0 turns -0.0 into 0.0.
+            bits = (column.astype(np.float64) + 0.0).view(np.uint64)
+            bits[np.isnan(column)] = NO_NUMBER
+        else:
+            bits = column.astype(np.int64).view(np.uint64)
+        hashes = (hashes ^ bits) + MIX[0]  # in arithmetic modulo 2**64
+        for factor, shift in zip(MIX, (30, 27), strict=True):
+            hashes = (hashes ^ (hashes >> np.uint64(shift))) * factor
+        hashes ^= hashes >> np.uint64(31)
+    return hashes
+
+
+def _find_readable(file: EncodedFile) -> NDArray[np.bool_]:
+    """Return which rows are used, and have no cell that is in no category, or no number."""
+    readable = file.usable.copy()
+    for column in file.columns.values():
+        readable &= ~np.isinf(column) if column.dtype.kind == "f" else column != UNKNOWN
+    return readable
+
+
+def _describe(count: int, sites: int) -> str:
+    if sites == 1:
+        return (
+            f"{count:,} rows repeat others of this client in every column: if they are copies,"
+            " leave them out, as training and test may share them"
+        )
+    return (
+        f"{count:,} rows are the same at each in every column: if they are copies, keep them at one"
+    )
+
+
+def _count_repeated(
+    hashes: Hashes, sites: NDArray[np.int64], count: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield the number of rows that repeat another of the same site, and the site."""
+    order = np.lexsort((hashes, sites))
+    is_repeated = (np.diff(hashes[order]) == 0) & (np.diff(sites[order]) == 0)
+    repeated = np.bincount(sites[order][1:][is_repeated], minlength=count)
+    for site in np.flatnonzero(repeated).tolist():
+        yield int(repeated[site]), [site]
+
+
+def _count_common(
+    hashes: Hashes, sites: NDArray[np.int64], count: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield the number of different rows that several sites have in common, and these sites."""
+    order = np.lexsort((sites, hashes))
+    hashes = hashes[order]
+    sites = sites[order]
+    # Each site counts once for each row.
+    is_first = np.ones(len(hashes), np.bool_)
+    is_first[1:] = (np.diff(hashes) != 0) | (np.diff(sites) != 0)
+    hashes = hashes[is_first]
+    sites = sites[is_first]
+    starts = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))
+    holders = np.diff(starts, append=len(hashes))
+    starts = starts[holders > 1]
+    holders = holders[holders > 1]
+    if not len(starts):
+        return
+    # The sites of a row as one number: a sum of hashes of sites, which needs no loop over rows.
+    codes = hash_rows([np.arange(count)])
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(codes[sites], dtype=np.uint64)])
+    _, examples, rows = np.unique(
+        sums[starts + holders] - sums[starts], return_index=True, return_counts=True
+    )
+    most = np.argsort(-rows, kind="stable")[:MAX_SETS].tolist()
+    held: dict[frozenset[int], int] = {}
+    for each in most:
+        start = int(starts[examples[each]])
+        held[frozenset(sites[start : start + int(holders[examples[each]])].tolist())] = rows[each]
+    for some in held:
+        # Rows that other sites share as well count here too.
+        common = sum(int(each) for others, each in held.items() if some <= others)
+        yield common, sorted(some)
+
+
+def _expect_equal(clients: Sequence[_Rows]) -> float:
+    """Return how many pairs of rows would be equal if the columns were independent.
+
+    The rows of a single client are compared with each other. Of several clients, the first is
+    compared with the second.
+    """
+    sizes = [len(each.hashes) for each in clients]
+    expected = sizes[0] * (sizes[0] - 1) / 2
+    if len(sizes) > 1:
+        expected = float(sizes[0] * sizes[1])
+    hashes = np.concatenate([each.hashes for each in clients])
+    some = slice(None, None, 1 + len(hashes) // SAMPLE)
+    _, different = np.unique(hashes[some], return_index=True)
+    for name in clients[0].table.file.columns:
+        values = np.concatenate(
+            [each.table.file.columns[name][each.table.rows] for each in clients]
+        )[some]
+        # If nearly all values of a column differ, copies do not count as equal values.
+        counts = np.unique(values[different], return_counts=True)[1]
+        if 2 * len(counts) <= len(different):
+            counts = np.unique(values, return_counts=True)[1]
+        total = int(counts.sum())
+        expected *= float((counts * (counts - 1)).sum()) / max(total * (total - 1), 1)
+    return expected

@@ -1,0 +1,426 @@
+"""Encode a file by the schema, in whole columns, and find its faults."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.errors import did_you_mean
+from fairbloom.text import join_first, plural
+
+from .cells import canonical, different_cells, explain_number, fold_value, parse_numbers
+from .reading import CellError, Table, Values, forget_file, read
+from .reasons import MAX_FAULTS, DataError, raise_faults
+from .schema import MAX_TEXT, Decimal, Field, FileField, Schema, fold, normalise, parse_schema
+
+# The index of a cell that is in no category; a missing value has -1. In a column of numbers, a cell
+# that is not a number is inf.
+UNKNOWN = -2
+
+# A column encoded by the schema: numbers in float64, NaN if missing, or indices of categories, -1
+# if missing.
+ColumnValues = NDArray[Any]
+
+# The rows of each client in a file, and the number of rows of each spelling of a client's name.
+ClientRows = Mapping[str, NDArray[np.intp]]
+Spellings = Mapping[str, Counter[str]]
+
+
+def encode(table: Table, schema: Schema) -> dict[str, ColumnValues]:
+    """Return the columns of a table by the schema; raise DataError with all faults."""
+    columns, wrong = read_columns(table, schema)
+    raise_faults(wrong)
+    return columns
+
+
+def is_missing(values: ColumnValues) -> NDArray[np.bool_]:
+    """Return which rows of a column have no value."""
+    return np.isnan(values) if values.dtype.kind == "f" else values == -1
+
+
+def read_columns(
+    table: Table, schema: Schema, names: Collection[str] | None = None
+) -> tuple[dict[str, ColumnValues], list[DataError]]:
+    """Return the columns of a schema, or only `names`, and their faults.
+
+    Faults of whole columns come before faults of cells.
+    """
+    unread = dict(table.by_name)
+    columns: dict[str, ColumnValues] = {}
+    of_columns: list[DataError] = []
+    of_cells: list[DataError] = []
+    for name in schema.fields if names is None else names:
+        if unread.pop(fold(table.file.column_name(name)), None) is not None:
+            columns[name] = read_column(table, name, schema, of_cells)
+            continue
+        columns[name] = _no_values(schema.fields[name], len(table))
+        if schema.missing_of(name) != "fill":
+            own = f"name it by fields.{name}.name under [files.{table.path.name!r}] in the schema"
+            remedy = (
+                f'{did_you_mean(name, unread.values())}add it, {own}, or missing = "fill" in'
+                f" fields.{name}"
+            )
+            problem = f"has no column {name!r}"
+            of_columns.append(CellError(table, name, problem, remedy, "no-column"))
+    if names is None and schema.unit and table.find(table.file.column_name(schema.unit)) is None:
+        problem = f"has no column {schema.unit!r}, the schema's unit"
+        of_columns.append(CellError(table, schema.unit, problem, "add it", "no-column"))
+    own_unit = table.file.column_name(schema.unit)
+    known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client, own_unit)}
+    strange = [name for key, name in unread.items() if key not in known]
+    for name in strange[:MAX_FAULTS]:
+        fault = CellError(
+            table,
+            name,
+            f"has a column {name!r}, which the schema does not name",
+            f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
+            "strange-columns",
+            columns=len(strange),
+        )
+        of_columns.append(fault)
+    return columns, [*of_columns, *of_cells]
+
+
+def _no_values(field: Field, rows: int) -> ColumnValues:
+    return np.full(rows, -1, np.int32) if field.categories else np.full(rows, np.nan)
+
+
+def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError]) -> ColumnValues:
+    """Return a column of a file by the schema, and append its faults to `wrong`."""
+    field = schema.fields[name]
+    values = table.find(table.file.column_name(name))
+    if values is None:
+        fault = CellError(
+            table,
+            name,
+            f"has a column {name!r} of lists, bytes or other values that are neither numbers nor"
+            " texts",
+            "put it in ignore, or write numbers or texts",
+            "strange-column",
+        )
+        wrong.append(fault)
+        return _no_values(field, len(table))
+    missing = {normalise(each).casefold() for each in (*schema.missingValues, *field.missingValues)}
+    read_values = _read_categories if field.categories else _read_numbers
+    column = read_values(table, values, name, schema, missing, wrong)
+    rows = np.flatnonzero(is_missing(column))
+    if schema.missing_of(name) == "error" and len(rows):
+        fault = CellError(
+            table,
+            name,
+            f"no value, the first of {plural(len(rows), '1 such cell', f'{len(rows)} such cells')}",
+            'say missing = "drop" in the schema (without one: --set csv.missing=drop), which leaves'
+            ' such rows out, or "fill": the mean, or no category',
+            "missing",
+            rows,
+            cells=len(rows),
+        )
+        wrong.append(fault)
+    return column
+
+
+# Categories ---------------------------------------------------------------------------------------
+
+
+def _read_categories(
+    table: Table,
+    values: Values,
+    name: str,
+    schema: Schema,
+    missing: Collection[str],
+    wrong: list[DataError],
+) -> ColumnValues:
+    field = schema.fields[name]
+    cells, codes = different_cells(values)
+    places = []
+    for cell in cells:
+        text = normalise(cell)
+        place = field.place(text, missing)
+        if place is None:
+            place = field.place(canonical(text, table.decimal), missing)
+        places.append(UNKNOWN if place is None else place)
+    found = np.array(places, np.int32)[codes]
+    for code in np.unique(codes[found == UNKNOWN])[:MAX_FAULTS]:
+        text = normalise(cells[code])
+        if len(text) > MAX_TEXT:
+            problem = f"a text of {len(text):,} characters"
+            remedy = "correct it, or put the column in ignore"
+        else:
+            problem = f"not one of the categories {join_first(field.categories)}"
+            # In the target even a near spelling may be the opposite, as "unwell" is of "well".
+            hint = "" if name == schema.target else did_you_mean(text, field.categories)
+            remedy = (
+                f"{hint}correct it, or say which of {join_first(field.categories)} it means:"
+                f" fields.{name}.spellings = {{CATEGORY = [{text!r}]}}"
+            )
+        wrong.append(_count_fault(table, name, problem, remedy, "no-category", codes == code))
+    return found
+
+
+def _count_fault(
+    table: Table, name: str, problem: str, remedy: str, why: str, rows: NDArray[np.bool_]
+) -> CellError:
+    """Return the fault of these rows: that of the first row, and the number of further rows."""
+    more = int(rows.sum()) - 1
+    if more:
+        problem += plural(more, ", as 1 more row does", f", as {more:,} more rows do")
+    return CellError(table, name, problem, remedy, why, np.flatnonzero(rows))
+
+
+# Numbers ------------------------------------------------------------------------------------------
+
+
+def _read_numbers(
+    table: Table,
+    values: Values,
+    name: str,
+    schema: Schema,
+    missing: Collection[str],
+    wrong: list[DataError],
+) -> ColumnValues:
+    field = schema.fields[name]
+    about = table.file.fields.get(name, FileField())
+    numbers, is_wrong, gone = parse_numbers(
+        values, table.file, {field.unit, about.unit} - {""}, missing
+    )
+    if is_wrong.any():
+        rows = np.flatnonzero(is_wrong)
+        cells, codes = different_cells(values.take(rows))
+        for code, cell in enumerate(cells[:-1][:MAX_FAULTS]):
+            problem, remedy = explain_number(cell, table.decimal, name, field.unit, table.path.name)
+            having = np.isin(np.arange(len(table)), rows[codes == code])
+            wrong.append(_count_fault(table, name, problem, remedy, "no-number", having))
+    numbers *= about.factor
+    numbers[gone] = np.nan
+    numbers[is_wrong] = np.inf
+    limits = field.constraints
+    are_numbers = ~gone & ~is_wrong
+    checks = [
+        (numbers < limits.minimum, f"below the minimum, {limits.minimum:g}"),
+        (numbers > limits.maximum, f"above the maximum, {limits.maximum:g}"),
+    ]
+    if limits.enum:
+        allowed = join_first([f"{each:g}" for each in limits.enum])
+        checks.append((~np.isin(numbers, limits.enum), f"and allowed are {allowed}"))
+    if field.type == "integer":
+        checks.append((numbers != np.round(numbers), "which is not a whole number"))
+    remedy = (
+        "correct it, or the schema; a code for a missing value belongs in"
+        f" fields.{name}.missingValues"
+    )
+    for is_outside, problem in checks:
+        outside = is_outside & are_numbers
+        if outside.any():
+            wrong.append(_count_fault(table, name, problem, remedy, "out-of-range", outside))
+    return numbers
+
+
+# Clients ------------------------------------------------------------------------------------------
+
+
+def rows_of_clients(values: Values, decimal: Decimal) -> tuple[ClientRows, Spellings]:
+    """Return the rows of each client that a column names, and the spellings of its name.
+
+    Numbers among the names have a decimal mark. The rows are sorted by name; "" has those without
+    one. A client's name is its most frequent spelling; spellings are listed if it has several.
+    """
+    cells, codes = different_cells(values)
+    folded = [fold_value(cell, decimal) for cell in cells]
+    spelled: dict[str, Counter[str]] = {}
+    counts = np.bincount(codes, minlength=len(cells)).tolist()
+    for key, cell, count in zip(folded, cells, counts, strict=True):
+        spelled.setdefault(key, Counter())[normalise(cell)] += count
+    names = {key: min(each, key=lambda name: (-each[name], name)) for key, each in spelled.items()}
+    order = {key: place for place, key in enumerate(sorted(names, key=lambda key: names[key]))}
+    places = np.array([order[key] for key in folded])[codes]
+    ends = np.cumsum(np.bincount(places, minlength=len(order)))
+    rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
+    return (
+        {names[key]: each for key, each in zip(order, rows, strict=True) if len(each)},
+        {names[key]: spelled[key] for key in order if len(spelled[key]) > 1},
+    )
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedFile:
+    """A file that is encoded once for all of its clients.
+
+    Attributes
+    ----------
+    path
+        The file.
+    schema
+        The schema that it was encoded by.
+    columns
+        The schema's columns by name, with the rows in the file's order.
+    found
+        The names of the columns that the file has; the others are without values.
+    usable
+        Which rows are used: rows with a missing value may be left out.
+    faults
+        The faults of the whole file.
+    rows
+        The rows of each client that the schema's column names, sorted by name; None if the schema
+        has no such column.
+    spellings
+        The number of rows of each spelling of a client's name, of the clients with several.
+    units
+        The unit of each row, as an index; None if the schema names no column of units.
+    """
+
+    path: Path
+    schema: Schema
+    columns: Mapping[str, ColumnValues]
+    found: Sequence[str]
+    usable: NDArray[np.bool_]
+    faults: Sequence[DataError]
+    rows: ClientRows | None
+    spellings: Spellings
+    units: NDArray[np.int64] | None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.usable)
+
+    @cached_property
+    def faulty(self) -> NDArray[np.bool_]:
+        """Which rows have a fault; a fault of a whole column is one of all rows."""
+        faulty = np.zeros(len(self), np.bool_)
+        for fault in self.faults:
+            rows = fault.rows if isinstance(fault, CellError) else None
+            faulty[slice(None) if rows is None else rows] = True
+        # Only a column's first faults are listed; the values show its other faulty cells.
+        for column in self.columns.values():
+            faulty |= np.isinf(column) if column.dtype.kind == "f" else column == UNKNOWN
+        return faulty
+
+    def raise_faults(self, rows: NDArray[np.intp]) -> None:
+        """Raise DataError with all faults of some rows, if they have any."""
+        if self.faulty[rows].any():
+            table = read(self.path, self.schema.file(self.path.name))
+            encode(table.take(rows), self.schema)
+
+
+class ClientTable(NamedTuple):
+    """The rows of one client in a file."""
+
+    file: EncodedFile
+    rows: NDArray[np.intp]
+
+    @property
+    def values(self) -> Mapping[str, ColumnValues]:
+        """The client's values in each column that the file has."""
+        return {name: self.file.columns[name][self.rows] for name in self.file.found}
+
+
+def encode_file(path: Path, text: str) -> EncodedFile:
+    """Return a file encoded by a schema's text; encode it again only if the file has changed."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
+    return _encode_file(path, status.st_mtime_ns, status.st_size, text)
+
+
+# The seeds of a study share the files that they split.
+@lru_cache(maxsize=128)
+def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
+    schema = parse_schema(text)
+    table = read(path, schema.file(path.name))
+    rows, spellings = _rows_of_clients(table, schema.client) if schema.client else (None, {})
+    columns, faults = read_columns(table, schema)
+    usable = np.ones(len(table), np.bool_)
+    # Not for columns that only make groups: a row without a group is used.
+    for name in (schema.target, *schema.inputs):
+        if schema.missing_of(name) == "drop":
+            usable &= ~is_missing(columns[name])
+    found = [name for name in columns if fold(table.file.column_name(name)) in table.by_name]
+    units = _read_units(table, schema.unit)
+    del table
+    forget_file(path)  # the columns take less memory than their texts
+    return EncodedFile(path, schema, columns, found, usable, faults, rows, spellings, units)
+
+
+def _read_units(table: Table, name: str) -> NDArray[np.int64] | None:
+    """Return the unit of each row, as an index; a row without a unit is one of its own."""
+    values = table.find(table.file.column_name(name)) if name else None
+    if values is None:  # which is a fault, if the schema names one
+        return None
+    cells, codes = different_cells(values)
+    texts = [fold_value(cell, table.decimal) for cell in cells]
+    first: dict[str, int] = {}
+    places = np.array([first.setdefault(text, place) for place, text in enumerate(texts)])
+    units = places[codes].astype(np.int64)
+    unnamed = np.flatnonzero(units == first[""])
+    units[unnamed] = len(cells) + unnamed
+    return units
+
+
+def _rows_of_clients(table: Table, name: str) -> tuple[ClientRows, Spellings]:
+    """Return the rows of each client that a column names; raise DataError for rows without one."""
+    if (values := table.find(name)) is None:
+        raise CellError(table, name, f"has no column {name!r} of clients", "add it", "no-column")
+    rows, spellings = rows_of_clients(values, table.decimal)
+    if (nameless := rows.get("")) is not None:
+        raise CellError(
+            table,
+            name,
+            f"names no client, as {len(nameless)} rows do",
+            "name the client of each row",
+            "nameless-rows",
+            nameless,
+            rows=len(nameless),
+        )
+    return rows, spellings
+
+
+# Means and deviations -----------------------------------------------------------------------------
+
+
+# A column is constant if its deviation is below this share of its largest magnitude: 0.1 + 0.2
+# differs from 0.3 by 2e-16.
+CONSTANT = 1e-12
+
+# Mean and standard deviation.
+Moments = tuple[float, float]
+
+
+def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:
+    """Return mean and deviation of the numbers that are not missing; None if all are.
+
+    The deviation of numbers that differ only by rounding is exactly 0.
+    """
+    if not len(numbers):
+        return None
+    low = numbers.min()
+    if np.isnan(low):
+        return measure_moments(numbers[~np.isnan(numbers)])
+    high = numbers.max()
+    if low == high:  # numbers.std() would be a rounding error, not 0
+        return float(numbers[0]), 0.0
+    deviation = float(numbers.std())
+    if deviation < CONSTANT * max(abs(low), abs(high)):
+        deviation = 0.0
+    return float(numbers.mean()), deviation
+
+
+def measure_columns(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return mean and deviation of each row of `numbers`, shape (rows, 2), as `measure_moments`.
+
+    NumPy sums each row as it sums an array of its own, so that the bits are the same.
+    """
+    low = numbers.min(axis=1)
+    high = numbers.max(axis=1)
+    moments = np.stack([numbers.mean(axis=1), numbers.std(axis=1)], axis=1)
+    is_constant = moments[:, 1] < CONSTANT * np.maximum(np.abs(low), np.abs(high))
+    for row in np.flatnonzero(np.isnan(low) | (low == high) | is_constant):
+        moments[row] = measure_moments(numbers[row]) or (0.0, 0.0)
+    return moments

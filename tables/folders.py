@@ -1,0 +1,286 @@
+"""Find the clients of a folder of data."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from multiprocessing import parent_process
+from pathlib import Path
+from unicodedata import normalize
+from zipfile import BadZipFile, ZipFile
+
+from fairbloom.errors import join_names
+from fairbloom.logs import log
+from fairbloom.text import text_if
+
+from .cells import fold_value
+from .reasons import DataError
+
+# Endings of files that hold others, or one that is compressed.
+PACKED = (
+    *(".7z", ".bz2", ".gz", ".lz4", ".rar", ".tar", ".tbz2", ".tgz", ".txz", ".xz", ".zip"),
+    *(".zst", ".zstd"),
+)
+
+# Endings of tables in other formats: a folder with such a file is refused, because its client would
+# be overlooked.
+UNREAD = (
+    *PACKED,
+    *(".accdb", ".arff", ".arrow", ".avro", ".dbf", ".dta", ".feather", ".fods", ".ftr", ".fwf"),
+    *(".ipc", ".jsonl", ".mdb", ".ndjson", ".numbers", ".ods", ".orc", ".parq", ".por", ".pq"),
+    *(".psv", ".rda", ".rdata", ".rds", ".sas7bdat", ".sav", ".ssv", ".tab", ".xls", ".xlsb"),
+    *(".xlsm", ".xlt", ".xltm", ".xltx", ".xpt", ".zsav"),
+)
+
+# The first bytes of tables under any name. Zip archives and the files of old Office programs may be
+# tables or not.
+TABLE_STARTS = (
+    *(b"PAR1", b"ARROW1", b"FEA1", b"ORC", b"Obj\x01", b"$FL2", b"$FL3", b"<stata_dta>"),
+    *(b"SQLite format 3", b"RDX2", b"RDX3", b"HEADER RECORD*******"),
+)
+ZIPPED = b"PK\x03\x04"
+OLD_OFFICE = b"\xd0\xcf\x11\xe0"
+
+# Bytes of a file that show whether it is a text of rows and columns, or an old workbook.
+SNIFFED = 2**16
+
+# Lines that show whether a text is a table: a letter may have one comma in each of two lines.
+FEWEST_LINES = 3
+MAX_LINES = 50
+
+# Files that programs write into folders of parts of one table.
+PARTS = re.compile(r"part[-.]\d.*|_success", re.IGNORECASE)
+
+REMEDY = "save it as .csv, .parquet or .xlsx"
+
+IN_PARTS = f"it is a table in a folder of parts, and a table is read from one file: {REMEDY}"
+
+# Endings of texts that are no tables, although each of their lines may have one comma.
+TEXTS = (
+    *(".bib", ".css", ".htm", ".html", ".ipynb", ".js", ".log", ".md", ".py", ".r", ".rmd", ".rst"),
+    *(".sh", ".sql", ".tex", ".toml", ".xml", ".yaml", ".yml"),
+)
+
+# Files and folders that operating systems write, in lower case.
+OF_SYSTEMS = (
+    *("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin"),
+    *("#recycle", "icon\r", "lost+found", "system volume information"),
+)
+
+
+def files_in(place: str, endings: Sequence[str]) -> dict[str, Path]:
+    """Return the tables of a folder by client, sorted by name; `place` may also be a single file.
+
+    Empty if `place` is "". A table has one of `endings`, such as ".csv". A client has its file's
+    name without the ending, in form NFC: macOS writes accents as characters of their own. Hidden
+    files, locks, files of operating systems and run folders are skipped. A table that is not read
+    raises DataError; other entries are logged.
+    """
+    if not place:
+        return {}
+    path = _existing_path(place)
+    if path.suffix.lower() in endings and path.is_dir() and _has_parts(path):
+        raise DataError(f"data-dir = {place!r}: {IN_PARTS}", "other-format")
+    files = [path] if path.is_file() else _list_entries(path)
+    for file in files:
+        if (problem := _find_unread(file, file == path, endings)) is not None:
+            raise DataError(f"{file}: {problem}", "other-format")
+    tables = {file: file.stem for file in files if file.suffix.lower() in endings or file == path}
+    if not tables:
+        raise DataError(
+            f"data-dir = {place!r}: there is no {', '.join(endings)} file in it, but"
+            f" {_contents(path)}",
+            "no-file",
+        )
+    found = _name_clients(place, tables, "")
+    _name_others(place, [file for file in files if file not in tables])
+    return found
+
+
+def folders_in(place: str) -> dict[str, Path]:
+    """Return the subfolders of a folder by name, sorted.
+
+    Hidden folders and run folders are skipped. A packed folder raises DataError; files are logged.
+    """
+    if not place:
+        return {}
+    path = _existing_path(place)
+    entries = _list_entries(path) if path.is_dir() else []
+    folders = {entry: entry.name for entry in entries if entry.is_dir()}
+    files = [entry for entry in entries if entry not in folders]
+    for file in files:
+        if file.suffix.lower() in PACKED:
+            raise DataError(f"{file}: {file.suffix} files are not read: unpack it", "other-format")
+    if not folders:
+        raise DataError(
+            f"data-dir = {place!r}: it holds no folder, but {_contents(path)}", "no-file"
+        )
+    found = _name_clients(place, folders, "the folders ")
+    _name_others(place, files)
+    return found
+
+
+def _name_clients(place: str, names: Mapping[Path, str], what: str) -> dict[str, Path]:
+    """Return entries of a folder by the clients' names; raise DataError if two have the same."""
+    found: dict[str, Path] = {}
+    folded: dict[str, Path] = {}
+    for path, name in names.items():
+        client = normalize("NFC", name)
+        other = folded.setdefault(fold_value(client), path)
+        if other != path:
+            raise DataError(
+                f"data-dir = {place!r}: {what}{other.name} and {path.name} would both be client"
+                f" {client}: rename one of them",
+                "same-name",
+            )
+        found[client] = path
+    return found
+
+
+def is_visible(name: str) -> bool:
+    """Return whether an entry of a folder is neither hidden, nor a lock, nor a system's own."""
+    return not name.startswith((".", "~$")) and name.lower() not in OF_SYSTEMS
+
+
+def count_endings(files: Iterable[Path]) -> str:
+    """Return the numbers of files by their ending: "7 .bmp, 1 without an ending"."""
+    counts = Counter(file.suffix.lower() or "without an ending" for file in files)
+    return ", ".join(f"{count} {ending}" for ending, count in counts.most_common())
+
+
+def _existing_path(place: str) -> Path:
+    path = Path(place).expanduser()
+    if not path.exists():
+        raise DataError(
+            f"data-dir = {place!r}: this machine has no such folder or file", "no-place"
+        )
+    return path
+
+
+def _list_visible(folder: Path) -> Iterable[Path]:
+    return sorted(path for path in folder.iterdir() if is_visible(path.name))
+
+
+def _list_entries(folder: Path) -> list[Path]:
+    """Return a folder's entries that may hold clients' data; raise DataError for a broken link."""
+    entries = [path for path in _list_visible(folder) if not _is_run_folder(path)]
+    for entry in entries:
+        if not entry.exists():
+            raise DataError(
+                f"{entry}: it is a link to {entry.readlink()}, which does not exist: correct it,"
+                " or take it out",
+                "unreadable",
+            )
+    return entries
+
+
+def _is_run_folder(path: Path) -> bool:
+    """Return whether a folder is one of a run or a study, or holds such."""
+    # Two entries each: a folder of pictures may have a study.json of its own.
+    kinds = (("config.toml", "env.json"), ("study.json", "runs"))
+    return path.is_dir() and any(
+        (folder / one).exists() and (folder / other).exists()
+        for folder in (path, *path.glob("*/"))
+        for one, other in kinds
+    )
+
+
+@lru_cache(maxsize=64)
+def _say_not_read(place: str, names: str) -> None:
+    """Log once what is not read; a run lists its files several times."""
+    log.warning("data-dir = %r has entries that are not read: %s", place, names)
+
+
+def _name_others(place: str, others: Sequence[Path]) -> None:
+    if others and parent_process() is None:  # a study's processes have one that reads for all
+        _say_not_read(place, join_names([each.name for each in others]))
+
+
+# Tables that are not read -------------------------------------------------------------------------
+
+
+def _find_unread(path: Path, is_named: bool, endings: Sequence[str]) -> str | None:
+    """Return why an entry is a table that cannot be read, with the remedy; None if it is not one.
+
+    A file that data-dir names itself (`is_named`) is read as a text, whatever its ending.
+    """
+    ending = path.suffix.lower()
+    if path.is_dir():
+        return IN_PARTS if _is_of_parts(path, endings) else None
+    if ending in UNREAD:
+        return f"{path.suffix} files are not read: {REMEDY}"
+    if ending in (*endings, *TEXTS) or is_named or not _is_table(path):
+        return None
+    kind = f"{path.suffix} files" if path.suffix else "files without an ending"
+    return f"it holds a table, and {kind} are not read: {REMEDY}"
+
+
+def _is_of_parts(folder: Path, endings: Sequence[str]) -> bool:
+    """Return whether a folder is one table in parts, by its name or its files' names."""
+    return folder.suffix.lower() in (*endings, *UNREAD) or "=" in folder.name or _has_parts(folder)
+
+
+def _has_parts(folder: Path) -> bool:
+    try:
+        entries = [*folder.iterdir()]
+    except OSError:
+        return False  # it is named with other entries that are not read
+    return any(
+        PARTS.fullmatch(each.name) or (each.is_dir() and "=" in each.name) for each in entries
+    )
+
+
+def _is_table(path: Path) -> bool:
+    """Return whether the content of a file is a table, by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(SNIFFED)
+    except OSError:
+        return False  # it is named with other entries that are not read
+    if start.startswith(ZIPPED):
+        return _is_workbook(path)
+    if start.startswith(OLD_OFFICE):
+        return "Workbook".encode("utf-16-le") in path.read_bytes()
+    return start.startswith(TABLE_STARTS) or _has_columns(start)
+
+
+def _is_workbook(path: Path) -> bool:
+    try:
+        with ZipFile(path) as archive:
+            return any(name.startswith("xl/") for name in archive.namelist())
+    except (BadZipFile, OSError):
+        return False
+
+
+def _has_columns(start: bytes) -> bool:
+    """Return whether the lines of a text have the same columns, by its beginning."""
+    marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    text = start.decode("utf-16" if marked else "latin-1", errors="replace")
+    if "\0" in text:
+        return False
+    if re.match(r"\s*\[\s*\{", text):  # records in JSON
+        return True
+    lines = [line for line in text.splitlines() if line.strip()][:MAX_LINES]
+    if len(start) == SNIFFED:
+        lines = lines[:-1]  # it may be cut off
+    if len(lines) < FEWEST_LINES:
+        return False
+    for mark in ",;\t|":
+        counts = {re.sub(r'"[^"]*"', "", line).count(mark) for line in lines}
+        if len(counts) == 1 and counts != {0}:
+            return True
+    rows = [line.split() for line in lines[1:]]
+    widths = {len(row) for row in rows}
+    return len(widths) == 1 and widths != {1} and all(map(_has_number, rows))
+
+
+def _has_number(cells: Sequence[str]) -> bool:
+    return any(re.fullmatch(r"[+-]?[0-9]*[.,]?[0-9]+", cell) for cell in cells)
+
+
+def _contents(path: Path) -> str:
+    names = [each.name for each in _list_visible(path)] if path.is_dir() else [path.name]
+    if not names:
+        return "nothing at all"
+    more = text_if(len(names) > 5, " …")
+    return ", ".join(names[:5]) + more

@@ -1,0 +1,199 @@
+"""Find columns that say who or which row a row is: numbers of rows, persons or cases, and dates."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .encoding import ColumnValues
+from .schema import MAX_CATEGORIES, MAX_TEXT
+from .survey import Column
+
+# Rows of a file that show whether all values of a column differ.
+FEWEST_ROWS = 20
+
+# Numbers are dense if their range is at most this many times their count.
+DENSE = 1.2
+
+# Names of columns of identifiers.
+NAMED = re.compile(
+    r"(?i:(.*[\W_])?(id|ids|mrn|nr|no|number|index|key|patient|case|person|record|subject))"
+    r"|(?i:.*(nummer|patient|subject)[\W_]*(id|nr|no)?)|.*[a-z]I[Dd]|(?i:row[\W_]*names?)"
+)
+
+# Names of columns that number nothing, though all their values may differ.
+NEVER = re.compile(
+    r"(.*[\W\d_])?(year|month|week|day|hour|time|date|age|jahr|tag)s?([\W\d_].*)?", re.I
+)
+
+MONTH = r"(jan|feb|mar|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[^\W\d_]*\.?"
+TIME = r"([T ]+[0-9]{1,2}:[0-9]{2}.*)?"
+DATE = re.compile(
+    rf"([0-9]{{4}}([-/.])[0-9]{{1,2}}(\2[0-9]{{1,2}})?"  # 2024-03-17, 2024-03
+    rf"|[0-9]{{1,2}}([-/.])[0-9]{{1,2}}\4([0-9]{{4}}|[0-9]{{2}})"  # 17.03.2024, 3/17/24
+    rf"|[0-9]{{1,2}}\.?[ -]?{MONTH}[ -]?[0-9]{{2,4}}"  # 17 March 2024, 17-Mar-24
+    rf"|{MONTH} ?[0-9]{{1,2}}(st|nd|rd|th)?,? [0-9]{{4}}){TIME}",  # March 17th, 2024
+    re.IGNORECASE,
+)
+
+# Identifiers of persons or cases.
+IDENTIFIER = re.compile(
+    r"[^@\s]+@[^@\s]+\.[^@\s]+"  # an e-mail address
+    r"|(?=.*[^\W\d_])[\w./:#-]*[0-9]{4,}[\w./:#-]*"  # MRN-004711, 4711/B
+    r"|(?=.*[0-9])(?=.*[a-f])[0-9a-f]{8}[0-9a-f-]*"
+    # a telephone number, and no range
+    r"|(?=(.*[0-9]){9})(?![0-9]{1,8} ?[-–] ?[0-9]{1,8}$)[+(]?[0-9][0-9 ()/.:-]*",
+    re.IGNORECASE,
+)
+
+NUMBERS_OF_ROWS = "it looks like numbers of rows"
+NUMBERS_OF_PERSONS = "it looks like numbers of persons or cases"
+
+# Different values of a column that may name persons with several rows each; and at a site of
+# average size.
+FEWEST_UNITS = 20
+FEWEST_AT_SITE = 2
+
+# Rows of a person, on average.
+MIN_ROWS, MAX_ROWS = 1.5, 20
+
+# Share of persons with the same value of another column, such as age, in all of their rows; and the
+# largest such share among shuffled rows, above which values are the same by chance.
+SAME = 0.95
+BY_CHANCE = 0.8
+
+
+class Finding(NamedTuple):
+    """What is done with a column, with the reason; "" if it is used.
+
+    Attributes
+    ----------
+    ignored
+        Why the column is put in ignore.
+    unused
+        Why the column is a field, but no input.
+    remark
+        What a person should look at.
+    """
+
+    ignored: str = ""
+    unused: str = ""
+    remark: str = ""
+
+
+def judge_numbers(name: str, column: Column) -> Finding:
+    """Return whether a column of numbers numbers rows or persons."""
+    if NEVER.fullmatch(name):
+        return Finding()
+    parts = column.sites.split_files(column.numbers[column.codes])
+    parts = [each for each in parts if not np.isnan(each).all()]
+    if not parts or not all(map(_all_differ, parts)):
+        return Finding()
+    if all(each.max() - each.min() < DENSE * len(each) for each in parts):
+        return Finding(unused=NUMBERS_OF_ROWS)
+    if NAMED.fullmatch(name):
+        return Finding(ignored=NUMBERS_OF_PERSONS)
+    return Finding(
+        remark="each row has another whole number: if they are numbers of persons or cases, put it"
+        " in ignore"
+    )
+
+
+def _all_differ(numbers: NDArray[np.float64]) -> bool:
+    """Return whether a file's numbers are whole and all different, and none is missing."""
+    return (
+        len(numbers) >= FEWEST_ROWS
+        and bool((numbers == np.round(numbers)).all())
+        and len(np.unique(numbers)) == len(numbers)
+    )
+
+
+def judge_texts(column: Column) -> Finding:
+    """Return whether texts are too many or too long for categories, or say who a row is about."""
+    counts = column.text_counts
+    if len(counts) > MAX_CATEGORIES:
+        return Finding(ignored=f"it has {len(counts):,} different texts")
+    if (longest := max(map(len, counts), default=0)) > MAX_TEXT:
+        return Finding(ignored=f"a text of it has {longest:,} characters")
+    kinds = {"dates": DATE, "numbers of persons or cases, or addresses": IDENTIFIER}
+    for kind, pattern in kinds.items():
+        if 2 * sum(pattern.fullmatch(each) is not None for each in counts) > len(counts):
+            return Finding(ignored=f"it looks like {kind}")
+    if any(nearly_all_differ(len(each), each.total()) for each in column.texts_of_sites()):
+        return Finding(
+            ignored="nearly every row has a different text, which may say who it is about"
+        )
+    return Finding()
+
+
+def nearly_all_differ(different: int, rows: int) -> bool:
+    """Return whether nearly every row has another text, as in columns of names or remarks."""
+    return rows >= FEWEST_ROWS and different >= 0.9 * rows
+
+
+# Persons ------------------------------------------------------------------------------------------
+
+
+def rows_of_units(name: str, column: Column) -> float:
+    """Return the number of rows of a value, on average; 0 if the values cannot be persons."""
+    rows = int(column.is_present.sum())
+    numbers = column.numbers[~np.isnan(column.numbers)]
+    # First the columns that can be judged without sorting all rows.
+    is_coarse = rows > MAX_ROWS * len(column.sites.names) * len(column.numbers)
+    is_few = np.count_nonzero(column.counts) < FEWEST_UNITS
+    if NEVER.fullmatch(name) or is_coarse or is_few or (numbers != np.round(numbers)).any():
+        return 0.0
+    units = _find_units(column)
+    counts = np.bincount(units[units >= 0])
+    counts = counts[counts > 0]
+    are_enough = len(counts) >= FEWEST_AT_SITE * len(column.sites.names)
+    if are_enough and MIN_ROWS <= counts.mean() <= MAX_ROWS:
+        return float(counts.mean())
+    return 0.0
+
+
+def _find_units(column: Column) -> NDArray[np.int64]:
+    """Return the index of each row's value at its site; -1 for rows without one."""
+    present = column.is_present
+    cells = column.codes[present]
+    if len(column.texts) < len(column.numbers):  # numbers of cells that are not merged
+        numbers = column.numbers[cells]
+        different, of_number = np.unique(numbers, return_inverse=True)
+        cells = np.where(np.isnan(numbers), len(different) + cells, of_number)
+    pairs = column.sites.of_row[present] * (cells.max(initial=0) + 1) + cells
+    units = np.full(len(column.codes), -1)
+    units[present] = np.unique(pairs, return_inverse=True)[1]
+    return units
+
+
+def name_persons(column: Column, others: Iterable[ColumnValues]) -> bool:
+    """Return whether rows of the same value nearly always agree in another column, such as age."""
+    units = _find_units(column)
+    present = units >= 0
+    units = units[present]
+    sites = column.sites.of_row[present]
+    # The rows of each site in another order.
+    shuffled = np.lexsort((np.random.default_rng(0).permutation(len(units)), sites))
+    for values in others:
+        found = values[present].astype(np.float64)
+        found[np.isnan(found)] = -np.inf  # so that missing values are equal
+        if _share_that_agrees(units, found) < SAME:
+            continue
+        if _share_that_agrees(units, found[shuffled]) <= BY_CHANCE:
+            return True
+    return False
+
+
+def _share_that_agrees(units: NDArray[np.int64], values: NDArray[np.float64]) -> float:
+    """Return the share of the units with several rows in which all values are equal."""
+    order = np.argsort(units, kind="stable")
+    counts = np.bincount(units)
+    starts = (np.cumsum(counts) - counts)[counts > 1]
+    ends = np.cumsum(counts)[counts > 1]
+    if not len(starts):
+        return 0.0
+    ordered = values[order]
+    differs = np.concatenate([[0], np.cumsum(ordered[1:] != ordered[:-1])])
+    return float((differs[ends - 1] == differs[starts]).mean())

@@ -1,0 +1,688 @@
+"""Infer a schema from files, as a draft that a person reads and corrects."""
+
+import json
+import re
+import shlex
+import tomllib
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from fairbloom.errors import did_you_mean
+from fairbloom.text import join_first, plural, text_if
+
+from .cells import WITH_UNIT, explain_number, find_sign, parse_number, shorten, sort_classes
+from .encoding import UNKNOWN, ColumnValues, is_missing, measure_moments, rows_of_clients
+from .identifiers import (
+    NAMED,
+    NEVER,
+    NUMBERS_OF_PERSONS,
+    NUMBERS_OF_ROWS,
+    Finding,
+    judge_numbers,
+    judge_texts,
+    name_persons,
+    nearly_all_differ,
+    rows_of_units,
+)
+from .marks import SAMPLE, Marks, infer_marks
+from .positive import ask_about_positive, choose_positive
+from .reading import Table, Values, read
+from .reasons import DataError
+from .schema import EVERY_FILE, MAX_CATEGORIES, Field, File, FileField, Missing, fold, normalise
+from .survey import Column, FileColumn, Sites
+from .warnings import SHOWN, determines, find_remarks, present_values
+
+# Usual names of the target, in any case of letters, used if no setting names it.
+TARGETS = ("target", "label", "y")
+
+# A target with more distinct whole numbers is a quantity, unless csv.kind is set.
+MAX_NUMBERED_CLASSES = 100
+
+# Different values of a column of numbers and other texts that may be categories.
+MAX_MIXED = 20
+
+# Share of rows with a text, above which the texts among numbers are categories, and no faults.
+MIXED_SHARE = 0.05
+
+# Different whole numbers that may be codes: few of them, or many that leave most numbers between
+# them out, and have this many rows each on average.
+MAX_FEW = 20
+CODE_DENSITY = 0.45  # even numbers have 0.5
+CODE_ROWS = 10
+
+# Texts that mean a missing value among numbers; among other texts they may be categories.
+GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", ".", "none", "null", "unknown", "missing", "nil")
+
+# The line of a field that is not an input.
+NO_INPUT = "input = false"
+
+
+@dataclass
+class Drafted:
+    """A field of the draft: its lines, the comments above them, and the column by it."""
+
+    column: Column
+    about: Field
+    lines: list[str]
+    comments: list[str]
+    values: ColumnValues
+
+
+@dataclass
+class Draft:
+    """An unfinished schema: fields, reasons to ignore columns, and columns of likely units."""
+
+    columns: dict[str, Column] = field(default_factory=dict)
+    fields: dict[str, Drafted] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+    units: list[str] = field(default_factory=list)
+
+
+def infer(
+    paths: Mapping[str, Path],
+    *,
+    positive_words: Collection[str],
+    target: str = "",
+    client: str = "",
+    unit: str = "",
+    missing: Missing = "error",
+    kind: str = "auto",
+) -> tuple[str, dict[str, str]]:
+    """Return the schema that files suggest, with comments, and why columns are left out, by name.
+
+    A column is "" if it is to be found, or there is none. Raise DataError if no file can be read.
+
+    Parameters
+    ----------
+    paths
+        The files by client.
+    positive_words
+        Names that the positive one of two classes may have, in lower case.
+    target
+        The column to predict, by default the one called target, label or y.
+    client
+        The column that names each row's client, for a single file.
+    unit
+        The column of each row's person, or other unit.
+    missing
+        The treatment of rows with a missing value.
+    kind
+        "classification", "regression", or "auto", which decides by the target's values.
+    """
+    tables, unread = _read_all(paths)
+    first = next(iter(tables.values()))
+    target = _find(first, target, "csv.target", TARGETS)
+    client = _find(first, client, "csv.client") if client else ""
+    unit = _find(first, unit, "csv.unit") if unit else ""
+    for key, name in (("client", client), ("unit", unit)):
+        if fold(name) == fold(target):
+            raise DataError(f"csv.{key} = {name!r}: it is the target: name another column, or none")
+    notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
+    unmarked = dict(tables)
+    raw: list[dict[str, FileColumn]] = []
+    for name, table in unmarked.items():
+        columns = _survey_file(table, File())
+        marks = _find_marks(table, columns)
+        how = {"decimalChar": marks.decimal, "groupChar": marks.group}
+        tables[name] = replace(table, file=table.file.model_copy(update=how))
+        if marks.unclear:
+            notes.append(
+                f"{table.path.name}: {marks.unclear!r} can be read in two ways: state decimalChar"
+                f" or groupChar under [files.{quote(table.path.name)}]"
+            )
+        if (marks.decimal, marks.group) != (".", ""):
+            columns = _survey_file(table, tables[name].file)
+        raw.append(columns)
+    names = _match_names(tables, target)
+    sites = Sites.of_files(tables)
+    if client:
+        decimal = next(iter(tables.values())).decimal
+        found, _ = rows_of_clients(first.find(client), decimal)
+        rows = {name: each for name, each in found.items() if name}
+        if not rows:
+            raise DataError(f"{first.path}: column {client!r} names no client in any row")
+        sites = Sites.of_one_file(first, rows)
+    names.pop(fold(client), None)
+    names.pop(fold(unit), None)
+    draft = Draft()
+    for name in names.values():
+        parts = [
+            columns.get(fold(table.file.column_name(name)))
+            for table, columns in zip(tables.values(), raw, strict=True)
+        ]
+        draft.columns[name] = Column.of(sites, parts)
+        _draft_column(draft, name, name == target, kind)
+    if not unit:
+        _propose_units(draft, target)
+    _ignore_other_names(draft, tables, unit)
+    if len(draft.fields) == 1:
+        raise DataError(
+            f"{first.path} has no column but the target {target!r} that can be learned from"
+        )
+    if not any(each.about.input for name, each in draft.fields.items() if name != target):
+        for each in draft.fields.values():  # better than nothing to learn from
+            each.lines = [line for line in each.lines if line != NO_INPUT]
+    of_target = draft.fields[target].values
+    for name, each in draft.fields.items():
+        if name != target and determines(each.values, of_target):
+            each.comments.append(f"{name} determines {target}: is it known before?")
+    shown = [path.name for path in paths.values()]
+    head = [
+        f"# Inferred from {join_first(shown, 10)}. Read it and correct it.",
+        *(f"# {_printable(each)}" for each in notes),
+        f"target = {quote(target)}",
+        *_positive_lines(draft.fields[target], positive_words),
+    ]
+    if client:
+        head.append(f"client = {quote(client)}")
+    if unit:
+        head.append(f"unit = {quote(unit)}")
+    lines = [*head, *_lines(draft, missing), *_file_lines(tables, unmarked)]
+    unused = {
+        name: NUMBERS_OF_ROWS for name, each in draft.fields.items() if NO_INPUT in each.lines
+    }
+    return "\n".join(lines) + "\n", {**draft.ignored, **unused}
+
+
+def _positive_lines(target: Drafted, words: Collection[str]) -> Iterator[str]:
+    """Yield the line with the positive one of two classes, as a guess that asks."""
+    classes = target.about.categories
+    if len(classes) == 2:
+        counts = np.bincount(target.values[target.values >= 0], minlength=2).tolist()
+        name, reason = choose_positive(classes, counts, words)
+        yield f"positive = {quote(name)}  {ask_about_positive(reason)}"
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def _read_all(
+    paths: Mapping[str, Path],
+) -> tuple[dict[str, Table], list[tuple[Path, DataError]]]:
+    """Return the tables by client, and the files that cannot be read, with the errors.
+
+    Raise DataError if none can be read.
+    """
+    tables: dict[str, Table] = {}
+    unread: list[tuple[Path, DataError]] = []
+    for name, path in paths.items():
+        for encoding in ("utf-8", "cp1252"):  # cp1252: Windows in Western Europe
+            try:
+                tables[name] = read(path, File(encoding=encoding))
+            except DataError as error:
+                if error.why == "not-utf-8" and encoding == "utf-8":
+                    continue
+                unread.append((path, error))
+            break
+    if not tables:
+        raise unread[0][1]
+    return tables, unread
+
+
+def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) -> str:
+    """Return the name of the column that `name` means, or if it is "", of the only `usual` one.
+
+    Raise DataError if no column fits, or several do.
+    """
+    usable = [each for each, values in table.columns.items() if values is not None]
+    if name:
+        found = [each for each in usable if fold(each) == fold(name)]
+        hint = did_you_mean(name, table.columns)
+    else:
+        found = [each for each in usable if each.lower() in usual]
+        hint = ""
+    if len(found) == 1:
+        return normalise(found[0])
+    problem = f"has no column {name or join_first([*usual])}"
+    if found:
+        problem = f"has the columns {join_first(found)}"
+    known = join_first([*table.columns], most=100)  # any of them may be the one that is needed
+    if not name and (likeliest := _likeliest_target(table, found or usable)):
+        option = shlex.quote(f"{setting}={likeliest}")
+        raise DataError(
+            f"{table.path} {problem}: add --set {option}, the likeliest of {known}; the first line"
+            " must name the columns"
+        )
+    raise DataError(f"{table.path} {problem}: {hint}name one of {known} by {setting}")
+
+
+def _likeliest_target(table: Table, names: Sequence[str]) -> str:
+    """Return the last of these columns with two distinct values, or else the last; "" of none.
+
+    A column with empty cells is rather a feature.
+    """
+    for name in reversed(names):
+        cells = table.columns[name]
+        if cells is None or cells.null_count:
+            continue
+        values = {str(cell).strip() for cell in cells}
+        if len(values) == 2 and "" not in values:
+            return name
+    return names[-1] if names else ""
+
+
+def _survey_file(table: Table, file: File) -> dict[str, FileColumn]:
+    """Return the columns of a table by folded name; its texts are read as `file` says."""
+    return {
+        fold(name): FileColumn.of(values, file)
+        for name, values in table.columns.items()
+        if values is not None
+    }
+
+
+def _find_marks(table: Table, columns: Mapping[str, FileColumn]) -> Marks:
+    """Return the marks of a file's numbers, by its columns of texts."""
+    cells = []
+    for name, column in columns.items():
+        values: Values = table.columns[table.by_name[name]]
+        if str(values.type) != "string":
+            continue
+        texts = values.slice(0, SAMPLE).to_pylist()
+        texts += [column.texts[place] for place in np.flatnonzero(column.is_wrong).tolist()]
+        cells.append([*dict.fromkeys(texts)])
+    return infer_marks(cells)
+
+
+def _match_names(tables: dict[str, Table], target: str) -> dict[str, str]:
+    """Return the columns' names by their folded forms, each in its first spelling.
+
+    A column that other files write differently, as in "Blood Pressure" and "blood_pressure", has
+    the most frequent name. Its name in the other files becomes a part of their `file`.
+    """
+    names: dict[str, str] = {}
+    holders: dict[str, list[str]] = {}  # folded name → files
+    for site, table in tables.items():
+        for name in table.columns:
+            names.setdefault(fold(name), normalise(name))
+            holders.setdefault(fold(name), []).append(site)
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_squash(name), []).append(name)
+    matched: dict[str, str] = {}
+    for group in alike.values():
+        files = [site for name in group for site in holders[name]]
+        if len({*files}) < len(files):  # they are columns of one file, and so differ
+            matched |= {name: names[name] for name in group}
+            continue
+        usual = max(group, key=lambda name: (name == fold(target), len(holders[name])))
+        matched[usual] = names[usual]
+        for other in group:
+            for site in holders[other] if other != usual else ():
+                file = tables[site].file
+                known = {**file.fields, names[usual]: FileField(name=names[other])}
+                file = file.model_copy(update={"fields": known})
+                tables[site] = replace(tables[site], file=file)
+    return matched
+
+
+def _ignore_other_names(draft: Draft, tables: dict[str, Table], unit: str) -> None:
+    """Ignore ignored columns in files that write their names differently, too."""
+    for site, table in tables.items():
+        used = {}
+        for name, about in table.file.fields.items():
+            if name in draft.fields or name == unit:
+                used[name] = about
+            else:
+                draft.ignored[about.name] = draft.ignored[name]
+        file = table.file.model_copy(update={"fields": used})
+        tables[site] = replace(table, file=file)
+
+
+def _squash(name: str) -> str:
+    """Return a column's name without case, accents, spaces, underscores, hyphens and full stops."""
+    plain = "".join(
+        each for each in unicodedata.normalize("NFKD", name) if not unicodedata.combining(each)
+    )
+    return re.sub(r"[\s_.\-]", "", plain.casefold()) or name
+
+
+# Columns ------------------------------------------------------------------------------------------
+
+
+def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
+    """Add a column to the fields, with comments, or to the ignored columns with a reason."""
+    column = draft.columns[name]
+    is_there = column.is_there
+    sites = column.sites.names
+    having = [sites[place] for place in np.flatnonzero(is_there).tolist()]
+    if not is_target and 2 * len(having) <= len(sites) and len(having) < len(sites):
+        only = f"only at {join_first(having, SHOWN)}"
+        draft.ignored[name] = only if having else "lists, bytes or other values"
+        return
+    is_number = _is_number(column)
+    comments = []
+    if without := [sites[place] for place in np.flatnonzero(~is_there).tolist()]:
+        comments.append(f"not at {join_first(without, SHOWN)}")
+    finding = Finding()
+    if is_target:
+        lines = _draft_target(name, column, kind, is_number, comments)
+    else:
+        finding = judge_numbers(name, column) if is_number else judge_texts(column)
+        if finding.unused and without:
+            finding = Finding(ignored=finding.unused)
+        if finding.ignored:
+            draft.ignored[name] = finding.ignored
+            return
+        if is_number:
+            lines = [*_number_lines(column), *_code_lines(name, column)]
+        else:
+            lines = _category_lines(column.text_counts)
+            comments += _question_gaps(column.text_counts, "a category")
+    if finding.unused:
+        comments.append(f"{finding.unused}: no input of the model; input = true makes it one")
+        lines.append(NO_INPUT)
+    if finding.remark:
+        comments.append(finding.remark)
+    about = Field.model_validate(tomllib.loads("\n".join(lines)))
+    values = column.encode(about)
+    faults = [*_announce(name, column, about, values)]
+    comments += faults
+    if not faults or len(present_values(values)):
+        for site, remark in find_remarks(name, about, column.sites.split(values)):
+            comments.append(f"{site}: {remark}" if site else remark)
+    draft.fields[name] = Drafted(column, about, lines, comments, values)
+
+
+def _propose_units(draft: Draft, target: str) -> None:
+    """Ignore columns that name a person of several rows; remark those that may."""
+    fields = {name: each.values for name, each in draft.fields.items() if name != target}
+    for name, column in draft.columns.items():
+        if name == target or not column.is_there.all():
+            continue
+        rows = rows_of_units(name, column)
+        if not rows:
+            continue
+        drafted = draft.fields.get(name)
+        is_text = drafted is None or bool(drafted.about.categories)
+        others = [values for other, values in fields.items() if other != name]
+        if NAMED.fullmatch(name) or (is_text and name_persons(column, others)):
+            draft.units.append(name)
+            draft.ignored.setdefault(name, f"{NUMBERS_OF_PERSONS}, with {rows:.1f} rows each")
+            draft.fields.pop(name, None)
+        elif drafted is not None and is_text:
+            drafted.comments.append(
+                f"{rows:.1f} rows have the same text: if it names a person, say unit ="
+                f" {quote(name)} at the top, which keeps such rows together"
+            )
+
+
+def _is_number(column: Column) -> bool:
+    """Return whether a column holds numbers, a few of which may have faults.
+
+    Texts among numbers are categories if there are few, and they are no exceptions (K, 1, 2, 3); or
+    else the column is what most cells at half of the sites are.
+    """
+    odd = {text: count for text, count in column.odd_counts.items() if not is_gap(text)}
+    if not odd:
+        return bool((~np.isnan(column.numbers) & (column.counts > 0)).any())
+    numbers, counts = column.number_counts()
+    signs = {text: find_sign(text) for text in odd}
+    units = {_unit_of(text).casefold() for text, sign in signs.items() if sign == "unit"}
+    bounds = {text[0] for text, sign in signs.items() if sign == "bound"}
+    names = {text for text, sign in signs.items() if sign in ("", "range")}
+    if len(units) > 1:  # as in 0 no, 1 yes
+        names |= {text for text, sign in signs.items() if sign == "unit"}
+    if len(bounds) > 1 and not len(numbers):  # as in <60, ≥60
+        names |= {text for text, sign in signs.items() if sign == "bound"}
+    if not names:
+        return True
+    is_repeated = min([*odd.values(), *counts.tolist()]) > 1
+    rows = sum(odd[text] for text in names)
+    total = sum(odd.values()) + int(counts.sum())
+    is_usual = rows >= MIXED_SHARE * total or all(signs[text] == "range" for text in names)
+    if len(odd) + len(numbers) <= MAX_MIXED and is_repeated and is_usual:
+        return False
+    near = {text for text in odd if text not in names}
+    is_near = ~np.isnan(column.numbers[column.codes]) | column.rows_of(near)
+    gaps = column.rows_of({text for text in column.odd_counts if is_gap(text)})
+    present = column.sites.count(column.is_present & ~gaps)
+    filled = present > 0
+    return bool(2 * (2 * column.sites.count(is_near) > present)[filled].sum() >= filled.sum())
+
+
+def is_gap(text: str) -> bool:
+    """Return whether a text among numbers means that a value is missing."""
+    return text.casefold() in GAPS
+
+
+def _unit_of(text: str) -> str:
+    found = WITH_UNIT.fullmatch(text)
+    return found["unit"] if found else ""
+
+
+def _number_lines(column: Column) -> list[str]:
+    """Return the lines of a column of numbers, with the unit that each of them has."""
+    lines = ['type = "number"']
+    odd = {text for text in column.odd_counts if not is_gap(text)}
+    units = {_unit_of(text) for text in odd}
+    if len(units) == 1 and "" not in units and not len(column.number_counts()[0]):
+        lines.append(f"unit = {quote(*units)}")
+    return [*lines, *_gap_lines(column)]
+
+
+def _code_lines(name: str, column: Column) -> list[str]:
+    """Return the categories of numbers that may be codes, as a comment to uncomment; or nothing."""
+    is_whole = np.isnan(column.numbers) | (column.numbers == np.round(column.numbers))
+    if column.odd_counts or NEVER.fullmatch(name) or not is_whole.all():
+        return []
+    numbers, counts = column.number_counts()
+    if len(numbers) < 2 or numbers[0] < 0.0:
+        return []
+    is_few = len(numbers) <= MAX_FEW
+    others = numbers[numbers != 0.0]  # a 0 often means something else
+    is_many = (
+        MAX_FEW < len(numbers) <= MAX_CATEGORIES
+        and len(others) < CODE_DENSITY * (others[-1] - others[0])
+        and counts.sum() >= CODE_ROWS * len(numbers)
+        and counts.max() < counts.sum() / 2
+    )
+    is_padded = any(re.match("0[0-9]", text) for text in column.text_counts)  # 007
+    if not is_few and not is_many and not (is_padded and len(numbers) <= MAX_CATEGORIES):
+        return []
+    _, categories = _category_lines(column.text_counts)[:2]
+    return [f"# {categories}  # for codes: uncomment this line"]
+
+
+def _gap_lines(column: Column) -> list[str]:
+    """Return the line of a column's own markers of a missing value, if it has some."""
+    gaps = sorted({text.casefold() for text in column.odd_counts if is_gap(text)})
+    return [f"missingValues = [{', '.join(map(quote, gaps))}]"] if gaps else []
+
+
+def _announce(name: str, column: Column, about: Field, values: ColumnValues) -> Iterator[str]:
+    """Yield a comment for each kind of cells that are faults by the draft."""
+    is_wrong = np.isinf(values) if values.dtype.kind == "f" else values == UNKNOWN
+    kinds: dict[str, list[int]] = {}
+    for entry in np.unique(column.codes[is_wrong]).tolist():
+        problem, _ = _explain(entry, name, column, about, "")
+        kinds.setdefault(problem, []).append(entry)
+    for problem, entries in kinds.items():
+        rows = np.isin(column.codes, entries)
+        count = int(rows.sum())
+        having = column.sites.having(rows)
+        tables = column.sites.tables
+        table = tables[0] if len(tables) == 1 else tables[column.sites.names.index(having[0])]
+        _, remedy = _explain(entries[0], name, column, about, table.path.name)
+        shown = shorten(column.texts[entries[0]])
+        cells = plural(count, "1 cell", f"{count} cells")
+        others = text_if(len(entries) > 1, " and the like")
+        yield f"{join_first(having, SHOWN)}: {shown!r}{others} in {cells}, {problem}: {remedy}"
+
+
+def _explain(
+    entry: int, name: str, column: Column, about: Field, file_name: str
+) -> tuple[str, str]:
+    """Return the problem and the remedy of a cell that is a fault by the draft."""
+    if about.categories:
+        return "which is not a class", f"correct it, or add it to fields.{name}.missingValues"
+    decimal = column.marks[entry].decimal
+    return explain_number(column.texts[entry], decimal, name, about.unit, file_name)
+
+
+def _draft_target(
+    name: str, column: Column, kind: str, is_number: bool, comments: list[str]
+) -> list[str]:
+    """Return the lines of the target, a quantity or classes.
+
+    Append to `comments` if a site has only classes that the others do not have.
+    """
+    if not column.is_present.any():
+        raise DataError(
+            f"the target, column {name!r}, has no value: name the right column by csv.target"
+        )
+    numbers = column.number_counts()[0]
+    is_quantity = is_number and (
+        len(numbers) > MAX_NUMBERED_CLASSES
+        or bool((numbers != np.round(numbers)).any())
+        or bool((np.abs(numbers) >= 2**53).any())
+    )
+    if kind == "regression" or (kind == "auto" and is_quantity):
+        all_numbers = column.numbers[column.codes]
+        moments = measure_moments(all_numbers[~np.isnan(all_numbers)])
+        center, scale = moments or (0.0, 1.0)
+        return [*_number_lines(column), f"center = {center!r}", f"scale = {scale or 1.0!r}"]
+    faulty = {*column.odd_counts} if kind == "auto" and is_number else set()
+    sites = {
+        site: Counter({text: count for text, count in texts.items() if text not in faulty})
+        for site, texts in zip(column.sites.names, column.texts_of_sites(), strict=True)
+    }
+    classes = sum(sites.values(), Counter[str]())
+    problem = ""
+    if len(classes) > MAX_NUMBERED_CLASSES or any(
+        nearly_all_differ(len(each), each.total())
+        for each in sites.values()
+        if any(parse_number(text) is None for text in each)
+    ):
+        problem = (
+            f"has {len(classes):,} different values in {classes.total():,} rows, which are no"
+            " classes"
+        )
+    elif len({text.casefold() for text in classes}) < 2:
+        problem = f"is {next(iter(classes), '')!r} in each row: there is nothing to learn"
+    if problem:
+        raise DataError(
+            f"the target, column {name!r}, {problem}: name the right column by csv.target"
+        )
+    strange = _find_strange(sites)
+    if strange:
+        comments.append(
+            f"{join_first(strange, SHOWN)} {plural(len(strange), 'uses', 'use')} other class names:"
+            " map them in spellings"
+        )
+    usual = (each for site, each in sites.items() if site not in strange)
+    classes = sum(usual, Counter[str]())
+    lines = _category_lines(classes)
+    if faulty:
+        lines += _gap_lines(column)
+    comments += _question_gaps(classes, "a class")
+    return lines
+
+
+def _question_gaps(texts: Counter[str], part: str) -> Iterator[str]:
+    """Yield a comment on each category that may mean a missing value."""
+    for text in filter(is_gap, texts):
+        yield (
+            f"{text!r} is {part} of {texts[text]} rows: if it means a missing value, move it from"
+            " categories to missingValues"
+        )
+
+
+def _find_strange(sites: Mapping[str, Counter[str]]) -> list[str]:
+    """Return the sites that share no class with the others, directly or by way of other sites."""
+    sets = {
+        site: frozenset(text.casefold() for text in texts) for site, texts in sites.items() if texts
+    }
+    kinds = Counter(sets.values())
+    known = set(kinds.most_common(1)[0][0])
+    for _ in kinds:  # then all that are linked by shared classes
+        known |= set().union(*(each for each in kinds if each & known))
+    if len(known) < 2:  # sites of one class each
+        return []
+    return [site for site, each in sets.items() if not each & known]
+
+
+def _category_lines(texts: Counter[str]) -> list[str]:
+    """Return the categories of a column; texts that differ only in case are spellings of one."""
+    alike: dict[str, list[str]] = {}
+    for text in sorted(texts, key=lambda each: (-texts[each], each)):
+        alike.setdefault(text.casefold(), []).append(text)
+    names = sort_classes([spellings[0] for spellings in alike.values()])
+    of_numbers = bool(names) and all(re.fullmatch("[0-9]+", name) for name in names)
+    kind = "integer" if of_numbers else "string"
+    written = [quote(name) for name in names]
+    if of_numbers and names == [str(int(name)) for name in names]:
+        written = names
+    lines = [f'type = "{kind}"', f"categories = [{', '.join(written)}]"]
+    more = sorted(spellings for spellings in alike.values() if spellings[1:])
+    if more:
+        spelled = (f"{_key(name)} = [{', '.join(map(quote, others))}]" for name, *others in more)
+        lines.append(f"spellings = {{{', '.join(spelled)}}}")
+    return lines
+
+
+# TOML ---------------------------------------------------------------------------------------------
+
+
+def _lines(draft: Draft, missing: Missing) -> Iterator[str]:
+    if draft.ignored:
+        yield "ignore = ["
+        yield from (
+            f"    {quote(name)},  # {_printable(reason)}" for name, reason in draft.ignored.items()
+        )
+        yield "]"
+    for name in draft.units:
+        yield f"# unit = {quote(name)}  # uncomment it to keep rows of each together in the split"
+    count = 0
+    for each in draft.fields.values():
+        is_there = each.column.is_there[each.column.sites.of_row]
+        count += int((is_missing(each.values) & is_there).sum())
+    comment = ""
+    if count:
+        comment = f"  # {plural(count, '1 cell has', f'{count} cells have')} no value"
+        if missing == "error":
+            comment += ': "drop" leaves such rows out, "fill" takes the mean or no category'
+    yield f"missing = {quote(missing)}{comment}"
+    for name, each in draft.fields.items():
+        comments = (f"# {_printable(comment)}" for comment in each.comments)
+        yield from ("", *comments, f"[fields.{_key(name)}]", *each.lines)
+
+
+def _file_lines(tables: Mapping[str, Table], found: Mapping[str, Table]) -> Iterator[str]:
+    """Yield the formats of files that differ from how they are read without a schema."""
+    written = {}
+    for name, table in tables.items():
+        file = table.file
+        lines = []
+        if file.encoding != "utf-8":
+            lines.append(f"encoding = {quote(file.encoding)}")
+        if file.decimalChar != "." or found[name].decimal != ".":
+            lines.append(f"decimalChar = {quote(table.decimal)}")
+        if file.groupChar:
+            lines.append(f"groupChar = {quote(file.groupChar)}")
+        for field_name, about in file.fields.items():
+            lines.append(f"fields.{_key(field_name)} = {{name = {quote(about.name)}}}")
+        written[table.path.name] = lines
+    every = next(iter(written.values()))
+    if all(lines == every for lines in written.values()):
+        written = {EVERY_FILE: every}
+    for file_name, lines in written.items():
+        if lines:
+            yield from ("", f"[files.{_key(file_name)}]", *lines)
+
+
+def quote(text: str) -> str:
+    """Return a text as TOML writes it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else quote(name)
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else "\ufffd" for each in text)

@@ -1,0 +1,667 @@
+"""Read tables from files: CSV and Parquet by pyarrow, workbooks by calamine.
+
+An error names the file, the line and the remedy.
+"""
+
+import codecs
+import csv
+import importlib.util
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cells import format_number, shorten
+from .folders import REMEDY
+from .reasons import MAX_FAULTS, DataError, Known, raise_faults
+from .schema import MAX_TEXT, Decimal, File, fold, normalise
+
+# A column of pyarrow: a ChunkedArray of texts, or of numbers if the file's columns have types.
+Values = Any
+
+# The remedy for a text in another encoding; the braces take a likely one and the file's name.
+STATE = (
+    'state encoding = "{}" under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV'
+    " UTF-8)"
+)
+
+# Byte order marks that a text may begin with, and their encodings.
+MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+
+# The first bytes of files of these formats, for any file name.
+STARTS = {
+    b"PAR1": ".parquet",
+    b"PK\x03\x04": ".xlsx",
+    b"\x1f\x8b": ".gz",
+    b"\xd0\xcf\x11\xe0": ".xls",
+}
+
+# Bytes of a row: pyarrow parses as many at a time.
+MAX_ROW = 2**20
+
+# Cells of a Parquet file: a few bytes of a hostile file may stand for any number of rows.
+MAX_CELLS = 2**31
+
+# Cells between the first and the last one of a sheet: calamine holds all of them in memory.
+MAX_SHEET_CELLS = 20_000_000
+
+# Bytes of an unpacked workbook.
+MAX_UNPACKED = 2**30
+
+# The position of a cell in a sheet, as in r="B7".
+REFERENCE = re.compile(rb"""\br=["']([A-Z]{1,3})([0-9]{1,7})["']""", re.IGNORECASE)
+
+# A cell with a formula and no result, as programs write it that do not compute; its reference. An
+# empty text, t="str", is a result. Repetitions are bounded: a hostile file would take hours.
+UNCOMPUTED = re.compile(
+    rb"""<(?:\w{1,9}:)?c\s(?![^<>]{0,200}\bt=["']str)[^<>]{0,100}?\br=["']([A-Z0-9]{1,10})["']"""
+    rb"""[^<>]{0,200}>\s*<(?:\w{1,9}:)?f\b(?:[^<>]{0,200}/>|[^<>]{0,200}>[^<]*</(?:\w{1,9}:)?f>)\s*"""
+    rb"""(?:<(?:\w{1,9}:)?v\s*(?:/>|>\s*</(?:\w{1,9}:)?v>)\s*)?</(?:\w{1,9}:)?c>""",
+    re.IGNORECASE,
+)
+
+# A sheet's relation in a workbook, and its file in a relation.
+SHEET = re.compile(rb"""<(?:\w+:)?sheet\s[^<>]*?\w:id=["']([^"']+)["']""")
+RELATION = re.compile(rb"<(?:\w+:)?Relationship\s[^<>]*>")
+
+# A number with a decimal point.
+POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
+
+# A number with a decimal comma, unless its commas can separate thousands.
+COMMA = re.compile(r"(?![+-]?[0-9]{1,3}(,[0-9]{3})+$)[+-]?[0-9]*,[0-9]+")
+
+LINE_END, QUOTE = b'\n"'
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A file's columns by name; None for a column that holds neither numbers nor texts.
+
+    `lines` has the line in which each row ends (`unit` "line"), or the row of a sheet or the number
+    of a record ("row"), from 1. `file` describes how the file is written.
+    """
+
+    path: Path
+    columns: dict[str, Values | None]
+    lines: NDArray[np.int64]
+    unit: Literal["line", "row"] = "line"
+    file: File = field(default_factory=File)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.lines)
+
+    @property
+    def decimal(self) -> Decimal:
+        """The decimal mark of its numbers."""
+        return self.file.decimalChar or "."
+
+    @cached_property
+    def by_name(self) -> dict[str, str]:
+        """The columns' names by their folded forms, which are compared."""
+        return {fold(name): name for name in self.columns}
+
+    def find(self, name: str) -> Values:
+        """Return a column by its name, upper or lower case; None if missing or not usable."""
+        return self.columns.get(self.by_name.get(fold(name), ""))
+
+    def show_cell(self, name: str, row: int) -> str:
+        """Return a cell as an error shows it; `name` is the column's name in the schema."""
+        value = self.find(self.file.column_name(name))[row].as_py()
+        if value is None:
+            return ""
+        return shorten(format_number(value) if isinstance(value, float) else str(value))
+
+    def take(self, rows: NDArray[np.intp]) -> "Table":
+        """Return some of the rows."""
+        columns = {
+            name: None if each is None else each.take(rows) for name, each in self.columns.items()
+        }
+        return replace(self, columns=columns, lines=self.lines[rows])
+
+
+class CellError(DataError):
+    """A fault of cells of a table, or of a whole column if `rows` is None.
+
+    Attributes
+    ----------
+    file, line
+        The position of the first such cell: the line in the file, 0 for a whole column.
+    rows
+        All rows of the table with this fault, counted from 0, ascending.
+    column, value
+        The column's name, in the schema if it has one, and the cell's content.
+    problem, remedy
+        The fault, and how to correct it.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        column: str,
+        problem: str,
+        remedy: str,
+        why: str,
+        at: NDArray[np.intp] | None = None,
+        **values: int,
+    ) -> None:
+        self.file = table.path.name
+        self.rows = at
+        self.column = column
+        self.problem = problem
+        self.remedy = remedy
+        self.line = 0
+        self.value = ""
+        cell = ""
+        if at is not None:
+            first = int(at[0])
+            self.line = int(table.lines[first])
+            self.value = table.show_cell(column, first)
+            cell = f", {table.unit} {self.line}, column {column!r} holds {self.value!r},"
+        position = Known(f"{table.unit} {self.line}")
+        super().__init__(
+            f"{table.path}{cell} {problem}: {remedy}",
+            why,
+            position=position,
+            column=Known(repr(column)),
+            **values,
+        )
+
+
+# The tables that were read last, each with the version of its file.
+_TABLES: dict[Path, tuple[tuple[int, int, str], Table]] = {}
+
+# Most tables that are kept.
+MAX_TABLES = 128
+
+
+def read(path: Path, file: File) -> Table:
+    """Return the table of a file, by its ending; read it again only if it has changed."""
+    try:
+        status = path.stat()
+        version = (status.st_mtime_ns, status.st_size, file.model_dump_json())
+        if path not in _TABLES or _TABLES[path][0] != version:
+            table = _read(path, file)
+            forget_file(path)
+            if len(_TABLES) >= MAX_TABLES:
+                forget_file(next(iter(_TABLES)))
+            _TABLES[path] = (version, table)
+        return _TABLES[path][1]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
+
+
+def forget_file(path: Path) -> None:
+    """Free the memory of a table that was read."""
+    if _TABLES.pop(path, None) is not None:
+        import pyarrow as pa  # imported late, as in reading files
+
+        pa.default_memory_pool().release_unused()
+
+
+def _read(path: Path, file: File) -> Table:
+    readers = {".parquet": _read_parquet, ".xlsx": _read_workbook}
+    ending = path.suffix.lower()
+    with path.open("rb") as content:
+        start = content.read(4)
+    found = next((kind for begin, kind in STARTS.items() if start.startswith(begin)), "")
+    expected = ending if ending in readers else ""
+    if found != expected:
+        begins = f"begins like {found}" if found else "does not begin like one"
+        raise DataError(f"{path} is no {ending} file: it {begins}: {REMEDY}", "other-format")
+    return readers.get(ending, _read_text)(path, file)
+
+
+def _by_names(
+    path: Path, names: Sequence[str], columns: Sequence[Values | None]
+) -> dict[str, Values | None]:
+    """Return columns by their names; raise DataError if one has no name, or two have the same."""
+    seen: dict[str, int] = {}
+    for place, name in enumerate(names, start=1):
+        if not normalise(name):
+            raise DataError(
+                f"{path}: column {place} has no name: give it one (pandas: to_csv(…, index=False)"
+                " leaves the row numbers out)",
+                "unnamed-column",
+                column=place,
+            )
+        if len(name) > MAX_TEXT:
+            raise DataError(
+                f"{path}: the name of column {place} has {len(name)} characters: shorten it",
+                "long-name",
+                column=place,
+                characters=len(name),
+            )
+        if (other := seen.setdefault(fold(name), place)) != place:
+            raise DataError(
+                f"{path}: columns {other} and {place} are both called {name!r}, in any case of"
+                " letters: rename or remove one",
+                "same-column",
+                column=other,
+                other=place,
+            )
+    return dict(zip(names, columns, strict=True))
+
+
+# CSV ----------------------------------------------------------------------------------------------
+
+
+def _read_text(path: Path, file: File) -> Table:
+    content = _read_content(path, file.encoding)
+    end, lines = _find_rows(content)
+    if not len(lines):
+        raise DataError(f"{path} is empty: its first line must name the columns", "empty")
+    first = content[:end].decode().lstrip("\n")
+    if not file.delimiter and re.fullmatch(r'"?sep=."?[,;]*', first, re.IGNORECASE):
+        raise DataError(
+            f"{path}, line 1 is {first!r}, and must name the columns: delete this line",
+            "separator-line",
+        )
+    outside = re.sub(r'"[^"]*"', "", first)
+    delimiter: str = file.delimiter or max(",;\t|", key=outside.count)
+    if not file.delimiter and delimiter not in outside:
+        raise DataError(
+            f"{path}, line 1 names one column only, {first.strip()[:60]!r}: separate columns by"
+            " comma, semicolon, tab or |",
+            "one-column",
+        )
+    if b'"' in content:
+        stripped = _strip_around_quotes(content, delimiter)
+        if stripped is not content:
+            content = stripped
+            end, lines = _find_rows(content)
+            first = content[:end].decode().lstrip("\n")
+        _check_quotes(path, content, delimiter)
+    names = [
+        name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
+    ]
+    columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
+    decimal = file.decimalChar or _infer_decimal(file, columns)
+    file = file.model_copy(update={"decimalChar": decimal, "delimiter": delimiter})
+    return Table(path, _by_names(path, names, columns), lines[1:], file=file)
+
+
+def _infer_decimal(file: File, columns: Sequence[Values]) -> Decimal:
+    """Return the decimal mark: the one that does not separate thousands, or else by the cells."""
+    if file.groupChar == ".":
+        return ","
+    if file.groupChar == ",":
+        return "."
+    cells = [cell.strip() for values in columns for cell in values.slice(0, 1000).to_pylist()]
+    if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)):
+        return ","
+    return "."
+
+
+def _read_content(path: Path, given: str) -> bytes:
+    """Return a text in UTF-8 with lines that end in LF.
+
+    The file's encoding is that of its byte order mark, or else UTF-8, or else the `given` one.
+    """
+    content = path.read_bytes()
+    if not content.isascii() or b"\0" in content:
+        marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
+        encodings = ["utf-8", given]
+        if marked:
+            encodings = [marked]
+        elif b"\0" in content:  # UTF-8 would read it, as a text with zero bytes
+            encodings = [given]
+        text = ""
+        wrong = None
+        for encoding in encodings:
+            try:
+                text = content.decode(encoding)
+                wrong = None
+                break
+            except UnicodeDecodeError as error:
+                wrong = error
+        if "\0" in text or (wrong and not marked and b"\0" in content):
+            raise DataError(
+                f"{path}: it has zero bytes: it is in UTF-16 without a mark, or no text:"
+                f" {STATE.format('utf-16-le', path.name)}",
+                "utf-16",
+            )
+        if wrong:
+            line = content.count(b"\n", 0, wrong.start) + 1
+            key = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
+            known = "not UTF-8" if key == "not-utf-8" else f"neither UTF-8 nor {encoding}"
+            raise DataError(
+                f"{path}: line {line} is {known}: {STATE.format('cp1252', path.name)}",
+                key,
+                line=line,
+            )
+        content = text.encode(errors="replace")
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
+    """Return where the first row ends, and the line in which each row ends, from 1.
+
+    Blank rows are left out. A line that ends within quotation marks does not end a row.
+    """
+    text = np.frombuffer(content, np.uint8)
+    ends = np.flatnonzero(text == LINE_END)
+    if not content.endswith(b"\n"):
+        ends = np.append(ends, len(text))
+    lines = np.arange(1, len(ends) + 1)
+    if b'"' in content:
+        outside = np.searchsorted(np.flatnonzero(text == QUOTE), ends) % 2 == 0
+        ends = ends[outside]
+        lines = lines[outside]
+    filled = np.diff(ends, prepend=-1) > 1
+    first_end = int(ends[filled][0]) if filled.any() else 0
+    return first_end, lines[filled]
+
+
+def _strip_around_quotes(content: bytes, delimiter: str) -> bytes:
+    """Return a text without spaces between its quotation marks and separators: a, "b" is a,"b"."""
+    if b'" ' not in content and b' "' not in content:
+        return content
+    around = re.escape(delimiter.encode())
+    pattern = rb'(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
+    spans = np.array([each.span() for each in re.finditer(pattern, content)])
+    if not len(spans):
+        return content
+    marks = np.flatnonzero(np.frombuffer(content, np.uint8) == QUOTE)
+    outside = np.searchsorted(marks, spans[:, 0]) % 2 == 0
+    pieces = []
+    start = 0
+    for begin, end in spans[outside].tolist():
+        pieces.append(content[start:begin])
+        start = end
+    return b"".join([*pieces, content[start:]])
+
+
+def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
+    """Raise DataError if a quotation mark neither opens, closes nor is doubled in a value."""
+    text = np.frombuffer(content, np.uint8)
+    marks = np.flatnonzero(text == QUOTE)
+    opening = marks[::2]
+    closing = marks[1::2]
+    around = (ord(delimiter), LINE_END)
+    doubled = opening[1:] == closing[: len(opening) - 1] + 1
+    opens = np.isin(text[opening - 1], around) | (opening == 0)
+    opens[1:] |= doubled
+    closes = np.isin(text[np.minimum(closing + 1, len(text) - 1)], around) | (
+        closing == len(text) - 1
+    )
+    closes[: len(opening) - 1] |= doubled
+    wrong = [*opening[~opens][:1], *closing[~closes][:1]]
+    if len(marks) % 2:
+        wrong.append(opening[-1])
+    if wrong:
+        line = content.count(b"\n", 0, min(wrong)) + 1
+        raise DataError(
+            f"{path}, line {line} cannot be read: it has a quotation mark that is not closed, or"
+            " one too many: within quotation marks write it twice",
+            "quotes",
+            line=line,
+        )
+
+
+def _parse_rows(
+    path: Path, content: bytes, start: int, delimiter: str, width: int, lines: NDArray[np.int64]
+) -> list[Values]:
+    """Return the columns of the rows that begin at byte `start`.
+
+    Raise DataError if a row has more or fewer values than `width`.
+    """
+    import pyarrow as pa  # imported late: a server reads no tables
+    from pyarrow import csv as arrow_csv
+
+    texts = dict.fromkeys(map(str, range(width)), pa.string())
+    if len(lines) == 1:
+        return [pa.chunked_array([[]], pa.string()) for _ in texts]
+    faults: list[DataError] = []
+
+    def note(row: Any) -> str:
+        counts = {
+            "line": int(lines[row.number]),
+            "cells": row.actual_columns,
+            "header": int(lines[0]),
+            "columns": width,
+        }
+        message = (
+            "line {line} has {cells} values, and line {header} names {columns} columns: add or"
+            " remove values; one that holds the separator, as a decimal comma may be, needs quotes"
+            " around it"
+        )
+        faults.append(DataError(f"{path}, {message.format(**counts)}", "row-length", **counts))
+        return "skip" if len(faults) < MAX_FAULTS else "error"
+
+    quoted = b'"' in content
+    try:
+        table = arrow_csv.read_csv(
+            pa.BufferReader(pa.py_buffer(content).slice(start)),
+            # Threads would not number the rows.
+            arrow_csv.ReadOptions(column_names=[*texts], block_size=MAX_ROW, use_threads=False),
+            arrow_csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=quoted, invalid_row_handler=note
+            ),
+            arrow_csv.ConvertOptions(column_types=texts, null_values=[], strings_can_be_null=False),
+        )
+    except pa.ArrowException as error:
+        raise_faults(faults)
+        raise DataError(
+            f"{path} cannot be read ({error}): a row may have {MAX_ROW // 2**20} MiB: shorten it,"
+            " or leave its longest column out"
+        ) from error
+    raise_faults(faults)
+    if len(table) != len(lines) - 1:
+        raise DataError(
+            f"{path} has {len(lines) - 1} rows or {len(table)}, as one reads its quotation marks:"
+            f" {REMEDY}"
+        )
+    return [*table.columns]
+
+
+# Parquet ------------------------------------------------------------------------------------------
+
+
+def _read_parquet(path: Path, file: File) -> Table:
+    import pyarrow as pa  # imported late: a server reads no tables
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as content:
+            kinds = content.schema_arrow
+            rows = content.metadata.num_rows
+            if rows * len(kinds) > MAX_CELLS:
+                raise DataError(
+                    f"{path} has {rows:,} rows of {len(kinds):,} columns, and {MAX_CELLS:,} values"
+                    " are the most: take a part of it"
+                )
+            # pandas writes its index as such a column
+            shown = [each for each in kinds if not each.name.startswith("__index_level_")]
+            plain = [each.name for each in shown if _is_plain(each.type)]
+            table = content.read(columns=plain, use_threads=False)
+            columns = {
+                name: _to_numbers_or_texts(table.column(name), file.decimalChar or ".")
+                for name in plain
+            }
+    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError, KeyError) as error:
+        why = " ".join(str(error).split())[:200] or "it needs more memory than there is"
+        raise DataError(
+            f"{path} cannot be read as a .parquet file ({why}): write it again", "no-table"
+        ) from error
+    if plain and len(table) != rows:
+        raise DataError(
+            f"{path} has {len(table):,} rows, and says that it has {rows:,}: write it again",
+            "no-table",
+        )
+    named = _by_names(
+        path, [each.name.strip() for each in shown], [columns.get(each.name) for each in shown]
+    )
+    return Table(path, named, np.arange(1, rows + 1), "row", file)
+
+
+def _is_plain(kind: Any) -> bool:
+    """Return whether a column holds numbers or texts: no lists, structures or bytes."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    others = (
+        types.is_null,
+        types.is_decimal,
+        types.is_string,
+        types.is_large_string,
+        types.is_string_view,
+    )
+    return types.is_primitive(kind) or any(is_kind(kind) for is_kind in others)
+
+
+def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
+    """Return a column of numbers unchanged, and any other one as the texts of a CSV file."""
+    import pyarrow as pa
+    from pyarrow import compute, types
+
+    if types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    kind = values.type
+    if types.is_integer(kind) or types.is_floating(kind):
+        return values
+    if types.is_boolean(kind):
+        texts = compute.if_else(values, "True", "False")
+    else:
+        texts = values.cast(pa.string())
+    if types.is_timestamp(kind):
+        texts = compute.replace_substring_regex(texts, r"\.0+(Z?)$", r"\1")
+    elif types.is_decimal(kind):
+        texts = compute.replace_substring(texts, ".", decimal)
+    return texts.fill_null("")
+
+
+# Workbooks ----------------------------------------------------------------------------------------
+
+
+def _read_workbook(path: Path, file: File) -> Table:
+    """Return the only visible sheet that holds values, as a CSV file would have it.
+
+    Empty rows are left out.
+    """
+    if importlib.util.find_spec("python_calamine") is None:
+        raise DataError(
+            f"{path} is read by python-calamine: pip install 'fairbloom[excel]'", "no-extra"
+        )
+    import pyarrow as pa  # imported late: a server reads no tables
+    from python_calamine import CalamineError, SheetTypeEnum, SheetVisibleEnum, load_workbook
+
+    shown = (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
+    try:
+        uncomputed = _check_sheets(path)
+        with load_workbook(path) as workbook:
+            metadata = workbook.sheets_metadata
+            names = [sheet.name for sheet in metadata if (sheet.typ, sheet.visible) == shown]
+            sheets = {name: [*workbook.get_sheet_by_name(name).iter_rows()] for name in names}
+    except (
+        BadZipFile,
+        CalamineError,
+        OSError,
+        EOFError,
+        KeyError,
+        ValueError,
+        RuntimeError,
+        zlib.error,
+    ) as error:
+        raise DataError(
+            f"{path} cannot be read as .xlsx ({type(error).__name__}: {error}): save it again,"
+            " without a password",
+            "no-table",
+        ) from error
+    for sheet, cell in zip(metadata, uncomputed, strict=False):
+        if cell and sheet.name in names:
+            raise DataError(
+                f"{path}, sheet {sheet.name!r}, cell {cell}: it has formulas without results: open"
+                " and save it in a spreadsheet",
+                "no-results",
+            )
+    sheets = {
+        name: cells
+        for name, cells in sheets.items()
+        if any(str(cell).strip() for row in cells for cell in row)
+    }
+    if not sheets:
+        raise DataError(f"{path} is empty: no visible sheet holds a value", "empty")
+    if len(sheets) > 1:
+        raise DataError(
+            f"{path} has {len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}:"
+            " remove or hide all but one",
+            "several-sheets",
+            sheets=len(sheets),
+        )
+    decimal = file.decimalChar or "."
+
+    def as_text(cell: Any) -> str:
+        if isinstance(cell, int | float) and not isinstance(cell, bool):
+            return format_number(cell, decimal)
+        return str(cell).strip()
+
+    texts = [[as_text(cell) for cell in row] for cells in sheets.values() for row in cells]
+    (_, names), *rows = [(number, row) for number, row in enumerate(texts, start=1) if any(row)]
+    columns = [[row[place] for _, row in rows] for place in range(len(names))]
+    kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
+    arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]
+    lines = np.array([number for number, _ in rows], np.int64)
+    named = _by_names(path, [names[place] for place in kept], arrays)
+    return Table(path, named, lines, "row", file)
+
+
+def _check_sheets(path: Path) -> list[str]:
+    """Return the first cell of each sheet that has a formula without a result, "" of others.
+
+    Raise DataError if a workbook needs too much memory.
+    """
+    remedy = "delete the rows and columns around the table, or save it as .csv"
+    found: dict[str, str] = {}
+    with ZipFile(path) as archive:
+        if sum(each.file_size for each in archive.infolist()) > MAX_UNPACKED:
+            raise DataError(f"{path} unpacks to more than {MAX_UNPACKED:,} bytes: {remedy}")
+        for name in archive.namelist():
+            if name.startswith("xl/worksheets/") and name.endswith(".xml"):
+                content = archive.read(name)
+                _check_extent(path, content, remedy)
+                if cell := UNCOMPUTED.search(content):
+                    found[name] = cell[1].decode()
+        return [found.get(name, "") for name in _files_of_sheets(archive)] if found else []
+
+
+def _check_extent(path: Path, content: bytes, remedy: str) -> None:
+    """Raise DataError if a sheet is too large: a stray last cell stands for billions of others."""
+    letters = {b""}
+    numbers = {b"0"}
+    for cell in REFERENCE.finditer(content):
+        letters.add(cell[1].upper())
+        numbers.add(cell[2])
+    row = max(int(number) for number in numbers)
+    column = max(_column_number(name) for name in letters)
+    if row * column > MAX_SHEET_CELLS:
+        raise DataError(f"{path} has values as far as row {row:,} and column {column:,}: {remedy}")
+
+
+def _files_of_sheets(archive: ZipFile) -> list[str]:
+    """Return the file of each sheet, in the workbook's order."""
+    targets: dict[bytes, str] = {}
+    for each in RELATION.findall(archive.read("xl/_rels/workbook.xml.rels")):
+        about = dict(re.findall(rb"""\b(Id|Target)=["']([^"']*)["']""", each))
+        target = about.get(b"Target", b"").decode()
+        inside = target.startswith("/")
+        targets[about.get(b"Id", b"")] = target[1:] if inside else f"xl/{target}"
+    ids = SHEET.findall(archive.read("xl/workbook.xml"))
+    return [targets.get(each, "") for each in ids]
+
+
+def _column_number(letters: bytes) -> int:
+    """Return the number of a sheet's column, from 1: A is 1, Z is 26, AA is 27; "" is 0."""
+    number = 0
+    for letter in letters:
+        number = 26 * number + letter - ord("A") + 1
+    return number

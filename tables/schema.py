@@ -1,0 +1,510 @@
+"""The data dictionary of a federation: schema.toml, which describes every site's tables.
+
+Where possible, its keys are the keys of Frictionless Table Schema and Table Dialect
+(https://datapackage.org/standard/table-schema/).
+"""
+
+import math
+import tomllib
+import unicodedata
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tomli_w
+from annotated_types import Interval, Len
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    TypeAdapter,
+    ValidationError,
+)
+
+from fairbloom.errors import ReportableError, did_you_mean
+
+from .groups import OTHER, GroupBy, read_groups
+
+# The decimal mark of numbers.
+Decimal = Literal[".", ","]
+
+# Thousands separators.
+GroupMark = Literal["", " ", ".", ",", "'"]
+
+# The treatment of a row with a missing value.
+Missing = Literal["error", "drop", "fill"]
+
+# The default markers of a missing value, in any case of letters.
+MISSING_VALUES = (
+    *("", "?", "NA", "NaN", "+NaN", "-NaN", "null", "N/A"),
+    *("<NA>", "NaT", "\\N"),  # pandas, and dumps of databases
+    *("#N/A", "#N/A N/A", "#NA", "#NV", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"),
+)
+
+# Longest name of a column, category or class, in characters.
+MAX_TEXT = 200
+
+# Categories of a column.
+MAX_CATEGORIES = 1_000
+
+# Columns of a schema.
+MAX_COLUMNS = 10_000
+
+# Characters of a schema's text.
+MAX_BYTES = 2**20
+
+# The file of a schema in a run folder, and its name in errors if it came as text.
+SCHEMA = "schema.toml"
+
+# The server gets this text if a device's description of its own files has a fault.
+OWN_FILES = (
+    "its owner.toml says something of a file that the schema does not have: its own log says what"
+)
+
+# The key under `files` for all files that have no table of their own.
+EVERY_FILE = "*"
+
+
+class SchemaError(ReportableError):
+    """A schema that cannot be used; the message names file, key, value and remedy."""
+
+
+def normalise(text: str) -> str:
+    """Return a text for comparisons: in form NFKC, without invisible characters, single spaces."""
+    if not text.isascii():
+        text = "".join(
+            each
+            for each in unicodedata.normalize("NFKC", text)
+            if unicodedata.category(each) != "Cf"
+        )
+    return " ".join(text.split())
+
+
+def fold(name: str) -> str:
+    """Return a column's name for comparisons: normalised, in lower case."""
+    return normalise(name).casefold()
+
+
+# A text, or a number that means it: 1 is "1".
+Name = Annotated[
+    str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
+]
+
+Category = Annotated[Name, Len(1, MAX_TEXT)]
+
+
+def _check_factor(factor: float) -> float:
+    if not 0.0 < abs(factor) < math.inf:
+        raise ValueError("it must be a number other than 0")
+    return factor
+
+
+def _check_encoding(name: str) -> str:
+    try:
+        "a".encode(name)
+    except LookupError as error:
+        raise ValueError("no such encoding: write utf-8, cp1252 or utf-16") from error
+    return name
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Constraints(_Table):
+    """Limits of a column's numbers: from `minimum` to `maximum`, one of `enum`.
+
+    If `required`, a missing value is a fault.
+    """
+
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    enum: tuple[float, ...] = ()
+    required: bool = False
+
+
+class Field(_Table):
+    """A column.
+
+    `categories` are its values, in the order of the model's inputs or classes, () for a number;
+    `spellings` has other ways to write each. `unit` is the unit of its numbers; a cell may have it
+    after the number. `missingValues` adds markers for this column; `missing` overrides the schema's
+    policy. `input`: whether it is an input of the model; a column that only makes groups need not
+    be. Numbers are standardised as (number - center) / scale; None: by each site's own mean and
+    deviation.
+    """
+
+    type: Literal["number", "integer", "string"]
+    categories: Annotated[tuple[Category, ...], Len(0, MAX_CATEGORIES)] = ()
+    spellings: Mapping[str, tuple[Category, ...]] = {}
+    constraints: Constraints = Constraints()
+    unit: str = ""
+    missingValues: tuple[Name, ...] = ()  # noqa: N815 (Frictionless calls it so)
+    missing: Missing | None = None
+    input: bool = True
+    center: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] | None = None
+    scale: Annotated[float, Interval(ge=0.0, lt=math.inf)] | None = None
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The index of the category that each spelling means."""
+        places = {normalise(name): place for place, name in enumerate(self.categories)}
+        for place, name in enumerate(self.categories):
+            places |= {normalise(each): place for each in self.spellings.get(name, ())}
+        return places
+
+    @cached_property
+    def _folded_places(self) -> dict[str, int | None]:
+        """The index by the spelling in lower case; None if that means several categories."""
+        folded: dict[str, int | None] = {}
+        for spelling, place in self.places.items():
+            if folded.setdefault(spelling.casefold(), place) != place:
+                folded[spelling.casefold()] = None
+        return folded
+
+    def place(self, text: str, missing: Collection[str]) -> int | None:
+        """Return the index of the category that a normalised text means; None if it is in none.
+
+        Return -1 for a missing value: one of the markers `missing`, which are in lower case. Upper
+        and lower case of other texts differ only if the categories do.
+        """
+        if (place := self.places.get(text)) is not None:
+            return place
+        folded = text.casefold()
+        return -1 if folded in missing else self._folded_places.get(folded)
+
+
+class FileField(_Table):
+    """A column that one file has under another `name`, or in another `unit`.
+
+    Its numbers, multiplied by `factor`, are in the schema's unit.
+    """
+
+    name: str = ""
+    unit: str = ""
+    factor: Annotated[float, AfterValidator(_check_factor)] = 1.0
+
+
+class File(_Table):
+    """The format of one file; keys that are missing are inferred from the file."""
+
+    delimiter: Literal[",", ";", "\t", "|"] | None = None
+    decimalChar: Decimal | None = None  # noqa: N815 (Frictionless calls it so)
+    groupChar: GroupMark = ""  # noqa: N815
+    encoding: Annotated[str, AfterValidator(_check_encoding)] = "utf-8"
+    fields: Mapping[str, FileField] = {}
+
+    def column_name(self, name: str) -> str:
+        """Return the name in the file of a column of the schema."""
+        return self.fields.get(name, FileField()).name or name
+
+
+class Schema(_Table):
+    """The tables of all sites: their columns by name, in the order of the model's inputs.
+
+    `target` is the column that is predicted: a class if it has categories, else a quantity.
+    `positive` is the positive one of two classes ("": the second). `client` is the column of each
+    row's site, if one file has the rows of several. `unit` is the column of each row's person, or
+    another unit with several rows, which are never split between training and test. Rows are
+    grouped by `groups`: columns with categories, or comparisons such as "age>=60" and "race=White".
+    Files may also have the columns to `ignore`. `missing` is the treatment of rows with a missing
+    value, `missingValues` are the markers of one. `files` has the formats of single files by name.
+    """
+
+    target: str
+    positive: Name = ""
+    client: str = ""
+    unit: str = ""
+    groups: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    missing: Missing = "error"
+    missingValues: tuple[Name, ...] = MISSING_VALUES  # noqa: N815
+    fields: Annotated[Mapping[str, Field], Len(0, MAX_COLUMNS)]
+    files: Mapping[str, File] = {}
+
+    @property
+    def predicted(self) -> Field:
+        """The target's field."""
+        return self.fields[self.target]
+
+    @property
+    def inputs(self) -> Mapping[str, Field]:
+        """The columns that are inputs of the model."""
+        return {
+            name: field
+            for name, field in self.fields.items()
+            if name not in (self.target, self.unit) and field.input
+        }
+
+    @property
+    def groupings(self) -> tuple[GroupBy, ...]:
+        """The groupings of rows."""
+        return read_groups("groups", self.groups, self.fields)
+
+    @property
+    def group_names(self) -> dict[str, tuple[str, ...]]:
+        """The groups of each grouping, by its name; the last has the rows that are in no other."""
+        return {
+            by.name: (*by.groups(self.fields[by.column].categories), OTHER) for by in self.groupings
+        }
+
+    def file(self, name: str) -> File:
+        """Return the format of a file."""
+        return self.files.get(name) or self.files.get(EVERY_FILE) or File()
+
+    def missing_of(self, name: str) -> Missing:
+        """Return the treatment of a row in which this column's value is missing."""
+        field = self.fields[name]
+        if field.constraints.required:
+            return "error"
+        chosen = field.missing or self.missing
+        return "drop" if name == self.target and chosen == "fill" else chosen
+
+
+def read_schema(place: str) -> str:
+    """Return the text of a schema; `place` is its file, or the text itself (several lines)."""
+    if "\n" in place or not place:
+        return place
+    try:
+        text = Path(place).expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not in UTF-8"
+        raise SchemaError(
+            f"schema = {place!r} cannot be read ({why}): name a file, as fairbloom data DIR"
+            " --write-schema FILE writes one"
+        ) from error
+    return text if "\n" in text else f"{text}\n"
+
+
+def without_client(text: str) -> str:
+    """Return a schema's text without its column of clients, for a file of one site."""
+    return tomli_w.dumps(
+        {key: value for key, value in tomllib.loads(text).items() if key != "client"}
+    )
+
+
+@lru_cache(maxsize=16)
+def parse_schema(text: str, name: str = SCHEMA) -> Schema:
+    """Return the schema in a text; raise SchemaError with the key, or line, of its first fault."""
+    schema = _parse(Schema, text, name)
+    for fault in _find_contradictions(schema):
+        raise SchemaError(f"{name}: {fault}")
+    return schema
+
+
+class ImageSchema(_Table):
+    """The images of all sites: classes, width and height in pixels, whether grey, or resized.
+
+    `positive` is the positive one of two classes ("": the second).
+    """
+
+    classes: Annotated[tuple[str, ...], Len(2)]
+    positive: Name = ""
+    size: tuple[
+        Annotated[int, Interval(ge=1, le=10_000)], Annotated[int, Interval(ge=1, le=10_000)]
+    ]
+    grey: bool = False
+    resize: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        return (1 if self.grey else 3, self.size[1], self.size[0])
+
+
+def parse_image_schema(text: str, name: str = SCHEMA) -> ImageSchema:
+    """Return the schema of images in a text; raise SchemaError with its first fault."""
+    schema = _parse(ImageSchema, text, name)
+    if fault := _find_wrong_positive(schema.positive, schema.classes):
+        raise SchemaError(f"{name}: {fault}")
+    return schema
+
+
+def with_files(text: str, files: Mapping[str, Any], name: str = "owner.toml") -> str:
+    """Return a schema's text with the formats of a device's own files, which replace the schema's.
+
+    `files` is a TOML table of the device's file `name`; raise SchemaError if it has a fault, or if
+    it does not fit the schema. The server may not read names of the device's own files and columns,
+    so it gets OWN_FILES instead of such an error.
+    """
+    try:
+        TypeAdapter(dict[str, File]).validate_python(files)
+    except ValidationError as error:
+        raise SchemaError(f"{name}: files.{_explain(error)}", OWN_FILES) from error
+    written = tomllib.loads(text)
+    if not files or "fields" not in written:
+        return text
+    parse_schema(text)  # its own faults are the run's, and the server may read them
+    merged = tomli_w.dumps({**written, "files": {**written.get("files", {}), **files}})
+    try:
+        parse_schema(merged, name)
+    except SchemaError as error:
+        raise SchemaError(str(error), OWN_FILES) from error
+    return merged
+
+
+AnyTable = TypeVar("AnyTable", bound=_Table)
+
+
+def _parse(kind: type[AnyTable], text: str, name: str) -> AnyTable:
+    if len(text) > MAX_BYTES:
+        raise SchemaError(
+            f"{name} has {len(text):,} characters, and {MAX_BYTES:,} are the most: shorten it"
+        )
+    try:
+        return kind.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise SchemaError(f"{name} is not valid TOML: {error}: correct that line") from error
+    except RecursionError as error:
+        raise SchemaError(f"{name} is nested too deeply: take tables within tables out") from error
+    except ValidationError as error:
+        raise SchemaError(f"{name}: {_explain(error)}") from error
+
+
+def _explain(error: ValidationError) -> str:
+    """Return the first fault, an unknown key before others, as the key's path, value and remedy."""
+    fault = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    path = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "missing":
+        return f"{path} is missing: add it"
+    if fault["type"] == "extra_forbidden":
+        known = [
+            key
+            for kind in (Schema, Field, Constraints, File, FileField, ImageSchema)
+            for key in kind.model_fields
+        ]
+        return (
+            f"{path} is unknown: {did_you_mean(str(fault['loc'][-1]), known)}correct it, or leave"
+            " it out"
+        )
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{path} = {shorten_value(fault['input'])}: {message[0].lower()}{message[1:]}"
+
+
+def _find_contradictions(schema: Schema) -> Iterator[str]:
+    """Yield contradictions between the parts of a schema, each as key, value and remedy."""
+    seen: dict[str, str] = {}
+    keys = {
+        "fields": [*schema.fields],
+        "ignore": schema.ignore,
+        "client": [schema.client] if schema.client else [],
+    }
+    for key, name in [(key, name) for key, names in keys.items() for name in names]:
+        if not name or len(name) > MAX_TEXT:
+            yield (
+                f"{key}.{shorten_value(name)}: the name of a column has 1 to {MAX_TEXT} characters:"
+                " shorten it"
+            )
+        if fold(name) in seen:
+            yield (
+                f"{key} has {name!r}, and {seen[fold(name)]!r} is the same in another case of"
+                " letters: name it once"
+            )
+        seen[fold(name)] = name
+    if schema.target not in schema.fields:
+        yield (
+            f"target = {schema.target!r}: {did_you_mean(schema.target, schema.fields)}it must be"
+            " one of the fields"
+        )
+        return
+    for key, column in (("target", schema.target), ("client", schema.client)):
+        if schema.unit and fold(schema.unit) == fold(column):
+            yield f"unit = {schema.unit!r}: it is the {key}: name the column of persons, or none"
+    if not schema.inputs:
+        yield "fields has no column but the target: nothing to learn from: add one"
+    for name, field in schema.fields.items():
+        yield from (f"fields.{name}.{fault}" for fault in _find_faults_of(field))
+    classes = schema.predicted.categories
+    if not classes and schema.predicted.center is None:
+        yield (
+            f"fields.{schema.target}.center is missing: a quantity is learned in units of its scale"
+            " around its center"
+        )
+    if len(classes) == 1:
+        yield (
+            f"fields.{schema.target}.categories has one class: a target has two or more: add the"
+            " others"
+        )
+    if fault := _find_wrong_positive(schema.positive, classes):
+        yield fault
+    yield from find_wrong_groups(schema)
+    for file, about in schema.files.items():
+        if about.groupChar and about.groupChar == about.decimalChar:
+            yield (
+                f"files.{file}.groupChar = {about.groupChar!r}: it is the decimal mark, too: choose"
+                " one of the two"
+            )
+        for name in about.fields.keys() - {*schema.fields, schema.unit}:
+            hint = did_you_mean(name, schema.fields)
+            yield f"files.{file}.fields.{name}: {hint}it must be one of the fields"
+
+
+def _find_wrong_positive(positive: str, classes: Sequence[str]) -> str:
+    """Return why a positive class is not one of two classes; "" if it is, or is not stated."""
+    if not positive or (len(classes) == 2 and positive in classes):
+        return ""
+    but = f"the classes are {', '.join(classes)}" if classes else "the target is a quantity"
+    return f"positive = {positive!r}: it must be one of two classes, and {but}"
+
+
+def _find_faults_of(field: Field) -> Iterator[str]:
+    """Yield the faults of one column, each as key, value and remedy."""
+    if field.type == "string" and not field.categories:
+        yield "categories is missing: a column of texts needs them; or name the column in ignore"
+    seen: dict[str, int] = {}
+    for place, name in enumerate(field.categories):
+        for spelling in (name, *field.spellings.get(name, ())):
+            if (other := seen.setdefault(normalise(spelling), place)) != place:
+                both = f"{field.categories[other]!r} and of {name!r}"
+                yield f"categories: {spelling!r} is a spelling of {both}: leave it out of one"
+    for name in {*field.spellings} - {*field.categories}:
+        yield (
+            f"spellings.{name}: {did_you_mean(name, field.categories)}it must be one of the"
+            " categories"
+        )
+    limits = field.constraints
+    if field.categories and limits != Constraints(required=limits.required):
+        yield (
+            "constraints is for numbers: a column of categories has no minimum, maximum or enum:"
+            " leave them out"
+        )
+    if not limits.minimum <= limits.maximum:
+        yield (
+            f"constraints.minimum = {limits.minimum:g} is above the maximum, {limits.maximum:g}:"
+            " exchange them"
+        )
+    if (field.center is None) != (field.scale is None):
+        key = "scale" if field.scale is None else "center"
+        yield f"{key} is missing: center and scale belong together"
+
+
+def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
+    """Yield the faults of a schema's groups, each as `key`, value and remedy."""
+    for by in schema.groupings:
+        field = schema.fields.get(by.column)
+        if field is None:
+            yield (
+                f"{key} = {by.name!r}: {did_you_mean(by.column, schema.fields)}the column must be"
+                " one of the fields"
+            )
+        elif by.column == schema.target:
+            yield (
+                f"{key} = {by.name!r}: it is the target: name a column that is known before the"
+                " target is"
+            )
+        elif isinstance(by.to, float) == bool(field.categories):
+            problem = f"the column holds numbers: divide it, as in '{by.column}>=60'"
+            if field.categories:
+                problem = f"the column holds categories: give only its name, {by.column!r}"
+            yield f"{key} = {by.name!r}: {problem}"
+        elif by.sign == "=" and by.to not in field.categories:
+            hint = did_you_mean(str(by.to), field.categories)
+            yield f"{key} = {by.name!r}: {hint}the categories are {', '.join(field.categories)}"
+
+
+def shorten_value(value: object) -> str:
+    """Return a value's repr, cut off after 60 characters."""
+    written = repr(value)
+    return written if len(written) <= 60 else f"{written[:60]}…"

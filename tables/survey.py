@@ -1,0 +1,272 @@
+"""Survey the tables of all sites: each column's different cells, and the rows that hold them."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cells import canonical, different_cells, parse_numbers
+from .encoding import UNKNOWN, ColumnValues
+from .marks import Marks
+from .reading import Table, Values
+from .schema import MAX_CATEGORIES, MISSING_VALUES, Field, File, normalise
+
+MISSING = {each.casefold() for each in MISSING_VALUES}
+
+# Rows that show whether a column of numbers has many different ones.
+SAMPLE = 5_000
+
+# Numbers, which of them are invalid, and which are missing.
+Numbers = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
+
+
+def parse_texts(
+    texts: Sequence[str], file: File, units: Collection[str], missing: Collection[str]
+) -> Numbers:
+    """Return the numbers in texts, as `parse_numbers` does."""
+    import pyarrow as pa  # imported late: a server reads no tables
+
+    return parse_numbers(pa.chunked_array([pa.array(texts, pa.string())]), file, units, missing)
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """The rows of all sites, one site after the other.
+
+    `tables` are the files, and `rows` has the rows that are used of each, in this order. `ends` has
+    the place at which each site ends.
+    """
+
+    names: Sequence[str]
+    tables: Sequence[Table]
+    rows: Sequence[NDArray[np.intp]]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def of_files(cls, tables: Mapping[str, Table]) -> "Sites":
+        """Return sites that have a file each."""
+        rows = [np.arange(len(table)) for table in tables.values()]
+        return cls([*tables], [*tables.values()], rows, np.cumsum([len(each) for each in rows]))
+
+    @classmethod
+    def of_one_file(cls, table: Table, rows: Mapping[str, NDArray[np.intp]]) -> "Sites":
+        """Return the sites of a single file, by their rows."""
+        ends = np.cumsum([len(each) for each in rows.values()])
+        return cls([*rows], [table], [np.concatenate([*rows.values()])], ends)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self.ends[-1])
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """The place at which each site begins."""
+        return np.concatenate([[0], self.ends[:-1]])
+
+    @cached_property
+    def of_row(self) -> NDArray[np.int64]:
+        """The site of each row, as an index."""
+        return np.repeat(np.arange(len(self.names)), self.ends - self.starts)
+
+    def split(self, values: ColumnValues) -> dict[str, ColumnValues]:
+        """Return the values of each site that has rows."""
+        ends = zip(self.names, self.starts.tolist(), self.ends.tolist(), strict=True)
+        return {name: values[start:end] for name, start, end in ends if end > start}
+
+    def split_files(self, values: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        """Return the values of each file."""
+        return np.split(values, np.cumsum([len(each) for each in self.rows])[:-1])
+
+    def count(self, rows: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return how many of these rows each site has."""
+        return np.bincount(self.of_row[rows], minlength=len(self.names))
+
+    def having(self, rows: NDArray[np.bool_]) -> list[str]:
+        """Return the sites that have some of these rows."""
+        return [self.names[place] for place in np.flatnonzero(self.count(rows)).tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class FileColumn:
+    """The different cells of a file's column, then "", and the index of each row's cell.
+
+    A column of many numbers has a cell for each row, and no `texts`.
+    """
+
+    texts: Sequence[str]
+    codes: NDArray[np.int32]
+    numbers: NDArray[np.float64]
+    is_wrong: NDArray[np.bool_]
+    is_missing: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, values: Values, file: File) -> "FileColumn":
+        """Return a column of a file that writes its numbers as `file` says."""
+        sample = parse_numbers(values.slice(0, SAMPLE), file, (), MISSING)
+        if len(np.unique(sample[0])) > MAX_CATEGORIES and not sample[1].any():
+            numbers, is_wrong, is_missing = parse_numbers(values, file, (), MISSING)
+            if not is_wrong.any():
+                codes = np.arange(len(values), dtype=np.int32)
+                return cls((), codes, numbers, is_wrong, is_missing)
+        texts, codes = different_cells(values)
+        how = file if str(values.type) == "string" else File()  # numbers need no decimal mark
+        return cls(texts, codes, *parse_texts(texts, how, (), MISSING))
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A column of all sites: its different cells, and each row's.
+
+    Attributes
+    ----------
+    codes
+        Each row's cell, as an index into the attributes below; the last for sites without the
+        column.
+    numbers
+        The numbers in the cells, NaN for other texts.
+    is_missing
+        Which of the cells mean that a value is missing.
+    texts
+        The cells as names of categories; without numbers if there are more than MAX_CATEGORIES.
+    marks
+        How the file writes numbers that a cell is from, by its index.
+    is_there
+        Which sites have the column.
+    """
+
+    sites: Sites
+    codes: NDArray[np.int64]
+    numbers: NDArray[np.float64]
+    is_missing: NDArray[np.bool_]
+    texts: Mapping[int, str]
+    marks: Mapping[int, Marks]
+    is_there: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, sites: Sites, columns: Sequence[FileColumn | None]) -> "Column":
+        """Return a column by its parts in the files; None for files without it."""
+        here = [each for each in columns if each is not None]
+        has_many = _count_numbers(here) > MAX_CATEGORIES
+        codes: list[NDArray[np.int64]] = []
+        numbers: list[NDArray[np.float64]] = []
+        is_missing: list[NDArray[np.bool_]] = []
+        texts: dict[int, str] = {}
+        marks: dict[int, Marks] = {}
+        known: dict[tuple[str, Marks], int] = {}
+        start = 0
+        for table, rows, column in zip(sites.tables, sites.rows, columns, strict=True):
+            if column is None:
+                codes.append(np.full(len(rows), -1))
+                continue
+            how = Marks(table.decimal, table.file.groupChar)
+            places = np.arange(start, start + len(column.numbers))
+            is_text = ~column.is_missing
+            if has_many:
+                is_text = column.is_wrong
+            for place in np.flatnonzero(is_text).tolist():
+                text = canonical(normalise(column.texts[place]), table.decimal)
+                entry = known.setdefault((text, how), start + place)
+                places[place] = entry
+                texts[entry] = text
+                marks[entry] = how
+            codes.append(places[column.codes[rows]])
+            numbers.append(np.where(column.is_wrong | column.is_missing, np.nan, column.numbers))
+            is_missing.append(column.is_missing)
+            start += len(column.numbers)
+        joined = np.concatenate(codes)
+        joined[joined < 0] = start
+        is_there = np.ones(len(sites.names), np.bool_)
+        if len(sites.tables) > 1:
+            is_there = np.array([each is not None for each in columns])
+        return cls(
+            sites,
+            joined,
+            np.concatenate([*numbers, [np.nan]]),
+            np.concatenate([*is_missing, [True]]),
+            texts,
+            marks,
+            is_there,
+        )
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """The number of rows of each cell."""
+        return np.bincount(self.codes, minlength=len(self.numbers))
+
+    @cached_property
+    def is_present(self) -> NDArray[np.bool_]:
+        """Which rows have a value."""
+        return ~self.is_missing[self.codes]
+
+    @cached_property
+    def text_counts(self) -> Counter[str]:
+        """The number of rows of each text."""
+        return self._count(self.texts)
+
+    @cached_property
+    def odd_counts(self) -> Counter[str]:
+        """The number of rows of each text that is not a number."""
+        return self._count([each for each in self.texts if np.isnan(self.numbers[each])])
+
+    def _count(self, entries: Collection[int]) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for entry in entries:
+            if rows := int(self.counts[entry]):
+                counts[self.texts[entry]] += rows
+        return counts
+
+    def number_counts(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return the different numbers, ascending, and the number of rows of each."""
+        used = np.flatnonzero(~np.isnan(self.numbers) & (self.counts > 0))
+        numbers, places = np.unique(self.numbers[used], return_inverse=True)
+        counts = np.bincount(places, weights=self.counts[used], minlength=len(numbers))
+        return numbers, counts.astype(np.int64)
+
+    def texts_of_sites(self) -> list[Counter[str]]:
+        """Return the number of rows of each text at each site."""
+        found: list[Counter[str]] = [Counter() for _ in self.sites.names]
+        size = len(self.numbers)
+        pairs, counts = np.unique(self.sites.of_row * size + self.codes, return_counts=True)
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            site, entry = divmod(pair, size)
+            if entry in self.texts:
+                found[site][self.texts[entry]] += count
+        return found
+
+    def rows_of(self, texts: Collection[str]) -> NDArray[np.bool_]:
+        """Return which rows hold one of these texts."""
+        chosen = np.zeros(len(self.numbers), np.bool_)
+        chosen[[entry for entry, text in self.texts.items() if text in texts]] = True
+        return chosen[self.codes]
+
+    def encode(self, field: Field) -> ColumnValues:
+        """Return the column as the field has it, as `read_column` does."""
+        missing = {normalise(each).casefold() for each in field.missingValues}
+        if field.categories:
+            places = np.where(self.is_missing, -1, UNKNOWN).astype(np.int32)
+            for entry, text in self.texts.items():
+                if (place := field.place(text, missing)) is not None:
+                    places[entry] = place
+            return places[self.codes]
+        numbers = np.where(self.is_missing | ~np.isnan(self.numbers), self.numbers, np.inf)
+        odd = {entry for entry in self.texts if numbers[entry] == np.inf}
+        for how in {self.marks[entry] for entry in odd} if field.unit or missing else ():
+            entries = [entry for entry in odd if self.marks[entry] == how]
+            found, is_wrong, _ = parse_texts(
+                [self.texts[entry] for entry in entries],
+                File(decimalChar=how.decimal, groupChar=how.group),
+                {field.unit} - {""},
+                missing,
+            )
+            numbers[entries] = np.where(is_wrong, np.inf, found)
+        return numbers[self.codes]
+
+
+def _count_numbers(columns: Sequence[FileColumn]) -> int:
+    if any(not len(each.texts) for each in columns):
+        return SAMPLE
+    usable = [each.numbers[~each.is_wrong & ~each.is_missing] for each in columns]
+    return len(np.unique(np.concatenate(usable))) if usable else 0

@@ -1,0 +1,300 @@
+"""Remarks on columns: peculiarities that are not faults, but that a person should look at."""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.text import join_first
+
+from .encoding import ColumnValues, measure_moments
+from .schema import Field
+
+# Numbers that often stand for a missing value: 9, 99, -9, -1, 88 and so on.
+SENTINELS = np.array(
+    [sign * (10**k - 1) for k in range(1, 6) for sign in (1, -1)] + [-1, 88, 888, 8888, -88, -888]
+)
+
+# A deviation below this share of the largest magnitude is probably rounding.
+HARDLY_VARIES = 1e-9
+
+# If a site's median is 4 times the other sites' medians, or a quarter, it may be in another unit.
+OTHER_UNIT = 4.0
+
+# Report 0 as a possible code only if at least this many distinct values exist, all above one
+# standard deviation.
+FEWEST_KINDS = 5
+
+# Names of sites that a remark lists.
+SHOWN = 3
+
+# Rows of a class, or of a value, that show that a column determines the target.
+FEWEST_ROWS = 5
+
+# Share of rows in which a column's value determines the target.
+DETERMINED = 0.95
+
+# Rows that show whether a column may determine the target.
+SAMPLE = 5_000
+
+# Correlation with a quantity above which a column determines it.
+CORRELATED = 0.999
+
+
+def present_values(values: ColumnValues) -> ColumnValues:
+    """Return the values of a column that are neither missing nor faulty."""
+    return values[_is_usable(values)]
+
+
+def _is_usable(values: ColumnValues) -> NDArray[np.bool_]:
+    return np.isfinite(values) if values.dtype.kind == "f" else values >= 0
+
+
+class SiteValues(NamedTuple):
+    """The present values of sites, one after the other, and the site of each as an index."""
+
+    names: list[str]
+    values: ColumnValues
+    sites: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, ColumnValues]) -> "SiteValues":
+        """Return the values of sites that are neither missing nor faulty."""
+        together = np.concatenate([*columns.values()]) if columns else np.array([])
+        sites = np.repeat(np.arange(len(columns)), [len(each) for each in columns.values()])
+        present = cls([*columns], together, sites)
+        return present.without(~_is_usable(together))
+
+    def without(self, rows: NDArray[np.bool_]) -> "SiteValues":
+        """Return the values without some rows."""
+        if not rows.any():
+            return self
+        return SiteValues(self.names, self.values[~rows], self.sites[~rows])
+
+    def join(self, rows: NDArray[np.bool_]) -> str:
+        """Return the names of the sites with these rows, as a sentence lists them."""
+        return join_first([self.names[place] for place in np.unique(self.sites[rows])], SHOWN)
+
+    def split(self) -> dict[str, ColumnValues]:
+        """Return the values of each site that has some."""
+        ends = np.cumsum(np.bincount(self.sites, minlength=len(self.names))).tolist()
+        of_sites = zip(self.names, [0, *ends], ends, strict=False)
+        return {name: self.values[start:end] for name, start, end in of_sites if end > start}
+
+
+def find_remarks(
+    name: str, field: Field, columns: Mapping[str, ColumnValues]
+) -> Iterator[tuple[str, str]]:
+    """Yield (sites, remark) pairs on a column; "" stands for all sites.
+
+    `columns` has the column's values of each site, encoded by the schema.
+    """
+    present = SiteValues.of(columns)
+    if not len(present.values):
+        yield "", "it has no value"
+    elif (lowest := present.values.min()) == present.values.max():
+        held = repr(field.categories[lowest]) if field.categories else f"{lowest:g}"
+        yield "", f"it is {held} in every row, so that it says nothing"
+    elif field.categories:
+        yield from _compare_categories(field, present)
+    else:
+        codes = np.zeros(len(present.values), np.bool_)
+        for code, rows, problem in _find_codes(present):
+            remark = (
+                f"{code:g} in {int(rows.sum())} rows, {problem}: if it means a missing value, add"
+                f' "{code:g}" to missingValues of fields.{name}'
+            )
+            yield present.join(rows), remark
+            codes |= rows
+        yield from _find_rounding(present)
+        yield from _compare_units(name, present.without(codes))
+
+
+def _find_rounding(present: SiteValues) -> Iterator[tuple[str, str]]:
+    """Yield the sites with numbers that differ hardly more than by rounding."""
+    for site, values in present.split().items():
+        if (apart := np.ptp(values)) > HARDLY_VARIES * len(values) * abs(values[0]) or not apart:
+            continue
+        _, deviation = measure_moments(values) or (0.0, 0.0)
+        if not deviation:
+            yield site, "its numbers differ by rounding only: it is taken as constant"
+        elif deviation < HARDLY_VARIES * np.abs(values).max():
+            remark = f"its deviation is only {deviation:.1g}: if that is rounding, leave it out"
+            yield site, remark
+
+
+def _find_codes(present: SiteValues) -> Iterator[tuple[float, NDArray[np.bool_], str]]:
+    """Yield numbers that may stand for a missing value, their rows, and what is odd."""
+    found: dict[float, NDArray[np.bool_]] = {}
+    is_sentinel = np.isin(present.values, SENTINELS)
+    for site in np.unique(present.sites[is_sentinel]).tolist():
+        of_site = slice(*np.searchsorted(present.sites, (site, site + 1)))
+        values = present.values[of_site]
+        for code in {float(values.min()), float(values.max())}.intersection(SENTINELS.tolist()):
+            others = values[values != code]
+            is_repeated = 0 < len(others) < len(values) - 1
+            if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
+                rows = found.setdefault(code, np.zeros(len(present.values), np.bool_))
+                rows[of_site] = values == code
+    values = present.values
+    others = values[~np.isin(values, [*found])] if found else values
+    if not len(others):
+        return
+    for code, rows in found.items():
+        if not others.min() < code < others.max():  # else it is an honest number elsewhere
+            yield code, rows, "far from the others"
+    yield from _find_negatives(values, others)
+    positive = others[others > 0.0] if (others == 0.0).sum() > 1 else others[:0]
+    # A site that has only zeros is another remark.
+    if (
+        len(positive)
+        and others.min() >= 0.0
+        and positive.min() > positive.std()
+        and len(np.unique(positive)) >= FEWEST_KINDS
+        and not _find_sites_of_zeros(present)
+    ):
+        yield 0.0, values == 0.0, f"and no other number is below {positive.min():g}"
+
+
+def _find_negatives(
+    values: NDArray[np.float64], others: NDArray[np.float64]
+) -> Iterator[tuple[float, NDArray[np.bool_], str]]:
+    """Yield one or two negative numbers that are repeated, if all `others` are positive or 0."""
+    if others.min() >= 0.0 or others.max() <= 0.0:
+        return
+    is_below = others < 0.0
+    first = others[is_below.argmax()]
+    if first != np.round(first):
+        return
+    below = others[is_below]
+    if (below != np.round(below)).any():
+        return
+    rows_of = {float(code): values == code for code in np.unique(below)[:3]}
+    if len(rows_of) <= 2 and min(int(rows.sum()) for rows in rows_of.values()) > 1:
+        for code, rows in rows_of.items():
+            yield code, rows, "and no other number is negative"
+
+
+def _find_sites_of_zeros(present: SiteValues) -> list[int]:
+    """Return the sites with no number but 0, if no other site has a 0."""
+    zeros = np.bincount(present.sites[present.values == 0.0], minlength=len(present.names))
+    rows = np.bincount(present.sites, minlength=len(present.names))
+    having = np.flatnonzero(zeros)
+    return having.tolist() if (zeros == rows)[having].all() else []
+
+
+def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
+    """Yield the sites with a median far from the others', if no number is negative.
+
+    Zeros count for nothing, as they often stand for missing values.
+    """
+    if zeros := _find_sites_of_zeros(present):
+        rows = np.isin(present.sites, zeros)
+        yield present.join(rows), "it is 0 in all rows, and never elsewhere: is it known there?"
+    if (values := present.values).min(initial=0.0) < 0.0:
+        return
+    present = present.without(values == 0.0)
+    if not len(present.values):
+        return
+    parts = present.split()
+    names = [*parts]
+    medians = np.array([_median(values) for values in parts.values()])
+    if len(medians) < 2:
+        return
+    usual = np.median(medians)
+    far = np.arange(len(medians))
+    if len(medians) > 2:  # others within a factor of sqrt(apart) have the median of all among them
+        far = np.flatnonzero(np.maximum(medians / usual, usual / medians) >= np.sqrt(OTHER_UNIT))
+    for place in far.tolist():
+        others = np.delete(medians, place)
+        usual = np.median(others)
+        apart = max(medians[place], usual) / min(medians[place], usual)
+        if apart >= OTHER_UNIT and others.max() / others.min() < np.sqrt(apart):
+            remark = (
+                f"median {medians[place]:.4g}, and {usual:.4g} elsewhere: if it is in another unit,"
+                f" say so by fields.{name} = {{unit, factor}} under the file"
+            )
+            yield names[place], remark
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    """Return the median; np.median does the same with many more calls."""
+    middle = len(values) // 2
+    lower = middle - 1 + len(values) % 2
+    parted = np.partition(values, (lower, middle))
+    return float(parted[lower] + parted[middle]) / 2.0
+
+
+def _compare_categories(field: Field, present: SiteValues) -> Iterator[tuple[str, str]]:
+    """Yield the sites that share no category with any other site."""
+    is_held = np.zeros((len(present.names), len(field.categories)), np.bool_)
+    is_held[present.sites, present.values] = True
+    is_shared = is_held.sum(axis=0) > 1
+    is_apart = is_held.any(axis=1) & ~(is_held & is_shared).any(axis=1)
+    if is_held.any(axis=1).sum() < 2:
+        return
+    remedy = "at no other site: if others mean the same, map them in spellings"
+    places = np.flatnonzero(is_apart).tolist()
+    if len(places) > SHOWN:
+        names = join_first([present.names[place] for place in places], SHOWN)
+        yield names, f"the categories of each are {remedy}"
+        return
+    for place in places:
+        own = join_first([field.categories[each] for each in np.flatnonzero(is_held[place])], SHOWN)
+        yield present.names[place], f"its categories, {own}, are {remedy}"
+
+
+# The target ---------------------------------------------------------------------------------------
+
+
+def determines(values: ColumnValues, target: ColumnValues) -> bool:
+    """Return whether a column determines the target; both have the rows of all sites."""
+    usable = _is_usable(values) & _is_usable(target)
+    values = values[usable]
+    target = target[usable]
+    if (
+        len(values) < 4 * FEWEST_ROWS
+        or values.min() == values.max()
+        or target.min() == target.max()
+    ):
+        return False
+    if target.dtype.kind == "f":
+        return values.dtype.kind == "f" and abs(np.corrcoef(values, target)[0, 1]) > CORRELATED
+    # A few rows show at once that most columns do not.
+    some = slice(None, None, 1 + len(values) // SAMPLE)
+    if values.dtype.kind == "f" and _are_intervals(values[some], target[some]):
+        counts = np.bincount(target)
+        if counts[counts > 0].min() >= FEWEST_ROWS and _are_intervals(values, target):
+            return True
+    if _share_of_one_class(values[some], target[some]) < 0.0:
+        return False
+    # All rows of a few values, chosen by their bits, show that most columns of floats do not.
+    bits = values.astype(np.float64).view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    few = bits >> np.uint64(58) == 0
+    if few.sum() > SAMPLE and _share_of_one_class(values[few], target[few]) < DETERMINED / 2:
+        return False
+    return _share_of_one_class(values, target) >= DETERMINED
+
+
+def _share_of_one_class(values: ColumnValues, target: ColumnValues) -> float:
+    """Return the share of rows with a frequent value that has one class.
+
+    Return -1 if a frequent value has several classes.
+    """
+    kinds, codes = np.unique(values, return_inverse=True)
+    table = np.zeros((len(kinds), int(target.max()) + 1), np.int64)
+    np.add.at(table, (codes, target), 1)
+    rows = table.sum(axis=1)
+    is_frequent = rows >= FEWEST_ROWS
+    if (table.max(axis=1) < rows)[is_frequent].any():
+        return -1.0
+    return float(rows[is_frequent].sum() / len(values))
+
+
+def _are_intervals(values: NDArray[np.float64], target: ColumnValues) -> bool:
+    """Return whether each class is one interval of the numbers."""
+    parts = [values[target == each] for each in np.unique(target)]
+    ends = sorted((each.min(), each.max()) for each in parts)
+    return all(end < start for (_, end), (start, _) in pairwise(ends))

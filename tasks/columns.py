@@ -1,0 +1,164 @@
+"""The task `csv`: a table for each client, or one table with a column that names the client."""
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fairbloom import tables
+from fairbloom.errors import FairbloomError, join_names
+from fairbloom.logs import log
+from fairbloom.tables import ClientTable, DataError
+from fairbloom.tables.encoding import encode_file
+from fairbloom.tables.folders import files_in
+from fairbloom.tables.preprocessing import Preprocessing
+from fairbloom.tables.schema import Missing, parse_schema
+
+from . import models
+from .catalogue import TASKS
+from .clients import FileClients, preprocessing_of
+from .targets import POSITIVE_WORDS, Target
+from .task import Described, Setup, Task
+
+# The endings of tables.
+ENDINGS = TASKS["csv"].reads
+
+
+def infer(
+    setup: Setup,
+    *,
+    target: str,
+    client: str,
+    unit: str,
+    missing: Missing,
+    kind: str,
+    smallest_client: int,
+) -> str:
+    """Return the schema that the files of a folder suggest."""
+    files = files_in(setup.data_dir, ENDINGS)
+    if client.strip():
+        _check_single(setup.data_dir, client.strip(), len(files))
+    text, left_out = tables.infer(
+        files,
+        positive_words=POSITIVE_WORDS,
+        target=target.strip(),
+        client=client.strip(),
+        unit=unit.strip(),
+        missing=missing,
+        kind=kind,
+    )
+    parse_schema(text, f"the schema that {setup.data_dir} suggests")
+    if left_out:
+        reasons = [f"{name} ({why.removeprefix('it ')})" for name, why in left_out.items()]
+        log.warning(
+            "left out: %s; the schema that fairbloom data --write-schema writes has all reasons",
+            join_names(reasons),
+        )
+    return text
+
+
+def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
+    """Return the clients of a folder of tables, or of one file, as the schema describes them.
+
+    The other settings are for the inference of a schema.
+    """
+    schema = parse_schema(setup.schema_)
+    files = CsvFiles(setup, smallest_client)
+    files.warn_of_left_out()
+    predicted = Target.of(schema)
+    place = predicted.classes.index(schema.positive) if schema.positive else None
+
+    def preprocessing(client: str) -> Preprocessing:
+        if client:
+            return files.clients_with(client).preprocessing(client)
+        return preprocessing_of(setup.schema_)
+
+    def model() -> torch.nn.Module:
+        width = preprocessing("").width
+        return models.build(setup.model, (width,), predicted.outputs, setup.seed, norm=setup.norm)
+
+    return Task(
+        clients=files.clients,
+        model=model,
+        loss=predicted.loss,
+        splits=lambda name: files.clients_with(name).splits(name),
+        scores=predicted.scores(),
+        describe=files.describe,
+        parts=lambda name: files.clients_with(name).parts_in_file(name),
+        preprocessing=preprocessing,
+        groupings=schema.group_names,
+        group_scores=predicted.group_scores(1 if place is None else place) if schema.groups else {},
+        classes=len(predicted.classes),
+        class_names=predicted.classes,
+        positive=place,
+        schema=setup.schema_,
+        left_out=files.left_out,
+    )
+
+
+def _check_single(place: str, client: str, count: int) -> None:
+    """Raise DataError if there is a column of clients, and not a single file."""
+    if count > 1:
+        raise DataError(
+            f"client = {client!r} is for a single file, and {place} has {count} files: leave it"
+            " out, so that each file is a client",
+            "several-files",
+            files=count,
+        )
+
+
+class CsvFiles:
+    """The files of a folder, each of which is read when a client's data are first needed.
+
+    `clients` are named as their files, or by a column of a single file, which is read at once.
+    `left_out` are the clients of a single file that have too few rows.
+    """
+
+    def __init__(self, setup: Setup, smallest: int) -> None:
+        self._setup = setup
+        self._smallest = smallest
+        self._schema = parse_schema(setup.schema_)
+        self._paths = files_in(setup.data_dir, ENDINGS)
+        self._of_file = lru_cache(maxsize=None)(self._read_file)
+        self.clients = tuple(self._paths)
+        self.left_out: tuple[str, ...] = ()
+        if self._schema.client and self._paths:
+            _check_single(setup.data_dir, self._schema.client, len(self._paths))
+            single = self._of_file(*self._paths)
+            self.clients = single.names
+            self.left_out = single.left_out
+
+    def warn_of_left_out(self) -> None:
+        """Log which clients are left out; raise DataError if all are."""
+        if not self.left_out:
+            return
+        left_out = len(self.left_out)
+        every = left_out + len(self.clients)
+        fault = f"{left_out:,} of {every:,} clients have fewer than {self._smallest} rows"
+        if left_out == every:
+            raise DataError(
+                f"data-dir = {self._setup.data_dir!r}: {fault}: name the right column of clients"
+            )
+        log.warning("%s and are left out: %s", fault, join_names(self.left_out))
+
+    def clients_with(self, client: str) -> FileClients:
+        """Return the clients of the file that has a client."""
+        return self._of_file(*self._paths) if self._schema.client else self._of_file(client)
+
+    def _read_file(self, name: str) -> FileClients:
+        file = encode_file(self._paths[name], self._setup.schema_)
+        if file.rows is None:
+            return FileClients(file, {name: np.arange(len(file))}, self._setup)
+        return FileClients(file, file.rows, self._setup, self._smallest)
+
+    def describe(self, every: bool) -> Described:
+        """Return tables that describe the data: of each client if `every`, or else in short."""
+        found: dict[str, ClientTable | FairbloomError] = {}
+        for name in self.clients:
+            try:
+                found[name] = self.clients_with(name).table(name)
+            except FairbloomError as error:
+                found[name] = error
+        return tables.describe(
+            self._schema, found, lambda name: self.clients_with(name).describe(name), every
+        )

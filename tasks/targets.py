@@ -1,0 +1,104 @@
+"""The target of a user's own files: classes, or a quantity."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
+from fairbloom.tables.schema import Schema
+
+from .measures import (
+    AUC,
+    BALANCED_ACCURACY,
+    MAE,
+    R2,
+    RMSE,
+    OfEach,
+    absolute_error,
+    auc,
+    balanced_accuracy,
+    group_scores_of_classes,
+    r2,
+    rmse,
+)
+from .task import is_highest
+
+Measure = Callable[[Tensor, Tensor], Tensor | float]
+
+# Usual names of the positive class in lower case, in English and some other languages.
+POSITIVE_WORDS = frozenset(
+    (
+        *("yes", "y", "true", "t", "positive", "pos", "+", "present", "1"),
+        *("ill", "sick", "disease", "diseased", "case", "patient", "affected", "infected"),
+        *("abnormal", "malignant", "cancer", "tumor", "tumour", "event", "failure", "default"),
+        *("dead", "died", "death", "deceased", "expired", "relapse", "relapsed", "recurrence"),
+        *("recurred", "progression", "progressed", "readmitted", "complication", "fraud", "churn"),
+        *("ja", "wahr", "positiv", "krank", "tot", "verstorben", "oui", "vrai", "positif"),
+        *("malade", "mort", "décédé", "si", "sí", "positivo", "enfermo", "muerto", "sim", "malato"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The meaning of a model's outputs: `classes` in their order, or a quantity if that is ().
+
+    A quantity is learned in units of `scale` around `center`, as the schema states them, so that
+    learning rates do not depend on its unit; scores are in its own unit.
+    """
+
+    classes: tuple[str, ...] = ()
+    center: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs for an example."""
+        return len(self.classes) or 1
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return cross-entropy, or the squared error in units of `scale`, of each example."""
+        if self.classes:
+            return cross_entropy(outputs, targets, reduction="none")
+        return (outputs.reshape(targets.shape) - targets).square()
+
+    def scores(self) -> Mapping[Score, Measure]:
+        """Return the scores, the one that fairness is measured in first."""
+        if not self.classes:
+            return {
+                MAE: partial(absolute_error, scale=self.scale),
+                R2: r2,
+                RMSE: partial(rmse, scale=self.scale),
+            }
+        scores: dict[Score, Measure] = {ACCURACY: is_highest, BALANCED_ACCURACY: balanced_accuracy}
+        if len(self.classes) == 2:
+            scores[AUC] = auc
+        return scores
+
+    def group_scores(self, positive: int) -> Mapping[GroupScore, OfEach]:
+        """Return the scores of groups; `positive` is the index of the positive class of two."""
+        if self.classes:
+            name = self.classes[positive]
+            return group_scores_of_classes(len(self.classes), positive, name)
+        score = GroupScore(MAE.name, higher_is_better=MAE.higher_is_better)
+        return {score: partial(absolute_error, scale=self.scale)}
+
+    @classmethod
+    def of(cls, schema: Schema) -> "Target":
+        """Return the target of a schema."""
+        field = schema.predicted
+        if field.categories or field.center is None or field.scale is None:
+            return cls(field.categories)
+        return cls(center=field.center, scale=field.scale or 1.0)
+
+
+def as_targets(values: Any, target: Target) -> Tensor:
+    """Return indices of classes, or a quantity in units of its scale, as the loss expects them."""
+    if target.classes:
+        return torch.as_tensor(values, dtype=torch.int64)
+    return torch.as_tensor((values - target.center) / target.scale, dtype=torch.float32)

@@ -1,0 +1,640 @@
+"""The schema that files suggest: kinds, spellings, dialects, and remarks on what a person should
+look at."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.tables.identifiers import DATE, IDENTIFIER, nearly_all_differ
+from fairbloom.tables.schema import parse_schema
+from fairbloom.tasks import describe_data
+
+from ..commands import fairbloom
+from ..docs.pages import ROOT, blocks
+from .helpers import SCHEMA, Folder, config, csv_of, inferred, load
+
+DATES = (
+    "2024-03-17",
+    "2024-03",
+    "17.3.24",
+    "3/17/2024",
+    "2024-03-17T08:15:00Z",
+    "17-Mar-24",
+    "17. Mai 2024",
+)
+NO_DATES = (
+    "40-49",
+    "10-12",
+    "1.5",
+    "3/4",
+    "I25.1",
+    "T2",
+    "2024",
+    "2019-2020",
+    "stage 3",
+    "may",
+    "",
+)
+IDENTIFIERS = (
+    "P-00123",
+    "4711/B",
+    "a1b2c3d4",
+    "anna@clinic.example",
+    "123-45-6789",
+    "+46 70 123 45 67",
+)
+NO_IDENTIFIERS = ("40-49", "I25.1", "stage 3", "T2N0", "10000-20000", "north", "1.5")
+
+
+def described(folder: Path, schema: str = "", **settings: Any) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [dict(row) for row in rows]
+        for name, rows in describe_data(RunSettings.of(config(folder, schema, **settings))).items()
+    }
+
+
+def with_column(name: str, cells: list[str], rows: int = 30, seed: int = 0) -> str:
+    """Return a table with one more column; its cells are repeated."""
+    head, *lines = csv_of(rows, seed).splitlines()
+    return (
+        "\n".join(
+            [f"{name},{head}", *(f"{cells[k % len(cells)]},{line}" for k, line in enumerate(lines))]
+        )
+        + "\n"
+    )
+
+
+# Kinds --------------------------------------------------------------------------------------------
+
+
+def test_columns_are_fields_in_the_first_files_order(folder: Folder) -> None:
+    schema = parse_schema(inferred(folder(a=csv_of(20), b=csv_of(20, 1, "target,ward,dose,age"))))
+    assert schema == parse_schema(SCHEMA).model_copy(update={"positive": "1"})
+
+
+def test_columns_that_may_say_who_somebody_is_are_ignored(
+    folder: Folder,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
+) -> None:
+    people = [f"person {chr(97 + k % 26)}{chr(97 + k // 26)}" for k in range(30)]
+    for name, cells, reason in (
+        ("seen", ["2024-03-17", "2024-04-01"], "dates"),
+        ("case", ["P-00123", "P-00124"], "persons or cases"),
+        ("who", people, "who it is about"),
+        ("patient_id", [str(4000 + 7 * k) for k in range(30)], "persons or cases"),
+        ("notes", ["x" * 201, "y"], "201 characters"),
+    ):
+        with subtests.test(name=name, cells=cells):
+            text = inferred(folder(a=with_column(name, cells), b=with_column(name, cells, seed=1)))
+            assert parse_schema(text).ignore == (name,), name
+            (line,) = (each for each in text.splitlines() if f'"{name}",' in each)
+            assert reason in line
+            # which a schema would carry to all sites
+            assert not any(cell in text for cell in cells if len(cell) > 1)
+    for words, pattern, others in (
+        (DATES, DATE, NO_DATES),
+        (IDENTIFIERS, IDENTIFIER, NO_IDENTIFIERS),
+    ):
+        with subtests.test(words=words, pattern=pattern):
+            assert all(map(pattern.fullmatch, words))
+            assert not any(map(pattern.fullmatch, others))
+    assert nearly_all_differ(18, 20)
+    assert not nearly_all_differ(17, 20)
+    load(folder(a=with_column("seen", ["2024-03-17"]), b=with_column("seen", ["2024-03-17"])))
+    assert any("seen" in each and "left out" in each for each in caplog.messages)
+
+
+def test_what_differs_in_case_or_form_alone_is_one_category(folder: Folder) -> None:
+    text = inferred(
+        folder(
+            a=with_column("sex", ["Låg", "ho\u0308g", "låg\u00a0"]),
+            b=with_column("sex", ["låg", "hög\u200b"]),
+        )
+    )
+    field = parse_schema(text).fields["sex"]
+    assert field.categories == ("hög", "låg")
+    assert dict(field.spellings) == {"låg": ("Låg",)}
+
+
+def test_a_column_of_few_files_is_ignored(folder: Folder) -> None:
+    text = inferred(folder(a=csv_of(20), b=csv_of(20), c=with_column("extra", ["1", "2"])))
+    assert parse_schema(text).ignore == ("extra",)
+    assert "only at c" in text
+    text = inferred(folder(a=csv_of(20), b=csv_of(20), c=csv_of(20, 0, "age,dose,target")))
+    assert "# not at c\n[fields.ward]" in text
+
+
+def test_encoding_and_decimal_mark_are_found_in_each_file(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    plain = csv_of(30).replace("north", "nörth")
+    commas = plain.replace(",", ";").replace(".", ",")
+    there = folder(a=plain, b=commas, c=commas.encode("cp1252"))
+    text = inferred(there)
+    files = parse_schema(text).files
+    assert {name: (file.encoding, file.decimalChar) for name, file in files.items()} == {
+        "b.csv": ("utf-8", ","),
+        "c.csv": ("cp1252", ","),
+    }
+    task = load(there)
+    first, *others = (task.splits(name).train[slice(0, 24)][0].sum(dim=0).abs() for name in "abc")
+    assert {len(each) for each in others} == {len(first)}
+    for thousands in ("1,234", "12,500"):  # which may be either
+        with subtests.test(thousands=thousands):
+            assert 'decimalChar = ","' not in inferred(
+                folder(**dict.fromkeys("abc", f"x;y\n{thousands};1\n{thousands};0\n" * 6))
+            )
+
+
+def test_a_target_that_cannot_be_learned_is_refused(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    names = [f"person {chr(97 + k % 26)}{chr(97 + k // 26)}" for k in range(30)]
+    for text, settings, words in (
+        (csv_of(30).replace("target", "goal"), {}, "csv.target"),
+        (csv_of(30).replace("ward", "label"), {}, "target"),
+        (csv_of(30), {"target": "tarket"}, "did you mean target?"),
+        (csv_of(30).replace(",1\n", ",0\n"), {}, "'0' in each row"),
+        (with_column("who", names), {"target": "who"}, "30 different values"),
+        ("1.5,2,0\n2.5,3,1\n", {}, "first line must name"),
+        (csv_of(30), {"client": "site"}, "csv.client"),
+        (csv_of(30), {"client": "target"}, "csv.client = 'target': it is the target"),
+        (csv_of(30), {"unit": "Target"}, "csv.unit = 'target': it is the target"),
+        (with_column("site", [""]), {"client": "site"}, "'site' names no client"),
+        (csv_of(0), {}, "no value"),
+    ):
+        with subtests.test(text=text, settings=settings):
+            there = folder(a=text)
+            with pytest.raises(FairbloomError, match=words):
+                inferred(there, **settings)
+
+
+def test_a_draft_names_ten_of_its_files_and_counts_the_others(folder: Folder) -> None:
+    there = folder(**{f"s{k:02}": csv_of(30) for k in range(47)})
+    assert inferred(there).startswith("# Inferred from s00.csv, ")
+    assert "s09.csv and 37 more. Read it" in inferred(there).splitlines()[0]
+
+
+def test_without_a_target_the_likeliest_column_is_suggested(folder: Folder) -> None:
+    rows = [
+        f"{k},{'yes' if k % 3 else 'no'},{k % 7},{'fm'[k % 2] * (k % 5 > 0)}" for k in range(30)
+    ]
+    there = folder(a="\n".join(["age,ré admis,ward,sex", *rows]) + "\n")
+    with pytest.raises(FairbloomError, match=r"add --set 'csv.target=ré admis', the likeliest of"):
+        inferred(there)
+
+
+def test_errors_name_no_schema_of_a_user_without_one(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    constant = csv_of(30).replace(",1\n", ",0\n")
+    for table, kind in (
+        (constant, "auto"),
+        (constant, "classification"),
+        (csv_of(30).replace("north", ""), "auto"),
+        (csv_of(30).replace("age", "target"), "auto"),
+    ):
+        with subtests.test(table=table, kind=kind):
+            there = folder(a=table)
+            with pytest.raises(FairbloomError) as caught:
+                load(there, kind=kind).splits("a")
+            assert "schema.toml" not in str(caught.value)
+
+
+# Remarks ------------------------------------------------------------------------------------------
+
+
+def test_units_sentinels_and_constants_are_remarked(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    random = np.random.default_rng(1)
+
+    def pressures(scale: float, code: str = "") -> str:
+        cells = [
+            code if code and k % 2 else f"{scale * value:.1f}"
+            for k, value in enumerate(random.normal(130, 12, 30))
+        ]
+        return with_column("pressure", cells)
+
+    found = described(
+        folder(a=pressures(1), b=pressures(0.133), c=pressures(1), d=pressures(1, "-9"))
+    )
+    remarks = {(row["client"], row["column"]): row["remark"] for row in found["remarks"]}
+    assert remarks.keys() == {("b", "pressure"), ("d", "pressure")}
+    assert "another unit" in remarks["b", "pressure"]
+    assert "-9 in 15 rows" in remarks["d", "pressure"]
+    ranges = {
+        row["client"]: row["values"] for row in found["columns"] if row["column"] == "pressure"
+    }
+    assert float(ranges["b"].split(" to ")[1]) < 30 < float(ranges["a"].split(" to ")[0])
+    for cells, kind in ((["7"], "7"), (["all"], "'all'")):
+        with subtests.test(cells=cells, kind=kind):
+            there = folder(**{name: with_column("same", cells) for name in "abcd"})
+            remark, of_rows = described(there)["remarks"]
+            assert kind in remark["remark"]
+            assert "rows are the same" in of_rows["remark"]
+
+
+def drafted(folder: Path, name: str, **settings: Any) -> str:
+    """Return the part of the draft that is about a column, or a file."""
+    parts = [each.strip() for each in inferred(folder, **settings).split("\n\n")]
+    (part,) = (each for each in parts if f".{name}]" in each or f'."{name}"]' in each)
+    return part
+
+
+def test_zeros_do_not_hide_another_unit(folder: Folder) -> None:
+    cells = {
+        "a": [0.0, 5.2, 6.1, 4.9, 7.7],
+        "b": [0.0, 0.0, 201.0, 236.0, 190.0],
+        "c": [188.0, 204.0, 251.0, 0.0, 222.0],
+    }
+    there = folder(
+        **{name: with_column("chol", [f"{x:g}" for x in each]) for name, each in cells.items()}
+    )
+    assert "# a: median 5.65, and 207 elsewhere" in drafted(there, "chol")
+
+
+def test_a_site_of_zeros_is_remarked(folder: Folder) -> None:
+    there = folder(
+        a=with_column("chol", ["0"]),
+        b=with_column("chol", ["201", "236", "190"]),
+        c=with_column("chol", ["188", "204", "251"]),
+    )
+    assert "# a: it is 0 in all rows, and never elsewhere" in drafted(there, "chol")
+    assert "chol.missingValues" not in inferred(there)
+
+
+def test_codes_near_the_others_are_remarked(folder: Folder, subtests: pytest.Subtests) -> None:
+    for code, others, is_code in (
+        ("-1", ["3", "8", "2", "5", "1"], True),
+        ("0", ["61", "75", "70", "58", "66"], True),
+        ("0", ["1", "2", "3", "4", "5"], False),
+        ("0", ["2", "4", "6", "8", "10"], False),
+        ("0", ["1"], False),
+        ("-1", ["-2", "-3", "-1.5", "2", "1"], False),
+    ):
+        with subtests.test(code=code, others=others):
+            there = folder(a=with_column("stay", [code, *others]), b=with_column("stay", others))
+            assert (f"# a: {code} in " in drafted(there, "stay")) == is_code
+
+
+def test_a_number_that_is_usual_elsewhere_is_no_code(folder: Folder) -> None:
+    there = folder(
+        a=with_column("age", ["-1", "-1", "5"]).replace("age", "month", 1),
+        b=with_column("month", [str(k) for k in range(-6, 7)]),
+    )
+    assert "-1 in" not in drafted(there, "month")
+
+
+def test_many_sites_with_categories_of_their_own_are_one_remark(folder: Folder) -> None:
+    there = folder(**{f"s{k}": with_column("town", [f"t{k}", f"u{k}"]) for k in range(9)})
+    assert "# s0, s1, s2 and 6 more: the categories of each are at no other" in drafted(
+        there, "town"
+    )
+
+
+def test_a_column_that_determines_the_target_is_remarked(folder: Folder) -> None:
+    def table(seed: int) -> str:
+        random = np.random.default_rng(seed)
+        rows = [
+            (x, "LMH"[int(x > 0.3) + int(x > 0.7)], f"{x:.4f}", random.integers(0, 9))
+            for x in random.random(60)
+        ]
+        lines = (f"{x > 0.3!s},{grade},{score},{free}" for x, grade, score, free in rows)
+        return "\n".join(["target,grade,score,free", *lines])
+
+    text = inferred(folder(a=table(1), b=table(2)))
+    for name in ("grade", "score"):
+        assert f"# {name} determines target: is it known before?" in text
+    assert "free determines" not in text
+    scores = inferred(folder(), target="score")
+    assert "determines" not in scores
+    twice = "\n".join(["x,half,target", *(f"{k % 7},{k / 2},{k + 1}" for k in range(40))])
+    assert "# half determines target" in inferred(folder(a=twice, b=twice), kind="regression")
+
+
+def test_codes_have_categories_to_uncomment(folder: Folder, subtests: pytest.Subtests) -> None:
+    random = np.random.default_rng(0)
+    jobs = np.sort(random.choice(np.arange(10, 5_000), 40, replace=False))
+    for name, cells, is_code in (
+        ("marital", [1, 2, 3, 4, 5], True),
+        ("job", jobs.tolist(), True),
+        ("postcode", ["01001", "02139", *map(str, range(10_000, 10_040))], True),
+        ("age at start", [*range(18, 30)], False),
+        ("hours", [*range(20, 75)], False),
+    ):
+        with subtests.test(name=name):
+            there = folder(a=with_column(name, [*map(str, random.choice(cells, 500))], 500))
+            text = inferred(there)
+            line = "# categories = ["
+            assert (line in drafted(there, name)) == is_code
+            if is_code:
+                uncommented = text.replace(line, line[2:])
+                assert len(parse_schema(uncommented).fields[name].categories) == len(cells)
+                assert described(there, uncommented)["faults"] == []
+
+
+def visits(seed: int, patients: int = 50, names: str = "P{}") -> str:
+    """Return a table of four visits of each patient, in which age and sex are the patient's."""
+    random = np.random.default_rng(seed)
+    lines = [
+        f"{names.format(k % patients)},{40 + k % patients},{'mf'[k * 7 % patients % 2]},"
+        f"{'ABCDEFGHIJKLMNOPQRSTUVW'[random.integers(23)]}x,{random.random():.3f},{k // 3 % 2}"
+        for k in range(4 * patients)
+    ]
+    return "\n".join(["who,age,sex,code,crp,target", *lines])
+
+
+def test_persons_of_several_rows_are_no_inputs(folder: Folder, subtests: pytest.Subtests) -> None:
+    for names in ("P{}", "{}", "anna {}", "MRN-{}0000"):
+        with subtests.test(names=names):
+            table = visits(1, names=names)
+            if names == "{}":
+                table = table.replace("who", "subject", 1)
+            name = table.partition(",")[0]
+            text = inferred(folder(a=table, b=table))
+            assert parse_schema(text).ignore == (name,)
+            assert f'# unit = "{name}"' in text
+            assert "4.0 rows each" in text or "numbers of persons or cases, or addresses" in text
+            # Codes of diagnoses are honest: no other column is a function of them.
+            assert "# 8.7 rows have the same text: if it names a person" in text
+            schema = parse_schema(text.replace("# unit", "unit"))
+            assert schema.unit == name
+            assert [*schema.inputs] == ["age", "sex", "code", "crp"]
+
+
+def test_reasons_are_in_the_warning(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    head, *lines = csv_of(40).splitlines()
+    for name, cell in (
+        ("when", "2024-03-17"),
+        ("row", "{}"),
+        ("note", "x" * 201),
+        ("seen", "3/4/24"),
+    ):
+        head = f"{name},{head}"
+        lines = [f"{cell.format(k)},{line}" for k, line in enumerate(lines)]
+    table = "\n".join([head, *lines])
+    load(folder(a=table, b=table))
+    assert any(
+        "left out: seen (looks like dates), note (a text of it has 201 characters), when (looks"
+        " like dates) and 1 more; " in each
+        for each in caplog.messages
+    )
+
+
+def test_sites_of_one_class_each_are_no_error(folder: Folder) -> None:
+    zero = csv_of(20).replace(",1\n", ",0\n")
+    one = csv_of(20).replace(",0\n", ",1\n")
+    there = folder(a=zero, b=one)
+    assert parse_schema(inferred(there)).predicted.categories == ("0", "1")
+    assert described(there)["faults"] == []
+
+
+def test_categories_of_many_clients_are_no_persons(folder: Folder) -> None:
+    lines = csv_of(400).splitlines()
+    sites = ["site", *(f"s{row % 40}" for row in range(400))]
+    there = folder(a="\n".join(map(",".join, zip(sites, lines, strict=True))))
+    assert "rows have the same text" not in inferred(there, client="site")
+
+
+# Cases that were wrong ----------------------------------------------------------------------------
+
+
+def test_numbers_among_few_texts_are_categories(folder: Folder, subtests: pytest.Subtests) -> None:
+    for cells, rare in (
+        (["0", "1", "2", "3+"], "3+"),
+        (["K", "1", "2", "3"], "K"),
+        (["0_no", "1_yes"], "0_no"),
+        (["0 no", "1 yes"], "0 no"),
+        (["<30", "30–59", "60+"], "30–59"),
+        (["<60", "≥60"], "<60"),
+    ):
+        with subtests.test(cells=cells):
+            # One site has only some of them.
+            there = folder(a=with_column("x", cells), b=with_column("x", cells[1:]))
+            assert rare in parse_schema(inferred(there)).fields["x"].categories
+
+
+def test_signs_at_all_numbers_are_faults_with_a_remedy(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    for cells, remedy in (
+        (["1,250", "1,300"], "groupChar = ','"),
+        (["$45", "$50"], "unit = '$'"),
+        (["$1,045.50", "$50"], "unit = '$'"),
+        (["10:30", "9:15"], "write hours, 10.5"),
+        (["<30", "<45"], "x.missingValues"),
+        (["20±2", "21±3"], "write 20"),
+        (["63 y", "70"], "unit = 'y'"),
+    ):
+        with subtests.test(cells=cells):
+            lines = (f'"{cells[k % 2]}",{k % 5},{k % 2}' for k in range(40))
+            table = "\n".join(["x,other,target", *lines])
+            there = folder(a=table, b=table)
+            assert parse_schema(inferred(there)).fields["x"].categories == ()
+            assert remedy in drafted(there, "x")
+    unit = inferred(there).replace("[fields.x]\n", '[fields.x]\nunit = "y"\n')
+    assert described(there, unit)["faults"] == []
+
+
+def test_units_are_those_of_all_numbers(folder: Folder) -> None:
+    there = folder(a=with_column("w", ["63 kg", "70kg"]), b=with_column("w", ["81 kg"]))
+    assert 'unit = "kg"' in drafted(there, "w")
+    there = folder(a=with_column("w", ["63 kg", "70kg"]), b=with_column("w", ["81"]))
+    assert 'unit = "kg"' not in drafted(there, "w")
+
+
+def test_marks_of_numbers_are_found_in_each_file(folder: Folder, subtests: pytest.Subtests) -> None:
+    for cells, others, mark in (
+        (["27,3", "31,25"], ["9.123", "12.500"], 'decimalChar = ","\ngroupChar = "."'),
+        (["6,540", "12,000"], ["41.2", "0.5"], 'groupChar = ","'),
+        (["1.234.567", "2"], ["9.123", "12"], 'decimalChar = ","\ngroupChar = "."'),
+        (["1 020", "12 500"], ["1", "2"], 'groupChar = " "'),
+        (["1'020", "12'500"], ["1.5", "2"], 'groupChar = "\'"'),
+    ):
+        with subtests.test(cells=cells, others=others):
+            lines = (f"{cells[k % 2]};{others[k % 2]};{k % 2}" for k in range(40))
+            plain = "x;z;target\n" + "1;2;0\n1;3;1\n" * 20
+            there = folder(a="\n".join(["x;z;target", *lines]), b=plain)
+            text = inferred(there)
+            assert f'[files."a.csv"]\n{mark}\n' in text
+            assert described(there, text)["faults"] == []
+    (there / "a.csv").write_text("x;z;target\n" + "9.123;1;0\n1.500;2;1\n" * 20)
+    assert "'9.123' can be read in two ways" in inferred(there)
+
+
+def test_names_that_differ_in_writing_are_one_column(folder: Folder) -> None:
+    names = {"a": "Blood Pressure", "b": "blood_pressure", "c": "blood-pressure"}
+    names |= {"d": "blood_pressure"}
+    there = folder(**{site: with_column(name, ["120", "135"]) for site, name in names.items()})
+    text = inferred(there)
+    assert [*parse_schema(text).inputs] == ["blood_pressure", "age", "dose", "ward"]
+    assert '[files."a.csv"]\nfields.blood_pressure = {name = "Blood Pressure"}' in text
+    assert described(there, text)["faults"] == []
+    # c and d are as before: a column of half of the files is ignored by both of its names.
+    both = csv_of(20).replace("age,dose", "x_1,X.1")
+    schema = parse_schema(inferred(folder(a=both, b=both)))
+    assert {"x_1", "X.1"} <= {*schema.ignore}
+    assert {"blood_pressure", "blood-pressure"} <= {*schema.ignore}
+
+
+def test_words_for_nothing_are_missing_among_numbers(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    for word in ("n.a.", "None", "-", "--", ".", "unknown", "MISSING"):
+        with subtests.test(word=word):
+            there = folder(a=with_column("x", [word, "3.5", "4"]), b=with_column("x", ["3", "4"]))
+            text = inferred(there)
+            assert f'missingValues = ["{word.lower()}"]' in drafted(there, "x")
+            assert 'missing = "error"  # 10 cells have no value' in text
+            texts = folder(a=with_column("x", [word, "a", "b"]), b=with_column("x", ["a", "b"]))
+            assert f"# '{word}' is a category of 10 rows" in drafted(texts, "x")
+    there = folder(a=csv_of(30).replace(",1\n", ",yes\n").replace(",0\n", ",none\n"))
+    assert "# 'none' is a class of 15 rows" in drafted(there, "target")
+
+
+def test_errors_of_spreadsheets_are_missing_everywhere(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    for word in ("#N/A", "#DIV/0!", "<NA>", "NaT", "\\N"):
+        with subtests.test(word=word):
+            there = folder(a=with_column("sex", [word, "f", "m"]), b=with_column("sex", ["f", "m"]))
+            assert parse_schema(inferred(there)).fields["sex"].categories == ("f", "m")
+
+
+def test_numbers_of_rows_are_no_inputs(folder: Folder, subtests: pytest.Subtests) -> None:
+    order = np.random.default_rng(0).permutation(40)
+    for name, cells, is_left_out in (
+        ("Unnamed: 0", [*map(str, range(40))], True),
+        ("value", [str(100 + k) for k in order], True),
+        ("Fallnummer", [str(17 * k + k % 5) for k in range(40)], True),
+        ("PatientID", [str(17 * k + k % 5) for k in range(40)], True),
+        ("value", [str(17 * k + k % 5) for k in range(40)], False),
+        ("year", [*map(str, range(1980, 2020))], False),
+        ("age at start", [*map(str, range(30, 70))], False),
+    ):
+        with subtests.test(name=name, first=cells[:3]):
+            there = folder(a=with_column(name, cells, 40), b=with_column(name, cells, 40, seed=1))
+            text = inferred(there)
+            assert (name not in parse_schema(text).inputs) == is_left_out
+            if "input = false" in text:
+                back = text.replace("input = false", "input = true")
+                assert name in parse_schema(back).inputs
+    table = with_column("value", [str(17 * k) for k in range(40)], 40)
+    there = folder(a=table, b=table)
+    assert "each row has another whole number" in drafted(there, "value")
+
+
+def column_of(cells: list[str]) -> str:
+    lines = (f'"{cells[k % len(cells)]}",{"mf"[k % 2]},{int(k % 3 > 0)}' for k in range(40))
+    return "\n".join(["age,sex,target", *lines])
+
+
+def test_nearly_numbers_are_faults_that_name_what_is_odd(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    for cells, named in (
+        (["0", "−3", "4", "−7"], ("'−'", "U+2212")),
+        (["50", "45 kg"], ("'kg'", "unit = ")),
+        (["50", "45 %"], ("per cent",)),
+        (["1200", "1,200", "900"], ("thousands", "groupChar")),
+        (["1.5", "1,5", "2.5"], ("comma", "decimalChar")),
+        (["3", "<5", "4"], ("bound", "missingValues")),
+        ([*map(str, range(25)), "absent"], ("not a number", "missingValues")),
+    ):
+        with subtests.test(cells=cells, named=named):
+            there = folder(a=column_of(cells), b=column_of([*cells[:1], "7", "8"]))
+            faults = described(there)["faults"]
+            odd = [row for row in faults if row["client"] == "a"]
+            assert {row["file"] for row in odd} == {"a.csv"}, cells
+            assert odd[0]["line"] == 2 + cells.index(odd[0]["value"]), cells
+            for word in named:
+                assert word in odd[0]["problem"] + odd[0]["remedy"], (cells, odd[0])
+            with pytest.raises(FairbloomError, match="line"):
+                load(there).splits("a")
+
+
+def test_classes_that_share_nothing_are_an_error(folder: Folder, tmp_path: Path) -> None:
+    def outcomes(*classes: str) -> str:
+        return "\n".join(["x,target", *(f"{k % 7},{classes[k % 2]}" for k in range(40))])
+
+    there = folder(a=outcomes("No", "Yes"), b=outcomes("0", "1"), c=outcomes("no", "yes"))
+    text = inferred(there)
+    assert parse_schema(text).predicted.categories == ("No", "Yes")
+    assert "b uses other class names: map them in spellings" in text
+    faults = described(there)["faults"]
+    assert {(row["client"], row["value"]) for row in faults} == {("b", "0"), ("b", "1")}
+    assert all("spellings" in row["remedy"] and "categories" not in row["remedy"] for row in faults)
+    with pytest.raises(FairbloomError, match="client b"):
+        simulate(
+            Settings.of(
+                {**config(there), "num-rounds": 1, "device": "cpu", "out": str(tmp_path / "run")}
+            )
+        )
+    right = text.replace('No = ["no"], Yes = ["yes"]', 'No = ["no", "0"], Yes = ["yes", "1"]')
+    assert described(there, right)["faults"] == []
+
+
+def test_a_long_text_and_a_packed_file_are_named(folder: Folder) -> None:
+    there = folder(a=with_column("notes", ["m", "x" * 140_000]), b=with_column("notes", ["m", "f"]))
+    assert "a text of it has 140,000 characters" in inferred(there)
+    with pytest.raises(FairbloomError, match=r"begins like \.gz"):
+        inferred(folder(a=b"\x1f\x8b\x08\x00", b=b"\x1f\x8b\x08\x00"))
+
+
+@pytest.mark.slow
+def test_a_schema_is_written_once(
+    tmp_path: Path, folder: Folder, subtests: pytest.Subtests
+) -> None:
+    there = folder(a=csv_of(20), b=csv_of(20))
+    file = tmp_path / "schema.toml"
+    for code in (0, 2):
+        with subtests.test(code=code):
+            done = fairbloom(tmp_path, "data", str(there), "--write-schema", str(file))
+            assert done.returncode == code, done.stderr
+    assert file.read_text() == inferred(there)
+
+
+# Four dirty hospitals -----------------------------------------------------------------------------
+
+HOSPITALS = ROOT / "tests/docs/given/schema/hospitals"
+"""Exports with other delimiters, marks, encodings, spellings, units, codes and columns; one has one
+class alone."""
+
+
+def test_four_dirty_hospitals_are_read_by_the_schema_of_the_page(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    draft = inferred(HOSPITALS, target="outcome")
+    for words in (
+        "männlich, weiblich, are at no other site",
+        "another unit",
+        "-9 in 4 rows",
+        "# not at lund",
+        '"größe",',
+    ):
+        with subtests.test(words=words):
+            assert words in draft, words
+    (written,) = (block.text for block in blocks("docs/schema.md") if block.file == "schema.toml")
+    found = described(HOSPITALS, written)
+    assert found["faults"] == []
+    assert [row["remark"] for row in found["remarks"]] == []
+    rows = {row["client"]: row["train"] + row["test"] for row in found["clients"]}
+    assert rows == {"basel": 60, "bern": 60, "lund": 60, "porto": 13}
+    ranges = {
+        row["client"]: row["values"] for row in found["columns"] if row["column"] == "cholesterol"
+    }
+    assert all(
+        100 < float(number) < 400 for values in ranges.values() for number in values.split(" to ")
+    )
+    settings = {"num-rounds": 2, "device": "cpu", "engine": "loop", "out": str(tmp_path / "run")}
+    run = simulate(Settings.of({**config(HOSPITALS, written), **settings}))
+    assert (run / "schema.toml").read_text() == written
+    assert (run / "groups.csv").exists()

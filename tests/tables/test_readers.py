@@ -1,0 +1,733 @@
+"""Files of tables: CSV, Parquet and workbooks are read right, or refused by name; nothing is
+silently wrong."""
+
+import csv
+import datetime
+import gzip
+import io
+import zipfile
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from pyarrow import parquet as arrow_parquet
+
+from fairbloom import tables
+from fairbloom.tables import reading
+from fairbloom.tables.cells import different_cells
+from fairbloom.tables.encoding import read_column
+from fairbloom.tables.folders import files_in, folders_in
+from fairbloom.tables.reading import Table
+from fairbloom.tables.reasons import REASONS, DataError
+from fairbloom.tables.schema import MISSING_VALUES, File, parse_schema
+from fairbloom.tasks import Task
+from fairbloom.tasks.columns import ENDINGS
+
+from .helpers import csv_of, inferred, load, schema_with
+from .workbooks import FormulaError, sheet_of, write_workbook
+
+
+def read(path: Path, **how: Any) -> Table:
+    return tables.read(path, File(**how))
+
+
+def texts_of(table: Table, name: str) -> list[str]:
+    """Return the cells of a column as texts."""
+    cells, codes = different_cells(table.columns[name])
+    return [cells[code].strip() for code in codes]
+
+
+def numbers_of(table: Table, name: str) -> tuple[list[float], list[str]]:
+    """Return the numbers of a column, and the faults of its cells."""
+    target = '[fields.y]\ntype = "string"\ncategories = ["a", "b"]\n'
+    schema = parse_schema(
+        f'target = "y"\nmissing = "drop"\n[fields."{name}"]\ntype = "number"\n{target}'
+    )
+    wrong: list[DataError] = []
+    numbers = read_column(table, name, schema, wrong)
+    return np.where(np.isinf(numbers), np.nan, numbers).tolist(), [str(each) for each in wrong]
+
+
+def refusal(path: Path, content: bytes | None = None, **how: Any) -> DataError:
+    """Return the error of a file; the text for the server must not have the path."""
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read(path, **how)
+    assert path.name in str(caught.value)
+    assert str(path.parent) not in caught.value.reportable
+    return caught.value
+
+
+# CSV: read right, or refused ----------------------------------------------------------------------
+
+CELLS = (
+    *(
+        "1",
+        "-0.5",
+        "5.",
+        "1e5",
+        "1e101",
+        "inf",
+        "1_000",
+        "1,5",
+        "٣",
+        "",
+        "NA",
+        "?",
+        " nan ",
+        "north",
+        "nörth",
+        " a",
+    ),
+    *(
+        "two\nlines",
+        "two\r\nlines",
+        "a\rb",
+        'a"b',
+        '"',
+        '""',
+        "a,b",
+        "x;y",
+        "a|b",
+        "tab\t",
+        "\x1c",
+        "\u2028",
+        "sep=;",
+    ),
+)
+
+
+@st.composite
+def hostile_files(draw: st.DrawFn) -> bytes:
+    """Draw a CSV file as programs write them, with whatever people make of it afterwards."""
+    width = draw(st.integers(2, 4))
+    rows = draw(st.integers(0, 30))
+    delimiter = draw(st.sampled_from(",;\t|"))
+    end = draw(st.sampled_from(["\n", "\r\n", "\r"]))
+    out = io.StringIO(newline="")
+    quoting = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+    writer = csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator=end)
+    writer.writerow([f"c{k}" for k in range(width)])
+    writer.writerows([[draw(st.sampled_from(CELLS)) for _ in range(width)] for _ in range(rows)])
+    content = out.getvalue()
+    for _ in range(draw(st.integers(0, 2))):
+        place = draw(st.integers(0, len(content)))
+        content = (
+            content[:place]
+            + draw(st.sampled_from([*CELLS, "\n", "\n\n", end, delimiter, "\0"]))
+            + content[place:]
+        )
+    content = content.removesuffix(end) if draw(st.booleans()) else content
+    encoding = draw(st.sampled_from(["utf-8", "utf-8-sig", "cp1252", "utf-16", "utf-16-le"]))
+    return content.encode(encoding, errors="replace") + draw(
+        st.sampled_from([b"", b"", b"\xff", b"\x00"])
+    )
+
+
+def read_by_python(content: bytes) -> list[list[tuple[int, list[str]]]]:
+    """Return, for each separator, line and cells of each row that is not blank, as Python's own
+    reader has them, strictly, or with spaces around quotation marks."""
+    marked = next((name for mark, name in reading.MARKS.items() if content.startswith(mark)), "")
+    try:
+        decoded = content.decode(marked or "utf-8")
+    except UnicodeDecodeError:
+        decoded = content.decode("cp1252")
+    found = []
+    for delimiter in ",;\t|":
+        unified = io.StringIO(decoded.replace("\r\n", "\n").replace("\r", "\n"))
+        for strict in (True, False):
+            unified.seek(0)
+            lines = csv.reader(
+                unified, delimiter=delimiter, strict=strict, skipinitialspace=not strict
+            )
+            with suppress(csv.Error):
+                found.append(
+                    [(lines.line_num, [cell.strip() for cell in row]) for row in lines if row]
+                )
+    return found
+
+
+@given(content=hostile_files(), block=st.sampled_from([2**10, 2**22]))
+@settings(
+    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+def test_hostile_files_are_read_right_or_refused_by_name(
+    tmp_path: Path, content: bytes, block: int
+) -> None:
+    path = tmp_path / "site.csv"
+    path.write_bytes(content)
+    said = ""
+    table = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "MAX_ROW", block)
+        reading.forget_file(path)
+        try:
+            table = read(path, encoding="cp1252")
+        except DataError as error:
+            said = str(error)
+    if table is None:
+        assert "site.csv" in said
+        return
+    columns = [texts_of(table, name) for name in table.columns]
+    rows = [[column[row] for column in columns] for row in range(len(table))]
+    ours = ([*table.columns], [*zip(table.lines.tolist(), rows, strict=True)])
+    theirs = [(names, found) for (_, names), *found in read_by_python(content)]
+    assert ours in theirs
+
+
+def test_whatever_separates_ends_and_encodes_a_text(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    path = tmp_path / "site.csv"
+    cells = ["a", "b,;|\tc", "two\nlines", 'say "yes"', "nörth", ""]
+    for delimiter in ",;\t|":
+        with subtests.test(delimiter=delimiter):
+            for end in ("\n", "\r\n", "\r"):
+                for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
+                    out = io.StringIO(newline="")
+                    rows = [["id", "x"], *([str(k), cell] for k, cell in enumerate(cells))]
+                    csv.writer(
+                        out, csv.unix_dialect, delimiter=delimiter, lineterminator=end
+                    ).writerows(rows)
+                    blank = out.getvalue().replace(f'{end}"4"', f'{end}{end}"4"')
+                    path.write_bytes(blank.encode(encoding))
+                    table = read(path, encoding="cp1252")
+                    assert texts_of(table, "x") == cells, (delimiter, end, encoding)
+                    assert table.lines.tolist() == [2, 3, 5, 6, 8, 9], (delimiter, end, encoding)
+
+
+@pytest.mark.parametrize("delimiter", [*",;\t|"])
+def test_spaces_around_quotation_marks_are_no_part_of_a_value(
+    tmp_path: Path, delimiter: str
+) -> None:
+    path = tmp_path / "site.csv"
+    rows = [
+        '"id",   "x, y" , "z"',
+        '1, "a",',
+        ' "2" ,"b, ""c"" , d"  , "e"',
+        '3, "two',
+        ' ""lines"" "  ,"" ',
+    ]
+    text = "\n".join(rows).replace(",", delimiter)
+    path.write_text(text)
+    table = read(path)
+    assert [*table.columns] == ["id", f"x{delimiter} y", "z"]
+    assert texts_of(table, "id") == ["1", "2", "3"]
+    quoted = f'b{delimiter} "c" {delimiter} d'
+    assert texts_of(table, f"x{delimiter} y") == ["a", quoted, 'two\n "lines"']
+    assert texts_of(table, "z") == ["", "e", ""]
+    assert table.lines.tolist() == [2, 3, 5]
+    for wrong in ("1, x 'b'", '1, "a" b', '1,"a" "b"'):
+        content = f"id,x\n{wrong}\n".replace("'", '"').replace(",", delimiter)
+        assert refusal(path, content.encode()).why == "quotes"
+
+
+def test_numbers_and_missing_values_in_all_spellings(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    path = tmp_path / "site.csv"
+    texts = [" 1", "2 ", "-.5", "5.", "+1e-7", "9007199254740993", *MISSING_VALUES, " na ", "Nan"]
+    path.write_text("x,id\n" + "".join(f"{each},1\n" for each in texts))
+    numbers, wrong = numbers_of(read(path), "x")
+    np.testing.assert_array_equal(numbers, [*map(float, texts[:6]), *[np.nan] * (len(texts) - 6)])
+    assert wrong == []
+    for content, how, expected in (
+        ("x;id\n1,5;a\n-,25;b\n3;NA\n", {}, [1.5, -0.25, 3]),
+        ("x;id\n1.5;a\n-.25;b\n3;NA\n", {"decimalChar": "."}, [1.5, -0.25, 3]),
+        ("x;id\n1 200,5;a\n900;b\n", {"groupChar": " ", "decimalChar": ","}, [1200.5, 900]),
+        ("x;id\n1.200;a\n900;b\n", {"groupChar": "."}, [1200, 900]),
+    ):
+        with subtests.test(content=content, how=how):
+            path.write_text(content)
+            assert numbers_of(read(path, **how), "x") == (expected, []), content
+    for cell in ("inf", "1_000", "1e101", "0x10", "1,5", "٣", "1 200"):
+        with subtests.test(cell=cell):
+            path.write_text(f'x,id\n"{cell}",1\n2,1\n3.5,1\n')
+            numbers, wrong = numbers_of(read(path), "x")
+            np.testing.assert_array_equal(numbers, [np.nan, 2, 3.5])
+            assert len(wrong) == 1, cell
+
+
+def test_a_text_that_is_no_table_is_refused_by_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
+) -> None:
+    path = tmp_path / "site.csv"
+    for content, why, place in (
+        ('id,x\n1,5" pipe\n', "quotes", "line 2"),
+        ('id,x\n1,a\n2,"b"c\n', "quotes", "line 3"),
+        ('id,x\n1,"a\nb"\n2,"b\n', "quotes", "line 4"),
+        ('"id","x"\n1,2\n\n"a\nb"\n', "row-length", "line 5 has 1 values, and line 1 names 2"),
+        ("id,x\r1,2\r3\r", "row-length", "line 3 has 1 values"),
+        ("sep=;\nid;x\n1;2\n", "separator-line", "line 1 is 'sep=;'"),
+        ("id\n1\n", "one-column", "'id'"),
+        ("\n\n", "empty", ""),
+        ("id,x\n1,\0\n", "utf-16", "utf-16-le"),
+        ("id,ID\n1,2\n", "same-column", "columns 1 and 2"),
+    ):
+        with subtests.test(content=content, why=why):
+            error = refusal(path, content.encode())
+            assert (error.why, place in str(error)) == (why, True), content
+    several = refusal(path, b"a,b\n" + b"1\n2,3\n" * 3)
+    assert [str(each).split(",")[1][:7] for each in (several, *several.others)] == [
+        " line 2",
+        " line 4",
+        " line 6",
+    ]
+    path.write_bytes(b"a,b\n1," + b"x" * 500_000 + b"\n")
+    assert numbers_of(read(path), "a") == ([1.0], [])
+    monkeypatch.setattr(reading, "MAX_ROW", 1000)
+    assert "shorten it" in str(refusal(path, b"a,b\n1," + b"x" * 5000 + b"\n"))
+
+
+# What a file is -----------------------------------------------------------------------------------
+
+
+def test_first_bytes_must_fit_the_ending(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    starts = {
+        "gz": gzip.compress(b"a,b\n1,2\n"),
+        "xlsx": b"PK\x03\x04",
+        "xls": b"\xd0\xcf\x11\xe0",
+        "parquet": b"PAR1",
+    }
+    for ending in (".csv", ".tsv", ".parquet", ".xlsx"):
+        with subtests.test(ending=ending):
+            for kind, start in starts.items():
+                error = refusal(tmp_path / f"a{ending}", start + b"\x15\x04")
+                assert (f"begins like .{kind}" in str(error)) == (ending != f".{kind}")
+                assert error.why == ("no-table" if ending == f".{kind}" else "other-format")
+    for ending in (".parquet", ".xlsx"):
+        with subtests.test(ending=ending):
+            assert (
+                refusal(tmp_path / f"a{ending}", b"age,target\n1,0\n").reportable
+                == REASONS["other-format"]
+            )
+
+
+def test_formats_that_are_not_read_are_refused_in_a_folder(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    (tmp_path / "a.csv").write_text(csv_of(20))
+    (tmp_path / "~$b.xlsx").write_bytes(b"\x05owner")
+    (tmp_path / "notes.txt").write_text("x")
+    assert [*files_in(str(tmp_path), ENDINGS)] == ["a"]
+    for name in ("b.ods", "b.xls", "b.xlsm", "b.feather", "b.csv.gz"):
+        with subtests.test(name=name):
+            (tmp_path / name).write_bytes(b"")
+            for place in (tmp_path, tmp_path / name):
+                with pytest.raises(DataError, match=name):
+                    inferred(place)
+            (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(
+            (f"b{ending}", b"")
+            for ending in (".pq", ".csv.bz2", ".xlsb", ".sav", ".DTA", ".csv.xz")
+        ),
+        *((name, csv_of(9).encode()) for name in ("b.txt", "b.dat", "b", "b.csv.bak", "b.csv~")),
+        ("b.txt", csv_of(9).replace(",", "\t").encode("utf-16")),
+        ("b.txt", b"age dose\n" + b"50.5  1\n" * 5),
+        ("b.json", b'[\n  {"age": 50, "target": 1}\n]'),
+        ("b.parquet.1", b"PAR1\x15\x04"),
+        ("b.bin", b"SQLite format 3\0"),
+        *((f"{name}/_SUCCESS", b"") for name in ("b", "b.csv", "b.parquet", "site=b")),
+        *((f"{name}/part-0.parquet", b"PAR1") for name in ("b", "b.pq")),
+        ("b/site=c/0.parquet", b"PAR1"),
+    ],
+)
+def test_no_table_is_overlooked(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / "a.csv").write_text(csv_of(20))
+    (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{tmp_path}/{name.split('/')[0]}: .*: save it as \.csv"):
+        inferred(tmp_path)
+
+
+def test_a_workbook_under_another_name_is_not_overlooked(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(csv_of(20))
+    write_workbook(tmp_path / "b.bak", {"Patients": [["age"], [1]]})
+    with pytest.raises(DataError, match=r"b\.bak: it holds a table, and \.bak files are not read"):
+        files_in(str(tmp_path), ENDINGS)
+    with zipfile.ZipFile(tmp_path / "b.bak", "w") as archive:
+        archive.writestr("word/document.xml", "")
+    assert [*files_in(str(tmp_path), ENDINGS)] == ["a"]
+
+
+def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(csv_of(20))
+    (tmp_path / "b.csv").symlink_to(tmp_path / "gone.csv")
+    for list_clients in (partial(files_in, endings=ENDINGS), folders_in):
+        with pytest.raises(DataError, match=r"b\.csv: it is a link to .*gone\.csv"):
+            list_clients(str(tmp_path))
+
+
+def test_a_folder_of_parts_is_no_folder_of_clients(tmp_path: Path) -> None:
+    whole = tmp_path / "all.parquet"
+    whole.mkdir()
+    for part in ("part-0", "part-1"):
+        write(frame_of(), whole / f"{part}.parquet")
+    with pytest.raises(DataError, match=r"all\.parquet': it is a table in a folder of parts"):
+        files_in(str(whole), ENDINGS)
+
+
+def test_other_entries_of_a_folder_are_named_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text(csv_of(20))
+    for name in (
+        "Thumbs.db",
+        "~$b.xlsx",
+        ".hidden.csv.gz",
+        "out/config.toml",
+        "out/env.json",
+        "runs/x/config.toml",
+        "runs/x/env.json",
+        "study/study.json",
+        "study/runs/x/config.toml",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(b"a,b\n1,2\n3,4\n")
+    (tmp_path / "__MACOSX" / "a.csv").mkdir(parents=True)
+    assert [*files_in(str(tmp_path), ENDINGS)] == ["a", "b"]
+    assert "not read" not in caplog.text
+    (tmp_path / "a letter.txt").write_text("Dear all,\nthe tables are here.\nYours, Bo\n")
+    (tmp_path / "run.log").write_text("12:00:00,1 begins\n12:00:01,2 works\n12:00:02,3 ends\n")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "plan.pdf").write_bytes(b"%PDF-1.7\n")
+    load(tmp_path)
+    files_in(str(tmp_path), ENDINGS)
+    (line,) = [each for each in caplog.messages if "not read" in each]
+    assert line == (
+        f"data-dir = {str(tmp_path)!r} has entries that are not read: a letter.txt, notes, plan.pdf"
+        " and 1 more"
+    )
+
+
+def test_packed_folders_of_pictures_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a/study.json", "out/config.toml", "out/env.json", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("read me")
+    assert [*folders_in(str(tmp_path))] == ["a"]
+    assert caplog.messages == [
+        f"data-dir = {str(tmp_path)!r} has entries that are not read: notes.txt"
+    ]
+    (tmp_path / "b.zip").write_bytes(b"")
+    with pytest.raises(DataError, match=r"b\.zip: \.zip files are not read: unpack it"):
+        folders_in(str(tmp_path))
+
+
+# The same table in any format ---------------------------------------------------------------------
+
+
+def frame_of(rows: int = 30, seed: int = 0) -> pandas.DataFrame:
+    """Return a table with a column of every kind that a task takes."""
+    random = np.random.default_rng(seed)
+    return pandas.DataFrame(
+        {
+            "age": random.normal(50, 10, rows),
+            "visits": random.integers(0, 9, rows),
+            "ward": [("north", "söuth", "west")[k % 3] for k in range(rows)],
+            "insured": [k % 4 > 0 for k in range(rows)],
+            "target": [float(k % 2) for k in range(rows)],
+        }
+    )
+
+
+def write(frame: pandas.DataFrame, path: Path) -> Path:
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path, index=False)
+    else:
+        pytest.importorskip("python_calamine")
+        rows = [
+            [None if value != value else value for value in row]
+            for row in frame.astype(object).values.tolist()
+        ]
+        write_workbook(path, {"Patients": [list(frame.columns), *rows]})
+    return path
+
+
+def bits(task: Task) -> list[bytes]:
+    parts = [
+        part
+        for client in task.clients
+        for part in (task.splits(client).train, task.splits(client).test)
+    ]
+    return [tensor.numpy().tobytes() for part in parts for tensor in part[slice(0, len(part))]]  # type: ignore[union-attr]
+
+
+def test_a_folder_of_any_formats_is_to_the_bit_that_of_csv_files(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for number, chosen in enumerate(({}, {"missing": "fill"}, {"target": "age"})):
+        with subtests.test(number=number, chosen=chosen):
+            found = []
+            for endings in ((".csv",) * 3, (".parquet", ".xlsx", ".csv")):
+                folder = tmp_path / f"{number}{endings[0]}"
+                folder.mkdir()
+                for seed, ending in enumerate(endings):
+                    frame = frame_of(seed=seed)
+                    if "missing" in chosen:
+                        frame.loc[3, "age"] = frame.loc[5, "ward"] = None
+                    write(frame, folder / f"{'abc'[seed]}{ending}")
+                text = inferred(folder, target=chosen.get("target", ""))
+                if "missing" in chosen:
+                    text = schema_with(('missing = "error"', 'missing = "fill"'), text=text)
+                found.append((text.partition("\n")[2], bits(load(folder, text))))
+            assert found[0] == found[1], chosen
+
+
+def test_values_become_the_texts_and_numbers_that_a_csv_file_has(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    frame = pandas.DataFrame(
+        {
+            "whole": [1.0, 2.0, None, 4.0],
+            "big": [2**53 + 0.0, 1e99, -0.5, 1e-7],
+            "flag": [True, False, True, True],
+            "word": ["x ", None, "NA", "ä"],
+            "day": [datetime.date(2024, 3, 17)] * 3 + [datetime.date(1999, 12, 31)],
+            "text number": ["007", "1.50", "2", "3"],
+        }
+    )
+    for ending in (".parquet", ".xlsx"):
+        with subtests.test(ending=ending):
+            table = read(write(frame, tmp_path / f"a{ending}"))
+            assert str(numbers_of(table, "whole")[0]) == "[1.0, 2.0, nan, 4.0]"
+            assert numbers_of(table, "big")[0] == [2**53, 1e99, -0.5, 1e-7]
+            assert numbers_of(table, "text number")[0] == [7, 1.5, 2, 3]
+            assert texts_of(table, "flag") == ["True", "False", "True", "True"]
+            assert texts_of(table, "word") == ["x", "", "NA", "ä"]
+            assert texts_of(table, "day") == ["2024-03-17"] * 3 + ["1999-12-31"]
+
+
+def test_errors_name_row_and_column_as_the_program_shows_them(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    frame = frame_of()
+    text = inferred(write(frame, tmp_path / "right.csv"))
+    ages = [*frame.age[:6].astype(str), "forty", *frame.age[7:].astype(str)]
+    wrong = {
+        "column 'age' holds 'forty'": frame.assign(age=ages),
+        "column 'age' holds '', no value": frame.assign(age=frame.age.where(frame.index != 6)),
+        "column 'age' holds '1e+200'": frame.assign(age=frame.age.where(frame.index != 6, 1e200)),
+        "column 'target' holds '7'": frame.assign(target=frame.target.where(frame.index != 6, 7.0)),
+    }
+    for ending, row in ((".parquet", "row 7"), (".xlsx", "row 8")):
+        with subtests.test(ending=ending, row=row):
+            for said, each in wrong.items():
+                path = write(each, tmp_path / f"a{ending}")
+                with pytest.raises(DataError) as caught:
+                    load(path, text).splits("a")
+                assert f"{path}, {row}, {said}" in str(caught.value)
+                assert "forty" not in caught.value.reportable
+
+
+# Parquet ------------------------------------------------------------------------------------------
+
+
+def test_parquets_types_are_texts_and_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table(
+        {
+            "ward": pa.array(["a", None, "b", "a"]).dictionary_encode(),
+            "code": pa.array([10, 20, 10, None]).dictionary_encode(),
+            "price": (
+                pa.array(["1.10", "2.00", None, "0.1"]).cast(pa.string()).cast(pa.decimal128(9, 2))
+            ),
+            "small": pa.array([1, 2, 3, None], pa.uint8()),
+            "half": pa.array([0.5, float("nan"), None, 2.0], pa.float32()),
+            "seen": pa.array([0, 1_500_000, 2_000_000, None], pa.timestamp("us")),
+            "nothing": pa.nulls(4),
+            "scans": [[1, 2]] * 4,
+            "__index_level_0__": pa.array([4, 3, 2, 1]),
+        }
+    )
+    arrow_parquet.write_table(table, path, row_group_size=2)
+    found = read(path)
+    assert [*found.columns] == [
+        "ward",
+        "code",
+        "price",
+        "small",
+        "half",
+        "seen",
+        "nothing",
+        "scans",
+    ]
+    assert found.columns["scans"] is None
+    assert texts_of(found, "ward") == ["a", "", "b", "a"]
+    assert texts_of(found, "seen")[:3] == [
+        "1970-01-01 00:00:00",
+        "1970-01-01 00:00:01.500000",
+        "1970-01-01 00:00:02",
+    ]
+    assert texts_of(found, "nothing") == [""] * 4
+    nan = np.nan
+    for name, values in {
+        "code": [10, 20, 10, nan],
+        "price": [1.1, 2.0, nan, 0.1],
+        "small": [1, 2, 3, nan],
+        "half": [0.5, nan, nan, 2.0],
+    }.items():
+        np.testing.assert_array_equal(numbers_of(found, name)[0], values)
+
+
+def test_damaged_and_absurdly_large_parquet_files_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(frame_of(200), tmp_path / "a.parquet")
+    whole = path.read_bytes()
+    random = np.random.default_rng(1)
+    refused = 0
+    for _ in range(60):
+        damaged = bytearray(whole)
+        damaged[int(random.integers(4, len(whole)))] = int(random.integers(0, 256))
+        path.write_bytes(damaged)
+        try:
+            read(path)
+        except DataError:
+            refused += 1
+    assert refused > 5
+    monkeypatch.setattr(reading, "MAX_CELLS", 999)
+    assert "200 rows of 5 columns" in str(refusal(path, whole))
+
+
+# Workbooks ----------------------------------------------------------------------------------------
+
+
+def test_empty_rows_and_columns_of_a_sheet_are_passed_over(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    path = tmp_path / "a.xlsx"
+    rows: list[list[object]] = [
+        [],
+        [None, None, "age", None, "ward", None, ""],
+        [None, None, 1, None, "x"],
+        [None, " ", None, None, ""],
+        [None, None, FormulaError("#N/A"), None, "y"],
+        [None, None, "3", None, FormulaError("#DIV/0!"), None, " "],
+        [],
+    ]
+    write_workbook(path, {"Patients": rows})
+    table = read(path)
+    assert [*table.columns] == ["age", "ward"]
+    np.testing.assert_array_equal(numbers_of(table, "age")[0], [1, np.nan, 3])
+    assert (table.lines.tolist(), table.unit) == ([3, 5, 6], "row")
+    write_workbook(path, {"Patients": [["Patients of 2024"], ["age", "target"], [1, 0]]})
+    assert refusal(path).why == "unnamed-column"
+
+
+def test_a_workbook_has_one_sheet_with_values(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    path = tmp_path / "a.xlsx"
+    rows = [["age", "target"], *([k, k % 2] for k in range(20))]
+    write_workbook(path, {"Notes": [["read me"]], "Data": rows, "Empty": []})
+    error = refusal(path)
+    assert "2 sheets that hold values, 'Notes', 'Data'" in str(error)
+    assert "2 sheets" in error.reportable
+    write_workbook(path, {"Data": rows, "Empty": [], "Old": rows}, hidden=["Old"])
+    assert len(read(path)) == 20
+    write_workbook(path, {"Empty": []})
+    assert refusal(path).why == "empty"
+
+
+def rows_of_formulas(formula: str, result: str, about: str = "") -> str:
+    """Return a sheet in XML, in which a column has formulas."""
+    lines = [
+        f'<row r="{k}"><c r="A{k}"{about}>{formula}{result}</c><c r="B{k}"><v>{k % 2}</v></c></row>'
+        for k in range(2, 12)
+    ]
+    return sheet_of([["age", "target"]]) + "".join(lines)
+
+
+@pytest.mark.parametrize("formula", ["<f>B2*2</f>", '<f t="shared" si="0"/>'])
+@pytest.mark.parametrize("result", ["", "<v></v>", "<v />"])
+def test_formulas_without_results_are_refused(tmp_path: Path, formula: str, result: str) -> None:
+    pytest.importorskip("python_calamine")
+    path = tmp_path / "a.xlsx"
+    write_workbook(path, {"Notes": [], "Data": rows_of_formulas(formula, result)})
+    error = refusal(path)
+    assert str(error) == (
+        f"{path}, sheet 'Data', cell A2: it has formulas without results: open and save it in a"
+        " spreadsheet"
+    )
+    assert error.reportable == REASONS["no-results"]
+
+
+def test_results_of_formulas_are_read(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    path = tmp_path / "a.xlsx"
+    formula = "<f>B2*2</f>"
+    write_workbook(path, {"Data": rows_of_formulas(formula, "<v>7</v>")})
+    assert numbers_of(read(path), "age")[0] == [7.0] * 10
+    # An empty text is a result, and a hidden sheet is not read.
+    empty = rows_of_formulas(formula, "<v></v>", ' t="str"')
+    hidden = rows_of_formulas(formula, "")
+    write_workbook(path, {"Old": hidden, "Data": empty}, hidden=["Old"])
+    assert texts_of(read(path), "age") == [""] * 10
+
+
+def test_a_hostile_workbook_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stray last cell stands for 17 billion of them, for which calamine would end the process."""
+    pytest.importorskip("python_calamine")
+    path = tmp_path / "a.xlsx"
+    far = (
+        '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c s="1"'
+        ' r="XFD1048576"><v>1</v></c></row>'
+    )
+    write_workbook(path, {"S": far})
+    assert "as far as row 1,048,576 and column 16,384" in str(refusal(path))
+    inner = "".join(
+        f'<!ENTITY {chr(98 + k)} "{("&" + chr(97 + k) + ";") * 10}">' for k in range(12)
+    )
+    laughs = f'<!DOCTYPE w [<!ENTITY a "lol">{inner}<!ENTITY own SYSTEM "file:///etc/passwd">]>'
+    rows = (
+        '<row r="1"><c r="A1" t="inlineStr"><is><t>&m;&own;</t></is></c><c r="B1"'
+        ' t="str"><v>&own;</v></c></row>'
+    )
+    write_workbook(path, {"S": rows}, before=laughs)
+    try:
+        names = "".join(read(path).columns)
+    except DataError as error:
+        names = str(error)
+    assert "lol" not in names
+    assert "root:" not in names
+    monkeypatch.setattr(reading, "MAX_UNPACKED", 10**6)
+    write_workbook(
+        path, {"S": f'<row r="1"><c r="A1" t="inlineStr"><is><t>{"x" * 10**6}</t></is></c></row>'}
+    )
+    assert "1,000,000 bytes" in str(refusal(path))
+
+
+def test_a_workbook_without_its_package_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(frame_of(), tmp_path / "a.xlsx")
+    monkeypatch.setattr(reading.importlib.util, "find_spec", lambda name: None)
+    error = refusal(path)
+    assert "pip install 'fairbloom[excel]'" in str(error)
+    assert error.reportable == REASONS["no-extra"]
+
+
+def test_a_file_is_read_again_only_where_it_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "site.csv"
+    path.write_text("id,x\n1,a\n")
+    assert read(path) is read(path)
+    assert read(path, decimalChar=",") is not read(path)
+    path.write_text("id,x\n1,a\n2,b\n")
+    assert len(read(path)) == 2
