@@ -59,7 +59,7 @@ class LocalClient:
     @classmethod
     def of(
         cls,
-        settings: RunSettings,
+        settings: RunSettings | Mapping[str, Any],
         partition: object,
         name: str | None = None,
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
@@ -79,6 +79,7 @@ class LocalClient:
             Fewest rows behind a number that leaves the device; None in one process, where nothing
             leaves.
         """
+        settings = RunSettings.of(settings)
         task, model = load_task_and_model(settings)
         key = find_client_key(settings, task, partition, name)
         folder = folder_of(settings, key)
