@@ -6,6 +6,7 @@ It knows neither Flower nor messages, and no rules of methods: see `fairbloom.cl
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch.nn import Parameter
