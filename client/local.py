@@ -6,6 +6,7 @@ It knows neither Flower nor messages, and no rules of methods: see `fairbloom.cl
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -59,7 +60,7 @@ class LocalClient:
     @classmethod
     def of(
         cls,
-        settings: RunSettings,
+        settings: RunSettings | Mapping[str, Any],
         partition: object,
         name: str | None = None,
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
@@ -79,6 +80,7 @@ class LocalClient:
             Fewest rows behind a number that leaves the device; None in one process, where nothing
             leaves.
         """
+        settings = RunSettings.of(settings)
         task, model = load_task_and_model(settings)
         key = find_client_key(settings, task, partition, name)
         folder = folder_of(settings, key)
