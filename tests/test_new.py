@@ -260,7 +260,7 @@ def test_the_hub_gets_every_file_of_the_app_and_no_run(
 
 def test_the_page_has_the_hubs_kinds_of_files_and_limits() -> None:
     page = " ".join((ROOT / "docs" / "publishing.md").read_text().split())
-    (kinds,) = re.findall(r"whose name ends in (.+?), not only", page)
+    (kinds,) = re.findall(r"that ends in (.+?), not only", page)
     assert set(re.findall(r"`(.+?)`", kinds)) == {
         pattern.removeprefix("**/*")
         for pattern in constant.APP_PUBLISH_INCLUDE_PATTERNS

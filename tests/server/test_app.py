@@ -283,7 +283,7 @@ def test_a_rate_that_is_sgds_default_is_remarked_with_adam(
             caplog.clear()
             with caplog.at_level(logging.WARNING, "flwr"):
                 run(tmp_path / str(place), num_rounds=1, **changes)
-            assert ("learning-rate = 0.1 is the default for SGD" in caplog.text) is warned
+            assert ("learning-rate 0.1 suits SGD" in caplog.text) is warned
 
 
 HEADER = "round,participants,replies_used,refused,missing,seconds\n"
