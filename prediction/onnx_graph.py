@@ -100,10 +100,7 @@ def _encode_number(op: OpBuilder, column: InputColumn, schema: Schema) -> tuple[
     if codes := codes_of(schema, column.name):
         missing = op.Or(missing, _any(op, op.Equal(number, codes)))
     refused = _is_out_of_range(op, number, schema.fields[column.name])
-    if column.fill:
-        refused = op.And(refused, op.Not(missing))
-    else:
-        refused = op.Or(refused, missing)
+    refused = op.And(refused, op.Not(missing)) if column.fill else op.Or(refused, missing)
     return op.Cast(op.Where(missing, 0.0, ratio), to=ir.DataType.FLOAT), refused
 
 
@@ -139,9 +136,8 @@ def _encode_text(op: OpBuilder, column: InputColumn, schema: Schema) -> tuple[ir
 
 def _codes_of_texts(schema: Schema, field: Field) -> dict[str, int]:
     """Return a code for each text that training read as a category or as a missing value."""
-    markers = set[str]()
-    for word in (*schema.missingValues, *field.missingValues):
-        markers |= _vary_case(word)
+    words = (*schema.missingValues, *field.missingValues)
+    markers = set[str]().union(*map(_vary_case, words))
     codes = dict.fromkeys(sorted(markers), NO_VALUE)
     missing = {marker.casefold() for marker in markers}
     for text, place in field.places.items():

@@ -191,8 +191,9 @@ class Predictor:
         text = f"{count:,} prediction" if count == 1 else f"{count:,} predictions"
         kept = read_kept(self.run) if self.model == LAST else {}
         if kept:
-            rounds = settings_in(self.run)["num-rounds"]
-            text += f" by the model of round {kept['round']} of {rounds}"
+            text += (
+                f" by the model of round {kept['round']} of {settings_in(self.run)['num-rounds']}"
+            )
         return text
 
     def _preprocessing(self) -> Preprocessing:
@@ -212,8 +213,11 @@ class Predictor:
             predictions.append(preprocessing.decode(self.outputs(batch)))
             if preprocessing.form == TABLE:
                 clipped.append(_name_clipped(preprocessing, batch))
-        values = np.concatenate([each.values for each in predictions])
-        columns = {f"predicted_{preprocessing.target or 'target'}": values}
+        columns = {
+            f"predicted_{preprocessing.target or 'target'}": np.concatenate(
+                [each.values for each in predictions]
+            )
+        }
         if preprocessing.classes:
             names = [f"probability_{name}" for name in preprocessing.classes]
             probabilities = np.concatenate([each.probabilities for each in predictions])
@@ -329,8 +333,7 @@ def find_rows(run: Path, path: Path, client: str, split: str) -> NDArray[np.int6
             f"{path} is not the file that the run in {run} read, so its rows are split in another"
             " way: name that file"
         )
-    here = {**settings, "schema": schema_in(run, settings), "data-dir": str(path)}
-    task = load_task(here)
+    task = load_task({**settings, "schema": schema_in(run, settings), "data-dir": str(path)})
     if task.parts is None:
         raise FairbloomError(f"split = {split!r}: only the rows of tables have one: leave it out")
     name = client or normalize("NFC", path.stem)
