@@ -17,7 +17,14 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass, NameFixPass
 from onnxscript import GraphBuilder, OpBuilder
 
 from fairbloom.tables.cells import MAX_NUMBER
-from fairbloom.tables.preprocessing import CATEGORY, MAX_INPUT, TABLE, InputColumn, Preprocessing
+from fairbloom.tables.preprocessing import (
+    CATEGORY,
+    MAX_INPUT,
+    NUMBER,
+    TABLE,
+    InputColumn,
+    Preprocessing,
+)
 from fairbloom.tables.schema import Field, Schema
 
 from .output_rows import codes_of
@@ -51,10 +58,8 @@ def surround(core: ir.Model, how: Preprocessing, about: Mapping[str, str]) -> on
     graph.opset_imports["ai.onnx.ml"] = ML_OPSET
     op = GraphBuilder(graph).op
     if how.form == TABLE:
-        encoded = []
-        for column in how.columns:
-            encode = _encode_text if column.kind == CATEGORY else _encode_number
-            encoded.append(encode(op, column, how.dictionary))
+        encoders = {CATEGORY: _encode_text, NUMBER: _encode_number}
+        encoded = [encoders[column.kind](op, column, how.dictionary) for column in how.columns]
         parts, reasons = zip(*encoded, strict=True)
         inputs = op.Concat(*parts, axis=1)
         refused = op.Concat(*reasons, axis=1)

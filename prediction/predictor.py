@@ -110,8 +110,12 @@ class Predictor:
             min(EVALUATION_BATCH, count - start) for start in range(0, count, EVALUATION_BATCH)
         ]
         with torch.no_grad(), seeded(0, torch.device("cpu")):
-            batches = split_inputs(inputs, lengths)
-            return torch.cat([outputs_of(self.module, batch, self.output) for batch in batches])
+            return torch.cat(
+                [
+                    outputs_of(self.module, batch, self.output)
+                    for batch in split_inputs(inputs, lengths)
+                ]
+            )
 
     def reading_by(self, schema: str) -> "Predictor":
         """Return the same model, which reads new tables by another schema.
@@ -125,10 +129,9 @@ class Predictor:
         if given != known:
             names = {*given, *known}
             differing = sorted(name for name in names if given.get(name) != known.get(name))
-            verb = plural(len(differing), "is", "are")
             raise FairbloomError(
-                f"schema: {join_first(differing)} {verb} not as in the run: inputs and their"
-                " categories must match the run's schema"
+                f"schema: {join_first(differing)} {plural(len(differing), 'is', 'are')} not as in"
+                " the run: inputs and their categories must match the run's schema"
             )
         return replace(self, preprocessing=replace(preprocessing, schema=schema))
 

@@ -234,9 +234,11 @@ def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) ->
         found = [each for each in usable if each.lower() in usual]
     if len(found) == 1:
         return normalise(found[0])
-    problem = f"has no column {name or join_first([*usual])}"
-    if found:
-        problem = f"has the columns {join_first(found)}"
+    problem = (
+        f"has the columns {join_first(found)}"
+        if found
+        else f"has no column {name or join_first([*usual])}"
+    )
     known = join_first([*table.columns], most=100)  # any of them may be the one that is needed
     if not name and (likeliest := _likeliest_target(table, found or usable)):
         option = shlex.quote(f"{setting}={likeliest}")

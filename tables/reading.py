@@ -527,10 +527,11 @@ def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
     kind = values.type
     if types.is_integer(kind) or types.is_floating(kind):
         return values
-    if types.is_boolean(kind):
-        texts = compute.if_else(values, "True", "False")
-    else:
-        texts = values.cast(pa.string())
+    texts = (
+        compute.if_else(values, "True", "False")
+        if types.is_boolean(kind)
+        else values.cast(pa.string())
+    )
     if types.is_timestamp(kind):
         texts = compute.replace_substring_regex(texts, r"\.0+(Z?)$", r"\1")
     elif types.is_decimal(kind):
