@@ -149,8 +149,9 @@ def run(
     from fairbloom.server.app import choose_run_folder  # imported late, as PyTorch is with it
     from fairbloom.simulation.run import simulate
 
-    given = as_settings({"task": task, "seed": seed, "out": out, **options})
-    config = merge_settings(given, settings or {})
+    config = merge_settings(
+        as_settings({"task": task, "seed": seed, "out": out, **options}), settings or {}
+    )
     config = settings_of_frames(data, target, out, config)
     config = merge_settings(settings_of_method(method, config), choose_task(config))
     chosen = Settings.of(config)

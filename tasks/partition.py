@@ -191,9 +191,9 @@ def by_function(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
             )
             arrays = [np.asarray(each) for each in dealt]
         except Exception as error:  # a user's function may raise anything
-            message = " ".join(str(error).split())
             raise FairbloomError(
-                f"partition = {setup.partition!r}: it failed with {type(error).__name__}: {message}"
+                f"partition = {setup.partition!r}: it failed with {type(error).__name__}:"
+                f" {' '.join(str(error).split())}"
             ) from error
         if fault := _find_fault(arrays, clients, len(labels)):
             raise FairbloomError(
