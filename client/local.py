@@ -87,8 +87,10 @@ class LocalClient:
         keep_preprocessing(folder, task, (key,))
         splits = task.splits(key)
         gate = None if min_rows is None else Gate(min_rows, task, splits)
-        with explain_disk_errors("read from"):
-            files = None if folder is None else Versions(folder)
+        files: Versions | None = None
+        if folder is not None:
+            with explain_disk_errors("read from"):
+                files = Versions(folder)
         own_states = ClientStates(files, in_memory=states)
         return cls(name or key, key, settings, task, splits, model, own_states, gate)
 
