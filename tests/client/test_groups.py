@@ -174,9 +174,8 @@ def possible(counts: tuple[int, ...], smallest: int) -> Mapping[int, set[int]]:
 @settings(max_examples=50)
 @given(counts=st.lists(st.integers(0, 12), min_size=2, max_size=4), smallest=st.integers(3, 6))
 def test_a_small_groups_count_cannot_be_derived(counts: list[int], smallest: int) -> None:
-    for place, values in possible(tuple(counts), smallest).items():
-        if 0 < counts[place] < smallest:
-            assert len(values) > 1, (counts, smallest, place, values)
+    found = possible(tuple(counts), smallest).items()
+    assert all(len(values) > 1 for place, values in found if 0 < counts[place] < smallest)
 
 
 @given(count=st.integers(1, 80), seed=st.integers(0, 999), smallest=st.integers(2, 12))

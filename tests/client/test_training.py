@@ -219,10 +219,9 @@ def test_every_epoch_meets_every_example_once_in_batches(
 ) -> None:
     parts = list(batches(count, work(batch_size=size, epochs=epochs)))
     per_epoch = len(parts) // epochs
-    for start in range(0, len(parts), per_epoch):
-        epoch = parts[start : start + per_epoch]
-        assert sorted(torch.cat(epoch).tolist()) == list(range(count))
-        assert all(len(part) == (size or count) for part in epoch[:-1])
+    each = [parts[start : start + per_epoch] for start in range(0, len(parts), per_epoch)]
+    assert all(sorted(torch.cat(epoch).tolist()) == list(range(count)) for epoch in each)
+    assert all(len(part) == (size or count) for epoch in each for part in epoch[:-1])
 
 
 def normed() -> nn.Module:

@@ -452,10 +452,8 @@ def test_each_method_is_in_one_family() -> None:
 def test_files_of_the_page_are_those_that_are_generated(tmp_path: Path) -> None:
     out = DATA / "which-method"
     which_method.write(DATA / "tuned", tmp_path, tmp_path / "p.svg")
-    for path in out.iterdir():
-        assert (tmp_path / path.name).read_text() == path.read_text(), (
-            f"{path}: python -m docs.which_method writes it"
-        )
+    old = [path for path in out.iterdir() if (tmp_path / path.name).read_text() != path.read_text()]
+    assert not old, "python -m docs.which_method writes them"
 
 
 @pytest.mark.parametrize("path", [*(DATA / "which-method").iterdir()])

@@ -277,11 +277,13 @@ def test_a_refused_update_is_not_remembered() -> None:
     assert {kept.key for kept in strategy.progress.kept} == {"a", "b"}
 
 
-def test_only_an_update_beyond_the_models_norm_is_refused() -> None:
-    for longest, expected in ((1.0, []), (1.5, [3])):
-        norms = np.array([0.5, 0.5, 0.5, longest])
-        refused, _ = find_outlier_norms(norms, np.ones(4), np.empty(0), lambda: 1.0, 1.0)
-        assert [*refused] == expected
+@pytest.mark.parametrize(("longest", "expected"), [(1.0, []), (1.5, [3])])
+def test_only_an_update_beyond_the_models_norm_is_refused(
+    longest: float, expected: list[int]
+) -> None:
+    norms = np.array([0.5, 0.5, 0.5, longest])
+    refused, _ = find_outlier_norms(norms, np.ones(4), np.empty(0), lambda: 1.0, 1.0)
+    assert [*refused] == expected
 
 
 sizes_strategy = st.lists(st.floats(0.0, 1e300), min_size=1, max_size=9)

@@ -81,10 +81,14 @@ def test_rows_equal_by_chance_are_no_remark(folder: Folder) -> None:
     assert remarks(folder(a=answers(), b=answers())) == []
 
 
-def test_a_few_equal_rows_are_no_remark(folder: Folder) -> None:
+@pytest.mark.parametrize(
+    ("copies", "found"), [(4, []), (5, [("a", "5 rows repeat others of this client")])]
+)
+def test_a_few_equal_rows_are_no_remark(
+    folder: Folder, copies: int, found: list[tuple[str, str]]
+) -> None:
     rows = lines(40, 0)
-    for copies, found in ((4, []), (5, [("a", "5 rows repeat others of this client")])):
-        assert remarks(folder(a=table(rows, rows[:copies]))) == found
+    assert remarks(folder(a=table(rows, rows[:copies]))) == found
 
 
 @pytest.mark.parametrize("missing", ["error", "fill"])

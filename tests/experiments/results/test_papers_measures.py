@@ -57,10 +57,13 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_improved_is_the_mean_over_rounds(compared_measures: Comparison) -> None:
     rows = rows_of(compared_measures.folder / "comparison.csv")
-    for row, run in zip(rows, itertools.chain(*compared_measures.runs.values()), strict=True):
-        rounds = rows_of(run.folder / "rounds.csv")
-        cells = [float(each["percent_of_participants_improved"]) for each in rounds]
-        assert float(row["improved"]) == pytest.approx(statistics.fmean(cells))
+    runs = itertools.chain(*compared_measures.runs.values())
+    rounds = [rows_of(run.folder / "rounds.csv") for run in runs]
+    means = [
+        statistics.fmean(float(each["percent_of_participants_improved"]) for each in of_run)
+        for of_run in rounds
+    ]
+    assert [float(row["improved"]) for row in rows] == pytest.approx(means)
 
 
 def test_shares_of_suffering_clients_are_counted_by_hand(compared_measures: Comparison) -> None:
