@@ -3,17 +3,17 @@ attribute."""
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, Unpack, get_args, get_type_hints
 
 import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol import options
-from fairbloom.protocol.parameters import Meaning, Neutral
+from fairbloom.protocol.parameters import Default, Meaning, Neutral, Range
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import RULES, Terms
 from fairbloom.rounds.method import Cohort, FloatArray, MethodError
-from fairbloom.rounds.options import OptionsWithoutPrior
+from fairbloom.rounds.options import Options, OptionsWithoutPrior
 from fairbloom.strategies import FairStrategy, FedAvg
 from tests.federation import OPTIONS, run
 
@@ -47,6 +47,27 @@ def test_a_constructor_without_its_bases_one_is_refused() -> None:
 
     with pytest.raises(FairbloomError, match=r"Mine.*super\(\)\.__init__"):
         type("Mine", (FedAvg,), {"__init__": construct})()
+
+
+class Strength(Options, total=False):
+    strength: float
+    power: Annotated[float, Range("[0, 1]"), Default(0.5)]
+
+
+def test_options_of_a_users_typeddict_need_no_default() -> None:
+    class Mine(FedAvg):
+        def __init__(self, power: float = 0.25, **options: Unpack[Strength]) -> None:  # type: ignore[misc]
+            self.strength = options.pop("strength", power)
+            super().__init__(**options)
+
+    class Other(FedAvg):
+        def __init__(self, **options: Unpack[Strength]) -> None:
+            self.strength = options.pop("strength", 0.5)
+            super().__init__(**options)  # type: ignore[misc]
+
+    assert [Mine().strength, Mine(strength=2.0).strength, Other().strength] == [0.25, 2.0, 0.5]
+    with pytest.raises(FairbloomError, match=r"power = 2"):
+        Other(power=2)
 
 
 def test_wrong_declarations_are_refused(subtests: pytest.Subtests) -> None:
