@@ -252,15 +252,16 @@ class CommonOptions:
     seed: int
     proximal_mu: float
     personal_lambda: float
+    control_variates: bool
     personal_parameters: str
     fine_tune_epochs: int
-    prior: str
-    control_variates: bool
     client_rule: str
     wire_dtype: str
+    draw: str
     max_growth: float
     loss_limit: float
     update_limit: float
+    prior: str
     unused_rounds: int
     average_models: bool
     weighted_by_key: str

@@ -125,4 +125,3 @@ def test_an_option_is_declared_once(name: str) -> None:
     assert [each.default for each in fields(Terms) if each.name == name] == neutral
     asked = [rule for rule in RULES if name in rule.names]
     assert len(asked) == len(neutral)
-    assert hasattr(FedAvg(), name)
