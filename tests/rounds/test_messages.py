@@ -11,7 +11,7 @@ attribute.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, Unpack, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol import options
 from fairbloom.protocol.names import CONTROL
-from fairbloom.protocol.parameters import Meaning, Neutral
+from fairbloom.protocol.parameters import Default, Meaning, Neutral, Range
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import RULES, WORK, Terms
 from fairbloom.rounds.aggregation import MethodError
@@ -28,7 +28,7 @@ from fairbloom.rounds.arrays import FloatArray, Model
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.options import OptionsWithoutPrior
+from fairbloom.rounds.options import Options, OptionsWithoutPrior
 from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.strategies import (
     METHODS,
@@ -481,6 +481,27 @@ def test_a_constructor_without_its_bases_one_is_refused() -> None:
         type("Mine", (FedAvg,), {"__init__": construct})()
 
 
+class Strength(Options, total=False):
+    strength: float
+    power: Annotated[float, Range("[0, 1]"), Default(0.5)]
+
+
+def test_options_of_a_users_typeddict_need_no_default() -> None:
+    class Mine(FedAvg):
+        def __init__(self, power: float = 0.25, **options: Unpack[Strength]) -> None:  # type: ignore[misc]
+            self.strength = options.pop("strength", power)
+            super().__init__(**options)
+
+    class Other(FedAvg):
+        def __init__(self, **options: Unpack[Strength]) -> None:
+            self.strength = options.pop("strength", 0.5)
+            super().__init__(**options)  # type: ignore[misc]
+
+    assert [Mine().strength, Mine(strength=2.0).strength, Other().strength] == [0.25, 2.0, 0.5]
+    with pytest.raises(FairbloomError, match=r"power = 2"):
+        Other(power=2)
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("weighting", "uniform"), ("proximal_mu", 0.1), ("seed", 3)]
 )
@@ -537,4 +558,3 @@ def test_an_option_is_declared_once(name: str) -> None:
     assert [each.default for each in fields(Terms) if each.name == name] == neutral
     asked = [rule for rule in RULES if name in rule.names]
     assert len(asked) == len(neutral)
-    assert hasattr(FedAvg(), name)
