@@ -232,8 +232,7 @@ def normed() -> nn.Module:
 
 def test_batchnorm_skips_a_last_batch_of_one_example() -> None:
     model = normed()
-    examples = noise(41)
-    train(model, task_of(model), examples, work(epochs=3))
+    train(model, task_of(model), noise(41), work(epochs=3))
     assert model[2].num_batches_tracked == 3 * 4  # type: ignore[index, union-attr]
     met = [
         set(torch.cat(list(batches(41, work(random=np.random.default_rng(k)), 2))).tolist())

@@ -51,8 +51,7 @@ def products_with_others(G: FloatArray) -> FloatArray:
     losses = np.arange(1.0, len(G) + 1.0)
     d = step(FedFV(alpha=0.0, tau=0, rescale=False), G, losses=losses)
     np.testing.assert_allclose(d, P.mean(axis=0), atol=1e-9)
-    own = np.einsum("kj,kj->k", P, G) / len(G)
-    return G @ d - own
+    return G @ d - np.einsum("kj,kj->k", P, G) / len(G)
 
 
 def test_fedfv_theorem_1_later_targets_have_fewer_conflicts() -> None:
@@ -257,8 +256,7 @@ def test_fedmgda_theorem_1b_needs_local_rates_that_vanish() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_fedmgda_theorem_2_bounds_the_distance(seed: int) -> None:
     """Losses ½‖w − a‖², with c = 1: the stationary models are the hull of the optima."""
-    random = np.random.default_rng(seed)
-    optima = 2.0 * random.normal(size=(3, 3))
+    optima = 2.0 * np.random.default_rng(seed).normal(size=(3, 3))
     clients = [Bowl(str(k), np.eye(3), a) for k, a in enumerate(optima)]
     path = mgda(clients, 100, lambda t: min(1.0, 2.0 / (t + 2.0)))
     M = max(float(np.linalg.norm(c.gradient(w))) for c in clients for w in path)

@@ -104,8 +104,7 @@ def test_cells_that_cannot_be_read_make_no_rows_equal(folder: Folder) -> None:
 
 
 def test_a_run_counts_the_remark_on_rows(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
-    there = folder(a=csv_of(60), b=csv_of(60))
-    check_data(RunSettings.of(config(there)))
+    check_data(RunSettings.of(config(folder(a=csv_of(60), b=csv_of(60)))))
     assert "1 remark on the data" in caplog.text
 
 

@@ -216,8 +216,7 @@ def test_spaces_around_quotation_marks_are_no_part_of_a_value(
         '3, "two',
         ' ""lines"" "  ,"" ',
     ]
-    text = "\n".join(rows).replace(",", delimiter)
-    path.write_text(text)
+    path.write_text("\n".join(rows).replace(",", delimiter))
     table = read(path)
     assert [*table.columns] == ["id", f"x{delimiter} y", "z"]
     assert texts_of(table, "id") == ["1", "2", "3"]
