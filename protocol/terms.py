@@ -11,15 +11,11 @@ from typing import Annotated, Any, Self
 from fairbloom.errors import ReportableError
 
 from . import options
-from .codec import Codec
+from .codec import CODECS, Codec
 from .names import FROZEN, PROTOCOL
 from .parameters import Parameter, Range, SettingsError, annotated, key_of
 
 Value = bool | int | float | str | list[str]
-
-# The values of wire_dtype: nothing is rounded, or models are rounded as well as updates.
-FLOAT32 = "float32"
-ALL = "bfloat16"
 
 # More local work in a round would keep a device for days.
 EPOCHS = Annotated[int, Range("[1, 100000]")]
@@ -307,7 +303,7 @@ control_variates, client_rule, wire_dtype
     @property
     def codec(self) -> Codec:
         """How the round's models and updates travel."""
-        return Codec(self.wire_dtype == ALL, self.wire_dtype != FLOAT32)
+        return CODECS[self.wire_dtype]
 
     @property
     def work(self) -> dict[str, Any]:

@@ -116,9 +116,9 @@ class Method(CommonOptions):
             name: option.checked(options.get(name, option.default), called=name)
             for name, option in OPTIONS.items()
         }
-        # The options as they are given; the lines below refine some of them.
-        for name, value in plain.items():
-            setattr(self, name, value)
+        # A run folder records these attributes in this order.
+        given = {name: plain[name] for name in CommonOptions.__annotations__ if name in plain}
+        vars(self).update(given)
         self.weighting = self._checked_weighting(options.get("weighting"))
         self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
         if self.server_optimizer is not None and self.server_optimizer.name == AVGM:
@@ -376,7 +376,8 @@ class Method(CommonOptions):
 
     def terms(self, server_round: int) -> Terms:
         """Return the terms of the clients' local work."""
-        return Terms.of_options(server_round, {name: getattr(self, name) for name in SENT_OPTIONS})
+        given = vars(self)
+        return Terms.of_options(server_round, {name: given[name] for name in SENT_OPTIONS})
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
         """Return the clients that train, drawn from the free ones, in ascending order.

@@ -252,15 +252,16 @@ class CommonOptions:
     seed: int
     proximal_mu: float
     personal_lambda: float
+    control_variates: bool
     personal_parameters: str
     fine_tune_epochs: int
-    prior: str
-    control_variates: bool
     client_rule: str
     wire_dtype: str
+    draw: str
     max_growth: float
     loss_limit: float
     update_limit: float
+    prior: str
     unused_rounds: int
     average_models: bool
     weighted_by_key: str
@@ -325,7 +326,10 @@ def split_options(extended: Any, given: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def expand_signature(construct: Callable[..., None]) -> inspect.Signature:
-    """Return a constructor's signature, with the options that its TypedDict adds as parameters."""
+    """Return a constructor's signature, with the options that its TypedDict adds as parameters.
+
+    Options without a Default stay in the TypedDict, and so do names that are parameters already.
+    """
     signature = inspect.signature(construct, eval_str=True)
     *others, last = signature.parameters.values()
     unpacked = get_args(last.annotation) if last.kind is last.VAR_KEYWORD else ()
@@ -338,5 +342,7 @@ def expand_signature(construct: Callable[..., None]) -> inspect.Signature:
             annotation=annotation,
         )
         for name, annotation in added.items()
+        if any(isinstance(each, Default) for each in get_args(annotation))
+        and name not in signature.parameters
     ]
     return signature.replace(parameters=[*others, *parameters, last])

@@ -62,6 +62,9 @@ SMALLEST_STEP_SUM = 1e-12
 # The least loss that others are compared with: a client may well be far from a median near 0.
 USUAL_LOSS = 1.0
 
+# A client's first count of test examples may be this many times the median of the others.
+MOST_TESTS = 1e6
+
 # The largest factor by which a client's update may be longer because it has more examples.
 LARGEST_ALLOWANCE = 1000.0
 
@@ -85,7 +88,11 @@ def usable_metrics(
         raise ValueError(f"num-examples must be an integer of at least 1, got {count!r}")
     if count > LARGEST_COUNT:
         raise ValueError(f"num-examples must be at most 2**53, got {count!r}")
-    finite = _finite_metrics(record)
+    finite = {
+        key: value
+        for key, value in record.items()
+        if isinstance(value, (int, float)) and abs(value) <= LARGEST
+    }
     if not 0 < finite.get(weight_key, 0) <= LARGEST_COUNT:
         raise ValueError(
             f"{weight_key} must be a positive number of at most 2**53, got"
@@ -110,14 +117,6 @@ def usable_metrics(
     return finite
 
 
-def _finite_metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        key: value
-        for key, value in record.items()
-        if isinstance(value, (int, float)) and abs(value) <= LARGEST
-    }
-
-
 def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, float]:
     """Return the finite numbers among a client's evaluation metrics.
 
@@ -127,9 +126,13 @@ def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, f
     """
     if record.get(NUM_EXAMPLES) == 0:
         raise ValueError("it has no test examples, so it counts in no measure")
+    if NUM_EXAMPLES in record:
+        return usable_metrics(record, weight_key)
     others = (f"{TRAIN}-", PERSONAL_ROUND)
     if all(name.startswith(others) or f"-{VALIDATION}" in name for name in record):
-        return _finite_metrics(record)
+        finite = usable_metrics({**record, NUM_EXAMPLES: 1}, NUM_EXAMPLES)
+        del finite[NUM_EXAMPLES]
+        return finite
     return usable_metrics(record, weight_key)
 
 
@@ -347,12 +350,17 @@ def screen_evaluations(
     bounded = {metric: score for metric, score in found.items() if score.has_end}
     replies.refuse(impossible_scores(replies.metrics, bounded))
     first = method.progress.first_tests
+    key = method.weighted_by_key
+    counts = {name: report[key] for name, report in replies.metrics.items() if key in report}
+    limit = math.inf if method.max_growth == math.inf else min(first_limit, MOST_TESTS)
+    new = [name for name in counts if name not in first]
+    beyond = {name: beyond_others(name, counts[name], {**counts, **first}, limit) for name in new}
+    replies.refuse({name: f"{key} {counts[name]} is {why}" for name, why in beyond.items() if why})
     screen_counts(method, replies, first_limit, first)
     endless = {metric for metric, score in found.items() if score.is_error} | (metrics & LOSSES)
     replies.refuse(too_large_losses(replies.metrics, endless, method.loss_limit))
-    key = method.weighted_by_key
-    new = {name: report[key] for name, report in replies.metrics.items() if key in report}
-    method.progress.first_tests = {**new, **first}
+    usable = {name: count for name, count in counts.items() if name in replies.metrics}
+    method.progress.first_tests = {**usable, **first}
 
 
 def usable_sizes(

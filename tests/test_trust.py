@@ -130,11 +130,10 @@ def test_predicting_refuses_untrusted_modules(
     assert not (foreign / "ran").exists()
 
 
-def test_a_trusted_module_is_imported(foreign: Path, subtests: pytest.Subtests) -> None:
-    for words in PREDICTING:
-        with subtests.test(words=words):
-            done = fairbloom(foreign, *words, "--trust")
-            assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("words", PREDICTING)
+def test_a_trusted_module_is_imported(foreign: Path, words: tuple[str, ...]) -> None:
+    done = fairbloom(foreign, *words, "--trust")
+    assert done.returncode == 0, done.stderr
 
 
 def test_predictor_in_python_takes_trusted_modules(

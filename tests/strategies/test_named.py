@@ -29,6 +29,16 @@ def test_options_are_taken_from_the_run_config_where_it_has_them() -> None:
     assert collect_options(from_config({"method": "FedFV"})) == collect_options(FedFV())
 
 
+def test_the_recorded_options_and_their_order_stay() -> None:
+    """Other ones, or another order, would change config.toml of an app's run folder."""
+    recorded = """
+        method fraction-train fraction-evaluate min-train-nodes min-evaluate-nodes
+        min-available-nodes evaluate-every seed proximal-mu personal-lambda control-variates
+        personal-parameters fine-tune-epochs client-rule wire-dtype draw prior average-models
+        weighted-by-key arrayrecord-key configrecord-key training-clients"""
+    assert [*collect_options(FedAvg())] == recorded.split()
+
+
 def test_text_comes_before_options_and_arguments_before_both() -> None:
     config = {"method": "fedavg(weighting=uniform)", "weighting": "examples", "seed": 3}
     assert from_config(config).weighting == "uniform"
@@ -54,8 +64,12 @@ def test_a_method_of_torchjd_is_recorded_by_its_weighting() -> None:
 
 FAULTS: list[tuple[Mapping[str, Any], Mapping[str, Any], str]] = [
     ({"method": 3}, {}, r"method = 3: name a method in"),
-    ({"method": "collections:OrderedDict"}, {}, "it is no subclass of fairbloom.strategies.Fair"),
-    ({"method": "fairbloom.errors:join_names"}, {}, "it is no subclass of fairbloom.strategies"),
+    (
+        {"method": "collections:OrderedDict"},
+        {},
+        "it is not a subclass of fairbloom.strategies.Fair",
+    ),
+    ({"method": "fairbloom.errors:join_names"}, {}, "it is not a subclass of fairbloom.strategies"),
     ({}, {}, r"method = None: name a method in \[tool.flwr.app.config\] of pyproject.toml, as in"),
     ({"method": ""}, {}, r"method = '': name a method"),
     ({"method": "fedfvv"}, {}, "method = 'fedfvv': unknown method: did you mean FedFV?"),
