@@ -336,8 +336,9 @@ class RoundWriter:
         reported = sorted(
             {metric for metrics in finished.evaluations.values() for metric in metrics}
         )
-        missing = [name for name in self._unseen if name not in reported]
-        if finished.evaluations and missing:
+        if finished.evaluations and (
+            missing := [name for name in self._unseen if name not in reported]
+        ):
             use = "which is named"
             if missing[0] == self._scores[0].name:
                 use = "in which fairness is to be measured"
