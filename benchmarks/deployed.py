@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from tests.deploy.federation import Deployment, federation, names, rounds
-from tests.deploy.processes import peak_memory, resident_memory
-
+from .deployment import Deployment, federation, names, rounds
+from .processes import peak_memory, resident_memory
 from .tables import Row, parser_of, print_machine, print_table
 
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -16,8 +16,8 @@ from fairbloom.protocol.settings import OWN_SETTINGS
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import find_task
-from tests.deploy.flower import ROOT, flower
 
+from .flower import ROOT, flower
 from .measuring import InProcess, Measured, Side, in_turn, times
 from .plain import plain_loop
 from .tables import Row, parser_of, print_machine, print_row, print_table

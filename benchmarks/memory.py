@@ -18,11 +18,11 @@ import torch
 
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import Task, load_task
-from tests.deploy.flower import SCRIPTS
-from tests.deploy.processes import family, pss
 
 from .engines import ENGINES
+from .flower import SCRIPTS
 from .measuring import Measured
+from .processes import family, pss
 from .tables import Row, parser_of, print_machine, print_row, print_table
 from .workloads import WORKLOADS, Workload
 

@@ -97,9 +97,7 @@ def check_parameters(subject: MethodUnderTest) -> str:
     for parameter in declared:
         _check_impossible(subject, parameter)
     names = ", ".join(parameter.argument for parameter in declared)
-    if declared:
-        return f"{names}: impossible values are refused by name."
-    return "It has no parameters."
+    return f"{names}: impossible values are refused by name." if names else "It has no parameters."
 
 
 def _check_impossible(subject: MethodUnderTest, parameter: Parameter) -> None:
@@ -118,10 +116,9 @@ def _check_impossible(subject: MethodUnderTest, parameter: Parameter) -> None:
                 isinstance(error, ValueError) and name in str(error)
             ):
                 continue
-            fault = (
+            raise Failure(
                 f"{name} = {value!r} raised {error!r}: refuse it by a ValueError that names {name}."
-            )
-            raise Failure(fault) from error
+            ) from error
         if value != maybe:
             raise Failure(
                 f"{name} = {value!r} is taken, and a run with it would fail later or learn nothing:"
@@ -196,10 +193,9 @@ def check_finite(subject: MethodUnderTest) -> str:
                 f"Given {replies.description}, the step is beyond all numbers. Such a round is"
                 " skipped: bound what you divide by."
             )
-    counts = ", ".join(map(str, SIZES))
     return (
-        f"One finite number per client, with {counts} of them, {kept} kept rows, and in"
-        f" {len(extremes)} extremes."
+        f"One finite number per client, with {', '.join(map(str, SIZES))} of them, {kept} kept"
+        f" rows, and in {len(extremes)} extremes."
     )
 
 
@@ -332,11 +328,11 @@ def check_resume(subject: MethodUnderTest) -> str:
     def create() -> FairStrategy:
         return subject.create(fraction_train=0.5)
 
-    kept = (
+    said = subject.check_resumed(
+        create,
         "A checkpoint holds self.memory and the kept rows: what weigh uses of earlier rounds must"
-        " be in self.memory, "
+        " be in self.memory, or in the rows that remember returns.",
     )
-    said = subject.check_resumed(create, f"{kept}or in the rows that remember returns.")
     method = subject.create()
     replies = ordinary_replies(5)
     cohort = subject.show(method, replies, ROUNDS // 2).cohort

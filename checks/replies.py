@@ -145,7 +145,10 @@ def extreme_replies() -> Iterator[Replies]:
     yield usual.report(some, "4 clients of which one has no positive examples in a group")
     sizes = np.array([1.0, 10.0, 1e3, 1e6])
     yield usual.report({wire.NUM_EXAMPLES: sizes}, "4 clients with 1 to 1,000,000 examples")
-    drawn = replace(usual, draws=np.array([1.0, 3.0, 1.0, 1.0]))
-    yield replace(drawn, description="4 clients of which one was drawn 3 times")
+    yield replace(
+        usual,
+        draws=np.array([1.0, 3.0, 1.0, 1.0]),
+        description="4 clients of which one was drawn 3 times",
+    )
     single = ordinary_replies(1).move(lambda U: 0.0 * U, "")
     yield single.report({wire.LOSS: np.zeros(1)}, "a single client that did not move, with loss 0")

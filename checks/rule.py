@@ -155,11 +155,10 @@ def check_kept(subject: RuleUnderTest) -> str:
         raise Failure("What finish has the client keep comes back from a file as something else.")
     earlier, later = (sizes[number] for number in GROWTH)
     if later > earlier:
-        words = (
+        raise Remark(
             f"A client keeps more with every round, {later} bytes after {GROWTH[-1]}: keep a sum or"
             " a mean instead."
         )
-        raise Remark(words)
     numbers = sum(array.numel() for array in kept.values())
     return f"A client keeps {numbers} numbers: {', '.join(kept) or 'nothing'}."
 

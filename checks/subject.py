@@ -118,17 +118,17 @@ class Subject:
         Every step is taken, so that it shows where one is too long.
         """
         if unknown := unknown_metrics(method):
-            words = (
+            raise NotApplicable(
                 f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run"
                 " with them."
             )
-            raise NotApplicable(words)
         method.update_limit = math.inf
         with self.explain_errors("In rounds with real clients, "):
             clients = real_clients(method, **self.work, **work)
-            first = initial_model(clients) if model is None else model
             loop = Rounds(method, clients, ROUNDS).run(
-                first, measure=lambda number: (), measure_after=()
+                initial_model(clients) if model is None else model,
+                measure=lambda number: (),
+                measure_after=(),
             )
             finished = list(islice(loop, rounds))
             clients.keep(since=method.progress.finished_rounds)
@@ -275,9 +275,11 @@ class MethodUnderTest(Subject):
         columns = {metric: replies.column(metric) for metric in method.needs}
         columns |= {wire.NUM_EXAMPLES: counts, method.weighted_by_key: counts}
         for k, name in enumerate(names):
-            report = {metric: column[k] for metric, column in columns.items()}
             trained.add(
-                name, report, as_arrays(-replies.updates[k]), as_arrays(-replies.seconds[k])
+                name,
+                {metric: column[k] for metric, column in columns.items()},
+                as_arrays(-replies.updates[k]),
+                as_arrays(-replies.seconds[k]),
             )
         trained.screen()
         if "roster" in method.requires:

@@ -46,15 +46,15 @@ def check(method: str, *, settings: Mapping[str, Value] = {}) -> None:
 
 def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return the arguments of a method that settings such as worsthalf.share=0.5 give it."""
-    if settings:
-        known = {each.key: each for each in parameters_of(method.__name__.lower(), method)}
-    else:
-        known = {}
+    known = (
+        {each.key: each for each in parameters_of(method.__name__.lower(), method)}
+        if settings
+        else {}
+    )
     for key in settings:
         if key not in known:
-            there = ", ".join(known) or "none"
             raise FairbloomError(
                 f"{key} = {settings[key]!r}: {method.__name__} has no such parameter; there are"
-                f" {there}"
+                f" {', '.join(known) or 'none'}"
             )
     return {known[key].argument: known[key].checked(value) for key, value in settings.items()}

@@ -56,9 +56,10 @@ def data(
         "schema": schema,
         "clients": clients,
         "partition": partition,
+        "seed": seed,
     }
     config = merge_settings(as_settings({"data_dir": data_dir}), settings)
-    config = merge_settings(as_settings({**given, "seed": seed}), config)
+    config = merge_settings(as_settings(given), config)
     check_used(config, ["fedavg"], task)
     chosen = Settings.of(config)
     if write_schema is not None:
@@ -92,5 +93,7 @@ def _print_names_to_change(clients: Sequence[str]) -> None:
     from fairbloom.deploy.pki import NAME, NAME_RULE  # late: few need cryptography here
 
     if refused := [name for name in clients if not NAME.fullmatch(name)]:
-        words = f"fairbloom deploy enroll refuses {join_names(refused)}: {NAME_RULE}"
-        console.print(Text(words), soft_wrap=True)
+        console.print(
+            Text(f"fairbloom deploy enroll refuses {join_names(refused)}: {NAME_RULE}"),
+            soft_wrap=True,
+        )

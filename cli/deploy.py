@@ -225,10 +225,9 @@ def submit(
     try:
         ended = runs.follow(federation, run)
     except KeyboardInterrupt:
-        number = run.number
         runs.say(
-            f"run {number} continues: follow it by tail -f {run.log}, stop it by fairbloom deploy"
-            f" stop {number}"
+            f"run {run.number} continues: follow it by tail -f {run.log}, stop it by fairbloom"
+            f" deploy stop {run.number}"
         )
         raise typer.Exit(INTERRUPTED) from None
     print(f"run {run.number}: {runs.describe_end(ended)}")
@@ -268,10 +267,11 @@ def doctor(
     from fairbloom.deploy.device.client import ClientSettings
     from fairbloom.deploy.operator import doctor as checks
 
-    if client:
-        findings = checks.examine_device(ClientSettings.of({}, client))
-    else:
-        findings = checks.examine(Federation.read(folder))
+    findings = (
+        checks.examine_device(ClientSettings.of({}, client))
+        if client
+        else checks.examine(Federation.read(folder))
+    )
     signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}
     console = Terminal(soft_wrap=True, highlight=False)
     worst = 0

@@ -111,9 +111,7 @@ def find_state_dir(place: Path) -> Path:
     """Return a client's state-dir, which a client.toml may name."""
     from fairbloom.deploy.device.client import ClientSettings
 
-    if place.suffix == ".toml":
-        return Path(ClientSettings.of({}, place).state_dir)
-    return place
+    return Path(ClientSettings.of({}, place).state_dir) if place.suffix == ".toml" else place
 
 
 @client.command(epilog="Example: fairbloom client accept client.toml")

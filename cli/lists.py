@@ -22,6 +22,7 @@ from fairbloom.strategies.named import format_value
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo, find_task
 from fairbloom.tasks.task_info import OWN_PARTITION
+from fairbloom.text import text_if
 
 from .settings_command import command
 
@@ -150,8 +151,12 @@ def describe_task(task: TaskInfo) -> dict[str, Any]:
 
 def _describe(parameter: Parameter) -> dict[str, str]:
     default = REQUIRED if parameter.default is None else format_value(parameter.default)
-    about = {"key": parameter.key, "range": parameter.range}
-    return about | {"default": default, "description": parameter.description}
+    return {
+        "key": parameter.key,
+        "range": parameter.range,
+        "default": default,
+        "description": parameter.description,
+    }
 
 
 def _show_described(described: Sequence[Mapping[str, Any]], as_json: bool) -> None:
@@ -165,10 +170,8 @@ def _show_described(described: Sequence[Mapping[str, Any]], as_json: bool) -> No
             if each.get(what):
                 _indented(f"{what}: {escape(', '.join(each[what]))}")
         for one in each["parameters"]:
-            if one["default"] == REQUIRED:
-                default = one["default"]
-            else:
-                default = f"default {one['default'] or repr('')}"
+            default = one["default"] or repr("")
+            default = f"{text_if(default != REQUIRED, 'default ')}{default}"
             about = f"({one['range']}, {default}) {one['description']}"
             _indented(f"[cyan]{one['key']}[/] {escape(about)}")
         if each["source"]:

@@ -65,8 +65,10 @@ def show(
             )
             return
         show_runs(runs, folder)
-        done = f"{whole - len(unfinished)} of {whole} runs of this comparison are finished"
-        say(f"{done}: the same fairbloom compare continues")
+        say(
+            f"{whole - len(unfinished)} of {whole} runs of this comparison are finished: the same"
+            " fairbloom compare continues"
+        )
         return
     found = api.load(folder, trust=trust)
     show_result(found, as_json)

@@ -86,20 +86,20 @@ class SettingsCommand(TyperCommand):
             nearest = key if key in settings else find_nearest(key, [*options, *settings])
             if nearest is None or nearest in options:
                 raise
-            if nearest == key:
-                say = f"write --set {key}=VALUE."
-            else:
-                say = f"did you mean --set {nearest}=VALUE?"
+            say = (
+                f"write --set {key}=VALUE."
+                if nearest == key
+                else f"did you mean --set {nearest}=VALUE?"
+            )
             message = f"No such option {error.option_name!r}: {say}"
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
 
 
 def name_every_client(words: list[str]) -> list[str]:
     """Return the words with another option for --clients if no number follows it."""
-    following = [*words[1:], "-"]
     return [
         EVERY_CLIENT if word == "--clients" and after.startswith("-") else word
-        for word, after in zip(words, following, strict=True)
+        for word, after in zip(words, [*words[1:], "-"], strict=True)
     ]
 
 
@@ -210,8 +210,7 @@ def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> i
     kinds = get_args(parameter.annotation)
     if get_origin(kind) is not Literal and kind not in (bool, int, float, str, Path):
         plain: Any = next((each for each in (int, float, str, Path) if each in kinds), None)
-        several = plain is None or get_origin(kind) is not type(int | str)
-        if several:
+        if plain is None or get_origin(kind) is not type(int | str):
             kind = list[str]
         else:
             kind = plain | None if type(None) in kinds else plain
@@ -228,10 +227,9 @@ def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> i
         number = (
             parameter.default is None and key in SETTINGS and SETTINGS[key].kind in (int, float)
         )
-        path = "FILE" if Path in (kind, *get_args(kind)) else None
         declared = typer.Option(
             "--set" if name == "settings" else f"--{name.removeprefix('as_').replace('_', '-')}",
-            metavar=METAVARS.get(name, path),
+            metavar=METAVARS.get(name, "FILE" if Path in (kind, *get_args(kind)) else None),
             click_type=OneValue(key) if number else None,
             min=1 if name == "jobs" else None,
             help=said,

@@ -100,12 +100,13 @@ def train(message: Message, context: Context) -> Message:
         vectors = {name: _state(each) for name, each in records if name != wire.ARRAYS}
         update = train_client(local, received, terms, vectors)
         metrics = MetricRecord({**update.metrics})
-        if terms.codec.rounds_updates:
+        rounds_updates = terms.codec.rounds_updates
+        if rounds_updates:
             metrics[wire.UPDATE_BITS] = BITS_PER_NUMBER
         wanted = _wanted_arrays(local, message)
 
         def record(state: StateDict, states: ClientStates) -> ArrayRecord:
-            if terms.codec.rounds_updates:
+            if rounds_updates:
                 return _rounded_record(local, received, terms, wanted, state, states)
             return _record(state, wanted)
 
@@ -299,10 +300,10 @@ def _state(arrays: ArrayRecord) -> StateDict:
 
 def _received(arrays: ArrayRecord, codec: Codec, model: Module) -> StateDict:
     """Return the received model; arrays that were rounded get the dtype of the client's own."""
-    from fairbloom.tasks.models import arrays_of, sendable
-
     if not codec.rounds_model:
         return _state(arrays)
+    from fairbloom.tasks.models import arrays_of, sendable
+
     own = arrays_of(sendable(model.state_dict()))
     sent = {name: read_values(array) for name, array in arrays.items()}
     dtypes = {name: array.dtype for name, array in own.items()}

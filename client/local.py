@@ -6,6 +6,7 @@ It knows neither Flower nor messages, and no rules of methods: see `fairbloom.cl
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -59,7 +60,7 @@ class LocalClient:
     @classmethod
     def of(
         cls,
-        settings: RunSettings,
+        settings: RunSettings | Mapping[str, Any],
         partition: object,
         name: str | None = None,
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
@@ -79,14 +80,17 @@ class LocalClient:
             Fewest rows behind a number that leaves the device; None in one process, where nothing
             leaves.
         """
+        settings = RunSettings.of(settings)
         task, model = load_task_and_model(settings)
         key = find_client_key(settings, task, partition, name)
         folder = folder_of(settings, key)
         keep_preprocessing(folder, task, (key,))
         splits = task.splits(key)
         gate = None if min_rows is None else Gate(min_rows, task, splits)
-        with explain_disk_errors("read from"):
-            files = None if folder is None else Versions(folder)
+        files: Versions | None = None
+        if folder is not None:
+            with explain_disk_errors("read from"):
+                files = Versions(folder)
         own_states = ClientStates(files, in_memory=states)
         return cls(name or key, key, settings, task, splits, model, own_states, gate)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.system.versions import Point, Version as StoredVersion, Versions, needed_since
+from fairbloom.system.versions import Entry, Point, Versions, needed_since
 from fairbloom.tables.preprocessing import PREPROCESSING
 
 from .guard.accepted_settings import FINGERPRINT, fingerprint
@@ -137,12 +137,12 @@ class ClientStates:
             if number in versions
         }
 
-    def take_unstored(self) -> Iterator[StoredVersion]:
+    def take_unstored(self) -> Iterator[Entry]:
         """Yield the versions that are not on disk, as they are stored."""
         for name, rounds in self.unstored.items():
             for made in sorted(rounds):
                 content = serialize(self.in_memory[name][made])
-                yield StoredVersion(self._key(name), Point(made), content)
+                yield Entry(self._key(name), Point(made), content)
 
     def note_stored(self, since: int) -> None:
         """Drop the stored versions of no use to a server that goes back to round `since`."""

@@ -45,9 +45,7 @@ def wait_for_clients() -> tuple[Federation, int]:
             federation = Federation.read(FEDERATION)
         except FairbloomError:  # the server is still creating it
             continue
-        online = 0
-        if federation.is_served:
-            online = len(read_now(federation).online)
+        online = len(read_now(federation).online) if federation.is_served else 0
         if online != number:
             number = online
             since = time.monotonic()

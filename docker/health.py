@@ -14,12 +14,15 @@ ESTABLISHED = "01"
 
 def has_socket(port: str, state: str, column: int) -> bool:
     """Return whether a TCP socket has this state and this local (column 1) or remote (2) port."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == state and int(words[column].rpartition(":")[2], 16) == int(port):
-                return True
-    return False
+    sockets = (
+        line.split()
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in Path(table).read_text().splitlines()[1:]
+    )
+    return any(
+        words[3] == state and int(words[column].rpartition(":")[2], 16) == int(port)
+        for words in sockets
+    )
 
 
 if __name__ == "__main__":

@@ -149,8 +149,9 @@ def run(
     from fairbloom.server.app import choose_run_folder  # imported late, as PyTorch is with it
     from fairbloom.simulation.run import simulate
 
-    given = as_settings({"task": task, "seed": seed, "out": out, **options})
-    config = merge_settings(given, settings or {})
+    config = merge_settings(
+        as_settings({"task": task, "seed": seed, "out": out, **options}), settings or {}
+    )
     config = settings_of_frames(data, target, out, config)
     config = merge_settings(settings_of_method(method, config), choose_task(config))
     chosen = Settings.of(config)
@@ -165,8 +166,12 @@ def run(
             shown.count(recorded, SCORES.read(folder)[0])  # written before the first round
             on_round(recorded)
 
-        on_trained = shown.show_within if progress and not debug else None
-        simulate(chosen, show_round, on_trained=on_trained, debug=debug)
+        simulate(
+            chosen,
+            show_round,
+            on_trained=shown.show_within if progress and not debug else None,
+            debug=debug,
+        )
         shown.end()
     return load_run(folder)
 
@@ -503,10 +508,9 @@ def evaluate(
     if CLIENTS.exists_in(folder):  # a device does not store other clients' numbers
         run_of_clients = load_run(folder)
         names = {score.name for score in run_of_clients.scores}
-        finals = {
-            score.name: run_of_clients.final(score, "global")
+        clients = {
+            score.name: values
             for score in found.scores
-            if score.name in names
+            if score.name in names and (values := run_of_clients.final(score, "global"))
         }
-        clients = {name: values for name, values in finals.items() if values}
     return Evaluation(*found, run=folder, model=model, clients=clients)

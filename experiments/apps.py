@@ -175,8 +175,15 @@ def read_app(
     names = table["app"]["components"]
     with chdir(folder):
         code = digest_own_code([names["serverapp"], names["clientapp"]])
-    absolute = str(folder.absolute())
-    return App(absolute, names["serverapp"], names["clientapp"], clients, config, code, flwr)
+    return App(
+        str(folder.absolute()),
+        names["serverapp"],
+        names["clientapp"],
+        clients,
+        config,
+        code,
+        flwr,
+    )
 
 
 def _read_flwr(folder: Path) -> dict[str, Any]:
@@ -185,10 +192,10 @@ def _read_flwr(folder: Path) -> dict[str, Any]:
     try:
         project = tomllib.loads(file.read_text())
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise SettingsError(
-            f"app = {str(folder)!r}: {file} cannot be read: {reason}. Name the folder of a Flower"
-            " app, such as fairbloom new writes"
+            f"app = {str(folder)!r}: {file} cannot be read:"
+            f" {getattr(error, 'strerror', None) or error}. Name the folder of a Flower app, such"
+            " as fairbloom new writes"
         ) from error
     table: dict[str, Any] = project.get("tool", {}).get("flwr", {})
     named = table.get("app", {}).get("components", {})

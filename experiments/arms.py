@@ -129,8 +129,10 @@ def baseline_of(name: str, among: Sequence[Arm]) -> str:
     for arm in among:
         if arm.label == wanted.label or arm.is_same(wanted):
             return arm.label
-    labels = ", ".join(arm.label for arm in among)
-    raise SettingsError(f"baseline = {name!r} is not among the methods: there are {labels}")
+    raise SettingsError(
+        f"baseline = {name!r} is not among the methods: there are"
+        f" {', '.join(arm.label for arm in among)}"
+    )
 
 
 def find_label(method: Named, labels: Sequence[str]) -> str | None:

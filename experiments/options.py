@@ -36,9 +36,8 @@ def expand_options(function: Function) -> Function:
     types = get_type_hints(CommonOptions)
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    by_name = inspect.Parameter.KEYWORD_ONLY
     common = [
-        inspect.Parameter(name, by_name, default=None, annotation=kind)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in types.items()
     ]
     signature = signature.replace(parameters=[*own, *common])

@@ -237,9 +237,10 @@ class Recipe(Section):
 
     def published(self, row: Row) -> dict[str, Printed]:
         """Return the printed numbers of a row, by measure."""
-        numbers = zip(self.measures, row.published, strict=False)
         return {
-            measure: number for measure, text in numbers if (number := Printed.of(text)) is not None
+            measure: number
+            for measure, text in zip(self.measures, row.published, strict=False)
+            if (number := Printed.of(text)) is not None
         }
 
     def points(self, row: Row, *, every_axis: bool = False) -> list[dict[str, Value]]:
@@ -324,8 +325,7 @@ def _explain(error: Mapping[str, Any]) -> str:
         is_row = error["loc"][0] == "rows" and len(error["loc"]) > 1
         fields = [*Row.model_fields] if is_row else [*Recipe.model_fields]
         known = [name.replace("_", "-") for name in fields if name != "name"]
-        hint = did_you_mean(parts[-1], known)
-        return f"unknown key {key}: {hint}there are {', '.join(known)}"
+        return f"unknown key {key}: {did_you_mean(parts[-1], known)}there are {', '.join(known)}"
     if error["type"] == "missing":
         return f"{key} is missing: give it"
     return f"{key} = {error['input']!r}: {reason}" if key else reason

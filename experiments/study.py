@@ -174,9 +174,10 @@ class Study:
 
     def failures(self, arm: Arm) -> dict[int, str]:
         """Return the reasons of an arm's failed runs, by their seeds."""
-        folders = {seed: self.folder(arm, seed) for seed in self.seeds}
         return {
-            seed: self.failed[folder] for seed, folder in folders.items() if folder in self.failed
+            seed: self.failed[folder]
+            for seed in self.seeds
+            if (folder := self.folder(arm, seed)) in self.failed
         }
 
     def unfinished(self, out: Path) -> list[Path]:

@@ -89,8 +89,11 @@ def run_command(app: typer.Typer) -> None:
         with on_command_line():
             app()
     except Interrupted:
-        what = "the same command begins again; a run continues after its last finished round"
-        errors.print(f"[yellow]interrupted[/]: {what}", soft_wrap=True)
+        errors.print(
+            "[yellow]interrupted[/]: the same command begins again; a run continues after its last"
+            " finished round",
+            soft_wrap=True,
+        )
         sys.exit(INTERRUPTED)
     except FairbloomError as error:
         _end_with(str(error))

@@ -127,9 +127,7 @@ def place_of_function(function: Callable[..., object]) -> str:
     found = inspect.unwrap(function)
     found = found.func if isinstance(found, partial) else found
     code = getattr(found, "__code__", None)
-    if code is None:
-        return ""
-    return _own_place(found.__module__, code, code.co_firstlineno)
+    return "" if code is None else _own_place(found.__module__, code, code.co_firstlineno)
 
 
 def _own_place(module: str, code: CodeType, line: int) -> str:
@@ -150,9 +148,7 @@ def innermost_place(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<")
     ]
-    if frames:
-        return f"{PurePath(frames[-1].filename).name}, line {frames[-1].lineno}"
-    return ""
+    return f"{PurePath(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
 
 
 def failure_reason(error: BaseException) -> str:

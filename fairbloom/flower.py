@@ -182,9 +182,7 @@ def put_message_id(metadata: Metadata, message_id: str) -> bool:
 def address(reply: Message, message: Message) -> Message:
     """Return a reply to this message: some of Flower's mods answer their app's reply."""
     answers = reply.metadata.reply_to_message_id == message.metadata.message_id
-    if answers or not reply.has_error():
-        return reply
-    return Message(reply.error, reply_to=message)
+    return reply if answers or not reply.has_error() else Message(reply.error, reply_to=message)
 
 
 def has_name(name: str) -> bool:

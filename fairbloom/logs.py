@@ -78,10 +78,9 @@ def follow_stderr() -> Iterator[None]:
 
 
 def _flowers_handlers() -> list[Any]:
-    handlers = logging.getLogger("flwr").handlers
     return [
         each
-        for each in handlers
+        for each in logging.getLogger("flwr").handlers
         if isinstance(each, logging.StreamHandler) and hasattr(each, "colored")
     ]
 

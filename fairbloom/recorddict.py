@@ -73,10 +73,8 @@ def read_values(array: Array) -> NDArray[Any]:
         raise ValueError(f"serialised as {array.stype!r}, not as 'numpy.ndarray'")
     view = view_of(array)
     file = BytesIO(view[:HEAD_BYTES])
-    if read_magic(file) == (1, 0):
-        shape, fortran, dtype = read_array_header_1_0(file)
-    else:
-        shape, fortran, dtype = read_array_header_2_0(file)
+    read_header = read_array_header_1_0 if read_magic(file) == (1, 0) else read_array_header_2_0
+    shape, fortran, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     values = np.frombuffer(view, dtype, offset=file.tell())

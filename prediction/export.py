@@ -77,10 +77,12 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
         session = import_module("onnxruntime").InferenceSession(
             content, providers=["CPUExecutionProvider"]
         )
-        feed = {}
-        for column in how.columns:
-            dtype = object if column.kind == CATEGORY else np.float64
-            feed[column.name] = raw[[column.name]].to_numpy(dtype)
+        feed = {
+            column.name: raw[[column.name]].to_numpy(
+                object if column.kind == CATEGORY else np.float64
+            )
+            for column in how.columns
+        }
         if not feed:
             feed[session.get_inputs()[0].name] = raw
         predicted, *probabilities = session.run(None, feed)
@@ -167,10 +169,10 @@ def _explained() -> Iterator[None]:
             cause = earlier
             place = place_of(earlier) or place
         first_line = str(cause).strip().partition("\n")[0].rstrip(".")
-        at_place = text_if(place, f" ({place})")
         raise FairbloomError(
-            f"this model cannot be exported: {type(cause).__name__}: {first_line}{at_place}. Change"
-            " the module, or use it in PyTorch: run.model()"
+            f"this model cannot be exported: {type(cause).__name__}:"
+            f" {first_line}{text_if(place, f' ({place})')}. Change the module, or use it in"
+            " PyTorch: run.model()"
         ) from error
     finally:
         logging.disable(before)
@@ -206,8 +208,7 @@ def _make_rows(how: Preprocessing) -> Any:
     frame = pandas.DataFrame(rows)
     if len(odd) > MAX_ODD_ROWS:
         odd = [odd[place] for place in random.choice(len(odd), MAX_ODD_ROWS, replace=False)]
-    places = np.arange(len(odd)) % ROWS
-    extra = frame.iloc[places].reset_index(drop=True)
+    extra = frame.iloc[np.arange(len(odd)) % ROWS].reset_index(drop=True)
     for row, (name, value) in enumerate(odd):
         extra.loc[row, name] = value
     return pandas.concat([frame, extra], ignore_index=True)
@@ -241,9 +242,7 @@ def _beyond(field: Field) -> Iterator[float]:
 
 def _numbers_of(predictions: Predictions) -> Any:
     """Return the probabilities of classes, or the values of a quantity."""
-    if predictions.probabilities is None:
-        return predictions.values
-    return predictions.probabilities
+    return predictions.values if predictions.probabilities is None else predictions.probabilities
 
 
 def _check(

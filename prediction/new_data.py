@@ -107,9 +107,7 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
     """
     if not path.exists():
         raise FairbloomError(f"{path} cannot be read: no such folder or image")
-    by_name = {path.name: path}
-    if not path.is_file():
-        by_name = _find_images(path)
+    by_name = {path.name: path} if path.is_file() else _find_images(path)
     if not by_name:
         raise FairbloomError(f"{path} has no images")
     names = sorted(by_name)
@@ -123,14 +121,13 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
             problems.append((place, str(error)))
             continue
         if size != (width, height) and not preprocessing.resized:
-            pixels = f"{size[0]}×{size[1]} pixels"
-            problem = f"{file} has {pixels}, and the model takes {width}×{height}"
-            problems.append((place, problem))
+            problem = f"has {size[0]}×{size[1]} pixels, and the model takes {width}×{height}"
+            problems.append((place, f"{file} {problem}"))
     if problems:
         raise FairbloomError(list_problems(str(path), problems, len(files), "images"))
-    starts = range(0, len(files), IMAGES_AT_ONCE)
     batches = (
-        image_inputs(files[start : start + IMAGES_AT_ONCE], preprocessing.shape) for start in starts
+        image_inputs(files[start : start + IMAGES_AT_ONCE], preprocessing.shape)
+        for start in range(0, len(files), IMAGES_AT_ONCE)
     )
     return NewData({"file": names}, batches)
 

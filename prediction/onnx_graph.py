@@ -17,7 +17,14 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass, NameFixPass
 from onnxscript import GraphBuilder, OpBuilder
 
 from fairbloom.tables.cells import MAX_NUMBER
-from fairbloom.tables.preprocessing import CATEGORY, MAX_INPUT, TABLE, InputColumn, Preprocessing
+from fairbloom.tables.preprocessing import (
+    CATEGORY,
+    MAX_INPUT,
+    NUMBER,
+    TABLE,
+    InputColumn,
+    Preprocessing,
+)
 from fairbloom.tables.schema import Field, Schema
 
 from .output_rows import codes_of
@@ -51,10 +58,8 @@ def surround(core: ir.Model, how: Preprocessing, about: Mapping[str, str]) -> on
     graph.opset_imports["ai.onnx.ml"] = ML_OPSET
     op = GraphBuilder(graph).op
     if how.form == TABLE:
-        encoded = []
-        for column in how.columns:
-            encode = _encode_text if column.kind == CATEGORY else _encode_number
-            encoded.append(encode(op, column, how.dictionary))
+        encoders = {CATEGORY: _encode_text, NUMBER: _encode_number}
+        encoded = [encoders[column.kind](op, column, how.dictionary) for column in how.columns]
         parts, reasons = zip(*encoded, strict=True)
         inputs = op.Concat(*parts, axis=1)
         refused = op.Concat(*reasons, axis=1)
@@ -100,10 +105,7 @@ def _encode_number(op: OpBuilder, column: InputColumn, schema: Schema) -> tuple[
     if codes := codes_of(schema, column.name):
         missing = op.Or(missing, _any(op, op.Equal(number, codes)))
     refused = _is_out_of_range(op, number, schema.fields[column.name])
-    if column.fill:
-        refused = op.And(refused, op.Not(missing))
-    else:
-        refused = op.Or(refused, missing)
+    refused = op.And(refused, op.Not(missing)) if column.fill else op.Or(refused, missing)
     return op.Cast(op.Where(missing, 0.0, ratio), to=ir.DataType.FLOAT), refused
 
 
@@ -139,9 +141,8 @@ def _encode_text(op: OpBuilder, column: InputColumn, schema: Schema) -> tuple[ir
 
 def _codes_of_texts(schema: Schema, field: Field) -> dict[str, int]:
     """Return a code for each text that training read as a category or as a missing value."""
-    markers = set[str]()
-    for word in (*schema.missingValues, *field.missingValues):
-        markers |= _vary_case(word)
+    words = (*schema.missingValues, *field.missingValues)
+    markers = set[str]().union(*map(_vary_case, words))
     codes = dict.fromkeys(sorted(markers), NO_VALUE)
     missing = {marker.casefold() for marker in markers}
     for text, place in field.places.items():

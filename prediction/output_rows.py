@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tables.cells import parse_number
-from fairbloom.tables.encoding import UNKNOWN, is_missing, read_columns
+from fairbloom.tables.encoding import is_missing, is_unknown, read_columns
 from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.tables.reading import CellError, Table
 from fairbloom.tables.schema import Schema, normalise
@@ -58,8 +58,14 @@ def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[A
     for name, column in found.items():
         if schema.missing_of(name) != "fill":
             lines = table.lines[is_missing(column)].tolist()
-            words = f"column {name!r} has no value, and training filled none in"
-            problems += [(line, f"{table.unit} {line}, {words}") for line in lines]
+            problems += [
+                (
+                    line,
+                    f"{table.unit} {line}, column {name!r} has no value, and training filled none"
+                    " in",
+                )
+                for line in lines
+            ]
     if problems:
         raise FairbloomError(list_problems(str(table.path), problems, len(table), "rows"))
     return found
@@ -77,7 +83,7 @@ def find_refused(
             refused[each.rows] = True
     for name, column in found.items():
         # Only a column's first faults are listed; the values show its other faulty cells.
-        refused |= np.isinf(column) if column.dtype.kind == "f" else column == UNKNOWN
+        refused |= is_unknown(column)
         if schema.missing_of(name) != "fill":
             refused |= is_missing(column)
     return found, refused

@@ -110,8 +110,12 @@ class Predictor:
             min(EVALUATION_BATCH, count - start) for start in range(0, count, EVALUATION_BATCH)
         ]
         with torch.no_grad(), seeded(0, torch.device("cpu")):
-            batches = split_inputs(inputs, lengths)
-            return torch.cat([outputs_of(self.module, batch, self.output) for batch in batches])
+            return torch.cat(
+                [
+                    outputs_of(self.module, batch, self.output)
+                    for batch in split_inputs(inputs, lengths)
+                ]
+            )
 
     def reading_by(self, schema: str) -> "Predictor":
         """Return the same model, which reads new tables by another schema.
@@ -125,10 +129,9 @@ class Predictor:
         if given != known:
             names = {*given, *known}
             differing = sorted(name for name in names if given.get(name) != known.get(name))
-            verb = plural(len(differing), "is", "are")
             raise FairbloomError(
-                f"schema: {join_first(differing)} {verb} not as in the run: inputs and their"
-                " categories must match the run's schema"
+                f"schema: {join_first(differing)} {plural(len(differing), 'is', 'are')} not as in"
+                " the run: inputs and their categories must match the run's schema"
             )
         return replace(self, preprocessing=replace(preprocessing, schema=schema))
 
@@ -191,8 +194,9 @@ class Predictor:
         text = f"{count:,} prediction" if count == 1 else f"{count:,} predictions"
         kept = read_kept(self.run) if self.model == LAST else {}
         if kept:
-            rounds = settings_in(self.run)["num-rounds"]
-            text += f" by the model of round {kept['round']} of {rounds}"
+            text += (
+                f" by the model of round {kept['round']} of {settings_in(self.run)['num-rounds']}"
+            )
         return text
 
     def _preprocessing(self) -> Preprocessing:
@@ -212,8 +216,11 @@ class Predictor:
             predictions.append(preprocessing.decode(self.outputs(batch)))
             if preprocessing.form == TABLE:
                 clipped.append(_name_clipped(preprocessing, batch))
-        values = np.concatenate([each.values for each in predictions])
-        columns = {f"predicted_{preprocessing.target or 'target'}": values}
+        columns = {
+            f"predicted_{preprocessing.target or 'target'}": np.concatenate(
+                [each.values for each in predictions]
+            )
+        }
         if preprocessing.classes:
             names = [f"probability_{name}" for name in preprocessing.classes]
             probabilities = np.concatenate([each.probabilities for each in predictions])
@@ -329,8 +336,7 @@ def find_rows(run: Path, path: Path, client: str, split: str) -> NDArray[np.int6
             f"{path} is not the file that the run in {run} read, so its rows are split in another"
             " way: name that file"
         )
-    here = {**settings, "schema": schema_in(run, settings), "data-dir": str(path)}
-    task = load_task(here)
+    task = load_task({**settings, "schema": schema_in(run, settings), "data-dir": str(path)})
     if task.parts is None:
         raise FairbloomError(f"split = {split!r}: only the rows of tables have one: leave it out")
     name = client or normalize("NFC", path.stem)

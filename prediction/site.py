@@ -49,8 +49,10 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
         raise FairbloomError(
             f"model = {model!r}: {did_you_mean(model, MODELS)}there are {', '.join(MODELS)}"
         )
-    own = {"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False}
-    settings: dict[str, Any] = {**settings_in(run), **own}
+    settings: dict[str, Any] = {
+        **settings_in(run),
+        **{"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False},
+    }
     settings["schema"] = schema_in(run, settings)
     if not is_finished(run):
         raise FairbloomError(f"the run in {run} is not finished: evaluate it when it is over")

@@ -76,6 +76,14 @@ class Codec:
         return {name_of(name): array for name, array in reply.items()}
 
 
+# The codecs by the value of `wire-dtype`.
+CODECS: Mapping[str, Codec] = {
+    "float32": Codec(rounds_model=False, rounds_updates=False),
+    "bfloat16-updates": Codec(rounds_model=False, rounds_updates=True),
+    "bfloat16": Codec(rounds_model=True, rounds_updates=True),
+}
+
+
 def name_of(name: str) -> str:
     """Return the name in the model of an array in a message."""
     return name.removesuffix(ENDING)

@@ -9,14 +9,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from . import options
-from .codec import Codec
+from .codec import CODECS, Codec
 from .names import FROZEN, PROTOCOL
 
 Value = bool | int | float | str | list[str]
-
-# The values of wire_dtype: nothing is rounded, or models are rounded as well as updates.
-FLOAT32 = "float32"
-ALL = "bfloat16"
 
 # The disparities between two groups that a client can reduce: over all examples, and over the
 # positive ones.
@@ -269,7 +265,7 @@ control_variates, client_rule, wire_dtype
     @property
     def codec(self) -> Codec:
         """How the round's models and updates travel."""
-        return Codec(self.wire_dtype == ALL, self.wire_dtype != FLOAT32)
+        return CODECS[self.wire_dtype]
 
     @property
     def work(self) -> dict[str, Any]:

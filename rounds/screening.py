@@ -85,7 +85,11 @@ def usable_metrics(
         raise ValueError(f"num-examples must be an integer of at least 1, got {count!r}")
     if count > LARGEST_COUNT:
         raise ValueError(f"num-examples must be at most 2**53, got {count!r}")
-    finite = _finite_metrics(record)
+    finite = {
+        key: value
+        for key, value in record.items()
+        if isinstance(value, (int, float)) and abs(value) <= LARGEST
+    }
     if not 0 < finite.get(weight_key, 0) <= LARGEST_COUNT:
         raise ValueError(
             f"{weight_key} must be a positive number of at most 2**53, got"
@@ -110,14 +114,6 @@ def usable_metrics(
     return finite
 
 
-def _finite_metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        key: value
-        for key, value in record.items()
-        if isinstance(value, (int, float)) and abs(value) <= LARGEST
-    }
-
-
 def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, float]:
     """Return the finite numbers among a client's evaluation metrics.
 
@@ -127,9 +123,13 @@ def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, f
     """
     if record.get(NUM_EXAMPLES) == 0:
         raise ValueError("it has no test examples, so it counts in no measure")
+    if NUM_EXAMPLES in record:
+        return usable_metrics(record, weight_key)
     others = (f"{TRAIN}-", PERSONAL_ROUND)
     if all(name.startswith(others) or f"-{VALIDATION}" in name for name in record):
-        return _finite_metrics(record)
+        finite = usable_metrics({**record, NUM_EXAMPLES: 1}, NUM_EXAMPLES)
+        del finite[NUM_EXAMPLES]
+        return finite
     return usable_metrics(record, weight_key)
 
 

@@ -22,9 +22,7 @@ class ChangingConfig:
             if self._given.get(key) != value
         }
         removed = [key for key in self._given if key not in self._config]
-        if not changed and not removed:
-            return {}
-        return {"changed": changed, "removed": removed}
+        return {} if not changed and not removed else {"changed": changed, "removed": removed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Repeat the changes that `state_dict` returned."""

@@ -26,8 +26,8 @@ class Point(NamedTuple):
 FIRST = Point(0)
 
 
-class Version(NamedTuple):
-    """A version of the state with this key."""
+class Entry(NamedTuple):
+    """A version of the state with this key, as it is stored."""
 
     key: str
     step: Point
@@ -88,7 +88,7 @@ class Versions:
                 return step, content
         return None
 
-    def write(self, versions: Iterable[Version]) -> None:
+    def write(self, versions: Iterable[Entry]) -> None:
         """Write versions to the next file, one after the other."""
         make_folder(self._folder)
         file = self._path(max(self._numbers(), default=0) + 1)
@@ -115,7 +115,7 @@ class Versions:
             draft.unlink(missing_ok=True)
         if 2 * used.total() < sum(self._counts.values()):
             self.write(
-                Version(key, step, content)
+                Entry(key, step, content)
                 for key in self._places
                 for step in self.steps(key)
                 if (content := self.read(key, step)) is not None
@@ -133,7 +133,7 @@ class Versions:
 
         The run may have to repeat the round before the last.
         """
-        self.write([Version(key, step, content)])
+        self.write([Entry(key, step, content)])
         self.retain(key, needed_since(self.steps(key), step.round - 1))
         self.tidy()
 

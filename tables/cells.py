@@ -77,8 +77,7 @@ def different_cells(values: Any) -> tuple[list[str], NDArray[np.int32]]:
     cells = coded.dictionary.to_pylist()
     if str(values.type) != "string":
         cells = [format_number(each) if isinstance(each, float) else str(each) for each in cells]
-    codes = np.from_dlpack(coded.indices.fill_null(len(cells)))
-    return [*cells, ""], codes.astype(np.int32)
+    return [*cells, ""], np.from_dlpack(coded.indices.fill_null(len(cells))).astype(np.int32)
 
 
 def parse_numbers(
@@ -179,8 +178,10 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
     own_file = f"[files.{file!r}]"
     kind = find_sign(cell, decimal)
     if kind == "minus" and (sign := MINUS.search(text)):
-        problem = f"a number with the sign {sign[0]!r} (U+{ord(sign[0]):04X}) for a minus"
-        return problem, f"write {MINUS.sub('-', text)}, with a hyphen"
+        return (
+            f"a number with the sign {sign[0]!r} (U+{ord(sign[0]):04X}) for a minus",
+            f"write {MINUS.sub('-', text)}, with a hyphen",
+        )
     if kind in ("bound", "range"):
         return (
             f"a {kind} and no number",
@@ -206,8 +207,10 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
         hours = int(found["hour"]) + int(found["minute"]) / 60
         return "a time and no number", f"write hours, {hours:.4g}, or put {name} in ignore"
     if kind == "deviation" and (found := DEVIATION.fullmatch(text)):
-        problem = "a number with its deviation"
-        return problem, f"write {found['number']}, and the deviation into a column of its own"
+        return (
+            "a number with its deviation",
+            f"write {found['number']}, and the deviation into a column of its own",
+        )
     if kind in ("unit", "currency") and (
         found := WITH_UNIT.fullmatch(text) or CURRENCY.fullmatch(text)
     ):

@@ -40,15 +40,21 @@ def describe(
     remark. Of many clients and remarks, a few have a row.
     """
     columns = _columns(schema, tables)
-    on_columns = {
-        name: [*_find_remarks(name, schema.fields[name], columns_of)]
+    on_columns: dict[str, list[Row]] = {
+        name: [
+            {"column": name, "client": client or "all", "remark": remark}
+            for client, remark in find_remarks(name, schema.fields[name], columns_of)
+        ]
         for name, columns_of in columns.items()
     }
-    remarks = [
+    remarks: list[list[Row]] = [
         *on_columns.values(),
         [*_find_spellings(schema, tables)],
         *([row] for row in _find_determining(schema, columns)),  # all of them are shown
-        [*_find_duplicates(tables)],
+        [
+            {"column": "all", "client": clients, "remark": remark}
+            for clients, remark in find_duplicates(_read_tables(tables))
+        ],
     ]
     if every:
         clients, faults = _list_clients(tables, count_examples)
@@ -134,14 +140,12 @@ def _list_columns(
     """Yield a row for each column of each client."""
     for name, columns_of in columns.items():
         for client, column in columns_of.items():
-            missing = int(is_missing(column).sum())
-            values = _describe_values(schema.fields[name], present_values(column))
-            yield {"column": name, "client": client, "values": values, "missing": missing}
-
-
-def _find_remarks(name: str, field: Field, columns_of: Mapping[str, ColumnValues]) -> Iterator[Row]:
-    for client, remark in find_remarks(name, field, columns_of):
-        yield {"column": name, "client": client or "all", "remark": remark}
+            yield {
+                "column": name,
+                "client": client,
+                "values": _describe_values(schema.fields[name], present_values(column)),
+                "missing": int(is_missing(column).sum()),
+            }
 
 
 def _shorten_remarks(found: Sequence[Row]) -> Iterator[Row]:
@@ -161,12 +165,6 @@ def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
             yield {"column": schema.client, "client": name, "remark": remark}
 
 
-def _find_duplicates(tables: Tables) -> Iterator[Row]:
-    """Yield a remark for each client with equal rows, and for clients with rows in common."""
-    for clients, remark in find_duplicates(_read_tables(tables)):
-        yield {"column": "all", "client": clients, "remark": remark}
-
-
 def _find_determining(
     schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
 ) -> Iterator[Row]:
@@ -178,8 +176,11 @@ def _find_determining(
             np.concatenate([columns[name][client] for client in both]),
             np.concatenate([target[client] for client in both]),
         ):
-            remark = f"{name} determines {schema.target}: is it known before?"
-            yield {"column": name, "client": "all", "remark": remark}
+            yield {
+                "column": name,
+                "client": "all",
+                "remark": f"{name} determines {schema.target}: is it known before?",
+            }
 
 
 def _describe_values(field: Field, values: ColumnValues) -> str:
@@ -269,11 +270,10 @@ def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) 
         first = int(table.lines[rows[0]])
         last = int(table.lines[rows[-1]])
         more = len(rows) - 1
-        lines = f"{first}{text_if(more, f' to {last}, {more:,} more')}"
         yield {
             "client": join_names([names[each] for each in np.unique(of_row[rows])]),
             "file": file.path.name,
-            "line": lines,
+            "line": f"{first}{text_if(more, f' to {last}, {more:,} more')}",
             "column": column,
             "value": table.show_cell(column, int(rows[0])),
             "problem": problem,
@@ -317,9 +317,9 @@ def _kinds_of_column(file: EncodedFile, table: Table, first: CellError) -> Itera
 
 def _describe_fault(client: str, error: FairbloomError) -> Row:
     """Return a row of the table of faults."""
-    row: Row = {"client": client, "file": "", "line": "", "column": "", "value": ""}
     if not isinstance(error, CellError):
-        return {**row, "problem": str(error)}
+        empty = dict.fromkeys(("file", "line", "column", "value"), "")
+        return {"client": client, **empty, "problem": str(error)}
     return {
         "client": client,
         "file": error.file,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import join_names
 
-from .encoding import UNKNOWN, ClientTable, ColumnValues, EncodedFile
+from .encoding import ClientTable, ColumnValues
 
 Hashes = NDArray[np.uint64]
 
@@ -50,12 +50,11 @@ def find_duplicates(tables: Mapping[str, ClientTable]) -> Iterator[tuple[str, st
     """
     encoded = {id(table.file): table.file for table in tables.values()}
     hashes_of = {key: hash_rows([*file.columns.values()]) for key, file in encoded.items()}
-    readable_of = {key: _find_readable(file) for key, file in encoded.items()}
     clients: list[_Rows] = []
     for name, table in tables.items():
-        key = id(table.file)
-        rows = table.rows[readable_of[key][table.rows]]
-        clients.append(_Rows(name, ClientTable(table.file, rows), hashes_of[key][rows]))
+        is_readable = table.file.usable & ~table.file.has_unknown
+        rows = table.rows[is_readable[table.rows]]
+        clients.append(_Rows(name, ClientTable(table.file, rows), hashes_of[id(table.file)][rows]))
     if not any(len(each.hashes) for each in clients):
         return
     hashes = np.concatenate([each.hashes for each in clients])
@@ -88,14 +87,6 @@ def hash_rows(columns: Sequence[ColumnValues]) -> Hashes:
             hashes = (hashes ^ (hashes >> np.uint64(shift))) * factor
         hashes ^= hashes >> np.uint64(31)
     return hashes
-
-
-def _find_readable(file: EncodedFile) -> NDArray[np.bool_]:
-    """Return which rows are used, and have no cell that is in no category, or no number."""
-    readable = file.usable.copy()
-    for column in file.columns.values():
-        readable &= ~np.isinf(column) if column.dtype.kind == "f" else column != UNKNOWN
-    return readable
 
 
 def _describe(count: int, sites: int) -> str:
@@ -144,15 +135,13 @@ def _count_common(
     _, examples, rows = np.unique(
         sums[starts + holders] - sums[starts], return_index=True, return_counts=True
     )
-    most = np.argsort(-rows, kind="stable")[:MAX_SETS].tolist()
     held: dict[frozenset[int], int] = {}
-    for each in most:
+    for each in np.argsort(-rows, kind="stable")[:MAX_SETS].tolist():
         start = int(starts[examples[each]])
         held[frozenset(sites[start : start + int(holders[examples[each]])].tolist())] = rows[each]
     for some in held:
         # Rows that other sites share as well count here too.
-        common = sum(int(each) for others, each in held.items() if some <= others)
-        yield common, sorted(some)
+        yield sum(int(each) for others, each in held.items() if some <= others), sorted(some)
 
 
 def _expect_equal(clients: Sequence[_Rows]) -> float:
@@ -162,9 +151,7 @@ def _expect_equal(clients: Sequence[_Rows]) -> float:
     compared with the second.
     """
     sizes = [len(each.hashes) for each in clients]
-    expected = sizes[0] * (sizes[0] - 1) / 2
-    if len(sizes) > 1:
-        expected = float(sizes[0] * sizes[1])
+    expected = sizes[0] * (sizes[0] - 1) / 2 if len(sizes) == 1 else float(sizes[0] * sizes[1])
     hashes = np.concatenate([each.hashes for each in clients])
     some = slice(None, None, 1 + len(hashes) // SAMPLE)
     _, different = np.unique(hashes[some], return_index=True)

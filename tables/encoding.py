@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,11 @@ def is_missing(values: ColumnValues) -> NDArray[np.bool_]:
     return np.isnan(values) if values.dtype.kind == "f" else values == -1
 
 
+def is_unknown(values: ColumnValues) -> NDArray[np.bool_]:
+    """Return which rows of a column have a cell that is in no category, or not a number."""
+    return np.isinf(values) if values.dtype.kind == "f" else values == UNKNOWN
+
+
 def read_columns(
     table: Table, schema: Schema, names: Collection[str] | None = None
 ) -> tuple[dict[str, ColumnValues], list[DataError]]:
@@ -74,15 +79,16 @@ def read_columns(
     known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client, own_unit)}
     strange = [name for key, name in unread.items() if key not in known]
     for name in strange[:MAX_FAULTS]:
-        fault = CellError(
-            table,
-            name,
-            f"has a column {name!r}, which the schema does not name",
-            f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
-            "strange-columns",
-            columns=len(strange),
+        of_columns.append(
+            CellError(
+                table,
+                name,
+                f"has a column {name!r}, which the schema does not name",
+                f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
+                "strange-columns",
+                columns=len(strange),
+            )
         )
-        of_columns.append(fault)
     return columns, [*of_columns, *of_cells]
 
 
@@ -95,32 +101,35 @@ def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError])
     field = schema.fields[name]
     values = table.find(table.file.column_name(name))
     if values is None:
-        fault = CellError(
-            table,
-            name,
-            f"has a column {name!r} of lists, bytes or other values that are neither numbers nor"
-            " texts",
-            "put it in ignore, or write numbers or texts",
-            "strange-column",
+        wrong.append(
+            CellError(
+                table,
+                name,
+                f"has a column {name!r} of lists, bytes or other values that are neither numbers"
+                " nor texts",
+                "put it in ignore, or write numbers or texts",
+                "strange-column",
+            )
         )
-        wrong.append(fault)
         return _no_values(field, len(table))
     missing = {normalise(each).casefold() for each in (*schema.missingValues, *field.missingValues)}
     read_values = _read_categories if field.categories else _read_numbers
     column = read_values(table, values, name, schema, missing, wrong)
     rows = np.flatnonzero(is_missing(column))
     if schema.missing_of(name) == "error" and len(rows):
-        fault = CellError(
-            table,
-            name,
-            f"no value, the first of {plural(len(rows), '1 such cell', f'{len(rows)} such cells')}",
-            'say missing = "drop" in the schema (without one: --set csv.missing=drop), which leaves'
-            ' such rows out, or "fill": the mean, or no category',
-            "missing",
-            rows,
-            cells=len(rows),
+        such = plural(len(rows), "1 such cell", f"{len(rows)} such cells")
+        wrong.append(
+            CellError(
+                table,
+                name,
+                f"no value, the first of {such}",
+                'say missing = "drop" in the schema (without one: --set csv.missing=drop), which'
+                ' leaves such rows out, or "fill": the mean, or no category',
+                "missing",
+                rows,
+                cells=len(rows),
+            )
         )
-        wrong.append(fault)
     return column
 
 
@@ -291,22 +300,24 @@ class EncodedFile:
         return len(self.usable)
 
     @cached_property
+    def has_unknown(self) -> NDArray[np.bool_]:
+        """Which rows have a cell that is in no category, or not a number."""
+        return reduce(np.logical_or, map(is_unknown, self.columns.values()))
+
+    @cached_property
     def faulty(self) -> NDArray[np.bool_]:
         """Which rows have a fault; a fault of a whole column is one of all rows."""
-        faulty = np.zeros(len(self), np.bool_)
+        # Only a column's first faults are listed; the values show its other faulty cells.
+        faulty = self.has_unknown.copy()
         for fault in self.faults:
             rows = fault.rows if isinstance(fault, CellError) else None
             faulty[slice(None) if rows is None else rows] = True
-        # Only a column's first faults are listed; the values show its other faulty cells.
-        for column in self.columns.values():
-            faulty |= np.isinf(column) if column.dtype.kind == "f" else column == UNKNOWN
         return faulty
 
     def raise_faults(self, rows: NDArray[np.intp]) -> None:
         """Raise DataError with all faults of some rows, if they have any."""
         if self.faulty[rows].any():
-            table = read(self.path, self.schema.file(self.path.name))
-            encode(table.take(rows), self.schema)
+            encode(read(self.path, self.schema.file(self.path.name)).take(rows), self.schema)
 
 
 class ClientTable(NamedTuple):

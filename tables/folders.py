@@ -48,6 +48,9 @@ SNIFFED = 2**16
 FEWEST_LINES = 3
 MAX_LINES = 50
 
+# A number in a table that is only looked at.
+SIMPLE_NUMBER = re.compile(r"[+-]?[0-9]*[.,]?[0-9]+")
+
 # Files that programs write into folders of parts of one table.
 PARTS = re.compile(r"part[-.]\d.*|_success", re.IGNORECASE)
 
@@ -206,18 +209,14 @@ def _find_unread(path: Path, is_named: bool, endings: Sequence[str]) -> str | No
     """
     ending = path.suffix.lower()
     if path.is_dir():
-        return IN_PARTS if _is_of_parts(path, endings) else None
+        is_of_parts = ending in (*endings, *UNREAD) or "=" in path.name or _has_parts(path)
+        return IN_PARTS if is_of_parts else None
     if ending in UNREAD:
         return f"{path.suffix} files are not read: {REMEDY}"
     if ending in (*endings, *TEXTS) or is_named or not _is_table(path):
         return None
     kind = f"{path.suffix} files" if path.suffix else "files without an ending"
     return f"it holds a table, and {kind} are not read: {REMEDY}"
-
-
-def _is_of_parts(folder: Path, endings: Sequence[str]) -> bool:
-    """Return whether a folder is one table in parts, by its name or its files' names."""
-    return folder.suffix.lower() in (*endings, *UNREAD) or "=" in folder.name or _has_parts(folder)
 
 
 def _has_parts(folder: Path) -> bool:
@@ -271,16 +270,15 @@ def _has_columns(start: bytes) -> bool:
             return True
     rows = [line.split() for line in lines[1:]]
     widths = {len(row) for row in rows}
-    return len(widths) == 1 and widths != {1} and all(map(_has_number, rows))
-
-
-def _has_number(cells: Sequence[str]) -> bool:
-    return any(re.fullmatch(r"[+-]?[0-9]*[.,]?[0-9]+", cell) for cell in cells)
+    return (
+        len(widths) == 1
+        and widths != {1}
+        and all(any(map(SIMPLE_NUMBER.fullmatch, row)) for row in rows)
+    )
 
 
 def _contents(path: Path) -> str:
     names = [each.name for each in _list_visible(path)] if path.is_dir() else [path.name]
     if not names:
         return "nothing at all"
-    more = text_if(len(names) > 5, " …")
-    return ", ".join(names[:5]) + more
+    return ", ".join(names[:5]) + text_if(len(names) > 5, " …")

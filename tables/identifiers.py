@@ -87,8 +87,9 @@ def judge_numbers(name: str, column: Column) -> Finding:
     """Return whether a column of numbers numbers rows or persons."""
     if NEVER.fullmatch(name):
         return Finding()
-    parts = column.sites.split_files(column.numbers[column.codes])
-    parts = [each for each in parts if not np.isnan(each).all()]
+    ends = np.cumsum([len(rows) for rows in column.sites.rows])
+    of_files = np.split(column.numbers[column.codes], ends[:-1])
+    parts = [each for each in of_files if not np.isnan(each).all()]
     if not parts or not all(map(_all_differ, parts)):
         return Finding()
     if all(each.max() - each.min() < DENSE * len(each) for each in parts):
@@ -149,9 +150,7 @@ def rows_of_units(name: str, column: Column) -> float:
     counts = np.bincount(units[units >= 0])
     counts = counts[counts > 0]
     are_enough = len(counts) >= FEWEST_AT_SITE * len(column.sites.names)
-    if are_enough and MIN_ROWS <= counts.mean() <= MAX_ROWS:
-        return float(counts.mean())
-    return 0.0
+    return float(counts.mean()) if are_enough and MIN_ROWS <= counts.mean() <= MAX_ROWS else 0.0
 
 
 def _find_units(column: Column) -> NDArray[np.int64]:
@@ -179,9 +178,10 @@ def name_persons(column: Column, others: Iterable[ColumnValues]) -> bool:
     for values in others:
         found = values[present].astype(np.float64)
         found[np.isnan(found)] = -np.inf  # so that missing values are equal
-        if _share_that_agrees(units, found) < SAME:
-            continue
-        if _share_that_agrees(units, found[shuffled]) <= BY_CHANCE:
+        if (
+            _share_that_agrees(units, found) >= SAME
+            and _share_that_agrees(units, found[shuffled]) <= BY_CHANCE
+        ):
             return True
     return False
 

@@ -16,7 +16,7 @@ from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural, text_if
 
 from .cells import WITH_UNIT, explain_number, find_sign, parse_number, shorten, sort_classes
-from .encoding import UNKNOWN, ColumnValues, is_missing, measure_moments, rows_of_clients
+from .encoding import ColumnValues, is_missing, is_unknown, measure_moments, rows_of_clients
 from .identifiers import (
     NAMED,
     NEVER,
@@ -141,8 +141,7 @@ def infer(
     names = _match_names(tables, target)
     sites = Sites.of_files(tables)
     if client:
-        decimal = next(iter(tables.values())).decimal
-        found, _ = rows_of_clients(first.find(client), decimal)
+        found, _ = rows_of_clients(first.find(client), next(iter(tables.values())).decimal)
         rows = {name: each for name, each in found.items() if name}
         if not rows:
             raise DataError(f"{first.path}: column {client!r} names no client in any row")
@@ -167,22 +166,21 @@ def infer(
     if not any(each.about.input for name, each in draft.fields.items() if name != target):
         for each in draft.fields.values():  # better than nothing to learn from
             each.lines = [line for line in each.lines if line != NO_INPUT]
-    of_target = draft.fields[target].values
     for name, each in draft.fields.items():
-        if name != target and determines(each.values, of_target):
+        if name != target and determines(each.values, draft.fields[target].values):
             each.comments.append(f"{name} determines {target}: is it known before?")
-    shown = [path.name for path in paths.values()]
-    head = [
-        f"# Inferred from {join_first(shown, 10)}. Read it and correct it.",
+    shown = join_first([path.name for path in paths.values()], 10)
+    lines = [
+        f"# Inferred from {shown}. Read it and correct it.",
         *(f"# {_printable(each)}" for each in notes),
         f"target = {quote(target)}",
         *_positive_lines(draft.fields[target], positive_words),
     ]
     if client:
-        head.append(f"client = {quote(client)}")
+        lines.append(f"client = {quote(client)}")
     if unit:
-        head.append(f"unit = {quote(unit)}")
-    lines = [*head, *_lines(draft, missing), *_file_lines(tables, unmarked)]
+        lines.append(f"unit = {quote(unit)}")
+    lines += [*_lines(draft, missing), *_file_lines(tables, unmarked)]
     unused = {
         name: NUMBERS_OF_ROWS for name, each in draft.fields.items() if NO_INPUT in each.lines
     }
@@ -232,15 +230,15 @@ def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) ->
     usable = [each for each, values in table.columns.items() if values is not None]
     if name:
         found = [each for each in usable if fold(each) == fold(name)]
-        hint = did_you_mean(name, table.columns)
     else:
         found = [each for each in usable if each.lower() in usual]
-        hint = ""
     if len(found) == 1:
         return normalise(found[0])
-    problem = f"has no column {name or join_first([*usual])}"
-    if found:
-        problem = f"has the columns {join_first(found)}"
+    problem = (
+        f"has the columns {join_first(found)}"
+        if found
+        else f"has no column {name or join_first([*usual])}"
+    )
     known = join_first([*table.columns], most=100)  # any of them may be the one that is needed
     if not name and (likeliest := _likeliest_target(table, found or usable)):
         option = shlex.quote(f"{setting}={likeliest}")
@@ -248,7 +246,10 @@ def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) ->
             f"{table.path} {problem}: add --set {option}, the likeliest of {known}; the first line"
             " must name the columns"
         )
-    raise DataError(f"{table.path} {problem}: {hint}name one of {known} by {setting}")
+    raise DataError(
+        f"{table.path} {problem}: {did_you_mean(name, table.columns)}name one of {known} by"
+        f" {setting}"
+    )
 
 
 def _likeliest_target(table: Table, names: Sequence[str]) -> str:
@@ -313,9 +314,8 @@ def _match_names(tables: dict[str, Table], target: str) -> dict[str, str]:
         matched[usual] = names[usual]
         for other in group:
             for site in holders[other] if other != usual else ():
-                file = tables[site].file
-                known = {**file.fields, names[usual]: FileField(name=names[other])}
-                file = file.model_copy(update={"fields": known})
+                known = {**tables[site].file.fields, names[usual]: FileField(name=names[other])}
+                file = tables[site].file.model_copy(update={"fields": known})
                 tables[site] = replace(tables[site], file=file)
     return matched
 
@@ -329,8 +329,7 @@ def _ignore_other_names(draft: Draft, tables: dict[str, Table], unit: str) -> No
                 used[name] = about
             else:
                 draft.ignored[about.name] = draft.ignored[name]
-        file = table.file.model_copy(update={"fields": used})
-        tables[site] = replace(table, file=file)
+        tables[site] = replace(table, file=table.file.model_copy(update={"fields": used}))
 
 
 def _squash(name: str) -> str:
@@ -355,9 +354,8 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
         draft.ignored[name] = only if having else "lists, bytes or other values"
         return
     is_number = _is_number(column)
-    comments = []
-    if without := [sites[place] for place in np.flatnonzero(~is_there).tolist()]:
-        comments.append(f"not at {join_first(without, SHOWN)}")
+    without = [sites[place] for place in np.flatnonzero(~is_there).tolist()]
+    comments = [f"not at {join_first(without, SHOWN)}"] if without else []
     finding = Finding()
     if is_target:
         lines = _draft_target(name, column, kind, is_number, comments)
@@ -383,8 +381,10 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
     faults = [*_announce(name, column, about, values)]
     comments += faults
     if not faults or len(present_values(values)):
-        for site, remark in find_remarks(name, about, column.sites.split(values)):
-            comments.append(f"{site}: {remark}" if site else remark)
+        comments += [
+            f"{site}: {remark}" if site else remark
+            for site, remark in find_remarks(name, about, column.sites.split(values))
+        ]
     draft.fields[name] = Drafted(column, about, lines, comments, values)
 
 
@@ -437,8 +437,7 @@ def _is_number(column: Column) -> bool:
     is_usual = rows >= MIXED_SHARE * total or all(signs[text] == "range" for text in names)
     if len(odd) + len(numbers) <= MAX_MIXED and is_repeated and is_usual:
         return False
-    near = {text for text in odd if text not in names}
-    is_near = ~np.isnan(column.numbers[column.codes]) | column.rows_of(near)
+    is_near = ~np.isnan(column.numbers[column.codes]) | column.rows_of(odd.keys() - names)
     gaps = column.rows_of({text for text in column.odd_counts if is_gap(text)})
     present = column.sites.count(column.is_present & ~gaps)
     filled = present > 0
@@ -458,8 +457,7 @@ def _unit_of(text: str) -> str:
 def _number_lines(column: Column) -> list[str]:
     """Return the lines of a column of numbers, with the unit that each of them has."""
     lines = ['type = "number"']
-    odd = {text for text in column.odd_counts if not is_gap(text)}
-    units = {_unit_of(text) for text in odd}
+    units = {_unit_of(text) for text in column.odd_counts if not is_gap(text)}
     if len(units) == 1 and "" not in units and not len(column.number_counts()[0]):
         lines.append(f"unit = {quote(*units)}")
     return [*lines, *_gap_lines(column)]
@@ -496,9 +494,8 @@ def _gap_lines(column: Column) -> list[str]:
 
 def _announce(name: str, column: Column, about: Field, values: ColumnValues) -> Iterator[str]:
     """Yield a comment for each kind of cells that are faults by the draft."""
-    is_wrong = np.isinf(values) if values.dtype.kind == "f" else values == UNKNOWN
     kinds: dict[str, list[int]] = {}
-    for entry in np.unique(column.codes[is_wrong]).tolist():
+    for entry in np.unique(column.codes[is_unknown(values)]).tolist():
         problem, _ = _explain(entry, name, column, about, "")
         kinds.setdefault(problem, []).append(entry)
     for problem, entries in kinds.items():
@@ -543,8 +540,7 @@ def _draft_target(
     )
     if kind == "regression" or (kind == "auto" and is_quantity):
         all_numbers = column.numbers[column.codes]
-        moments = measure_moments(all_numbers[~np.isnan(all_numbers)])
-        center, scale = moments or (0.0, 1.0)
+        center, scale = measure_moments(all_numbers[~np.isnan(all_numbers)]) or (0.0, 1.0)
         return [*_number_lines(column), f"center = {center!r}", f"scale = {scale or 1.0!r}"]
     faulty = {*column.odd_counts} if kind == "auto" and is_number else set()
     sites = {
@@ -574,8 +570,7 @@ def _draft_target(
             f"{join_first(strange, SHOWN)} {plural(len(strange), 'uses', 'use')} other class names:"
             " map them in spellings"
         )
-    usual = (each for site, each in sites.items() if site not in strange)
-    classes = sum(usual, Counter[str]())
+    classes = sum((each for site, each in sites.items() if site not in strange), Counter[str]())
     lines = _category_lines(classes)
     if faulty:
         lines += _gap_lines(column)
@@ -637,10 +632,10 @@ def _lines(draft: Draft, missing: Missing) -> Iterator[str]:
         yield "]"
     for name in draft.units:
         yield f"# unit = {quote(name)}  # uncomment it to keep rows of each together in the split"
-    count = 0
-    for each in draft.fields.values():
-        is_there = each.column.is_there[each.column.sites.of_row]
-        count += int((is_missing(each.values) & is_there).sum())
+    count = sum(
+        int((is_missing(each.values) & each.column.is_there[each.column.sites.of_row]).sum())
+        for each in draft.fields.values()
+    )
     comment = ""
     if count:
         comment = f"  # {plural(count, '1 cell has', f'{count} cells have')} no value"
@@ -648,8 +643,9 @@ def _lines(draft: Draft, missing: Missing) -> Iterator[str]:
             comment += ': "drop" leaves such rows out, "fill" takes the mean or no category'
     yield f"missing = {quote(missing)}{comment}"
     for name, each in draft.fields.items():
-        comments = (f"# {_printable(comment)}" for comment in each.comments)
-        yield from ("", *comments, f"[fields.{_key(name)}]", *each.lines)
+        yield ""
+        yield from (f"# {_printable(comment)}" for comment in each.comments)
+        yield from (f"[fields.{_key(name)}]", *each.lines)
 
 
 def _file_lines(tables: Mapping[str, Table], found: Mapping[str, Table]) -> Iterator[str]:
@@ -664,8 +660,10 @@ def _file_lines(tables: Mapping[str, Table], found: Mapping[str, Table]) -> Iter
             lines.append(f"decimalChar = {quote(table.decimal)}")
         if file.groupChar:
             lines.append(f"groupChar = {quote(file.groupChar)}")
-        for field_name, about in file.fields.items():
-            lines.append(f"fields.{_key(field_name)} = {{name = {quote(about.name)}}}")
+        lines += [
+            f"fields.{_key(field_name)} = {{name = {quote(about.name)}}}"
+            for field_name, about in file.fields.items()
+        ]
         written[table.path.name] = lines
     every = next(iter(written.values()))
     if all(lines == every for lines in written.values()):

@@ -111,9 +111,11 @@ def input_columns(schema: Schema) -> tuple[InputColumn, ...]:
         if column.categories:
             columns.append(InputColumn(name, CATEGORY, column.categories, fill=fill))
             continue
-        center = column.center or 0.0
-        scale = column.scale or 0.0
-        columns.append(InputColumn(name, NUMBER, center=center, scale=scale, fill=fill))
+        columns.append(
+            InputColumn(
+                name, NUMBER, center=column.center or 0.0, scale=column.scale or 0.0, fill=fill
+            )
+        )
     return tuple(columns)
 
 
@@ -135,9 +137,9 @@ def encode_columns(
     start = 0
     for column in columns:
         name = column.name
-        of_rows: tuple[NDArray[np.float64], ...] = ()
-        if name in moments:
-            of_rows = tuple(np.repeat(moments[name].T, counts, axis=1))
+        of_rows: tuple[NDArray[np.float64], ...] = (
+            tuple(np.repeat(moments[name].T, counts, axis=1)) if name in moments else ()
+        )
         column.encode(inputs[:, start : start + column.width], values[name], of_rows)
         start += column.width
     return torch.from_numpy(inputs)
@@ -247,8 +249,9 @@ class Preprocessing:
         moments = {}
         for each in clients:
             columns = {column.name: column for column in each.columns}
-            own = [columns[name] for name in self.per_client]
-            moments[each.client] = tuple((column.center, column.scale) for column in own)
+            moments[each.client] = tuple(
+                (columns[name].center, columns[name].scale) for name in self.per_client
+            )
         return replace(self, moments=moments)
 
     def of_client(self, client: str, moments: Sequence[tuple[float, float]]) -> Preprocessing:

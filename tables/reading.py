@@ -166,11 +166,10 @@ class CellError(DataError):
             self.line = int(table.lines[first])
             self.value = table.show_cell(column, first)
             cell = f", {table.unit} {self.line}, column {column!r} holds {self.value!r},"
-        position = Known(f"{table.unit} {self.line}")
         super().__init__(
             f"{table.path}{cell} {problem}: {remedy}",
             why,
-            position=position,
+            position=Known(f"{table.unit} {self.line}"),
             column=Known(repr(column)),
             **values,
         )
@@ -296,9 +295,7 @@ def _infer_decimal(file: File, columns: Sequence[Values]) -> Decimal:
     if file.groupChar == ",":
         return "."
     cells = [cell.strip() for values in columns for cell in values.slice(0, 1000).to_pylist()]
-    if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)):
-        return ","
-    return "."
+    return "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
 
 
 def _read_content(path: Path, given: str) -> bytes:
@@ -437,14 +434,15 @@ def _parse_rows(
         faults.append(DataError(f"{path}, {message.format(**counts)}", "row-length", **counts))
         return "skip" if len(faults) < MAX_FAULTS else "error"
 
-    quoted = b'"' in content
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(pa.py_buffer(content).slice(start)),
             # Threads would not number the rows.
             arrow_csv.ReadOptions(column_names=[*texts], block_size=MAX_ROW, use_threads=False),
             arrow_csv.ParseOptions(
-                delimiter=delimiter, newlines_in_values=quoted, invalid_row_handler=note
+                delimiter=delimiter,
+                newlines_in_values=b'"' in content,
+                invalid_row_handler=note,
             ),
             arrow_csv.ConvertOptions(column_types=texts, null_values=[], strings_can_be_null=False),
         )
@@ -529,10 +527,11 @@ def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
     kind = values.type
     if types.is_integer(kind) or types.is_floating(kind):
         return values
-    if types.is_boolean(kind):
-        texts = compute.if_else(values, "True", "False")
-    else:
-        texts = values.cast(pa.string())
+    texts = (
+        compute.if_else(values, "True", "False")
+        if types.is_boolean(kind)
+        else values.cast(pa.string())
+    )
     if types.is_timestamp(kind):
         texts = compute.replace_substring_regex(texts, r"\.0+(Z?)$", r"\1")
     elif types.is_decimal(kind):
@@ -611,8 +610,9 @@ def _read_workbook(path: Path, file: File) -> Table:
     kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
     arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]
     lines = np.array([number for number, _ in rows], np.int64)
-    named = _by_names(path, [names[place] for place in kept], arrays)
-    return Table(path, named, lines, "row", file)
+    return Table(
+        path, _by_names(path, [names[place] for place in kept], arrays), lines, "row", file
+    )
 
 
 def _check_sheets(path: Path) -> list[str]:
@@ -653,10 +653,8 @@ def _files_of_sheets(archive: ZipFile) -> list[str]:
     for each in RELATION.findall(archive.read("xl/_rels/workbook.xml.rels")):
         about = dict(re.findall(rb"""\b(Id|Target)=["']([^"']*)["']""", each))
         target = about.get(b"Target", b"").decode()
-        inside = target.startswith("/")
-        targets[about.get(b"Id", b"")] = target[1:] if inside else f"xl/{target}"
-    ids = SHEET.findall(archive.read("xl/workbook.xml"))
-    return [targets.get(each, "") for each in ids]
+        targets[about.get(b"Id", b"")] = target[1:] if target.startswith("/") else f"xl/{target}"
+    return [targets.get(each, "") for each in SHEET.findall(archive.read("xl/workbook.xml"))]
 
 
 def _column_number(letters: bytes) -> int:

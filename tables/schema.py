@@ -150,10 +150,12 @@ class Field(_Table):
     @cached_property
     def places(self) -> dict[str, int]:
         """The index of the category that each spelling means."""
-        places = {normalise(name): place for place, name in enumerate(self.categories)}
-        for place, name in enumerate(self.categories):
-            places |= {normalise(each): place for each in self.spellings.get(name, ())}
-        return places
+        names = {normalise(name): place for place, name in enumerate(self.categories)}
+        return names | {
+            normalise(each): place
+            for place, name in enumerate(self.categories)
+            for each in self.spellings.get(name, ())
+        }
 
     @cached_property
     def _folded_places(self) -> dict[str, int | None]:
@@ -437,8 +439,10 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
                 " one of the two"
             )
         for name in about.fields.keys() - {*schema.fields, schema.unit}:
-            hint = did_you_mean(name, schema.fields)
-            yield f"files.{file}.fields.{name}: {hint}it must be one of the fields"
+            yield (
+                f"files.{file}.fields.{name}: {did_you_mean(name, schema.fields)}it must be one of"
+                " the fields"
+            )
 
 
 def _find_wrong_positive(positive: str, classes: Sequence[str]) -> str:
@@ -457,8 +461,10 @@ def _find_faults_of(field: Field) -> Iterator[str]:
     for place, name in enumerate(field.categories):
         for spelling in (name, *field.spellings.get(name, ())):
             if (other := seen.setdefault(normalise(spelling), place)) != place:
-                both = f"{field.categories[other]!r} and of {name!r}"
-                yield f"categories: {spelling!r} is a spelling of {both}: leave it out of one"
+                yield (
+                    f"categories: {spelling!r} is a spelling of {field.categories[other]!r} and of"
+                    f" {name!r}: leave it out of one"
+                )
     for name in {*field.spellings} - {*field.categories}:
         yield (
             f"spellings.{name}: {did_you_mean(name, field.categories)}it must be one of the"
@@ -500,8 +506,10 @@ def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
                 problem = f"the column holds categories: give only its name, {by.column!r}"
             yield f"{key} = {by.name!r}: {problem}"
         elif by.sign == "=" and by.to not in field.categories:
-            hint = did_you_mean(str(by.to), field.categories)
-            yield f"{key} = {by.name!r}: {hint}the categories are {', '.join(field.categories)}"
+            yield (
+                f"{key} = {by.name!r}: {did_you_mean(str(by.to), field.categories)}the categories"
+                f" are {', '.join(field.categories)}"
+            )
 
 
 def shorten_value(value: object) -> str:

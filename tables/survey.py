@@ -76,10 +76,6 @@ class Sites:
         ends = zip(self.names, self.starts.tolist(), self.ends.tolist(), strict=True)
         return {name: values[start:end] for name, start, end in ends if end > start}
 
-    def split_files(self, values: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-        """Return the values of each file."""
-        return np.split(values, np.cumsum([len(each) for each in self.rows])[:-1])
-
     def count(self, rows: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return how many of these rows each site has."""
         return np.bincount(self.of_row[rows], minlength=len(self.names))
@@ -148,8 +144,7 @@ class Column:
     @classmethod
     def of(cls, sites: Sites, columns: Sequence[FileColumn | None]) -> "Column":
         """Return a column by its parts in the files; None for files without it."""
-        here = [each for each in columns if each is not None]
-        has_many = _count_numbers(here) > MAX_CATEGORIES
+        has_many = _count_numbers([each for each in columns if each is not None]) > MAX_CATEGORIES
         codes: list[NDArray[np.int64]] = []
         numbers: list[NDArray[np.float64]] = []
         is_missing: list[NDArray[np.bool_]] = []
@@ -163,9 +158,7 @@ class Column:
                 continue
             how = Marks(table.decimal, table.file.groupChar)
             places = np.arange(start, start + len(column.numbers))
-            is_text = ~column.is_missing
-            if has_many:
-                is_text = column.is_wrong
+            is_text = column.is_wrong if has_many else ~column.is_missing
             for place in np.flatnonzero(is_text).tolist():
                 text = canonical(normalise(column.texts[place]), table.decimal)
                 entry = known.setdefault((text, how), start + place)

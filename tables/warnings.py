@@ -64,13 +64,10 @@ class SiteValues(NamedTuple):
         """Return the values of sites that are neither missing nor faulty."""
         together = np.concatenate([*columns.values()]) if columns else np.array([])
         sites = np.repeat(np.arange(len(columns)), [len(each) for each in columns.values()])
-        present = cls([*columns], together, sites)
-        return present.without(~_is_usable(together))
+        return cls([*columns], together, sites).without(~_is_usable(together))
 
     def without(self, rows: NDArray[np.bool_]) -> "SiteValues":
         """Return the values without some rows."""
-        if not rows.any():
-            return self
         return SiteValues(self.names, self.values[~rows], self.sites[~rows])
 
     def join(self, rows: NDArray[np.bool_]) -> str:

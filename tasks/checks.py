@@ -57,9 +57,11 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
         if not isinstance(made, Splits) or not all(
             isinstance(each, Examples | CollatedExamples) for each in made
         ):
-            got = type(made).__name__
-            if isinstance(made, Splits):
-                got = f"Splits of {type(made.train).__name__}"
+            got = (
+                f"Splits of {type(made.train).__name__}"
+                if isinstance(made, Splits)
+                else type(made).__name__
+            )
             raise FairbloomError(
                 f"task = {name!r}: splits({client!r}) must return Splits of two Examples, got {got}"
             )
@@ -88,8 +90,12 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
             )
         return made
 
-    guarded = preprocessing if task.preprocessing else None
-    return replace(task, splits=splits, loss=guard_loss(name, task.loss), preprocessing=guarded)
+    return replace(
+        task,
+        splits=splits,
+        loss=guard_loss(name, task.loss),
+        preprocessing=preprocessing if task.preprocessing else None,
+    )
 
 
 def guard_loss(name: str, loss: Loss) -> Loss:
@@ -203,9 +209,11 @@ def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[
         or groups.dtype != torch.int64
         or groups.shape != (count, len(names))
     ):
-        got = type(groups).__name__
-        if isinstance(groups, Tensor):
-            got = f"{groups.dtype} of shape {tuple(groups.shape)}"
+        got = (
+            f"{groups.dtype} of shape {tuple(groups.shape)}"
+            if isinstance(groups, Tensor)
+            else type(groups).__name__
+        )
         yield (
             f"the task has groupings, so groups must be a torch.int64 tensor of shape ({count},"
             f" {len(names)}), the place of each example's group, got {got}"

@@ -73,8 +73,9 @@ class FileClients:
     def parts_in_file(self, client: str) -> Mapping[str, Rows]:
         """Return the rows of the file in each part of a client's examples, in the file's order."""
         usable = self._usable[client]
-        parts = self._split(client, 0)._asdict()
-        return {name: np.sort(usable[part]) for name, part in parts.items()}
+        return {
+            name: np.sort(usable[part]) for name, part in self._split(client, 0)._asdict().items()
+        }
 
     def preprocessing(self, client: str) -> Preprocessing:
         """Return a client's preprocessing: numbers are standardised by its training rows."""
@@ -167,10 +168,9 @@ class FileClients:
         moments = np.stack(
             [measure_columns(numbers.take(parts.train, axis=1)) for parts in self._parts.values()]
         )
-        values = dict(zip(own, numbers, strict=True))
-        for name, column in self.encoded.columns.items():
-            if name not in values:
-                values[name] = column[order]
+        values = dict(zip(own, numbers, strict=True)) | {
+            name: column[order] for name, column in self.encoded.columns.items() if name not in own
+        }
         inputs = encode_columns(
             preprocessing_of(self._setup.schema_).columns,
             values,
@@ -178,9 +178,12 @@ class FileClients:
             [len(rows) for rows in usable],
         )
         self._warn_of_clipped(order, inputs)
-        targets = as_targets(values[schema.target], Target.of(schema))
-        moments_of = dict(zip(self._parts, moments, strict=True))
-        return FileExamples(inputs, targets, encode_groups(schema, values), moments_of)
+        return FileExamples(
+            inputs,
+            as_targets(values[schema.target], Target.of(schema)),
+            encode_groups(schema, values),
+            dict(zip(self._parts, moments, strict=True)),
+        )
 
     def _warn_of_clipped(self, order: Rows, inputs: Tensor) -> None:
         """Log the columns in which numbers are cut off as inputs; `order` has the inputs' rows."""

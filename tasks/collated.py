@@ -77,8 +77,7 @@ class CollatedExamples:
     def all_targets(self) -> Tensor:
         """The targets of this split; all its examples are loaded once for them, in batches."""
         with torch.random.fork_rng(devices=[]):  # a Dataset may draw random numbers
-            starts = range(0, len(self), BATCH)
-            parts = [self[start : start + BATCH][1] for start in starts]
+            parts = [self[start : start + BATCH][1] for start in range(0, len(self), BATCH)]
         if len({each.shape[1:] for each in parts}) > 1:
             raise ReportableError(
                 "the targets of batches have several lengths, so they are no classes of an example:"

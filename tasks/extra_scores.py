@@ -147,9 +147,7 @@ def brier(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
     predicted = probabilities(outputs)
     classes = predicted.shape[1]
     squares = (predicted - torch.nn.functional.one_hot(targets, classes)).square()
-    if classes == 2:
-        return squares[:, positive].mean()
-    return squares.sum(dim=1).mean()
+    return squares[:, positive].mean() if classes == 2 else squares.sum(dim=1).mean()
 
 
 def probabilities(outputs: Tensor) -> Tensor:

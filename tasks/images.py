@@ -91,8 +91,9 @@ def find_folders(place: str) -> dict[str, Path]:
         return {}
     own = Path(place).expanduser()
     in_folders = sum(len(_images_in(folder)) for folder in folders.values())
-    by_class = [_images_by_class(folder) for folder in folders.values()]
-    below = sum(len(images) for each in by_class for images in each.values())
+    below = sum(
+        len(images) for folder in folders.values() for images in _images_by_class(folder).values()
+    )
     if in_folders > below:  # they are folders of classes, maybe with a stray folder below
         return {own.resolve().name: own}
     _refuse_stray(_images_in(own))
@@ -158,9 +159,6 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
     folders = find_folders(setup.data_dir)
     target = Target(schema.classes)
 
-    def splits(client: str) -> Splits:
-        return _load_client(folders[client], client, setup, schema)
-
     def preprocessing(client: str) -> Preprocessing:
         return Preprocessing(
             form=IMAGES,
@@ -177,7 +175,7 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
             setup.model, schema.shape, target.outputs, setup.seed, norm=setup.norm
         ),
         loss=target.loss,
-        splits=splits,
+        splits=lambda client: _load_client(folders[client], client, setup, schema),
         scores=target.scores(),
         preprocessing=preprocessing,
         classes=len(schema.classes),
@@ -293,6 +291,4 @@ def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.flo
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image.convert(mode), np.float32) / most
-    if pixels.ndim == 2:
-        return np.broadcast_to(pixels, shape)
-    return pixels.transpose(2, 0, 1)
+    return np.broadcast_to(pixels, shape) if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -30,9 +30,7 @@ def arguments_of(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]
     """Return the positional and the named arguments that a model is called with."""
     if isinstance(inputs, tuple):
         return inputs, {}
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (inputs,), {}
+    return ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
 
 
 def map_inputs(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
@@ -60,9 +58,7 @@ def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Te
     ]
     if isinstance(first, Mapping):
         return dict(zip(first, combined, strict=True))
-    if isinstance(first, tuple):
-        return tuple(combined)
-    return combined[0]
+    return tuple(combined) if isinstance(first, tuple) else combined[0]
 
 
 def split_inputs(inputs: Inputs, lengths: Sequence[int]) -> Sequence[Inputs]:
@@ -79,9 +75,7 @@ def names_of(inputs: Inputs) -> tuple[str, ...]:
     """Return the names of the tensors: keys, positions in a tuple, or ("",) for one tensor."""
     if isinstance(inputs, tuple):
         return tuple(str(place) for place in range(len(inputs)))
-    if isinstance(inputs, Mapping):
-        return tuple(inputs)
-    return ("",)
+    return tuple(inputs) if isinstance(inputs, Mapping) else ("",)
 
 
 def count_bytes(inputs: Inputs) -> int:

@@ -55,10 +55,9 @@ def find_task(name: str) -> TaskInfo:
     if is_import_string(name):
         return TaskInfo.of(name)
     if name not in TASKS:
-        hint = did_you_mean(name, TASKS)
         raise FairbloomError(
-            f"task = {name!r}: unknown task: {hint}there are {', '.join(TASKS)}, and yours as"
-            " my_module:task"
+            f"task = {name!r}: unknown task: {did_you_mean(name, TASKS)}there are"
+            f" {', '.join(TASKS)}, and yours as my_module:task"
         )
     return TASKS[name]
 
@@ -88,8 +87,7 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     setup = info.setup(settings)
     info.check(setup)
     if info.infer and not setup.schema_:
-        recorded = settings.parameters.get(RECORDED_SCHEMA, "")
-        setup = setup.model_copy(update={"schema_": recorded})
+        setup = setup.model_copy(update={"schema_": settings.parameters.get(RECORDED_SCHEMA, "")})
     stamps = tuple(
         (file, (about := file.stat()).st_mtime_ns, about.st_size)
         for file in info.find_files(setup.data_dir)
@@ -178,9 +176,11 @@ def _warn_of_remarks(data: _CheckedData) -> None:
         value = data.settings.parameters.get(each.key, each.default)
         if value != each.default:
             command += ["--set", shlex.quote(f"{each.key}={value}")]
-    shown = plural(remarks, "1 remark", f"{remarks} remarks")
     log.warning(
-        "%s on the data: %s shows %s", shown, " ".join(command), plural(remarks, "it", "them")
+        "%s on the data: %s shows %s",
+        plural(remarks, "1 remark", f"{remarks} remarks"),
+        " ".join(command),
+        plural(remarks, "it", "them"),
     )
 
 
@@ -215,8 +215,7 @@ def describe_data(settings: RunSettings, every: bool = True) -> Described:
 
     If a client's data cannot be used, its row has the reason under `problem`.
     """
-    info = find_task(settings.task)
-    info.check_readable(settings.data_dir)
+    find_task(settings.task).check_readable(settings.data_dir)
     task = load_task(settings)
     if task.describe is not None:
         return task.describe(every)

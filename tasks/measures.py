@@ -176,8 +176,7 @@ def r2s(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
     parts = zip(torch.split(targets, [*counts]), torch.split(residuals, [*counts]), strict=True)
     for own, its_residuals in parts:
         total = (own - own.mean()).square().sum()
-        residual = its_residuals.sum()
-        found.append((1.0 - residual / total).item() if total > 0 else math.nan)
+        found.append((1.0 - its_residuals.sum() / total).item() if total > 0 else math.nan)
     return found
 
 

@@ -107,9 +107,7 @@ def usual_learning_rate(settings: RunSettings) -> float | None:
         return None
     lr = inspect.signature(_maker_of(name)).parameters.get("lr")
     usual = None if lr is None else lr.default
-    if isinstance(usual, int | float) and 10.0 * usual <= rate:
-        return float(usual)
-    return None
+    return float(usual) if isinstance(usual, int | float) and 10.0 * usual <= rate else None
 
 
 def _maker_of(name: str) -> Callable[..., Any]:

@@ -118,8 +118,7 @@ def classes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
         mine: list[list[Indices]] = [[] for _ in range(clients)]
         for label, owners in holders.items():
             shuffled = random.permutation(np.flatnonzero(labels == label))
-            pieces = np.array_split(shuffled, len(owners))
-            for client, piece in zip(owners, pieces, strict=True):
+            for client, piece in zip(owners, np.array_split(shuffled, len(owners)), strict=True):
                 mine[client].append(piece)
         parts.append([np.concatenate(each) for each in mine])
     return parts
@@ -151,11 +150,13 @@ def sizes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     random = generator(setup.seed, "sizes")
     clients = setup.clients
     ends = np.cumsum(random.dirichlet(np.full(clients, setup.dirichlet_alpha)))
-    pieces = []
-    for labels in sets:
-        cuts = (ends * len(labels)).round().astype(int)
-        pieces.append(np.split(random.permutation(len(labels)), cuts)[:clients])
-    return [_fill_up(pieces[0], setup.smallest_client), *pieces[1:]]
+    first, *others = [
+        np.split(random.permutation(len(labels)), (ends * len(labels)).round().astype(int))[
+            :clients
+        ]
+        for labels in sets
+    ]
+    return [_fill_up(first, setup.smallest_client), *others]
 
 
 def _fill_up(parts: Sequence[Indices], fewest: int) -> list[Indices]:
@@ -190,9 +191,9 @@ def by_function(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
             )
             arrays = [np.asarray(each) for each in dealt]
         except Exception as error:  # a user's function may raise anything
-            message = " ".join(str(error).split())
             raise FairbloomError(
-                f"partition = {setup.partition!r}: it failed with {type(error).__name__}: {message}"
+                f"partition = {setup.partition!r}: it failed with {type(error).__name__}:"
+                f" {' '.join(str(error).split())}"
             ) from error
         if fault := _find_fault(arrays, clients, len(labels)):
             raise FairbloomError(

@@ -44,10 +44,10 @@ def join_tensors(parts: Sequence[Examples]) -> Examples:
     """Return the examples of all parts, in the tensors that they share, or else in a copy."""
     first = parts[0]
     rows = [part.rows for part in parts if part.rows is not None]
-    identities = set()
-    for part in parts:
-        tensors = (*tensors_of(part.inputs), part.targets, part.groups)
-        identities.add((names_of(part.inputs), *map(id, tensors)))
+    identities = {
+        (names_of(part.inputs), *map(id, (*tensors_of(part.inputs), part.targets, part.groups)))
+        for part in parts
+    }
     if len(rows) == len(parts) and len(identities) == 1:
         return replace(first, rows=torch.cat(rows))
     inputs, targets = zip(*(part[:] for part in parts), strict=True)

@@ -46,9 +46,9 @@ def decide_score(
     if name not in scores:
         addable = [each for each, score in FURTHER.items() if not find_misfit(task, score)]
         known = [*scores, *addable]
-        hint = did_you_mean(name, known)
         raise SettingsError(
-            f"score = {name!r}: {hint}task {settings.task} has {', '.join(dict.fromkeys(known))}"
+            f"score = {name!r}: {did_you_mean(name, known)}task {settings.task} has"
+            f" {', '.join(dict.fromkeys(known))}"
         )
     return scores[name]
 

@@ -92,9 +92,8 @@ class Split:
             )
         if len({*names}) != len(names):
             raise ValueError("it names a client twice")
-        kinds = [np.int32, np.uint8, np.int64, np.int64]
         if [(each.dtype, each.shape) for each in columns] != [
-            (np.dtype(kind), columns[0].shape) for kind in kinds
+            (np.dtype(kind), columns[0].shape) for kind in (np.int32, np.uint8, np.int64, np.int64)
         ]:
             raise ValueError(
                 "it is not a split of a data set: its columns are of other types or lengths"

@@ -83,8 +83,7 @@ class Target:
     def group_scores(self, positive: int) -> Mapping[GroupScore, OfEach]:
         """Return the scores of groups; `positive` is the index of the positive class of two."""
         if self.classes:
-            name = self.classes[positive]
-            return group_scores_of_classes(len(self.classes), positive, name)
+            return group_scores_of_classes(len(self.classes), positive, self.classes[positive])
         score = GroupScore(MAE.name, higher_is_better=MAE.higher_is_better)
         return {score: partial(absolute_error, scale=self.scale)}
 

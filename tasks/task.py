@@ -147,9 +147,8 @@ class Examples:
 
 
 def _select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
-    if isinstance(rows, slice):
-        return tensor[rows]
-    return tensor.index_select(0, rows)  # 1.5 times as fast as tensor[rows]
+    # index_select is 1.5 times as fast as tensor[rows].
+    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
 
 
 # Examples in tensors, or from a Dataset.

@@ -187,9 +187,9 @@ class TaskInfo:
                 known = [*self.partitions]
                 if self.deals:
                     known.append(OWN_PARTITION)
-                hint = did_you_mean(setup.partition, self.partitions)
                 raise FairbloomError(
-                    f"partition = {setup.partition!r}: {hint}task {self.name} has"
+                    f"partition = {setup.partition!r}:"
+                    f" {did_you_mean(setup.partition, self.partitions)}task {self.name} has"
                     f" {', '.join(known)}"
                 )
             import_partition(setup.partition)

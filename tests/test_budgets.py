@@ -1,7 +1,8 @@
 """Each room has a budget of statements, the docs have one of words: the project grows in sight.
 
 A statement is an `ast.stmt`; each target of a tuple assignment counts as one, so that packing code
-saves nothing. Raise a budget only with a line in docs/decisions.md that says what it buys.
+saves nothing. Raise a room's number only with a line in docs/decisions.md that says what it buys,
+and those of all packages and of all tests for nothing.
 """
 
 import ast
@@ -17,28 +18,28 @@ import pytest
 from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
-    "checks": 727,
-    "cli": 697,
-    "client": 1_980,
-    "client/guard": 700,
-    "client/rules": 674,
-    "deploy/fleet": 2_532,
-    "experiments": 833,
-    "experiments/pages": 1_284,
-    "experiments/results": 2_026,
-    "experiments/studies": 979,
-    "prediction": 880,
-    "fairbloom": 701,
-    "protocol": 867,
-    "rounds": 3_202,
-    "server": 979,
-    "server/run_folder": 1_464,
-    "simulation": 1_145,
-    "simulation/stacked": 1_108,
-    "strategies": 2_136,
-    "tables": 2_865,
-    "tasks": 1_944,
-    "tasks/datasets": 744,
+    "checks": 713,
+    "cli": 679,
+    "client": 1_882,
+    "client/guard": 699,
+    "client/rules": 672,
+    "deploy/fleet": 2_517,
+    "experiments": 823,
+    "experiments/pages": 1_232,
+    "experiments/results": 1_928,
+    "experiments/studies": 960,
+    "prediction": 829,
+    "fairbloom": 704,
+    "protocol": 939,
+    "rounds": 3_284,
+    "server": 953,
+    "server/run_folder": 1_438,
+    "simulation": 1_151,
+    "simulation/stacked": 1_106,
+    "strategies": 2_153,
+    "tables": 2_788,
+    "tasks": 1_898,
+    "tasks/datasets": 736,
 }
 """The statements of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
@@ -48,8 +49,11 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_525
+WHOLE = 33_100
 """The most statements in all packages."""
+
+TESTS = 39_000
+"""The most statements in all tests."""
 
 DOCS_WORDS = 36_900
 """The words in docs/; 38,000 with the slack."""
@@ -100,7 +104,6 @@ def count_statements(source: str) -> int:
 
 @pytest.fixture(scope="module")
 def statements() -> Counter[str]:
-    """Return the number of statements in each folder of the packages."""
     found = Counter[str]()
     for path in package_files():
         found[str(path.parent)] += count_statements(Path(ROOT, path).read_text())
@@ -122,6 +125,11 @@ def test_no_room_is_larger_than_its_budget(statements: Counter[str]) -> None:
 
 def test_the_whole_is_no_larger_than_its_budget(statements: Counter[str]) -> None:
     assert statements.total() <= WHOLE
+
+
+def test_the_tests_are_no_larger_than_their_budget() -> None:
+    paths = [Path(ROOT, path) for path in tracked(".py") if path.parts[0] == "tests"]
+    assert sum(count_statements(path.read_text()) for path in paths) <= TESTS
 
 
 def test_budgets_name_rooms_that_exist(statements: Counter[str]) -> None:

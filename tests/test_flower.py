@@ -54,7 +54,6 @@ def evaluate(message: Message, context: object) -> Message:
 
 
 def hide(patch: pytest.MonkeyPatch, *names: str) -> None:
-    """Pretend that the installed Flower does not have these names."""
     for name in names:
         assert flower.FOUND[name] is not None
         patch.setitem(flower.FOUND, name, None)
@@ -190,23 +189,20 @@ def test_an_app_in_one_process_needs_no_run_of_flowers(monkeypatch: pytest.Monke
     assert is_temporary(flower.TransportError("away"))
 
 
+@pytest.mark.parametrize("place", [flower.NODE, "flwr.proto.Elsewhere"])
 def test_a_node_has_its_id_and_name_without_flowers_message(
-    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+    monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    for place in (flower.NODE, "flwr.proto.Elsewhere"):
-        with subtests.test(place=place):
-            monkeypatch.setattr(flower, "NODE", place)
-            node = flower.node_info(3, "site-a")
-            assert (node.node_id, node.name) == (3, "site-a")
-            is_flowers = type(node).__module__.startswith("flwr")
-            assert is_flowers == (place == "flwr.proto.NodeInfo")
+    monkeypatch.setattr(flower, "NODE", place)
+    node = flower.node_info(3, "site-a")
+    assert (node.node_id, node.name) == (3, "site-a")
+    assert type(node).__module__.startswith("flwr") == (place == "flwr.proto.NodeInfo")
 
 
-def test_the_codes_of_errors_are_flowers(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("code", ErrorCode)
+def test_the_codes_of_errors_are_flowers(code: ErrorCode) -> None:
     theirs = flower.find("flwr.common.constant.ErrorCode")
-    for code in ErrorCode:
-        with subtests.test(code=code.name):
-            assert getattr(theirs, code.name, code.value) == code.value
+    assert getattr(theirs, code.name, code.value) == code.value
     assert f"error {ErrorCode.NODE_UNAVAILABLE}" == "error 5"
 
 

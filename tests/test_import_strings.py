@@ -127,8 +127,9 @@ def test_both_run_in_the_directory_of_their_file(here: Path) -> None:
     assert_it_is_theirs(here / "a")
 
 
-def test_an_error_is_one_line_and_nothing_is_written(here: Path, subtests: pytest.Subtests) -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
         (
             {"method": "theirs:WorstHlf"},
             "method = 'theirs:WorstHlf': theirs has no WorstHlf; it has ",
@@ -159,14 +160,16 @@ def test_an_error_is_one_line_and_nothing_is_written(here: Path, subtests: pytes
         ({"slopes.nose": 1}, "unknown setting slopes.nose = 1; did you mean slopes.noise?"),
         ({"data-dir": "/nowhere/at/all"}, "data-dir = '/nowhere/at/all'"),
         ({"data-dir": "a" * 3000}, "a: no file can have so long a name: give a shorter one"),
-    ]
-    for changed, words in wrong:
-        with subtests.test(changed=changed, words=words):
-            done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS, **changed}), "--out", "a")
-            assert (done.returncode, done.stdout) == (2, ""), changed
-            assert words in done.stderr
-            assert done.stderr.count("\n") == 1
-            assert not (here / "a").exists()
+    ],
+)
+def test_an_error_is_one_line_and_nothing_is_written(
+    here: Path, changed: dict[str, Any], words: str
+) -> None:
+    done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS, **changed}), "--out", "a")
+    assert (done.returncode, done.stdout) == (2, ""), changed
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (here / "a").exists()
 
 
 def test_an_error_in_their_module_keeps_its_traceback(here: Path) -> None:

@@ -48,7 +48,6 @@ LINE = "WARNING :   mind the gap"
 
 
 def written(program: str, environment: dict[str, str], *, terminal: bool) -> str:
-    """Return what a program writes to stderr, to a pipe or to a terminal."""
     without = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
     ours, theirs = pty.openpty() if terminal else os.pipe()
     subprocess.run(

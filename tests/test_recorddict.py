@@ -82,13 +82,11 @@ def test_damaged_content_is_read_as_protobuf_reads_it() -> None:
 
 def test_arrays_are_neither_written_nor_read_by_copies() -> None:
     array = Array(np.arange(1000.0))
-    content = RecordDict({"arrays": ArrayRecord({"w": array})})
-    pieces = serialize_in_pieces(content)
+    pieces = serialize_in_pieces(RecordDict({"arrays": ArrayRecord({"w": array})}))
     sent = np.frombuffer(array.data, np.uint8)
     assert any(np.shares_memory(np.frombuffer(piece, np.uint8), sent) for piece in pieces)
     data = b"".join(pieces)
-    read = deserialize(data).array_records["arrays"]["w"]
-    values = read_values(read)
+    values = read_values(deserialize(data).array_records["arrays"]["w"])
     assert np.shares_memory(values, np.frombuffer(data, np.uint8))
     assert not values.flags.writeable
     np.testing.assert_array_equal(values, np.arange(1000.0))

@@ -97,6 +97,5 @@ def test_a_phrase_is_rare(pattern: str) -> None:
 def test_the_english_is_plain() -> None:
     used = Counter[str]()
     for path in package_files():
-        count = len(WORDS.findall(Path(ROOT, path).read_text()))
-        used[str(path)] += count
+        used[str(path)] += len(WORDS.findall(Path(ROOT, path).read_text()))
     assert used.total() <= MAX_WORDS, used.most_common(20)

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib.metadata import distributions, packages_distributions, requires
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +60,7 @@ def entries(lock: Path) -> Iterator[str]:
     return (line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
+@cache
 def locked(name: str) -> dict[str, list[Locked]]:
     """Return the versions of each package in a lock file: one, or one for each range of Python."""
     found: dict[str, list[Locked]] = {}
@@ -71,7 +73,6 @@ def locked(name: str) -> dict[str, list[Locked]]:
 
 
 def declared(*, extras: bool = True, group: str | None = None) -> list[Requirement]:
-    """Return the requirements in pyproject.toml."""
     if group is not None:
         return [Requirement(line) for line in PROJECT["dependency-groups"][group]]
     apart = ("all", "vision")  # torchvision is of PyTorch's build, and in no lock
@@ -122,18 +123,22 @@ def test_lock_files_agree(subtests: pytest.Subtests) -> None:
             )
 
 
-def test_what_the_project_asks_for_is_locked_in_its_range(subtests: pytest.Subtests) -> None:
-    for lock, asked in (
+@pytest.mark.parametrize(
+    ("lock", "asked"),
+    [
         ("requirements", [*declared(), *declared(group="dev"), *declared(group="build")]),
         *((group, declared(group=group)) for group in ("docs", "build", "inventory", "audit")),
-    ):
-        with subtests.test(lock=lock, asked=asked):
-            pins = locked(lock) | locked("torch")
-            for requirement in asked:
-                for pin in pins[canonicalize_name(requirement.name)]:
-                    assert pin.version in requirement.specifier, (
-                        f"{requirement} is locked at {pin.version}; run make lock"
-                    )
+    ],
+)
+def test_what_the_project_asks_for_is_locked_in_its_range(
+    lock: str, asked: list[Requirement]
+) -> None:
+    pins = locked(lock) | locked("torch")
+    for requirement in asked:
+        for pin in pins[canonicalize_name(requirement.name)]:
+            assert pin.version in requirement.specifier, (
+                f"{requirement} is locked at {pin.version}; run make lock"
+            )
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -161,7 +166,8 @@ def test_a_lock_file_is_complete(lock: str, system: str) -> None:
                 assert on_system[0].version in requirement.specifier
 
 
-def test_an_extra_asks_for_no_other_version_than_the_project(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("line", [*OPTIONAL["client"], *OPTIONAL["server"]])
+def test_an_extra_asks_for_no_other_version_than_the_project(line: str) -> None:
     """The extra asks for nothing else: an installation that simulates can be a client as well."""
     others = [Requirement(line) for line in OPTIONAL["images"]]
     ranges = {
@@ -169,9 +175,7 @@ def test_an_extra_asks_for_no_other_version_than_the_project(subtests: pytest.Su
         for requirement in (*declared(extras=False), *others)
     }
     assert ranges["flwr"] == SpecifierSet(">=1.39")
-    for line in (*OPTIONAL["client"], *OPTIONAL["server"]):
-        with subtests.test(line=line):
-            assert ranges[Requirement(line).name] == Requirement(line).specifier, line
+    assert ranges[Requirement(line).name] == Requirement(line).specifier, line
 
 
 def test_the_extra_all_brings_every_other_one() -> None:
@@ -227,7 +231,7 @@ def test_the_extra_client_names_all_imports_of_a_deployed_client() -> None:
             for name in imports_of(file):
                 if name.startswith("fairbloom.strategies"):
                     # imported only for a run folder, which no device has
-                    # (tests/install/test_device.py)
+                    # (tests/install/test_plain.py)
                     continue
                 if name.partition(".")[0] == "fairbloom":
                     waiting += files_of(name)
@@ -331,12 +335,13 @@ def test_without_a_driver_the_cpu_build_is_taken_if_pip_has_it(
             assert ("No NVIDIA driver here" in printed.stderr) == (lock == "torch-cpu")
 
 
-def test_another_pytorch_is_taken_unchecked_with_a_warning(subtests: pytest.Subtests) -> None:
-    for requirement in ("torch", "torch==2.15", "torch==2.13.0+cu130", "torch>=2.6"):
-        with subtests.test(requirement=requirement):
-            printed = torch_for(requirement)
-            assert printed.stdout == f"{requirement}\n"
-            assert f"{requirement} is in no lock file" in printed.stderr
+@pytest.mark.parametrize(
+    "requirement", ["torch", "torch==2.15", "torch==2.13.0+cu130", "torch>=2.6"]
+)
+def test_another_pytorch_is_taken_unchecked_with_a_warning(requirement: str) -> None:
+    printed = torch_for(requirement)
+    assert printed.stdout == f"{requirement}\n"
+    assert f"{requirement} is in no lock file" in printed.stderr
 
 
 @pytest.mark.parametrize("path", ["docker/Dockerfile", "deploy/edge/wheels.sh", "Makefile"])
@@ -395,36 +400,35 @@ def renew(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProc
     return subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_digest_is_renewed_or_added(
-    tmp_path: Path, registry: dict[str, str], subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("tag", ["", f"@sha256:{'1' * 64}"])
+def test_a_digest_is_renewed_or_added(tmp_path: Path, registry: dict[str, str], tag: str) -> None:
     dockerfile = tmp_path / "Dockerfile"
-    for tag in ("", f"@sha256:{'1' * 64}"):
-        with subtests.test(tag=tag):
-            dockerfile.write_text(
-                re.sub(r"(?m)^(ARG BASE=[^@\n]+).*$", rf"\g<1>{tag}", dockerfile.read_text())
-            )
-            done = renew(tmp_path, registry)
-            assert done.returncode == 0, done.stderr
-            assert f"ARG BASE=python:3.11-slim@sha256:{NEW}\n" in dockerfile.read_text()
+    dockerfile.write_text(
+        re.sub(r"(?m)^(ARG BASE=[^@\n]+).*$", rf"\g<1>{tag}", dockerfile.read_text())
+    )
+    done = renew(tmp_path, registry)
+    assert done.returncode == 0, done.stderr
+    assert f"ARG BASE=python:3.11-slim@sha256:{NEW}\n" in dockerfile.read_text()
 
 
-def test_what_is_not_a_digest_is_not_written(
-    tmp_path: Path, registry: dict[str, str], subtests: pytest.Subtests
-) -> None:
-    before = (tmp_path / "Dockerfile").read_text()
-    for answer in (
+@pytest.mark.parametrize(
+    "answer",
+    [
         "",
         "sha256:12",
         "error: no such image",
         f"sha256:{NEW} {NEW}",
         "sha256:" + "g" * 64,
-    ):
-        with subtests.test(answer=answer):
-            done = renew(tmp_path, registry | {"ANSWER": answer})
-            assert done.returncode == 1
-            assert "not a digest" in done.stderr
-            assert (tmp_path / "Dockerfile").read_text() == before
+    ],
+)
+def test_what_is_not_a_digest_is_not_written(
+    tmp_path: Path, registry: dict[str, str], answer: str
+) -> None:
+    before = (tmp_path / "Dockerfile").read_text()
+    done = renew(tmp_path, registry | {"ANSWER": answer})
+    assert done.returncode == 1
+    assert "not a digest" in done.stderr
+    assert (tmp_path / "Dockerfile").read_text() == before
 
 
 AUDIT: dict[str, Any] = runpy.run_path(str(ROOT / "locks" / "audit.py"))
@@ -440,18 +444,20 @@ UNKNOWN = {
 }
 
 
-def test_an_audit_without_a_database_says_so(subtests: pytest.Subtests) -> None:
-    for answers, code, words in (
+@pytest.mark.parametrize(
+    ("answers", "code", "words"),
+    [
         ([SAFE], 0, "no vulnerability is known"),
         ([SAFE, HOLED], 1, "jinja2 2.4.1: CVE-2019-10906, fixed in 2.10.1"),
         ([SAFE, UNKNOWN], 1, "does not know: flwr"),
         ([UNKNOWN, UNKNOWN], 0, "SKIPPED"),
         (None, 0, "SKIPPED"),
-    ):
-        with subtests.test(answers=answers, code=code):
-            message, exit_code = AUDIT["judge"](answers)
-            assert exit_code == code
-            assert words in message
+    ],
+)
+def test_an_audit_without_a_database_says_so(answers: Any, code: int, words: str) -> None:
+    message, exit_code = AUDIT["judge"](answers)
+    assert exit_code == code
+    assert words in message
 
 
 def test_every_version_that_is_locked_is_audited() -> None:

@@ -12,6 +12,7 @@ from fairbloom.experiments.study import Study
 from fairbloom.imports import imported, only_trusted_imports
 
 from .commands import fairbloom
+from .experiments.helpers import fairbloom as run_here
 from .prediction.hospitals import write_hospital, write_hospitals
 from .tables.helpers import inferred
 
@@ -100,32 +101,39 @@ PREDICTING = (
 )
 
 
-def test_reading_a_run_imports_nothing_it_names(foreign: Path, subtests: pytest.Subtests) -> None:
-    """Neither does reading its data, which are not those of hospitals."""
+@pytest.mark.parametrize("words", [*READING, ("data", "run")], ids=" ".join)
+def test_reading_a_run_imports_nothing_it_names(
+    foreign: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Neither does reading its data, which hospitals do not have."""
     change_settings(foreign, task="evil:Task", model="evil:net", method="evil:Task")
-    for words in (*READING, ("data", "run")):
-        with subtests.test(words=words):
-            done = fairbloom(foreign, *words)
-            assert done.returncode == (2 if words[0] == "data" else 0), done.stderr
-            assert not (foreign / "ran").exists()
+    monkeypatch.chdir(foreign)
+    assert run_here(*words) == (2 if words[0] == "data" else 0)
+    assert not (foreign / "ran").exists()
 
 
+@pytest.mark.parametrize("words", PREDICTING, ids=" ".join)
 @pytest.mark.parametrize("setting", ["task", "model"])
-def test_predicting_refuses_untrusted_modules(foreign: Path, setting: str) -> None:
+def test_predicting_refuses_untrusted_modules(
+    foreign: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    setting: str,
+    words: tuple[str, ...],
+) -> None:
     change_settings(foreign, **{setting: "evil:net"})
-    for words in PREDICTING:
-        done = fairbloom(foreign, *words)
-        assert done.returncode == 2
-        assert f"{setting} = 'evil:net'" in done.stderr
-        assert "say --trust" in done.stderr
-        assert not (foreign / "ran").exists()
+    monkeypatch.chdir(foreign)
+    assert run_here(*words) == 2
+    said = capsys.readouterr().err
+    assert f"{setting} = 'evil:net'" in said
+    assert "say --trust" in said
+    assert not (foreign / "ran").exists()
 
 
-def test_a_trusted_module_is_imported(foreign: Path, subtests: pytest.Subtests) -> None:
-    for words in PREDICTING:
-        with subtests.test(words=words):
-            done = fairbloom(foreign, *words, "--trust")
-            assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("words", PREDICTING)
+def test_a_trusted_module_is_imported(foreign: Path, words: tuple[str, ...]) -> None:
+    done = fairbloom(foreign, *words, "--trust")
+    assert done.returncode == 0, done.stderr
 
 
 def test_predictor_in_python_takes_trusted_modules(

@@ -230,9 +230,7 @@ class Mailbox:
     def find(self, device: str, id: str) -> QueuedMessage | None:
         """Return a message to this device by its id, or None."""
         message = self._messages.get(id)
-        if message is None or message.envelope.device != device:
-            return None
-        return message
+        return None if message is None or message.envelope.device != device else message
 
     def answer(self, message: QueuedMessage, reply: Reply) -> None:
         """Take the reply to a message; drop it if the message has one already, or is forgotten."""

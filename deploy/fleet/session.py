@@ -94,9 +94,9 @@ def find_step(head: Head) -> tuple[str, Point | None]:
     if group is None:
         return str(head.run), None
     kind = head.type.partition(".")[0]
-    step: Point | None = None
-    if kind in WORK_OF_ROUND:
-        step = Point(int(group[2]), WORK_OF_ROUND.index(kind))
+    step: Point | None = (
+        Point(int(group[2]), WORK_OF_ROUND.index(kind)) if kind in WORK_OF_ROUND else None
+    )
     return group[1], step
 
 

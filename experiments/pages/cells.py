@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fairbloom.protocol.scores import Score
+from fairbloom.text import text_if
 
 from ..render.page import Cell, Tone
 from ..results.differences import Difference
@@ -60,10 +61,10 @@ class Digits:
 
     def difference(self, found: Difference) -> Cell:
         """Return a difference with its interval, where it has one."""
-        if math.isnan(found.low):
-            interval = ""
-        else:
-            interval = f" ({self.number(found.low)} to {self.number(found.high)})"
+        interval = text_if(
+            not math.isnan(found.low),
+            f" ({self.number(found.low)} to {self.number(found.high)})",
+        )
         return Cell(self.number(found.mean, "+") + interval, found.mean)
 
     def spread(self, mean: float, deviation: float | None, sign: str = "") -> Cell:

@@ -54,8 +54,7 @@ class Line:
         """Each participant's `value` in percent of a `round`'s weights, run by run."""
         found = []
         for run in self.runs:
-            coefficients = read_frame(COEFFICIENTS, run.folder, optional=True)
-            table = _pick(run, coefficients, "coefficient")
+            table = _pick(run, read_frame(COEFFICIENTS, run.folder, optional=True), "coefficient")
             total = table["value"].abs().groupby(table["round"]).transform("sum")
             found.append(table.assign(value=100.0 * table["value"] / total.where(total > 0.0)))
         return found
@@ -121,13 +120,12 @@ class Scene:
             len(self.shown) < self.clients,
             f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}.",
         )
-        if self.first_only:
-            seeds = " Of the first seed: each deals the data again."
-        else:
-            seeds = " Mean over the seeds."
-        return (
-            f"The worst-served client{under} is at the top.{which}{seeds if self.several else ''}"
+        seeds = (
+            " Of the first seed: each deals the data again."
+            if self.first_only
+            else " Mean over the seeds."
         )
+        return f"The worst-served client{under} is at the top.{which}{text_if(self.several, seeds)}"
 
     @property
     def several(self) -> bool:
@@ -147,9 +145,7 @@ def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
 
 def shown_of(clients: Sequence[str]) -> list[str]:
     """Return which clients are shown of those from the worst served to the best."""
-    if len(clients) <= NAMED:
-        return [*clients]
-    return [*clients[:WORST_SHOWN], *clients[-BEST_SHOWN:]]
+    return [*clients] if len(clients) <= NAMED else [*clients[:WORST_SHOWN], *clients[-BEST_SHOWN:]]
 
 
 def hidden_in_words(clients: int) -> str:
@@ -173,22 +169,24 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
     """
     rows = []
     for line in lines:
-        column = f"{line.runs[0].score.column(line.model)}_{measure}"
-        if measure == "improved":
-            column = IMPROVED
+        column = (
+            IMPROVED
+            if measure == "improved"
+            else f"{line.runs[0].score.column(line.model)}_{measure}"
+        )
         tables = [run.rounds.set_index("round") for run in line.runs]
         by_run = [
             {number: value for number, value in table.get(column, {}).items() if is_shown(value)}
             for table in tables
         ]
-        for number in thin(sorted(set.intersection(*map(set, by_run))), CURVE_ROUNDS):
-            rows.append(
-                {
-                    "round": number,
-                    "method": line.label,
-                    **mean_and_range([each[number] for each in by_run]),
-                }
-            )
+        rows += [
+            {
+                "round": number,
+                "method": line.label,
+                **mean_and_range([each[number] for each in by_run]),
+            }
+            for number in thin(sorted(set.intersection(*map(set, by_run))), CURVE_ROUNDS)
+        ]
     return rows
 
 

@@ -65,10 +65,9 @@ def clients_by_method(
     lie below each other if there is room. `zero` draws a line there.
     """
     apart = len(series) * len(clients) <= 90
-    if apart:
-        offset = {"yOffset": {"field": "method", "sort": [each.label for each in series]}}
-    else:
-        offset = {}
+    offset = (
+        {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
+    )
     common = {
         "y": {**_names(of, clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
         **offset,
@@ -307,9 +306,12 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> S
         **_method(series),
         "opacity": _emphasis(),
     }
-    place = (x["field"], x["field"])
     tooltip = _tooltip(
-        ("method", "method"), place, ("value", y["title"]), ("low", "from"), ("high", "to")
+        ("method", "method"),
+        (x["field"], x["field"]),
+        ("value", y["title"]),
+        ("low", "from"),
+        ("high", "to"),
     )
     dots = {"x": x, "y": y, "shape": _shape(series), **_method(series), "tooltip": tooltip}
     layers = [

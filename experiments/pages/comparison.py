@@ -55,7 +55,6 @@ def page_of_comparison(comparison: Comparison) -> Page:
     task = lines[0].runs[0].on_task if lines else ""
     count = len([line for line in lines if not line.same_runs_as]) or len(comparison.methods)
     figures = [path for end in ("png", "svg") if (path := folder / f"clients.{end}").exists()]
-    figure = [("figure", str(figures[0]))] if figures else []
     return Page(
         f"{count} method{plural(count, '', 's')} compared{task}",
         comparison.verdict.headline,
@@ -63,7 +62,7 @@ def page_of_comparison(comparison: Comparison) -> Page:
         [(name, str(value)) for name, value in facts.items()],
         brief_sections(comparison),
         partial(detailed_sections, comparison, lines),
-        files_of(folder, "tables and runs", *figure),
+        files_of(folder, "tables and runs", *(("figure", str(path)) for path in figures[:1])),
         partial(sorted_charts, comparison),
     )
 
@@ -81,10 +80,11 @@ def brief_sections(comparison: Comparison) -> list[Section]:
         drawn = sorted_charts(comparison)
     intro = f"The {comparison.score.words} of the final models on each client's own test examples."
     if len(comparison.seeds) > 1:
-        if named:
-            marks = "Points are means over the seeds, lines"
-        else:
-            marks = "Lines are means over the seeds, bands"
+        marks = (
+            "Points are means over the seeds, lines"
+            if named
+            else "Lines are means over the seeds, bands"
+        )
         intro += f" {marks} span them from the lowest to the highest."
     clients = Section(
         "clients", "Each client under each method", intro, [drawn, client_table(comparison)]
@@ -248,9 +248,12 @@ def method_table(comparison: Comparison) -> Table:
         note += f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
         if comparison.extended_from:
             note += f", extended from {comparison.extended_from} seeds"
-    caption = f"Final models over clients: test {comparison.score.title}"
     return Table(
-        "methods", caption, ["method", *titles, *headings], rows, text_if(gains, f"{note}.")
+        "methods",
+        f"Final models over clients: test {comparison.score.title}",
+        ["method", *titles, *headings],
+        rows,
+        text_if(gains, f"{note}."),
     )
 
 
@@ -293,9 +296,11 @@ def contributions_section(comparison: Comparison) -> Section | None:
     axes = (CONTRIBUTION, f"gain over {comparison.baseline}, test {comparison.score.title}")
     spec = charts.contribution_against_gain(rows, series, axes)
     what = f"Contribution and gain over {comparison.baseline} of each client under each method."
-    chart = Chart("contributions", "", what, spec)
     return Section(
-        "contributions", "Contribution and gain", ABOUT_CONTRIBUTION, [Charts([chart], series)]
+        "contributions",
+        "Contribution and gain",
+        ABOUT_CONTRIBUTION,
+        [Charts([Chart("contributions", "", what, spec)], series)],
     )
 
 
@@ -316,7 +321,6 @@ def client_table(comparison: Comparison) -> Table:
     caption = (
         f"Each client, the worst served under {base} first: test {comparison.score.title}{over}"
     )
-    before = {LARGER_CLASS: shares} if shares else {}
     return table_of_clients(
         caption,
         shown_of(order),
@@ -324,7 +328,7 @@ def client_table(comparison: Comparison) -> Table:
         comparison.score,
         values,
         comparison.shown_name,
-        before=before,
+        before={LARGER_CLASS: shares} if shares else {},
     )
 
 
@@ -398,8 +402,16 @@ def _differences_section(comparison: Comparison) -> Section | None:
                 "< 0.001" if each.p_value < 0.001 else f"{each.p_value:.3f}", each.p_value
             )
             size = replace(digits.difference(each), tone=tone_of(each) if tested else "")
-            seeds = (Cell.of(each.better), Cell.of(each.worse))
-            cells.append([Cell(method), Cell(title), size, *seeds, p_value if tested else NONE])
+            cells.append(
+                [
+                    Cell(method),
+                    Cell(title),
+                    size,
+                    Cell.of(each.better),
+                    Cell.of(each.worse),
+                    p_value if tested else NONE,
+                ]
+            )
     intro = f"How much better than {base} each method is, paired by seed; to the right is better."
     if len(comparison.seeds) >= FEWEST_SEEDS:
         intro += " Lines are 95 % intervals. Grey: not significant, or not tested."

@@ -35,9 +35,10 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
     if not reports:
         return None
     first = next(iter(reports.values()))[0]
-    blocks: list[Block] = []
-    for place, grouping in enumerate(first.grouped.groupings, 1):
-        blocks.append(_group_charts(scene, reports, grouping, first.scores, f"groups-{place}"))
+    blocks: list[Block] = [
+        _group_charts(scene, reports, grouping, first.scores, f"groups-{place}")
+        for place, grouping in enumerate(first.grouped.groupings, 1)
+    ]
     scores = [score.title for score in first.scores]
     cells = [
         row
@@ -152,13 +153,20 @@ def gaps_table(reports: Reports) -> Table:
                     continue
                 size, deviation = mean_and_deviation([gap.size for gap in gaps])
                 lowest = ", ".join(dict.fromkeys(gap.lowest for gap in gaps))
-                digits = Digits.of(score, [size])
-                gap = digits.spread(size, deviation if len(gaps) > 1 else None)
+                gap = Digits.of(score, [size]).spread(size, deviation if len(gaps) > 1 else None)
                 if any(each.without for each in gaps):
                     gap = replace(gap, text=f"{gap.text}{LEFT_OUT}")
                     is_partial = True
-                row = [Cell(label), Cell(grouping), Cell(score.title), gap]
-                rows.append([*row, Cell.of(len(gaps)), Cell(lowest)])
+                rows.append(
+                    [
+                        Cell(label),
+                        Cell(grouping),
+                        Cell(score.title),
+                        gap,
+                        Cell.of(len(gaps)),
+                        Cell(lowest),
+                    ]
+                )
     headings = ["method", "grouping", "score", "gap", "seeds", "lowest group"]
     note = (
         "The highest of the groups less the lowest; mean ± standard deviation over the seeds that"

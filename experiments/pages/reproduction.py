@@ -82,10 +82,11 @@ def _agreement(done: Reproduction) -> str:
     if not done.printed:
         return text_if(done.study.quick, "These runs are cut short by --quick.")
     if not done.comparable:
-        if done.study.quick:
-            cut = "cut short by --quick"
-        else:
-            cut = "made with other settings than the recipe's"
+        cut = (
+            "cut short by --quick"
+            if done.study.quick
+            else "made with other settings than the recipe's"
+        )
         return f"These runs are {cut}: the numbers cannot be compared with the printed ones."
     judged = [agrees for outcome in done.outcomes if (agrees := done.agrees(outcome)) is not None]
     if not judged:
@@ -184,11 +185,9 @@ def _rows_table(done: Reproduction) -> Table:
         if done.printed:
             judged = {True: "yes", False: "no", None: "–"}[done.agrees(outcome)]
             row.append(Cell("unfinished" if outcome.unfinished else judged))
-        if outcome.unfinished:
-            runs = f"{len(outcome.runs)} of {len(done.study.seeds)}"
-        else:
-            runs = str(len(outcome.runs))
-        cells.append([*row, Cell(runs, len(outcome.runs))])
+        count = len(outcome.runs)
+        runs = f"{count}{text_if(outcome.unfinished, f' of {len(done.study.seeds)}')}"
+        cells.append([*row, Cell(runs, count)])
     note = "Mean ±standard deviation over the seeds."
     if printed:
         note += (

@@ -150,8 +150,7 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
         )
     without = run.without(score)
     left = [f"Without a test {score.words}: {', '.join(without)}."] if without else []
-    remedy = ONE_RUN_OF_APP if run.of_app else ONE_SEED
-    return f"{headline}.", [*unfinished, *left, remedy]
+    return f"{headline}.", [*unfinished, *left, ONE_RUN_OF_APP if run.of_app else ONE_SEED]
 
 
 def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | None:
@@ -197,17 +196,10 @@ def _measures_table(run: Run) -> Table:
     for each in found:
         spread = measures(each.values, each.score)
         digits = Digits.of(each.score, (spread[key] for key in keys))
-        if each.model == "personal":
-            name = f"{each.score.title} (personal models)"
-        else:
-            name = each.score.title
-        if len(each.values) < each.clients:
-            of = f"{len(each.values)} of {each.clients}"
-        else:
-            of = str(each.clients)
-        cells.append(
-            [Cell(name), Cell(of, len(each.values)), *(digits.cell(spread[key]) for key in keys)]
-        )
+        name = f"{each.score.title}{text_if(each.model == 'personal', ' (personal models)')}"
+        count = len(each.values)
+        of = f"{count}{text_if(count < each.clients, f' of {each.clients}')}"
+        cells.append([Cell(name), Cell(of, count), *(digits.cell(spread[key]) for key in keys)])
     headings = ["test score", "clients", *(measure_title(key, len(run.final())) for key in keys)]
     note = " ".join(f"{sentence}." for sentence in sentences_of(found))
     return Table(
@@ -231,5 +223,9 @@ def _metrics_section(run: Run) -> Section | None:
         [Cell(phase), Cell(metric), Cell(f"{value:.6g}", value) if is_shown(value) else NONE]
         for phase, metric, value in chosen[headings].itertuples(index=False)
     ]
-    table = Table("metrics", f"Metrics of round {last}", headings, rows)
-    return Section("metrics", "Metrics of the app", "", [table])
+    return Section(
+        "metrics",
+        "Metrics of the app",
+        "",
+        [Table("metrics", f"Metrics of round {last}", headings, rows)],
+    )

@@ -97,11 +97,10 @@ def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Ch
     worst = "; ".join(
         f"{row['method']} {score.written(row['value'])}" for row in rows if row["rank"] == 1
     )
-    said = f"The worst served: {worst}."
     return lines_charts(
         "clients",
         "All clients in order",
-        said,
+        f"The worst served: {worst}.",
         rows,
         series,
         axis_title(score),
@@ -157,11 +156,10 @@ def table_of_clients(
         [Cell(shown_name(client)), *(written.cell(each.get(client)) for written, each in columns)]
         for client in shown
     ]
-    headings = ["client", *before, *values, *after]
     return Table(
         "clients",
         caption,
-        headings,
+        ["client", *before, *values, *after],
         cells,
         hidden_in_words(clients),
         folded=len(cells) > 12,
@@ -180,20 +178,17 @@ def rounds_section(scene: Scene) -> Section | None:
         rows = curves(scene.lines, measure)
         if len({row["round"] for row in rows}) < 2:
             continue
-        name = f"rounds-{slug(measure)}"
         title = measure_title(measure, scene.clients)
         ends = {row["method"]: row["value"] for row in rows}
         said = "; ".join(f"{label} {scene.score.written(value)}" for label, value in ends.items())
-        said = f"Over the rounds. At the end: {said}."
-        series = [each for each in scene.series if each.label in ends]
         full = f"{title} over clients".capitalize() if measure == "mean" else title.capitalize()
         drawn.append(
             lines_charts(
-                name,
+                f"rounds-{slug(measure)}",
                 full,
-                said,
+                f"Over the rounds. At the end: {said}.",
                 rows,
-                series,
+                [each for each in scene.series if each.label in ends],
                 axis_title(scene.score),
                 charts.over_rounds,
                 f": {title}",
@@ -222,13 +217,15 @@ def rounds_section_of_run(run: Run) -> Section | None:
 
 def rounds_charts_of_run(run: Run) -> Charts:
     """Return one chart of the best served, the mean and the worst served over the rounds."""
-    rows: list[charts.Row] = []
     names = {
         measure_title(measure, len(run.final())): measure
         for measure in ("best_10", "mean", "worst_10")
     }
-    for name, measure in names.items():
-        rows += curves([Line(name, [run], run.serves)], measure)
+    rows = [
+        row
+        for name, measure in names.items()
+        for row in curves([Line(name, [run], run.serves)], measure)
+    ]
     series = [
         Series(name, f"series-{i}", charts.SHAPES[i])
         for i, name in zip((1, 0, 2), names, strict=True)
@@ -304,9 +301,13 @@ def weights_section(scene: Scene) -> Section | None:
         ]
         for name in scene.shown
     ]
-    note = "Mean over the rounds in which a client took part."
     table = Table(
-        "weights", "Share of a round's weights, in %", ["client", *shares], cells, note, folded=True
+        "weights",
+        "Share of a round's weights, in %",
+        ["client", *shares],
+        cells,
+        "Mean over the rounds in which a client took part.",
+        folded=True,
     )
     intro = (
         "The weight (coefficient) of each client's update in the step, in percent of the weights of"
@@ -359,20 +360,20 @@ def examples_section(scene: Scene) -> Section | None:
         ]
         for name in scene.shown
     ]
-    headings = ["client", *(f"{part} examples" for part in counts)]
     table = Table(
         "examples",
         "Examples of each client",
-        headings,
+        ["client", *(f"{part} examples" for part in counts)],
         cells,
         hidden_in_words(scene.clients),
         folded=True,
         hidden=scene.clients - len(scene.shown),
         nouns="clients",
     )
-    intro = ""
-    if scene.several and split is not None:
-        intro = f"The split of seed {run.settings.get('seed')}; others deal the data in other ways."
+    intro = text_if(
+        scene.several and split is not None,
+        f"The split of seed {run.settings.get('seed')}; others deal the data in other ways.",
+    )
     return Section("examples", "Who has how many examples", intro, [table])
 
 
@@ -388,18 +389,24 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
         found = [
             sum((Counter(dict(each[kind])) for each in absences), Counter[str]()) for kind in ABSENT
         ]
-        for client in sorted({name for each in found for name in each}):
-            rows.append(
-                [
-                    Cell(line.label),
-                    Cell(client),
-                    *(Cell(str(each[client] or "–"), each[client]) for each in found),
-                ]
-            )
-        cells = (cell for run in line.runs for cell in run.rounds.get("refused", ()))
-        refusals = Counter(refusal for cell in cells for refusal in parse_refusals(cell))
-        for (client, reason), count in sorted(refusals.items(), key=lambda item: -item[1]):
-            reasons.append([Cell(line.label), Cell(client), Cell(reason), Cell.of(count)])
+        rows += [
+            [
+                Cell(line.label),
+                Cell(client),
+                *(Cell(str(each[client] or "–"), each[client]) for each in found),
+            ]
+            for client in sorted({name for each in found for name in each})
+        ]
+        refusals = Counter(
+            refusal
+            for run in line.runs
+            for cell in run.rounds.get("refused", ())
+            for refusal in parse_refusals(cell)
+        )
+        reasons += [
+            [Cell(line.label), Cell(client), Cell(reason), Cell.of(count)]
+            for (client, reason), count in refusals.most_common()
+        ]
     blocks: list[Block] = []
     if rows:
         there = [0, 1, *(i for i in range(2, 2 + len(ABSENT)) if any(row[i].value for row in rows))]
@@ -415,12 +422,11 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
         shown = [[row[i] for i in there] for row in rows[:ABSENCES_SHOWN]]
         blocks.append(Table("absences", caption, [headings[i] for i in there], shown, note, keys=2))
     if reasons:
-        headings = ["method", "client", "reason", "rounds"]
         blocks.append(
             Table(
                 "refusals",
                 "Why replies were refused",
-                headings,
+                ["method", "client", "reason", "rounds"],
                 reasons[:ABSENCES_SHOWN],
                 folded=True,
                 keys=2,
@@ -448,14 +454,15 @@ def cost_section(scene: Scene) -> Section:
         cells.append([Cell(line.label), Digits(0).cell(rounds), *cost])
     first = scene.lines[0].runs[0]
     words = describe_engine(first)
-    if words:
-        by = f" Clients were computed by the engine {words}: {(first.engine or {}).get('reason')}."
-    else:
-        by = ""
-    if scene.several:
-        caption = "A run's time and traffic, mean over the seeds"
-    else:
-        caption = "The run's time and traffic"
+    by = text_if(
+        words,
+        f" Clients were computed by the engine {words}: {(first.engine or {}).get('reason')}.",
+    )
+    caption = (
+        "A run's time and traffic, mean over the seeds"
+        if scene.several
+        else "The run's time and traffic"
+    )
     headings = [
         "method",
         "rounds",
@@ -468,8 +475,7 @@ def cost_section(scene: Scene) -> Section:
         "Time is that of the rounds with their evaluation; the CSV file has seconds and bytes. Runs"
         f" that go on at the same time share the machine.{by}"
     )
-    table = Table("cost", caption, headings, cells, note)
-    return Section("cost", "Time and traffic", "", [table])
+    return Section("cost", "Time and traffic", "", [Table("cost", caption, headings, cells, note)])
 
 
 def describe_engine(run: Run) -> str | None:
@@ -499,8 +505,8 @@ def all_settings_section(lines: Sequence[Line]) -> Section:
     ]
     environments = [ENVIRONMENT.read(run.folder) for line in lines for run in line.runs]
     if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
-        same = all(each == environments[0] for each in environments)
-        note = text_if(not same, f"Not all runs had the same: see {ENVIRONMENT.name}.")
+        differ = any(each != environments[0] for each in environments)
+        note = text_if(differ, f"Not all runs had the same: see {ENVIRONMENT.name}.")
         caption = "Versions and machine of the first run"
         tables.append(Table("versions", caption, ["what", "version"], versions, note, folded=True))
     return Section("everything", "All settings and versions", "", tables)

@@ -88,8 +88,8 @@ def spec_of(charts: Charts) -> VegaLite:
         "font": "sans-serif",
         "background": "white",
         "concat": {"columns": COLUMNS, "spacing": 24},
+        "legend": {**CONFIG["legend"], "symbolLimit": 0, "labelLimit": 300},
     }
-    config["legend"] = {**CONFIG["legend"], "symbolLimit": 0, "labelLimit": 300}
     # Each label's look by channel, over all charts: side by side they share their legends.
     looks = dict[str, dict[str, Any]]()
     parts = []

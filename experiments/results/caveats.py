@@ -53,8 +53,9 @@ class SharedData:
             about = EXAMPLES.read(runs[0].folder)
             if about.get("seeds") == DRAW:
                 return cls(clients_differ=True)
-            share = _test_by_train(runs[0], about)
-            return cls(test_share=share, unknown=about.get("seeds") != SPLIT)
+            return cls(
+                test_share=_test_by_train(runs[0], about), unknown=about.get("seeds") != SPLIT
+            )
         tests = task.tests_by_seed(settings)
         natural = (settings.get("partition") or next(iter(task.partitions), "")) in task.natural
         # The clients of a seed are parts of a data set, or drawn from the many that it has.
@@ -85,8 +86,7 @@ def _test_by_train(run: Run, about: Mapping[str, Any]) -> float:
     clients = tested.keys() & trained.keys()
     if not clients:
         return usual
-    examples = sum(float(trained[name]) for name in clients)
-    return sum(tested[name] for name in clients) / examples
+    return sum(tested[name] for name in clients) / sum(float(trained[name]) for name in clients)
 
 
 def caveats_of_run(run: Run) -> list[str]:
@@ -118,12 +118,11 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> l
         if by_seed[0].serves == "global":
             digests = tuple(str(MODEL.read_about(run.folder)["sha256"]) for run in by_seed)
             models.setdefault(digests, []).append(label)
-    for labels in models.values():
-        if len(labels) > 1 and baseline not in labels:
-            found.append(
-                f"{join_all(labels)} ended with the same models to the bit, so their numbers are"
-                " equal."
-            )
+    found += [
+        f"{join_all(labels)} ended with the same models to the bit, so their numbers are equal."
+        for labels in models.values()
+        if len(labels) > 1 and baseline not in labels
+    ]
     worse = [label for label, by_seed in runs.items() if _worse_than_the_mean(by_seed[0])]
     if worse:
         found.append(
@@ -157,8 +156,10 @@ def _single(runs: Sequence[Run], who: str) -> list[str]:
         single = {*run.rounds.get("participants", ())} == {1} and not run.settings.get("pooled")
         if not single or len(run.test_examples()) <= 1:
             return []
-    remedy = "raise fraction, the share of clients that trains in a round"
-    return [f"One client trained in each round, so {who} to weigh: {remedy}."]
+    return [
+        f"One client trained in each round, so {who} to weigh: raise fraction, the share of clients"
+        " that trains in a round."
+    ]
 
 
 def _attacked(runs: Sequence[Run]) -> list[str]:
@@ -204,15 +205,16 @@ def describe_small_tests(
     small = sorted((count, client) for client, count in tested.items() if count < FEWEST_EXAMPLES)
     if not small:
         return []
-    verb = plural(len(small), "is", "are")
     shown = join_first([f"{client} {count}" for count, client in small], MAX_LISTED)
     effect = ", which says little about them"
     if score.percent:
-        points = f"{100.0 / small[-1][0]:.0f} points or more"
-        effect = f": one example moves the {score.words} of such a client by {points}"
+        effect = (
+            f": one example moves the {score.words} of such a client by"
+            f" {100.0 / small[-1][0]:.0f} points or more"
+        )
     return [
-        f"{len(small)} of {len(tested)} clients {verb} tested on fewer than {FEWEST_EXAMPLES}"
-        f" examples{text_if(named, f' ({shown})')}{effect}."
+        f"{len(small)} of {len(tested)} clients {plural(len(small), 'is', 'are')} tested on fewer"
+        f" than {FEWEST_EXAMPLES} examples{text_if(named, f' ({shown})')}{effect}."
     ]
 
 
@@ -252,6 +254,4 @@ def _worse_than_the_mean(run: Run) -> list[str]:
 
 def join_all(names: Sequence[str]) -> str:
     """Return at least one name, joined for a sentence."""
-    if len(names) == 1:
-        return names[0]
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

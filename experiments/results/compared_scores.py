@@ -157,8 +157,9 @@ class ComparedScores:
     @cached_property
     def larger_classes(self) -> Values:
         """A client's percentage of test examples in the larger class, the mean over seeds."""
-        runs = self.runs.get(self.baseline, ())
-        return mean_by_client(run.column(SHARE_OF_LARGER_CLASS) for run in runs)
+        return mean_by_client(
+            run.column(SHARE_OF_LARGER_CLASS) for run in self.runs.get(self.baseline, ())
+        )
 
     # Measures
 

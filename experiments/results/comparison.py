@@ -143,10 +143,9 @@ def _find_lacking(
                     label, f"has no test {run.score.words} of {', '.join(missing)} with seed {seed}"
                 )
     if baseline in found:
-        rounds = ROUNDS.path_in(runs[baseline][0].folder)
         raise RunFolderError(
             f"{baseline} {found[baseline]}, as other methods have: see what was refused or missing"
-            f" in {rounds}, or choose another --baseline"
+            f" in {ROUNDS.path_in(runs[baseline][0].folder)}, or choose another --baseline"
         )
     return found
 
@@ -264,10 +263,11 @@ class Comparison(ComparedScores, Shown):
         measured = [m for m in MEASURES if any(map(math.isfinite, self._by_seed(m, self.baseline)))]
         of_clients = [f"{CLIENT}{client}" for client in self.clients_compared]
         gaps = [f"{gap}:{client}" for gap in self.gaps_compared for client in self.clients_compared]
-        rows = list[dict[str, Any]]()
-        for measure in (*measured, *of_clients, *self.gaps_compared, *filter(self._has, gaps)):
-            for method, difference in self.differences(measure).items():
-                rows.append({"method": method, "measure": measure, **_numbers_of(difference)})
+        rows = [
+            {"method": method, "measure": measure, **_numbers_of(difference)}
+            for measure in (*measured, *of_clients, *self.gaps_compared, *filter(self._has, gaps))
+            for method, difference in self.differences(measure).items()
+        ]
         for measure, method in itertools.product(AGAINST_BASELINE, self.others):
             if measure != "mean_change" and (found := self.against_baseline(method, measure)):
                 difference = difference_of(found, test_share=self.shared.test_share).untested
@@ -301,5 +301,7 @@ class Comparison(ComparedScores, Shown):
         """Return the comparison in a line."""
         count = len(self.seeds)
         seeds = plural(count, f"{count} seed", f"{count} seeds")
-        methods = ", ".join(self.methods)
-        return f"Comparison({str(self.folder)!r}: {methods}; {seeds}, {self.score.title})"
+        return (
+            f"Comparison({str(self.folder)!r}: {', '.join(self.methods)}; {seeds},"
+            f" {self.score.title})"
+        )

@@ -94,8 +94,7 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0) -> D
         return Difference(mean, 0.0, math.nan, math.nan, better, worse, n, 1.0)
     from scipy.stats import t
 
-    spread = float(x.std(ddof=1))
-    error = spread * math.sqrt(1.0 / n + test_share)
+    error = float(x.std(ddof=1)) * math.sqrt(1.0 / n + test_share)
     reach = float(t.isf(LEVEL / 2.0, n - 1)) * error
     p_value = float(2.0 * t.sf(abs(mean) / error, n - 1))
     return Difference(mean, error, mean - reach, mean + reach, better, worse, n, p_value)

@@ -164,13 +164,13 @@ class GroupReport:
     def gaps(self, client: str = "") -> list[Gap]:
         """Return all gaps of a client or ALL; by default of ALL, then of each client."""
         clients = [client] if client else [ALL, *self.clients]
-        gaps = (
-            self.gap(each, grouping, score)
+        return [
+            gap
             for grouping in self.grouped.groupings
             for score in self.scores
             for each in clients
-        )
-        return [gap for gap in gaps if gap is not None]
+            if (gap := self.gap(each, grouping, score)) is not None
+        ]
 
     def left_out(self, grouping: str) -> str:
         """Return as text how many test examples are in groups too small to be reported."""

@@ -23,9 +23,8 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
             file for entry in (ROUNDS, MODEL, CONFIG) if (file := entry.path_in(path)).exists()
         ]
         changed = max((file.stat().st_mtime for file in files), default=0.0)
-        name = str(path) if path == folder else str(path.relative_to(folder))
         about: dict[str, Any] = {
-            "name": name,
+            "name": str(path if path == folder else path.relative_to(folder)),
             "folder": str(path.absolute()),
             "when": datetime.fromtimestamp(changed).astimezone().isoformat(" ", "minutes")[:16],
         }

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -73,9 +74,7 @@ class Measure:
             return f"{share}th percentile"
         if end in ("worst", "best") and (not share or count_of_share(int(share), clients) == 1):
             return f"{end} client"
-        if share.isdigit():
-            return f"{end} {share} %"
-        return self.name.replace("_", " ")
+        return f"{end} {share} %" if share.isdigit() else self.name.replace("_", " ")
 
 
 def parse_gap(measure: str) -> tuple[str, str]:
@@ -90,25 +89,19 @@ def find_measure(name: str) -> Measure:
         client = name.removeprefix(CLIENT)
         return Measure(name, lambda served: served.values.get(client, math.nan))
     if re.fullmatch(rf"{GAP}[a-z0-9-]+(:.+)?", name, re.DOTALL):
-        return Measure(name, _gap_size(*parse_gap(name)), "low")
+        return Measure(name, partial(_gap_size, *parse_gap(name)), "low")
     key = name.replace("-", "_")
     if key not in REGISTRY:
-        known = ", ".join((*REGISTRY, *NAMED))
         raise FairbloomError(
-            f"unknown measure {name!r}: {did_you_mean(key, REGISTRY)}there are {known}"
+            f"unknown measure {name!r}: {did_you_mean(key, REGISTRY)}there are"
+            f" {', '.join((*REGISTRY, *NAMED))}"
         )
     return REGISTRY[key]
 
 
-def _gap_size(score: str, client: str) -> Callable[[ClientScores], float]:
-    """Return the function of the measure of a gap between groups."""
-
-    def size(served: ClientScores) -> float:
-        if served.groups is None:
-            return math.nan
-        return served.groups.sizes(client).get(score, math.nan)
-
-    return size
+def _gap_size(score: str, client: str, served: ClientScores) -> float:
+    """Return the gap between groups by a score; NaN without groups, or without a gap."""
+    return math.nan if served.groups is None else served.groups.sizes(client).get(score, math.nan)
 
 
 def measure_title(measure: str, clients: int = 0) -> str:

@@ -139,8 +139,11 @@ class Reproduction(Shown):
         found = dict[str, bool | None]()
         for claim in self.recipe.claims:
             one, direction, measure, other = CLAIM.findall(claim)[0]
-            values = [measured.get(name, {}).get(measure) for name in (one, other)]
-            means = [value[0] for value in values if value is not None]
+            means = [
+                measured[name][measure][0]
+                for name in (one, other)
+                if measure in measured.get(name, {})
+            ]
             sign = 1.0 if direction == "higher" else -1.0
             found[claim] = sign * (means[0] - means[1]) > 0.0 if len(means) == 2 else None
         return found
@@ -186,10 +189,11 @@ class Reproduction(Shown):
         words = {True: "yes", False: "no", None: ""}
         rows = []
         for outcome, measure in itertools.product(self.outcomes, self.recipe.measures):
-            parameters = outcome.parameters.items()
             row: dict[str, Any] = {
                 "method": outcome.row.label,
-                "parameters": " ".join(f"{key}={format_value(value)}" for key, value in parameters),
+                "parameters": " ".join(
+                    f"{key}={format_value(value)}" for key, value in outcome.parameters.items()
+                ),
                 "measure": measure,
                 "published": "",
                 "published_spread": "",
@@ -206,10 +210,9 @@ class Reproduction(Shown):
 
     def __repr__(self) -> str:
         """Return the reproduction in a line."""
-        rows = len(self.outcomes)
-        seeds = len(self.study.seeds)
         return (
-            f"Reproduction({str(self.folder)!r}: {self.recipe.title}; {rows} rows, {seeds} seeds)"
+            f"Reproduction({str(self.folder)!r}: {self.recipe.title}; {len(self.outcomes)} rows,"
+            f" {len(self.study.seeds)} seeds)"
         )
 
 

@@ -237,9 +237,7 @@ class Run(Shown):
     @cached_property
     def groups(self) -> "pandas.DataFrame":
         """The table groups.csv: a row a client, evaluated round, model and group; may be empty."""
-        if GROUPED.exists_in(self.folder):
-            return read_frame(GROUPS, self.folder)
-        return frame([])
+        return read_frame(GROUPS, self.folder) if GROUPED.exists_in(self.folder) else frame([])
 
     @cached_property
     def metrics(self) -> "pandas.DataFrame":
@@ -253,14 +251,14 @@ class Run(Shown):
     @cached_property
     def gaps(self) -> "pandas.DataFrame":
         """A row a gap between groups after the last evaluated round, also over all clients."""
-        reports = [(model, self.by_group(model)) for model in self.models]
-        rows = [
-            {"model": model, **row}
-            for model, report in reports
-            if report
-            for row in report.gap_rows()
-        ]
-        return frame(rows)
+        return frame(
+            [
+                {"model": model, **row}
+                for model in self.models
+                if (report := self.by_group(model))
+                for row in report.gap_rows()
+            ]
+        )
 
     def by_group(self, model: str = "", split: str = "test") -> GroupReport | None:
         """Return the groups after the last evaluated round, None if there are none.
@@ -336,12 +334,12 @@ class Run(Shown):
         score = score or self.score
         model = model or self.serves
         column = score.column(model, split)
-        path = CLIENTS.path_in(self.folder)
         rows = self._evaluated(hostile=hostile)
         if column not in rows:
             if len(rows) and split == "test" and (self.finished or model == "global"):
                 raise RunFolderError(
-                    f"{path} cannot be read: it has no column {column}. Restore it from a copy"
+                    f"{CLIENTS.path_in(self.folder)} cannot be read: it has no column {column}."
+                    " Restore it from a copy"
                 )
             return {}
         values = self.column(column, hostile=hostile)
@@ -429,8 +427,7 @@ class Run(Shown):
 
         It is the mean over the rounds, of those in which clients evaluated.
         """
-        cells = self.rounds.get(IMPROVED, ())
-        shown = [cell for cell in cells if is_shown(cell)]
+        shown = [cell for cell in self.rounds.get(IMPROVED, ()) if is_shown(cell)]
         return mean_of(shown) if shown else math.nan
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
@@ -551,8 +548,9 @@ class Run(Shown):
         """
         from fairbloom.prediction.export import export_onnx  # imported late, as PyTorch is with it
 
-        path = None if out is None else Path(out)
-        return export_onnx(self.predictor(client, model, trust=trust), path)
+        return export_onnx(
+            self.predictor(client, model, trust=trust), None if out is None else Path(out)
+        )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the global model after the last round as a state dict of arrays.
@@ -616,17 +614,13 @@ class Run(Shown):
     def _last(self) -> "pandas.DataFrame":
         """The rows of clients.csv for the last round of a finished run, else the last evaluated."""
         table = self.clients
-        last = table["round"].max()
-        if self.finished and not self.stopped:
-            last = self.rounds_done
+        last = self.rounds_done if self.finished and not self.stopped else table["round"].max()
         return table[table["round"] == last]
 
     def _evaluated(self, *, hostile: bool = False) -> "pandas.DataFrame":
         """Return the rows of clients.csv of the last evaluated round; see `final`."""
         rows = self._last
-        if hostile or not self.attackers:
-            return rows
-        return rows[~rows["client"].isin(self.attackers)]
+        return rows if hostile or not self.attackers else rows[~rows["client"].isin(self.attackers)]
 
 
 class OpenedRuns:

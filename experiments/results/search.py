@@ -102,10 +102,9 @@ def _find_fault(
         for client in clients.difference(each.values)
     }
     if lacking:
-        names = join_names(sorted(lacking))
         return (
-            f"it lacks the validation {served[0].score.words} of {names}, which others have: see"
-            f" what was refused or missing in {ROUNDS.name} of its runs"
+            f"it lacks the validation {served[0].score.words} of {join_names(sorted(lacking))},"
+            f" which others have: see what was refused or missing in {ROUNDS.name} of its runs"
         )
     if not all(map(math.isfinite, values)):
         return f"there is no {measure.name} of so few validation examples"

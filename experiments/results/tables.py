@@ -50,8 +50,8 @@ def read_frame(file: TableFile, folder: Path, *, optional: bool = False) -> "pan
         content = path.read_bytes()
         if finished and not content.endswith(b"\n"):
             raise ValueError("its last line is torn")
-        table = _parse(content[: content.rfind(b"\n") + 1], file.needed, finished=finished)
-        return _to_frame(table)
+        whole_lines = content[: content.rfind(b"\n") + 1]
+        return _to_frame(_parse(whole_lines, file.needed, finished=finished))
 
 
 def _parse(content: bytes, needed: Sequence[str], *, finished: bool) -> "pyarrow.Table":
@@ -65,9 +65,7 @@ def _parse(content: bytes, needed: Sequence[str], *, finished: bool) -> "pyarrow
         return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in needed})
 
     def handle_invalid(line: Any) -> str:
-        if finished or line.actual_columns > line.expected_columns:
-            return "error"
-        return "skip"
+        return "error" if finished or line.actual_columns > line.expected_columns else "skip"
 
     table = pyarrow.csv.read_csv(
         pyarrow.BufferReader(content),

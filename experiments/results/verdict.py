@@ -115,14 +115,17 @@ def _headline(compared: ComparedScores) -> str:
             f" {score.written(value)}{lower}{_compare_with_guessing(compared, client, value)}"
         )
     else:
-        clients_have = "the worst-served 10 % of clients have"
-        if count_of_share(10, len(compared.tested)) == 1:
-            clients_have = "the worst-served client has"
+        clients_have = (
+            "the worst-served client has"
+            if count_of_share(10, len(compared.tested)) == 1
+            else "the worst-served 10 % of clients have"
+        )
         worst = score.written(compared.spread(compared.baseline, WORST)[0])
         served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
     mean = score.written(compared.spread(compared.baseline, MEAN)[0])
-    few = describe_small_tests(compared.tested, score)
-    return " ".join([f"{served}; the mean is {mean}.", *few])
+    return " ".join(
+        [f"{served}; the mean is {mean}.", *describe_small_tests(compared.tested, score)]
+    )
 
 
 def _worst_client(compared: ComparedScores) -> tuple[str, int]:
@@ -153,8 +156,7 @@ def _compare_with_guessing(compared: ComparedScores, client: str, accuracy: floa
 
 def _leak(compared: ComparedScores) -> Iterator[str]:
     """Yield that a column gives away the target, if the baseline is perfect with every seed."""
-    runs = compared.runs.get(compared.baseline, ())
-    leaks = [describe_leak(run) for run in runs]
+    leaks = [describe_leak(run) for run in compared.runs.get(compared.baseline, ())]
     if leaks and all(leaks):
         yield from leaks[0]
 
@@ -164,8 +166,7 @@ def _limits(compared: ComparedScores) -> Iterator[str]:
     if len(compared.tested) == 1:
         yield "There is only one client, so the worst served and the mean are the same."
     for method, reason in compared.failed.items():
-        left_out = method in compared.methods
-        so = "these seeds are left out" if left_out else "it is not compared"
+        so = "these seeds are left out" if method in compared.methods else "it is not compared"
         yield f"{method} {reason}, so {so}."
 
 

@@ -63,10 +63,13 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
         raise FairbloomError(
             f"no seed has a run of each of {', '.join(by_label)}: name runs with the same seeds"
         )
-    for runs in by_label.values():
-        for seed in sorted(shared):
-            left_out += _check_same_clients(runs[seed], by_label[base][seed])
     seeds = sorted(shared)
+    left_out += [
+        sentence
+        for runs in by_label.values()
+        for seed in seeds
+        for sentence in _check_same_clients(runs[seed], by_label[base][seed])
+    ]
     study = Study("compare", [arms[label] for label in by_label], seeds, base)
     places = {
         study.folder(arms[label], seed): str(runs[seed].folder)
@@ -97,8 +100,10 @@ def _open(folders: Iterable[Path], left_out: list[str]) -> list[Run]:
         if run.finished:
             found.append(run)
         else:
-            done = f"{run.rounds_done} of {run.num_rounds}"
-            left_out.append(f"{folder} is left out: it is {run.state} after round {done}.")
+            left_out.append(
+                f"{folder} is left out: it is {run.state} after round {run.rounds_done} of"
+                f" {run.num_rounds}."
+            )
     if not found:
         raise FairbloomError(f"no finished run to compare. {' '.join(left_out)}".strip())
     return found
@@ -162,8 +167,9 @@ def _check_same_clients(run: Run, base: Run) -> list[str]:
             " choose runs of the same clients, which have the same names in every run"
         )
     before = base.test_examples()
-    tested = run.test_examples().items()
-    changed = [name for name, count in tested if count != before.get(name, count)]
+    changed = [
+        name for name, count in run.test_examples().items() if count != before.get(name, count)
+    ]
     if not changed:
         return []
     return [

@@ -43,9 +43,8 @@ def place_of(
         return OnRay(gpus_per_run)
     if gpus_per_run:
         raise SettingsError(f"gpus-per-run = {gpus_per_run:g} has no effect without --pool ray")
-    if app is not None and app.flwr:
-        return 1  # Flower's simulation takes all processors
-    return jobs or processors_here()
+    # Flower's simulation takes all processors.
+    return 1 if app is not None and app.flwr else jobs or processors_here()
 
 
 def run_on_cluster(runs: Runs, place: OnRay, log_level: int, ended: Ended) -> None:

@@ -66,7 +66,6 @@ def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> Non
         opened.callback(printer.join, 5.0)
         # ends these workers only, and no other process of the caller
         opened.callback(held_open.send_bytes, b"end")
-        begin = (over, sent, context.Lock())
         # What an app changes in its process must not reach another run. The pool then starts
         # processes as long as runs are waiting.
         of_apps = any(isinstance(run, AppRun) for run in runs.values())
@@ -74,7 +73,7 @@ def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> Non
             at_a_time,
             mp_context=context,
             initializer=begin_worker,
-            initargs=begin,
+            initargs=(over, sent, context.Lock()),
             max_tasks_per_child=1 if of_apps else None,
         )
         opened.enter_context(hide_main())

@@ -103,8 +103,9 @@ class RunBar:
         now = time.monotonic()
         if self._bar.in_lines and now - self._printed >= SECONDS_BETWEEN_LINES:
             self._printed = now
-            measured = text_if(self._measured, f", {self._measured}")
-            self._bar.print_line(f"{self._title}: {text}{measured}")
+            self._bar.print_line(
+                f"{self._title}: {text}{text_if(self._measured, f', {self._measured}')}"
+            )
 
     def end(self) -> None:
         """Show that all rounds are done."""

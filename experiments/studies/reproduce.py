@@ -140,8 +140,7 @@ def study_of(
     shared = {**recipe.settings, **overrides}
     if quick:
         shared = {**_shorten(shared), **overrides}
-    by_row = [_arms(recipe, row, overrides, quick=quick, grid=grid) for row in rows]
-    arms = [arm for of_row in by_row for arm in of_row]
+    arms = [arm for row in rows for arm in _arms(recipe, row, overrides, quick=quick, grid=grid)]
     study = Study("reproduce", arms, list(seeds), settings=shared, quick=quick, overrides=overrides)
     settings = dict[str, Settings]()
     for arm in study.arms:
@@ -165,10 +164,10 @@ def study_of(
         if len(scores) == 1:
             study = replace(study, settings={**next(iter(scores.values())), **shared})
         else:
-            arms = []
-            for arm in study.arms:
-                score = scores[_task_of(study, arm)]
-                arms.append(replace(arm, settings={**score, **arm.settings}))
+            arms = [
+                replace(arm, settings={**scores[_task_of(study, arm)], **arm.settings})
+                for arm in study.arms
+            ]
             study = replace(study, arms=arms)
     return study
 

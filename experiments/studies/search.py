@@ -109,9 +109,7 @@ def arms_of(
         used |= tried.keys()
         axes = dict(tried.values())
         own = bool(arm.settings) or any(key in method_parameters(arm.method) for key in axes)
-        starts: Sequence[Mapping[str, Value]] = [arm.settings]
-        if not own:
-            starts = _tries(arm, shared, app)
+        starts: Sequence[Mapping[str, Value]] = [arm.settings] if own else _tries(arm, shared, app)
         for start, values in itertools.product(starts, itertools.product(*axes.values())):
             point = make_arm(arm.method, {**start, **dict(zip(axes, values, strict=True))})
             if any(point.is_same(other) for other in arms):
@@ -214,8 +212,10 @@ def _explain_unused(name: str, named: Sequence[Arm], known: Collection[str]) -> 
         return f"grid: {key} is given twice, here and by the methods: give it in one place"
     parameters = [short_key(key) for arm in named for key in method_parameters(arm.method)]
     methods = ", ".join(dict.fromkeys(arm.label for arm in named))
-    hint = did_you_mean(name, [*parameters, *known])
-    return f"grid: {name} is not a parameter of {methods}: {hint}leave it out"
+    return (
+        f"grid: {name} is not a parameter of {methods}:"
+        f" {did_you_mean(name, [*parameters, *known])}leave it out"
+    )
 
 
 def _common(shared: Mapping[str, Value], app: App | None) -> Settings:
@@ -273,9 +273,9 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
     with carry_out(study, out, place, bar, QUIET) as work:
         until = time.monotonic() + 60.0 * (study.minutes or math.inf)
         judged = list[int]()
-        batches: list[Sequence[int]] = [study.seeds]
-        if study.minutes is not None:
-            batches = [[seed] for seed in study.seeds]
+        batches: list[Sequence[int]] = (
+            [study.seeds] if study.minutes is None else [[seed] for seed in study.seeds]
+        )
         for seeds in batches:
             if judged and time.monotonic() >= until:
                 break

@@ -170,6 +170,4 @@ def _is_same(key: str, there: object, here: object) -> bool:
 
 def _show(value: object) -> str:
     """Return a setting's value as text; the text of a whole file, such as a schema, is left out."""
-    if isinstance(value, str) and "\n" in value:
-        return "another text"
-    return repr(value)
+    return "another text" if isinstance(value, str) and "\n" in value else repr(value)

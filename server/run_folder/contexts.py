@@ -7,7 +7,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 
 from fairbloom.recorddict import deserialize, serialize
-from fairbloom.system.versions import Point, Version, Versions
+from fairbloom.system.versions import Entry, Point, Versions
 
 from ..checkpoint import list_checkpoints
 from .errors import explain_write_errors
@@ -34,7 +34,7 @@ class KeptContexts:
         checkpoints = list_checkpoints(CHECKPOINTS.path_in(self._path))
         needed = [Point(int(path.stem)) for path in checkpoints]
         states = [
-            Version(str(node), Point(number), serialize(context.state))
+            Entry(str(node), Point(number), serialize(context.state))
             for node, context in self._contexts.items()
             if context.state
         ]

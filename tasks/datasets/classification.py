@@ -65,8 +65,12 @@ def draw_clients(
     """
     usable = {name: examples for name, examples in sorted(rows.items()) if enough(len(examples))}
     if len(usable) < len(rows):
-        left_out = len(rows) - len(usable)
-        log.info("%d of %d %s have too few examples and are left out", left_out, len(rows), what)
+        log.info(
+            "%d of %d %s have too few examples and are left out",
+            len(rows) - len(usable),
+            len(rows),
+            what,
+        )
     if not usable or setup.clients > len(usable):
         raise FairbloomError(
             f"clients = {setup.clients}: of {len(rows)} {what} {len(usable)} have enough examples:"

@@ -123,10 +123,11 @@ def deal_pictures(
         )
     kept = tuple(map(int, words))
     class_names = [info.labels[number] for number in kept]
-    if setup.partition == CLASS:
-        names = name_clients(setup, class_names)
-    else:
-        names = number_clients(setup.clients)
+    names = (
+        name_clients(setup, class_names)
+        if setup.partition == CLASS
+        else number_clients(setup.clients)
+    )
     if rotated > len(names):
         raise FairbloomError(
             f"{info.name}.rotated-clients = {rotated}: there are only clients = {len(names)}"
@@ -195,9 +196,8 @@ def _keep_classes(
     numbers[list(kept)] = np.arange(len(kept))
     new = numbers[labels]
     is_kept = new >= 0
-    if is_kept.all():  # no copy of all images
-        return images, new
-    return images[is_kept], new[is_kept]
+    # The images are only copied if some are left out.
+    return (images, new) if is_kept.all() else (images[is_kept], new[is_kept])
 
 
 def _to_unit(images: NDArray[np.generic], white: float) -> Tensor:
@@ -239,8 +239,7 @@ def read(info: PictureSet, setup: Setup) -> Pictures:
     read_part = _read_table if paths[0].suffix == ".parquet" else read_batch
     *train, test = [read_part(path, info.target, len(info.labels)) for path in paths]
     trained = np.concatenate([images for images, _ in train])
-    classes = np.concatenate([numbers for _, numbers in train])
-    return Pictures(trained, classes, *test)
+    return Pictures(trained, np.concatenate([numbers for _, numbers in train]), *test)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

@@ -100,8 +100,11 @@ def make_lines(texts: Mapping[str, str]) -> Lines:
     codes = "".join(texts.values()).encode("latin-1").translate(CODES)
     text = torch.tensor(list(codes), dtype=torch.int64)
     if len(text) <= LENGTH:
-        no_rows = dict.fromkeys(texts, np.empty(0, np.intp))
-        return Lines(text.new_empty(0, LENGTH), text.new_empty(0), no_rows)
+        return Lines(
+            text.new_empty(0, LENGTH),
+            text.new_empty(0),
+            dict.fromkeys(texts, np.empty(0, np.intp)),
+        )
     ends = np.cumsum([0, *map(len, texts.values())])
     rows = [np.arange(start, max(end - LENGTH, start)) for start, end in pairwise(ends)]
     return Lines(text.unfold(0, LENGTH, 1)[:-1], text[LENGTH:], dict(zip(texts, rows, strict=True)))

@@ -62,8 +62,9 @@ def load(setup: Setup, *, smallest: int, words: int) -> Task:
             examples(train), examples(test), examples(validation) if len(validation) else None
         )
 
-    shape = (LENGTH,)
-    return classify(setup, tuple(rows), shape, numbered(MARKS + words), splits, dtype=torch.int64)
+    return classify(
+        setup, tuple(rows), (LENGTH,), numbered(MARKS + words), splits, dtype=torch.int64
+    )
 
 
 def windows(sentences: Iterable[Sequence[str]], numbers: dict[str, int]) -> tuple[Tensor, Tensor]:

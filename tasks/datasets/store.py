@@ -64,8 +64,7 @@ def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
                 (root / file.path).parent.mkdir(parents=True, exist_ok=True)
                 fetched.replace(root / file.path)
     except Exception as error:  # no network, no such page, half a file, a full disk …
-        missing = _missing(root, files)
-        lost = missing[0].path if missing else "a file"
+        lost = next((file.path for file in _missing(root, files)), "a file")
         raise FairbloomError(
             f"task = {name!r}: {lost} is not in {root} and"
             f" cannot be downloaded ({type(error).__name__}: {' '.join(str(error).split())[:300]}):"

@@ -50,9 +50,10 @@ def load(setup: Setup, *, alpha: float, beta: float) -> Task:
     @cache
     def splits(client: str) -> Splits:
         inputs, targets = draw_examples(setup.seed, places[client], alpha, beta)
-        parts = split(np.arange(len(targets)), setup, client)
         return splits_of(
-            torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets), parts
+            torch.from_numpy(inputs.astype(np.float32)),
+            torch.from_numpy(targets),
+            split(np.arange(len(targets)), setup, client),
         )
 
     return classify(setup, names, (INPUTS,), numbered(CLASSES), splits)

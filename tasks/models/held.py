@@ -38,11 +38,11 @@ class HeldTensors:
 
     def has_other_buffers(self) -> bool:
         """Return whether a buffer is another tensor now, or has other values."""
-        for module, buffers in zip(self._modules, self._buffers, strict=True):
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer is not buffers.get(name) or not torch.equal(buffer, self._values[buffer]):
-                    return True
-        return False
+        return any(
+            buffer is not buffers.get(name) or not torch.equal(buffer, self._values[buffer])
+            for module, buffers in zip(self._modules, self._buffers, strict=True)
+            for name, buffer in module.named_buffers(recurse=False)
+        )
 
     def has_other_attributes(self) -> bool:
         """Return whether a module has another tensor as an attribute now."""

@@ -107,10 +107,9 @@ def build_user_defined(name: str, shape: Shape, outputs: int) -> nn.Module:
 def maker_of(name: str) -> Callable[..., Any]:
     """Return the class, or function, that an import string names."""
     if not is_import_string(name):
-        hint = did_you_mean(name, MODELS)
         raise FairbloomError(
-            f"model = {name!r} is unknown: {hint}there are {', '.join(MODELS)}, and yours as"
-            " my_models:Net"
+            f"model = {name!r} is unknown: {did_you_mean(name, MODELS)}there are"
+            f" {', '.join(MODELS)}, and yours as my_models:Net"
         )
     maker = imported("model", name)
     if isinstance(maker, nn.Module) or not callable(maker):
@@ -141,9 +140,11 @@ def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
         (name,) = tensors
     if name not in tensors:
         returned = ", ".join(tensors) or "no tensor"
-        problem = "the task does not say which of them are its outputs"
-        if output:
-            problem = f"the task asks for {name!r}"
+        problem = (
+            f"the task asks for {name!r}"
+            if output
+            else "the task does not say which of them are its outputs"
+        )
         raise ReportableError(
             f"the model, {type(model).__name__}, returns {returned} {when}, and {problem}: name one"
             " by Task(output=...)"
@@ -160,9 +161,11 @@ def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -
 
     The call also initialises lazy modules; other buffers are then as before.
     """
-    remedy = "its parameters outputs, inputs, channels and shape say it"
-    if name in MODELS:
-        remedy = "choose another model"
+    remedy = (
+        "choose another model"
+        if name in MODELS
+        else "its parameters outputs, inputs, channels and shape say it"
+    )
     held = HeldTensors(model)
     try:
         answer = model.eval()(example)
@@ -184,9 +187,11 @@ def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -
     except ReportableError:
         chosen = None
     if chosen is None or chosen.shape != (1, outputs):
-        got = f"a {type(answer).__name__}"
-        if chosen is not None:
-            got = f"a tensor of shape {tuple(chosen.shape)}"
+        got = (
+            f"a {type(answer).__name__}"
+            if chosen is None
+            else f"a tensor of shape {tuple(chosen.shape)}"
+        )
         raise FairbloomError(
             f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns {got},"
             f" and this task needs a tensor of shape {(1, outputs)}, or tensors by name with logits"
@@ -295,9 +300,8 @@ def shared_parameters(model: nn.Module) -> dict[str, str]:
 
 def frozen_parameters(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the parameters that are not trained: their requires_grad is False."""
-    stored = model.state_dict(keep_vars=True)
     return tuple(
         name
-        for name, value in stored.items()
+        for name, value in model.state_dict(keep_vars=True).items()
         if isinstance(value, nn.Parameter) and not value.requires_grad
     )

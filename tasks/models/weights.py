@@ -25,7 +25,9 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
     """
     stored = _read(Path(path).expanduser())
     own = model.state_dict()
-    last = {name for name in own if name.rpartition(".")[0] == _last_layer(model)}
+    *_, (final, _) = model.named_parameters()
+    layer = final.rpartition(".")[0]
+    last = {name for name in own if name.rpartition(".")[0] == layer}
     given = {name: each for name, each in stored.items() if not name.startswith(AUXILIARY)}
     missing = sorted(own.keys() - given.keys() - last)
     unknown = sorted(given.keys() - own.keys())
@@ -44,11 +46,6 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
                 f" model's has {tuple(there.shape)}: take weights of the same model"
             )
     model.load_state_dict({**own, **given})
-
-
-def _last_layer(model: nn.Module) -> str:
-    *_, (name, _) = model.named_parameters()
-    return name.rpartition(".")[0]
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import Deployment, names, rounds, wait_for_rounds
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.deploy.federation import Deployment, names, rounds, wait_for_rounds
 from tests.simulation.helpers import assert_same_model
 
 pytestmark = pytest.mark.federation
@@ -54,7 +54,6 @@ def there(tmp_path: Path) -> Iterator[Deployment]:
 
 
 def fill(file: Path) -> None:
-    """Write until the disk is full."""
     with file.open("wb", buffering=0) as hog:
         for size in (1 << 20, 1 << 12):
             try:

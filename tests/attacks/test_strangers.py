@@ -1,23 +1,35 @@
 """Strangers without a certificate: the server stays small, and a run continues.
 
 The server has the usual limit of open files.
+
+An enrolled device that speaks the protocol by itself: it floods, and answers for another one.
+
+A deployed device under refused runs: what left it stays in its owner's log.
+
+Clients with a certificate, good or revoked, that call the port as often as they can.
 """
 
 import contextlib
 import os
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from benchmarks.deployment import Deployment, federation, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
+from benchmarks.processes import grown_memory, resident_memory
+from fairbloom.deploy.fleet.messages import SERVICE, in_chunks
+from fairbloom.deploy.fleet.wire_pb2 import Drop, Head, Taken, Working
 from tests.attacks.strangers import PREFACE, Stranger, crowd
 from tests.attacks.unhurried import start_unhurried_client
-from tests.deploy.federation import Deployment, federation, rounds, wait_for_rounds
-from tests.deploy.flower import wait_until
-from tests.deploy.processes import grown_memory, resident_memory
+from tests.client.hospital import SCHEMA, grouped, write_hospital
 
 pytestmark = pytest.mark.slow
 
@@ -166,3 +178,230 @@ def test_half_open_handshakes_are_bounded_and_given_back(there: Deployment) -> N
 
 def test_all_of_it_is_a_few_lines_in_the_log(there: Deployment) -> None:
     assert len(there.log(there.server).splitlines()) < 40
+
+
+HONEST: dict[str, Any] = {
+    "clients": 1,
+    "fraction": 1.0,
+    "num-rounds": 100_000,
+    "evaluate-every": 0,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def with_mallory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A federation with an honest client in an endless run, and an enrolled hostile device."""
+    with federation(tmp_path_factory.mktemp("nodes") / "home") as runtime:
+        runtime.enroll("honest", "mallory")
+        start_unhurried_client(runtime, "honest")
+        settings = {
+            **HONEST,
+            "min-clients": 1,
+            "training-clients": "honest",
+            "out": str(runtime.home / "run"),
+        }
+        runtime.submitting(settings)
+        wait_for_rounds(runtime.home / "run", 2)
+        yield runtime
+
+
+class Mallory:
+    """The calls of an enrolled device."""
+
+    def __init__(self, with_mallory: Deployment) -> None:
+        bundle = with_mallory.bundle("mallory")
+        parts = [(bundle / name).read_bytes() for name in ("ca.crt", "key", "certificate")]
+        credentials = grpc.ssl_channel_credentials(*parts)
+        self.channel = grpc.secure_channel(f"localhost:{with_mallory.fleet}", credentials)
+        self.beat: Any = self.channel.unary_unary(
+            f"/{SERVICE}/Beat", Working.SerializeToString, Drop.FromString
+        )
+        self.reply: Any = self.channel.stream_unary(f"/{SERVICE}/Reply", None, Taken.FromString)
+
+
+def honest_messages(with_mallory: Deployment) -> tuple[int, list[str]]:
+    """Return the run's number, and the start of each id of the honest client's messages."""
+    words = [
+        line.split()
+        for line in with_mallory.log(with_mallory.clients["honest"]).splitlines()
+        if "received train" in line
+    ]
+    return int(words[-1][-1]), [each[5] for each in words]
+
+
+def test_a_reply_to_another_devices_message_changes_nothing(
+    with_mallory: Deployment, subtests: pytest.Subtests
+) -> None:
+    mallory = Mallory(with_mallory)
+    (run, ids) = honest_messages(with_mallory)
+    for id in (*ids[-3:], "0" * 32):
+        with subtests.test(id=id):
+            head = Head(id=id, run=run, session=b"m" * 16, code=2, reason="mine")
+            assert mallory.reply(in_chunks(head, []), timeout=30).answer == Taken.LATER
+    before = len(rounds(with_mallory.home / "run"))
+    wait_for_rounds(with_mallory.home / "run", before + 3)
+    assert not any(row["refused"] or row["missing"] for row in rounds(with_mallory.home / "run"))
+
+
+def test_a_flood_of_calls_ends_neither_the_run_nor_the_server(with_mallory: Deployment) -> None:
+    run, _ = honest_messages(with_mallory)
+    over = time.monotonic() + 6.0
+    made = [0]
+
+    def flood() -> None:
+        mallory = Mallory(with_mallory)
+        while time.monotonic() < over:
+            with contextlib.suppress(grpc.RpcError):
+                mallory.beat(Working(session=b"m" * 16, id="x", run=run), timeout=60)
+            with contextlib.suppress(grpc.RpcError):
+                head = Head(id="x", run=run, session=b"m" * 16, size=8_000_000)
+                mallory.reply(in_chunks(head, [bytes(1 << 20)] * 8), timeout=60)
+            made[0] += 2
+
+    before = len(rounds(with_mallory.home / "run"))
+    threads = [threading.Thread(target=flood) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_for_rounds(with_mallory.home / "run", before + 3)
+    rows = rounds(with_mallory.home / "run")[before:]
+    assert made[0] > 50
+    assert all(row["replies_used"] == "1" and not row["missing"] for row in rows)
+    assert with_mallory.server.poll() is None
+
+
+SETTINGS: dict[str, Any] = {
+    "task": "csv",
+    "clients": 1,
+    "fraction": 1.0,
+    "num-rounds": 1,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def lund(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with federation(tmp_path_factory.mktemp("deployed") / "home") as runtime:
+        runtime.enroll("lund")
+        write_hospital(runtime.home / "data")
+        runtime.start_client("lund", "--data-dir", str(runtime.home / "data"))
+        runtime.wait_for_clients("lund")
+        yield runtime
+
+
+def submit(lund: Deployment, schema: str, code: int = 0) -> None:
+    """Submit a run with a schema and a folder of its own."""
+    number = len([*lund.home.glob("schema-*.toml")])
+    path = lund.home / f"schema-{number}.toml"
+    path.write_text(schema)
+    out = str(lund.home / f"run-{number}")
+    lund.submit({**SETTINGS, "schema": str(path), "out": out}, code=code)
+
+
+def owner(lund: Deployment, *words: str) -> str:
+    command, *rest = words
+    return lund.fairbloom("client", command, str(lund.home / "state-lund"), *rest).stdout
+
+
+def files_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def test_refused_runs_leave_what_was_sent_in_the_log(lund: Deployment) -> None:
+    submit(lund, SCHEMA, code=1)  # not accepted yet
+    assert "can reveal single rows" in owner(lund, "accept", "--yes")
+    submit(lund, SCHEMA)
+    before = owner(lund, "log")
+    assert "asked: train; sent: arrays: " in before
+    for number in range(3):
+        submit(lund, f"{SCHEMA}# {str(number) * 950_000}\n", code=1)
+    after = owner(lund, "log")
+    assert "asked: train; sent: arrays: " in after
+    assert after.splitlines()[0] == before.splitlines()[0]
+    assert after.count("the run's schema is not one that this device's owner has accepted") == 4
+    assert files_of(lund.home / "state-lund") < 1_000_000
+
+
+def test_a_new_schema_ends_the_old_one_for_later_runs(lund: Deployment) -> None:
+    (lund.home / "new.toml").write_text(grouped("age>=60"))
+    said = owner(lund, "accept", "--schema", str(lund.home / "new.toml"), "--yes")
+    assert "This ends schema " in said
+    submit(lund, SCHEMA, code=1)
+    states = [line.partition(":")[0] for line in owner(lund, "schemas").splitlines()]
+    assert states == ["ended", "accepted"]
+
+
+MODULE = "tests.attacks.callers"
+SHORT_ROUNDS: dict[str, Any] = {
+    "clients": 1,
+    "fraction": 1.0,
+    "num-rounds": 1_000_000,
+    "evaluate-every": 0,
+    "device": "cpu",
+    "local-epochs": 1,
+}
+LIMIT = 4 * 2 + 1000
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A federation of two with an endless run of one client, and a client that will misbehave."""
+    with federation(tmp_path_factory.mktemp("callers") / "home") as runtime:
+        settings = runtime.folder / "federation.toml"
+        settings.write_text(settings.read_text() + "max-clients = 2\n")
+        runtime.stop(runtime.server)
+        runtime.start_server()
+        runtime.enroll("client-0", "late", "liar")
+        runtime.start_clients("client-0")
+        runtime.submitting(
+            {**SHORT_ROUNDS, "training-clients": "client-0", "out": str(runtime.home / "run")}
+        )
+        wait_for_rounds(runtime.home / "run", 2, 120)
+        yield runtime
+
+
+def rate(two: Deployment, seconds: float = 5.0) -> float:
+    before = len(rounds(two.home / "run"))
+    time.sleep(seconds)
+    return (len(rounds(two.home / "run")) - before) / seconds
+
+
+@pytest.mark.parametrize("kind", ["parallel", "beat"])
+def test_calls_without_a_pause_do_not_stop_a_run(two: Deployment, kind: str) -> None:
+    before = rate(two)
+    with crowd(MODULE, 800, str(two.fleet), str(two.bundle("liar")), kind):
+        during = rate(two)
+    print(f"{before:.1f} rounds a second without the calls, {during:.1f} with them")
+    assert during > 0.4 * before
+    if kind == "parallel":
+        assert two.log(two.server).count("client liar calls too often") == 1
+
+
+@pytest.mark.parametrize("state", ["enrolled", "revoked"])
+def test_one_certificate_keeps_no_other_client_out(
+    two: Deployment, tmp_path: Path, state: str
+) -> None:
+    bundle = shutil.copytree(two.bundle("liar"), tmp_path / "liar")
+    if state == "revoked":
+        two.fairbloom("deploy", "revoke", "liar")
+    with (
+        grown_memory(two.server.pid) as grown,
+        crowd(MODULE, LIMIT + 100, str(two.fleet), str(bundle), "silent"),
+    ):
+        two.start_client("late")
+        two.wait_for_clients("late", seconds=30.0)
+        two.stop(two.clients.pop("late"))
+        assert rate(two) > 0
+        # A busy machine closes them later.
+        wait_until(
+            lambda: two.status()["connections"]["open"] < LIMIT / 2,
+            lambda: str(two.status()["connections"]),
+        )
+        connections = two.status()["connections"]
+    print(f"{connections}; the server's memory grew by {grown[0]:.0f} MB")
+    assert connections["limit"] == LIMIT
+    assert grown[0] < ALLOWED_MB
+    assert "client-0" in two.online()
+    assert len(two.log(two.server).splitlines()) < 10

@@ -8,9 +8,9 @@ import time
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from benchmarks.deployment import Deployment
 from fairbloom.client import app as ours
-from tests.deploy.federation import Deployment
-from tests.deploy.flower import ROOT
+from tests.checkout import ROOT
 
 app = ClientApp()
 

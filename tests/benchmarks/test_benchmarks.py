@@ -42,7 +42,7 @@ from fairbloom.server.settings import Settings, check_used
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import load_task
-from tests.deploy.flower import ROOT
+from tests.checkout import ROOT
 
 
 def test_the_plain_loop_and_a_run_end_with_the_same_model(
@@ -129,8 +129,7 @@ def test_the_networks_have_the_size_that_is_compared(
     outputs: int,
     parameters: int,
 ) -> None:
-    model = make(shape, outputs)
-    assert sum(each.numel() for each in model.parameters()) == parameters
+    assert sum(each.numel() for each in make(shape, outputs).parameters()) == parameters
 
 
 def test_sides_are_measured_in_turn_with_the_rounds_asked_for() -> None:

@@ -163,8 +163,7 @@ def test_the_legend_emphasises_a_method_by_keyboard(browser: Any, reports: dict[
     opened = Opened(browser, reports["few"], **SHOWN["desktop"])
     faint = "document.querySelectorAll('#chart-clients [opacity=\"0.12\"]').length"
     assert opened.evaluate(faint) == 0
-    button = opened.page.locator(".legend button", has_text="QFedAvg").first
-    button.focus()
+    opened.page.locator(".legend button", has_text="QFedAvg").first.focus()
     opened.page.keyboard.press("Enter")
     opened.page.wait_for_function(f"{faint} > 0")
     pressed = (

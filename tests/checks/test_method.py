@@ -1,25 +1,33 @@
 """The checks of methods: each property fails for a method that breaks it, in words, and for no
-other."""
+other.
+
+The checks of client-side rules: each property fails for a rule that breaks it, in words.
+"""
 
 import inspect
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from io import StringIO
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch import Tensor
+from typer.testing import CliRunner
 
-from fairbloom.check import CheckFailedError, CheckReport, Status, check_method
+from fairbloom.check import CheckFailedError, CheckReport, Status, check_method, check_rule
 from fairbloom.checks.method import PROPERTIES
 from fairbloom.checks.report import Failure, NotApplicable, Remark, silence
+from fairbloom.checks.rule import RULE_PROPERTIES, RuleUnderTest, is_rule
 from fairbloom.checks.subject import MethodUnderTest
 from fairbloom.cli.check import arguments_of
+from fairbloom.cli.main import app
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.rounds.arrays import FloatArray
@@ -28,6 +36,7 @@ from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import within
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
+from tests.federation import KINDS
 from tests.strategies.helpers import ARGUMENTS
 
 
@@ -56,15 +65,20 @@ def check(name: str, method: Callable[..., FairStrategy], **arguments: Value) ->
 # Methods that are right ---------------------------------------------------------------------------
 
 
-def test_our_methods_pass_every_check(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=() if each in {*KINDS, "local"} else pytest.mark.slow)
+        for each in METHODS
+    ],
+)
+def test_our_methods_pass_every_check(name: str) -> None:
     """Only `local` gets a remark: its global model stays as it is.
 
     FairMOO lowers the mean loss only below its tolerance of the variance.
     """
-    for name, method in METHODS.items():
-        arguments = {"tolerance": 1e9} if name == "fairmoo" else ARGUMENTS[name][0]
-        with subtests.test(name=name, method=method):
-            assert remarks_on(method, arguments) == ({"learns"} if name == "local" else set()), name
+    arguments = {"tolerance": 1e9} if name == "fairmoo" else ARGUMENTS[name][0]
+    assert remarks_on(METHODS[name], arguments) == ({"learns"} if name == "local" else set())
 
 
 @pytest.mark.slow
@@ -280,11 +294,10 @@ def test_a_broken_method_fails_one_property(subtests: pytest.Subtests) -> None:
             assert report_on(method).failures.keys() == {name}, place
 
 
-def test_a_small_bias_by_place_fails_in_any_cohort(subtests: pytest.Subtests) -> None:
-    for many in (8, 40):
-        with subtests.test(many=many):
-            with pytest.raises(Failure, match="the step is another one"):
-                check("permutation", FirstCountsMore, many=many)
+@pytest.mark.parametrize("many", [8, 40])
+def test_a_small_bias_by_place_fails_in_any_cohort(many: int) -> None:
+    with pytest.raises(Failure, match="the step is another one"):
+        check("permutation", FirstCountsMore, many=many)
 
 
 def test_a_fault_is_reported_once_with_its_line() -> None:
@@ -340,12 +353,11 @@ REMARKED = [
 ]
 
 
-def test_what_may_be_meant_is_remarked(subtests: pytest.Subtests) -> None:
-    for name, method, words in REMARKED:
-        with subtests.test(name=name, method=method):
-            with pytest.raises(Remark) as remark:
-                check(name, method)
-            assert words in str(remark.value), name
+@pytest.mark.parametrize(("name", "method", "words"), REMARKED)
+def test_what_may_be_meant_is_remarked(name: str, method: type, words: str) -> None:
+    with pytest.raises(Remark) as remark:
+        check(name, method)
+    assert words in str(remark.value), name
 
 
 def test_a_shorter_step_is_no_remark() -> None:
@@ -354,18 +366,20 @@ def test_a_shorter_step_is_no_remark() -> None:
     )
 
 
-def test_no_round_is_run_where_real_clients_lack_a_metric(subtests: pytest.Subtests) -> None:
-    with pytest.raises(NotApplicable, match="blood-pressure"):
-        check("learns", UNKNOWN)
-    for metric in (
+@pytest.mark.parametrize(
+    "metric",
+    [
         "accuracy-baseline",
         "loss-baseline",
         "num-examples",
         "step-sum",
         "disparity-hard",
-    ):
-        with subtests.test(metric=metric):
-            assert metric in check("needs", broken(needs=frozenset({metric})))
+    ],
+)
+def test_no_round_is_run_where_real_clients_lack_a_metric(metric: str) -> None:
+    with pytest.raises(NotApplicable, match="blood-pressure"):
+        check("learns", UNKNOWN)
+    assert metric in check("needs", broken(needs=frozenset({metric})))
 
 
 # Arguments and the printed report -----------------------------------------------------------------
@@ -386,13 +400,12 @@ def test_a_parameter_without_a_default_has_to_be_given() -> None:
     assert "share = -1.0" in report_on(NeedsAShare, {"share": -1.0}).failures["parameters"]
 
 
-def test_arguments_are_read_from_settings_as_a_run_has_them(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("key", "value"), [("needsashare.part", 1), ("needsashare.share", "a")])
+def test_arguments_are_read_from_settings_as_a_run_has_them(key: str, value: int | str) -> None:
     assert arguments_of(NeedsAShare, {}) == {}
     assert arguments_of(NeedsAShare, {"needsashare.share": 1}) == {"share": 1.0}
-    for key, value in (("needsashare.part", 1), ("needsashare.share", "a")):
-        with subtests.test(key=key, value=value):
-            with pytest.raises(FairbloomError, match=rf"{key} = {value!r}: .*"):
-                arguments_of(NeedsAShare, {key: value})
+    with pytest.raises(FairbloomError, match=rf"{key} = {value!r}: .*"):
+        arguments_of(NeedsAShare, {key: value})
 
 
 def test_the_printed_report_fits_on_a_narrow_screen(subtests: pytest.Subtests) -> None:
@@ -405,3 +418,161 @@ def test_the_printed_report_fits_on_a_narrow_screen(subtests: pytest.Subtests) -
     for result in report.results.values():
         with subtests.test(result=result):
             assert "".join(result.message.split()) in words
+
+
+Arrays = dict[str, Tensor]
+HERE = f"{__name__}:"
+GIVEN = "tests.client.own_rules:"
+
+
+@pytest.mark.parametrize(
+    ("name", "keeps"), [("Plain", "keeps 0 numbers: nothing"), ("Momentum", "keeps 16 numbers")]
+)
+def test_a_right_rule_passes_without_a_remark(name: str, keeps: str) -> None:
+    results = check_rule(f"{GIVEN}{name}").results
+    assert {result.status for result in results.values()} == {Status.PASSED}
+    assert keeps in results["kept"].message
+
+
+# Rules that are wrong -----------------------------------------------------------------------------
+
+
+class Plain:
+    """A rule that changes and keeps nothing, of which each class below breaks one thing."""
+
+    def start(self, received: Arrays, kept: Arrays, sent: dict[str, Arrays]) -> Any:
+        return kept
+
+    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
+        return gradients
+
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Any, steps: Any
+    ) -> tuple[Arrays, Arrays]:
+        return trained, self.kept(trained, state, steps)
+
+    @staticmethod
+    def kept(trained: Arrays, state: Any, steps: Any) -> Any:
+        return {}
+
+
+class Draws(Plain):
+    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
+        return {
+            name: gradient + 0.01 * torch.randn_like(gradient)
+            for name, gradient in gradients.items()
+        }
+
+
+class LosesAGradient(Plain):
+    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
+        return {name: gradient for name, gradient in gradients.items() if "bias" not in name}
+
+
+class DividesByTheLength(Plain):
+    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
+        return {name: gradient / gradient.norm() for name, gradient in gradients.items()}
+
+
+class DividesByTheSteps(Plain):
+    kept = staticmethod(lambda trained, state, steps: {"mean": torch.tensor(1.0 / steps.count)})
+
+
+class KeepsNumbers(Plain):
+    kept = staticmethod(lambda trained, state, steps: {"count": steps.count})
+
+
+class ReadsTheClock(Plain):
+    kept = staticmethod(
+        lambda trained, state, steps: {"time": torch.tensor(time.perf_counter_ns())}
+    )
+
+
+class KeepsAHistory(Plain):
+    kept = staticmethod(
+        lambda trained, state, steps: {
+            **state,
+            str(len(state)): next(iter(trained.values())).clone(),
+        }
+    )
+
+
+class RepliesAlone(Plain):
+    def finish(
+        self, received: Arrays, trained: Arrays, state: Any, steps: Any
+    ) -> tuple[Arrays, Arrays]:
+        return trained  # type: ignore[return-value]
+
+
+class RemembersAside(Plain):
+    """What clients keep lies in the class, where the next client finds it, and that of a refused
+    reply, too."""
+
+    velocity: ClassVar[Arrays] = {}
+
+    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
+        if self.velocity.keys() != gradients.keys():
+            self.velocity.clear()
+        for name, gradient in gradients.items():
+            self.velocity[name] = gradient + 0.5 * self.velocity.get(
+                name, torch.zeros_like(gradient)
+            )
+        return dict(self.velocity)
+
+
+WRONG_RULES = [
+    (LosesAGradient, "arrays", "first.bias"),
+    (DividesByTheLength, "arrays", "gradients of zero"),
+    (DividesByTheSteps, "arrays", "ZeroDivisionError"),
+    (RepliesAlone, "arrays", "finish"),
+    (KeepsNumbers, "arrays", "tensors"),
+    (Draws, "determinism", "random"),
+    (ReadsTheClock, "determinism", "clock"),
+    (RemembersAside, "determinism", "finish"),
+    (RemembersAside, "resume", "stopped"),
+]
+
+
+@pytest.mark.parametrize(("rule", "name", "words"), WRONG_RULES)
+def test_a_broken_rule_fails_a_property_in_words(rule: type, name: str, words: str) -> None:
+    RemembersAside.velocity.clear()
+    with pytest.raises(Failure) as failure:
+        RULE_PROPERTIES[name](RuleUnderTest(f"{HERE}{rule.__name__}"))
+    assert words in str(failure.value), rule
+
+
+def test_state_that_grows_is_remarked() -> None:
+    with pytest.raises(Remark, match="keeps more with every round"):
+        RULE_PROPERTIES["kept"](RuleUnderTest(f"{HERE}KeepsAHistory"))
+
+
+def test_what_hangs_on_a_fault_is_no_fault_of_its_own() -> None:
+    with pytest.raises(CheckFailedError) as error:
+        check_rule(f"{HERE}RepliesAlone")
+    assert error.value.report.failures.keys() == {"arrays"}
+    assert error.value.report.results["resume"].message == "It is checked once arrays passes."
+
+
+def test_what_is_no_rule_is_refused() -> None:
+    with pytest.raises(FairbloomError, match="with the functions start, correct, finish"):
+        check_rule("fairbloom.errors:FairbloomError")
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_command_tells_rules_from_methods() -> None:
+    assert is_rule(f"{GIVEN}Momentum")
+    assert not is_rule("fairbloom.strategies:FedAvg")
+    assert not is_rule("fedavg")
+    done = CliRunner().invoke(app, ["check", f"{GIVEN}Momentum"])
+    assert done.exit_code == 0
+    assert all(name in done.output for name in RULE_PROPERTIES)
+    assert CliRunner().invoke(app, ["check", f"{HERE}RepliesAlone"]).exit_code == 1
+    with pytest.raises(
+        FairbloomError, match="--set share=3: a client-side rule has no settings: leave it out"
+    ):
+        CliRunner().invoke(
+            app, ["check", f"{GIVEN}Momentum", "--set", "share=3"], catch_exceptions=False
+        )

@@ -26,7 +26,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
 from tests.commands import forked
-from tests.experiments.helpers import ROOT, SMALL, as_json, fairbloom
+from tests.experiments.helpers import ROOT, SMALL, as_json, captured, fairbloom
 from tests.simulation.helpers import Outcome, table
 
 
@@ -58,8 +58,7 @@ def test_a_run_is_named_shown_and_not_run_again(
         "--engine",
         "loop",
     )
-    assert fairbloom(*words) == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, *words).out
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("digits-fedfv-seed0-")
     assert f"run folder: {folder}" in printed
@@ -83,8 +82,7 @@ def test_a_run_is_named_shown_and_not_run_again(
     written = (folder / "model.safetensors").stat().st_mtime_ns
     for again in (words, ("show", folder)):
         with subtests.test(again=again):
-            assert fairbloom(*again) == 0
-            assert capsys.readouterr().out == printed
+            assert captured(capsys, *again).out == printed
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert printed.startswith(
         "FedFV (tau=3) on digits\nclients 5, rounds 3, seed 0, state finished, engine "
@@ -189,24 +187,21 @@ def test_several_values_are_tried_by_the_search_an_error_names(
         ["compare", "--methods", "fedfv(alpha=0.1,0.5)"],
     ):
         with subtests.test(given=given):
-            assert fairbloom(*given) == 2
-            named = re.search(r"fairbloom (search .*--grid \S+) tries", capsys.readouterr().err)
+            named = re.search(
+                r"fairbloom (search .*--grid \S+) tries", captured(capsys, *given, code=2).err
+            )
             assert named is not None
             assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
 
 
+@pytest.mark.parametrize(("words", "expected"), REFUSED)
 def test_bad_input_ends_with_2_and_writes_nothing(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: tuple[str, ...]
 ) -> None:
-    for words, expected in REFUSED:
-        with subtests.test(words=words, expected=expected):
-            assert fairbloom(*words, *(["--out", "a"] if words[0] != "walk" else [])) == 2, words
-            printed = capsys.readouterr()
-            assert [word for word in expected if word not in printed.err] == [], words
-            assert printed.out == ""
-            assert list(tmp_path.iterdir()) == []
+    printed = captured(capsys, *words, *(["--out", "a"] if words[0] != "walk" else []), code=2)
+    assert [word for word in expected if word not in printed.err] == [], words
+    assert printed.out == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_can_be_no_folder_is_refused_in_a_line(
@@ -229,8 +224,7 @@ def test_a_place_that_can_be_no_folder_is_refused_in_a_line(
 def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """Return the one line with which a command is refused."""
     capsys.readouterr()
-    assert fairbloom(*words) == 2
-    printed = capsys.readouterr()
+    printed = captured(capsys, *words, code=2)
     assert printed.out == ""
     (line,) = printed.err.splitlines()
     assert line.startswith("error: ")
@@ -284,8 +278,7 @@ def test_an_interrupted_run_ends_with_130_and_can_be_finished(
 
 
 def test_version_prints_the_version_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("--version") == 0
-    assert capsys.readouterr() == (f"fairbloom {__version__}\n", "")
+    assert captured(capsys, "--version") == (f"fairbloom {__version__}\n", "")
 
 
 # What there is to choose from ---------------------------------------------------------------------
@@ -320,20 +313,28 @@ def test_data_are_shown_client_by_client_with_what_is_wrong(
     (tmp_path / "h").mkdir()
     (tmp_path / "h" / "basel.csv").write_text("age,bmi,target\n" + "50,20,1\n40,30,0\n" * 5)
     (tmp_path / "h" / "lund.csv").write_text("age,bmi\n50,20\n")
-    assert fairbloom("data", "h") == 1
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "data", "h", code=1).out
     assert re.search(r"^lund +lund.csv +target +has no column 'target'", printed, re.MULTILINE)
     assert re.search(r"^age +number +40 to 50, median 50", printed, re.MULTILINE)
-    for words in (["--clients"], ["--every-client"]):
-        assert fairbloom("data", "h", *words) == 1
-        assert re.search(r"^age +basel +40 to 50", capsys.readouterr().out, re.MULTILINE)
+    assert [
+        words
+        for words in (["--clients"], ["--every-client"])
+        if not re.search(
+            r"^age +basel +40 to 50",
+            captured(capsys, "data", "h", *words, code=1).out,
+            re.MULTILINE,
+        )
+    ] == []
     assert fairbloom("data", "h", "--json") == 1
     assert [row["client"] for row in json.loads(capsys.readouterr().out)["clients"]] == [
         "basel",
         "lund",
     ]
-    assert fairbloom("data", "--task", "digits", "--set", "clients=3") == 0
-    assert re.search(r"^client-0 +480 +120$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(
+        r"^client-0 +480 +120$",
+        captured(capsys, "data", "--task", "digits", "--set", "clients=3").out,
+        re.MULTILINE,
+    )
     assert "no such folder" in refusal(capsys, "data", "nowhere")
     assert fairbloom("data", "--task", "csv", "--data-dir", "h") == 1  # as run takes the folder
     assert "basel" in capsys.readouterr().out
@@ -347,14 +348,12 @@ def test_data_name_the_clients_that_no_device_can_be(
     (tmp_path / "h").mkdir()
     for name in ("Genève", "Basel"):
         (tmp_path / "h" / f"{name}.csv").write_text("age,target\n" + "50,1\n40,0\n" * 5)
-    assert fairbloom("data", "h") == 0
     assert (
         "fairbloom deploy enroll refuses Genève: use up to 63 letters from A to Z, digits, dots,"
         " dashes and underscores\n"
-    ) in capsys.readouterr().out
+    ) in captured(capsys, "data", "h").out
     (tmp_path / "h" / "Genève.csv").unlink()
-    assert fairbloom("data", "h") == 0
-    assert "enroll" not in capsys.readouterr().out
+    assert "enroll" not in captured(capsys, "data", "h").out
 
 
 def test_data_of_many_clients_are_shown_in_short(
@@ -368,8 +367,7 @@ def test_data_of_many_clients_are_shown_in_short(
     lines = [line.replace("8.5", "8;5") for line in lines[:-1]] + ["s199,1 020,old,1"]
     (tmp_path / "all.csv").write_text("\n".join(["site,age,dose,target", *lines]))
     words = ("data", "all.csv", "--set", "csv.client=site")
-    assert fairbloom(*words) == 1
-    printed = capsys.readouterr().out
+    printed = captured(capsys, *words, code=1).out
     assert len(printed.splitlines()) < 35
     for pattern in (
         "smallest +s000 +5 +1",
@@ -380,18 +378,17 @@ def test_data_of_many_clients_are_shown_in_short(
     ):
         with subtests.test(pattern=pattern):
             assert re.search(rf"^{pattern}", printed, re.MULTILINE), printed
-    assert fairbloom(*words, "--clients") == 1
-    assert len(capsys.readouterr().out.splitlines()) > 600
+    assert len(captured(capsys, *words, "--clients", code=1).out.splitlines()) > 600
 
 
+@pytest.mark.parametrize("command", ["run", "compare", "search"])
 def test_a_folder_and_a_schema_mean_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("schema.toml").write_text("target = 1\n")
-    for command in ("run", "compare", "search"):
-        words = (command, "--data-dir", "h", "--schema", "schema.toml")
-        assert "schema.toml: target = 1" in refusal(capsys, *words)
-        assert "schema: task digits" in refusal(capsys, *words[:1], *words[3:])
+    words = (command, "--data-dir", "h", "--schema", "schema.toml")
+    assert "schema.toml: target = 1" in refusal(capsys, *words)
+    assert "schema: task digits" in refusal(capsys, *words[:1], *words[3:])
 
 
 MISSPELT = {
@@ -431,8 +428,7 @@ def test_wrong_options_are_refused_with_the_way_to_give_them(
     cases += [(("chek",), "Did you mean"), (("deploy", "statu"), "Did you mean")]
     for words, said in cases:
         with subtests.test(words=words, said=said):
-            assert fairbloom(*words) == 2, words
-            told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+            told = " ".join(captured(capsys, *words, code=2).err.replace("│", " ").split())
             assert said in told, words
             assert told.count("Did you mean") <= 1, words
 
@@ -445,8 +441,7 @@ def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixtu
         "qfedavg.lipschitz",
         *rates,
     }
-    assert fairbloom("settings", "qfedavg") == 0
-    assert capsys.readouterr().out.startswith("\nqfedavg\nqfedavg.q = ")
+    assert captured(capsys, "settings", "qfedavg").out.startswith("\nqfedavg\nqfedavg.q = ")
     assert fairbloom("settings", "rounds", "timeout") == 0
     shown = [
         line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")
@@ -456,42 +451,41 @@ def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixtu
         *(GROUPS["round-timeout"], "round-timeout"),
     ]
     assert GROUPS.keys() <= SETTINGS.keys()
-    assert fairbloom("settings", "lerning-rate") == 2
-    assert "did you mean learning-rate" in capsys.readouterr().err
+    assert "did you mean learning-rate" in captured(capsys, "settings", "lerning-rate", code=2).err
 
 
 # Help ---------------------------------------------------------------------------------------------
 
 
 def command_called(name: str) -> click.Command:
-    """Return a command as it is when it is called."""
     late = typer.main.get_group(app).commands[name]
     assert isinstance(late, LateCommand)
     return late.imported()
 
 
+@pytest.mark.parametrize(("command", "listed"), LISTED.items())
 def test_a_commands_help_begins_as_it_is_listed(
-    capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+    capsys: pytest.CaptureFixture[str], command: str, listed: object
 ) -> None:
-    for command, listed in LISTED.items():
-        with subtests.test(command=command, listed=listed):
-            assert fairbloom(command, "--help") == 0
-            printed = capsys.readouterr().out
-            assert [
-                words
-                for words in (listed.summary, listed.example, "--help")
-                if words not in printed
-            ] == []
-            assert str(command_called(command).help).splitlines()[0] == listed.summary
-            if command in ("run", "compare"):  # the example is taken
-                _, _, *words = listed.example.split()
-                assert command_called(command).make_context(command, words).params["out"]
+    printed = captured(capsys, command, "--help").out
+    assert [
+        words for words in (listed.summary, listed.example, "--help") if words not in printed
+    ] == []
+    assert str(command_called(command).help).splitlines()[0] == listed.summary
+    if command in ("run", "compare"):  # the example is taken
+        _, _, *words = listed.example.split()
+        assert command_called(command).make_context(command, words).params["out"]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("show", "The folder of a run or a study"),
+        ("client keys", "Name of this client in the"),
+    ],
+)
 def test_help_says_what_each_argument_is(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, said: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     commands = [each for name in LISTED for each in commands_in(command_called(name))]
@@ -500,32 +494,22 @@ def test_help_says_what_each_argument_is(
     ]
     assert len(arguments) > 20
     assert [each.name for each in arguments if not each.help] == []
-    for words, said in (
-        ("show", "The folder of a run or a study"),
-        ("client keys", "Name of this client in the"),
-    ):
-        with subtests.test(words=words, said=said):
-            assert fairbloom(*words.split(), "--help") == 0
-            assert said in capsys.readouterr().out
+    assert said in captured(capsys, *words.split(), "--help").out
 
 
 def commands_in(command: click.Command) -> Iterator[click.Command]:
-    """Yield a command, and those in it."""
     yield command
     for each in command.commands.values() if isinstance(command, click.Group) else ():
         yield from commands_in(each)
 
 
-def test_common_options_say_what_their_settings_do(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("command", ["run", "compare", "search"])
+def test_common_options_say_what_their_settings_do(command: str) -> None:
     common = [*CommonOptions.__annotations__]
-    for command in ("run", "compare", "search"):
-        with subtests.test(command=command):
-            offered = {
-                each.name: each
-                for each in command_called(command).params
-                if isinstance(each, click.Option)
-            }
-            assert [name for name in offered if name in common] == common
-            for name in {*common} - {"data_dir"}:
-                (key,) = as_settings({name: None})
-                assert str(offered[name].help).startswith(SETTINGS[key].description)
+    offered = {
+        each.name: each for each in command_called(command).params if isinstance(each, click.Option)
+    }
+    assert [name for name in offered if name in common] == common
+    for name in {*common} - {"data_dir"}:
+        (key,) = as_settings({name: None})
+        assert str(offered[name].help).startswith(SETTINGS[key].description)

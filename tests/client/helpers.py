@@ -66,7 +66,6 @@ def fresh(config: dict[str, Any] | None = None) -> tuple[Task, nn.Module]:
 def ask(
     kind: str, asked: dict[str, Any], where: Context, model: nn.Module | None = None
 ) -> RecordDict:
-    """Return what the client app replies to one message."""
     sent = ArrayRecord((model or fresh(dict(where.run_config))[1]).state_dict())
     content = RecordDict({"arrays": sent, "config": ConfigRecord({"server-round": 1, **asked})})
     if kind == MessageType.QUERY:

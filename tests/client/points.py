@@ -134,6 +134,5 @@ def trained(content: RecordDict) -> float:
 
 
 def measured(app: ClientApp, *names: str, **how: Any) -> list[Any]:
-    """Return what an app measures by these names."""
     metrics = ask(app, {"measure": list(names)}, **how).metric_records["metrics"]
     return [metrics[name] for name in names]

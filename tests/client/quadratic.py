@@ -27,8 +27,7 @@ class Point(nn.Module):
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     curvatures = targets[:, :3]
-    minima = targets[:, 3:]
-    return 0.5 * (curvatures * (outputs - minima) ** 2).sum(dim=1)
+    return 0.5 * (curvatures * (outputs - targets[:, 3:]) ** 2).sum(dim=1)
 
 
 MAE = Score("mae", higher_is_better=False)

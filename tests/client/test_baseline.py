@@ -1,23 +1,35 @@
-"""What a client reaches alone: found once, from the first model that it receives, and kept."""
+"""What a client reaches alone: found once, from the first model that it receives, and kept.
+
+FedProx's γ: how exactly a client solves its local problem (Definition 2).
+"""
 
 import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, MessageType
 from torch.nn.functional import cross_entropy
 
+from fairbloom.client import training
+from fairbloom.client.local import LocalClient
+from fairbloom.client.local_round import train_client
 from fairbloom.client.rules import baseline
 from fairbloom.client.rules.baseline import has_settled
 from fairbloom.client.states import folder_of
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.terms import Terms
+from fairbloom.strategies import FedProx
 from fairbloom.system.versions import Point, Versions
 from fairbloom.tasks import load_task
+from tests.simulation.helpers import assert_same_model, run, table
 
 from .helpers import ask, context, fresh, run_config
+from .quadratic import CURVATURES, MINIMA
+from .test_rules import client, joined, split
 
 BASELINE = {"baseline-patience": 5, "baseline-tolerance": 1e-4, "baseline-epochs": 10}
 FULL = run_config(batch_size=0, learning_rate=0.5)
@@ -49,8 +61,9 @@ def moved(config: dict[str, Any], by: float) -> torch.nn.Module:
 # When it ends -------------------------------------------------------------------------------------
 
 
-def test_it_ends_when_the_least_loss_falls_too_little(subtests: pytest.Subtests) -> None:
-    for losses, settled in (
+@pytest.mark.parametrize(
+    ("losses", "settled"),
+    [
         ([1.0], False),
         ([1.0, 0.9, 0.8], False),
         ([1.0, 1.0, 1.0], True),
@@ -62,9 +75,10 @@ def test_it_ends_when_the_least_loss_falls_too_little(subtests: pytest.Subtests)
         ([-1.0, -1.05, -1.05], True),
         ([0.0, 0.0, 0.0], True),
         ([1.0, math.nan, math.nan], True),
-    ):
-        with subtests.test(losses=losses, settled=settled):
-            assert has_settled(losses, patience=2, tolerance=0.1) == settled
+    ],
+)
+def test_it_ends_when_the_least_loss_falls_too_little(losses: list[float], settled: bool) -> None:
+    assert has_settled(losses, patience=2, tolerance=0.1) == settled
 
 
 def gradient_descent(client: str, model: torch.nn.Module, rate: float) -> list[float]:
@@ -95,8 +109,7 @@ def test_the_baseline_is_the_least_loss_of_plain_training() -> None:
 
 def test_the_loss_that_it_begins_with_is_one_of_them() -> None:
     """Steps that are far too long lead nowhere: the best model is the one that came."""
-    config = run_config(batch_size=0, learning_rate=1e6)
-    found = reported(context(1, config))
+    found = reported(context(1, run_config(batch_size=0, learning_rate=1e6)))
     assert found["loss-baseline"] == found["loss-before"]
 
 
@@ -113,33 +126,85 @@ def test_a_client_draws_its_batches_from_a_stream_of_its_own() -> None:
 # Once ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("server_round", [2, 3, 7])
 def test_it_is_found_once_and_reported_in_every_later_round(
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    monkeypatch: pytest.MonkeyPatch, server_round: int
 ) -> None:
     where = context(1)
     first = reported(where)
     monkeypatch.setattr(baseline, "train", None)  # training alone again would fail
-    for server_round in (2, 3, 7):
-        with subtests.test(server_round=server_round):
-            later = reported(
-                where, moved(dict(where.run_config), 0.1 * server_round), server_round=server_round
-            )
-            assert later["loss-baseline"] == first["loss-baseline"]
-            assert later["loss-before"] != first["loss-before"]
+    later = reported(
+        where, moved(dict(where.run_config), 0.1 * server_round), server_round=server_round
+    )
+    assert later["loss-baseline"] == first["loss-baseline"]
+    assert later["loss-before"] != first["loss-before"]
 
 
+@pytest.mark.parametrize("server_round", [3, 6, 9])
 def test_a_server_that_goes_back_has_another_baseline_made(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, server_round: int
 ) -> None:
     config = run_config(state_dir=str(tmp_path))
     late = reported(context(1, config), moved(config, 0.5), server_round=5)
     early = reported(context(1, config), server_round=2)
     assert early["loss-baseline"] != late["loss-baseline"]
-    for server_round in (3, 6, 9):
-        with subtests.test(server_round=server_round):
-            found = reported(context(1, config), moved(config, 0.5), server_round=server_round)
-            assert found["loss-baseline"] == early["loss-baseline"]
+    found = reported(context(1, config), moved(config, 0.5), server_round=server_round)
+    assert found["loss-baseline"] == early["loss-baseline"]
     folder = folder_of(RunSettings.of(config), "client-1")
     assert folder is not None
     assert Versions(folder).steps(json.dumps(["", "baseline"])) == [Point(2)]
+
+
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+
+START = np.array([3.0, 1.0, -2.0])
+
+
+def train(local: LocalClient, mu: float = 0.0, start: Vector = START) -> tuple[Vector, float]:
+    terms = Terms(server_round=1, measure=("inexactness",), proximal_mu=mu)
+    update = train_client(local, split(start), terms)
+    return joined(update.arrays), float(update.metrics["inexactness"])
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_inexactness_of_a_quadratic_is_its_closed_form(mu: float, epochs: int) -> None:
+    trained, inexactness = train(client("b", local_epochs=epochs), mu)
+    curvature = np.array(CURVATURES["b"])
+
+    def slope(x: Vector) -> float:
+        return float(np.linalg.norm(curvature * (x - MINIMA["b"]) + mu * (x - START)))
+
+    assert inexactness == pytest.approx(slope(trained) / slope(START), rel=1e-12)
+    # Each step of gradient descent multiplies each coordinate of h's gradient by the same factor.
+    first = curvature * (START - MINIMA["b"])
+    last = (1.0 - 0.1 * (curvature + mu)) ** epochs * first
+    assert inexactness == pytest.approx(np.linalg.norm(last) / np.linalg.norm(first), rel=1e-12)
+
+
+def test_the_gradient_is_summed_over_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, whole = train(client("b"))
+    monkeypatch.setattr(training, "EVALUATION_BATCH", 2)
+    _, in_batches = train(client("b"))
+    assert in_batches == pytest.approx(whole, rel=1e-12)
+
+
+def test_a_client_that_begins_at_its_minimum_reports_0() -> None:
+    _, inexactness = train(client("a"), start=np.array(MINIMA["a"]))
+    assert inexactness == 0.0
+
+
+def test_fedprox_asks_for_inexactness_only_if_it_is_set() -> None:
+    assert FedProx().needs == frozenset()
+    assert FedProx(inexactness=True).needs == {"inexactness"}
+
+
+def test_clients_csv_has_inexactness_of_the_same_run(tmp_path: Path) -> None:
+    changes = {"method": "fedprox", "num_rounds": 3, "local_epochs": 3}
+    without = run(tmp_path / "without", engine="loop", **changes)
+    measured = run(tmp_path / "with", **changes, **{"fedprox.inexactness": True})
+    assert_same_model(measured, without)
+    rows = table(measured / "clients.csv")
+    assert [row for row in rows if (row["inexactness"] != "") != (row["participated"] == "1")] == []
+    assert all(0.0 < float(row["inexactness"]) < 2.0 for row in rows if row["inexactness"])
+    assert "inexactness" not in table(without / "clients.csv")[0]

@@ -1,20 +1,29 @@
-"""Recorded local steps equal ordinary ones, and what cannot be recorded runs without."""
+"""Recorded local steps equal ordinary ones, and what cannot be recorded runs without.
+
+The step of a linear classifier, written out.
+"""
 
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairbloom.client.capture import Capture, CudaRecorder
-from fairbloom.client.training import train
+from fairbloom.client.linear import linear_step
+from fairbloom.client.training import fetch_batches, train
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples, Splits, Task
+from fairbloom.tasks.checks import guard_loss
+
+from .helpers import work
 
 T = TypeVar("T")
 
@@ -92,8 +101,7 @@ def train_clients(model: nn.Module, work: LocalWork, capture: Capture | None) ->
     ends: list[Tensor] = []
     for client in range(2):
         model.load_state_dict(start)
-        random = np.random.default_rng(client)
-        given = replace(work, random=random, draws=client)
+        given = replace(work, random=np.random.default_rng(client), draws=client)
         train(model, task_of(model), examples_of(client), given, capture=capture)
         ends += [each.clone() for each in model.state_dict().values()]
     return ends
@@ -138,8 +146,6 @@ def test_recorded_steps_have_the_bits_of_ordinary_ones(
 
 
 class Reading(nn.Module):
-    """Reads a number of its inputs."""
-
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs * 2 if inputs.sum().item() > 0 else inputs
 
@@ -157,8 +163,6 @@ class Noisy(nn.Module):
 
 
 class Counting(nn.Module):
-    """Counts its calls in Python."""
-
     calls = 0
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -167,8 +171,6 @@ class Counting(nn.Module):
 
 
 class Remembering(nn.Module):
-    """Keeps a tensor from one call to the next."""
-
     last: Tensor | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -195,8 +197,7 @@ def with_hook() -> nn.Module:
 )
 def test_what_a_graph_cannot_do_again_runs_without(between: nn.Module, reason: str) -> None:
     recorder = PlainRecorder()
-    capture = assert_equal(network(between), WORK, recorder)
-    assert reason in capture.why_not
+    assert reason in assert_equal(network(between), WORK, recorder).why_not
     assert not recorder.recorded
 
 
@@ -282,3 +283,72 @@ def test_a_step_without_memory_for_a_graph_is_an_ordinary_one(
         assert torch.equal(array, other)
     assert "out of memory" in capture.why_not
     assert recorder.released == 1  # before the second client's steps
+
+
+LOSS = partial(cross_entropy, reduction="none")
+
+
+def task_with(loss: object = LOSS) -> Task:
+    none = Examples(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    return Task(("a",), lambda: nn.Linear(3, 2), loss, lambda client: Splits(none, none))  # type: ignore[arg-type]
+
+
+def flat(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs)).double()
+
+
+def hooked() -> nn.Module:
+    model = flat(3, 2)
+    model[1].register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
+def frozen() -> nn.Module:
+    model = flat(3, 2)
+    model[1].bias.requires_grad_(False)
+    return model
+
+
+class Doubled(nn.Linear):
+    """A linear layer that does something else."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        hooked(),
+        frozen(),
+        Doubled(3, 2),
+        nn.Linear(3, 2, bias=False),
+        nn.Sequential(nn.Flatten(0), nn.Linear(3, 2)),
+        nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)),
+        nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)),
+    ],
+)
+def test_any_other_model_is_left_to_autograd(model: Callable[..., Any] | Doubled) -> None:
+    assert linear_step(model, task_with(), work(), [], []) is None
+
+
+def test_a_loss_of_a_users_own_task_is_seen_through_its_check() -> None:
+    loss = guard_loss("hers", LOSS)
+    assert loss is not LOSS
+    assert linear_step(flat(3, 2), task_with(loss), work(), [], []) is not None
+
+
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    width=st.sampled_from([1, 10_000, 200_000]),
+)
+def test_gathering_several_batches_at_once_changes_no_example(
+    counts: list[int], width: int
+) -> None:
+    rows = torch.randperm(9)
+    examples = Examples(torch.arange(9.0).unsqueeze(1).expand(9, width), torch.arange(9), rows)
+    order = [torch.randint(0, 9, (count,)) for count in counts]
+    got = list(fetch_batches(examples, iter(order)))
+    expected = [rows[batch].tolist() for batch in order]
+    assert [targets.tolist() for _, targets in got] == expected
+    assert [inputs[:, 0].tolist() for inputs, _ in got] == expected

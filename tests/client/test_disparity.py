@@ -39,7 +39,6 @@ MEASURE = (
 
 
 def drawn(seed: int = 0, count: int = EXAMPLES, groups: int = 3) -> Examples:
-    """Return `count` examples of two classes in `groups` groups."""
     random = np.random.default_rng(seed)
     inputs = random.normal(size=(count, INPUTS))
     targets = random.integers(0, 2, count)
@@ -174,22 +173,21 @@ class ByHand:
         return found[0], found[1]
 
 
-def test_disparity_and_its_gradient_are_those_of_the_definition(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("kind", "positive", "sharpness"), [*product(KINDS, (0, 1), (None, 2.0))])
+def test_disparity_and_its_gradient_are_those_of_the_definition(
+    kind: str, positive: int, sharpness: float | None
+) -> None:
     model = linear()
     examples = drawn()
     weight, bias = arrays_of(model)
-    for kind, positive, sharpness in product(KINDS, (0, 1), (None, 2.0)):
-        with subtests.test(kind=kind, positive=positive):
-            by_hand = ByHand(examples, kind, positive, sharpness or 10.0)
-            terms = terms_of(kind, disparity_sharpness=sharpness)
-            found = measure_disparity(model, task_of(positive=positive), examples, terms, 1)
-            assert found.smooth == pytest.approx(by_hand.disparity(weight, bias), rel=1e-12)
-            assert found.hard == pytest.approx(
-                by_hand.disparity(weight, bias, hard=True), rel=1e-12
-            )
-            for ours, expected in zip(found.gradient, by_hand.gradient(weight, bias), strict=True):
-                assert ours is not None
-                np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-6, atol=1e-8)
+    by_hand = ByHand(examples, kind, positive, sharpness or 10.0)
+    terms = terms_of(kind, disparity_sharpness=sharpness)
+    found = measure_disparity(model, task_of(positive=positive), examples, terms, 1)
+    assert found.smooth == pytest.approx(by_hand.disparity(weight, bias), rel=1e-12)
+    assert found.hard == pytest.approx(by_hand.disparity(weight, bias, hard=True), rel=1e-12)
+    for ours, expected in zip(found.gradient, by_hand.gradient(weight, bias), strict=True):
+        assert ours is not None
+        np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_a_client_replies_a_step_down_loss_and_down_disparity(subtests: pytest.Subtests) -> None:
@@ -266,8 +264,7 @@ def test_a_disparity_of_zero_has_no_gradient() -> None:
         torch.cat([half.targets] * 2),
         groups=torch.tensor([[0]] * 20 + [[1]] * 20),
     )
-    found = measure_disparity(linear(), task_of(), twice, terms_of(), 1)
-    assert abs(found.smooth) < 1e-15
+    assert abs(measure_disparity(linear(), task_of(), twice, terms_of(), 1).smooth) < 1e-15
     zero = nn.Linear(INPUTS, 2).double()
     with torch.no_grad():
         for parameter in zero.parameters():
@@ -327,23 +324,26 @@ def test_counts_are_measured_where_asked_and_change_nothing() -> None:
 # Errors and their remedies ------------------------------------------------------------------------
 
 
-def test_a_task_without_two_groups_is_an_error_with_a_remedy(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[dict[str, Any], list[str]]] = [
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
         ({"groupings": {"race": ("w", "x", "y", OTHER)}}, ["3 groups by 'race'", "w, x, y"]),
         ({"groupings": {"race": ("w", OTHER)}}, ["1 groups by 'race'", "(w)"]),
         ({"groupings": {}}, ["groups of examples", 'groups = ["sex"]']),
         ({"classes": 3}, ["one of 3", "a task of two classes"]),
         ({"classes": 0}, ["a quantity", "a task of two classes"]),
-    ]
-    for changes, words in cases:
-        with subtests.test(changes=changes, words=words):
-            for measured in (
-                lambda task: measure_disparity(linear(), task, drawn(), terms_of(), 1),
-                lambda task: count_hits(linear(), task, drawn(), 1),
-            ):
-                with pytest.raises(ReportableError) as caught:
-                    measured(task_of(**changes))
-                assert all(word in str(caught.value) for word in words)
+    ],
+)
+def test_a_task_without_two_groups_is_an_error_with_a_remedy(
+    changes: dict[str, Any], words: list[str]
+) -> None:
+    for measured in (
+        lambda task: measure_disparity(linear(), task, drawn(), terms_of(), 1),
+        lambda task: count_hits(linear(), task, drawn(), 1),
+    ):
+        with pytest.raises(ReportableError) as caught:
+            measured(task_of(**changes))
+        assert all(word in str(caught.value) for word in words)
     with pytest.raises(
         ReportableError, match=r"outputs of shape \(60, 3\).* a task of two classes"
     ):
@@ -353,8 +353,9 @@ def test_a_task_without_two_groups_is_an_error_with_a_remedy(subtests: pytest.Su
         count_hits(linear(), task_of(), replace(drawn(), targets=targets), 1)
 
 
-def test_terms_that_a_client_cannot_act_on_are_refused_by_name(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+@pytest.mark.parametrize(
+    ("terms", "settings", "words"),
+    [
         (
             {"kind": "equalised-odds"},
             {},
@@ -365,8 +366,10 @@ def test_terms_that_a_client_cannot_act_on_are_refused_by_name(subtests: pytest.
         ({}, {"weight_decay": 0.1}, "leave out weight-decay = 0.1"),
         ({}, {"momentum": 0.9}, "full-batch-step = True .*leave out momentum = 0.9"),
         ({"snapshot_step": 1}, {}, "snapshot-step = 1 and disparity = 'demographic-parity'"),
-    ]
-    for terms, settings, words in cases:
-        with subtests.test(terms=terms, settings=settings):
-            with pytest.raises(ReportableError, match=words):
-                trained(terms_of(**terms), **settings)
+    ],
+)
+def test_terms_that_a_client_cannot_act_on_are_refused_by_name(
+    terms: dict[str, Any], settings: dict[str, float], words: str
+) -> None:
+    with pytest.raises(ReportableError, match=words):
+        trained(terms_of(**terms), **settings)

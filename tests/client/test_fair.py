@@ -1,12 +1,17 @@
 """The app in quickstart/, made fair as docs/flower.md says, against our own client and Flower's own
-strategies."""
+strategies.
+
+`fair` around small functions: its results against closed forms, and its refusals.
+"""
 
 import copy
 import importlib
 import math
+import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,20 +19,39 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.client.mod import secagg_mod, secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp import strategy as flowers
 from flwr.serverapp.strategy import Result
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer, optimizer as hooks
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from fairbloom.client import work
 from fairbloom.client.app import app as our_app
-from fairbloom.client.fair import fair
+from fairbloom.client.fair import decorator as fair_package, fair
 from fairbloom.client.fair.contexts import RECORD, keep_own
 from fairbloom.client.fair.training import SUPPORTED
 from fairbloom.client.rules.registry import kinds_of
-from fairbloom.errors import FairbloomError
+from fairbloom.client.rules.steps import ClientMomentum
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedMGDA, FedProx, QFedAvg, Round
@@ -38,10 +62,26 @@ from tests.strategies.helpers import ARGUMENTS, CASES, make
 
 from . import changed
 from .helpers import run_config
-from .points import app_of, ask, context, trained
+from .points import (
+    EXAMPLES,
+    LOADER,
+    POINTS,
+    RATE,
+    Point,
+    app_of,
+    ask,
+    context,
+    descend,
+    loss_at,
+    measure_point,
+    measured,
+    steps,
+    train_point,
+    trained,
+)
 
 CLIENTS = 4
-RATE = 0.1
+STEP_SIZE = 0.1
 
 SMALL = {"batch-size": 8, "local-epochs": 1}
 
@@ -69,7 +109,9 @@ def start(
         **arguments,
     }
     result: Result = strategy.start(
-        InProcessGrid(app, config, CLIENTS), train_config=ConfigRecord({"lr": RATE}), **arguments
+        InProcessGrid(app, config, CLIENTS),
+        train_config=ConfigRecord({"lr": STEP_SIZE}),
+        **arguments,
     )
     return result
 
@@ -116,7 +158,11 @@ def test_every_method_makes_the_model_of_our_own_client(
     task = "tests.client.changed:task"
     epochs = 3
     ours = run_config(
-        task=task, clients=CLIENTS, batch_size=batch_size, local_epochs=epochs, learning_rate=RATE
+        task=task,
+        clients=CLIENTS,
+        batch_size=batch_size,
+        local_epochs=epochs,
+        learning_rate=STEP_SIZE,
     )
     rounds: tuple[list[Round], list[Round]] = ([], [])
     for found, app, config in zip(rounds, (quickstart[0].app, our_app), (hers, ours), strict=True):
@@ -139,10 +185,7 @@ def test_every_method_makes_the_model_of_our_own_client(
 
 
 def test_the_page_says_how_many_lines_of_the_quickstart_change(
-    quickstart: Modules,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    quickstart: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, server = changed.changes().values()
     counts = [
@@ -150,12 +193,14 @@ def test_the_page_says_how_many_lines_of_the_quickstart_change(
         for pairs in (client, server)
     ]
     assert counts == [(2, 3), (3, 5)]  # lines that go, and that come
-    for title in (
-        "## The client: two lines change, one is new\n",
-        "## The server: three lines change, two are new\n",
-    ):
-        with subtests.test(title=title):
-            assert title in PAGE
+    assert [
+        title
+        for title in (
+            "## The client: two lines change, one is new\n",
+            "## The server: three lines change, two are new\n",
+        )
+        if title not in PAGE
+    ] == []
     monkeypatch.chdir(tmp_path)
     config: dict[str, Any] = {**changed.CONFIG, "num-server-rounds": 2}
     server_app = importlib.import_module("mydigits.server_app").app
@@ -214,22 +259,29 @@ def test_a_run_resumes_although_the_loader_shuffles_globally(quickstart: Modules
     assert dict(again.evaluate_metrics_clientapp[4]) == dict(whole.evaluate_metrics_clientapp[4])
 
 
-def test_methods_end_where_flowers_own_do(quickstart: Modules, subtests: pytest.Subtests) -> None:
-    """The same clients train on the same draws, so only the server's arithmetic may differ."""
-    for theirs, ours in (
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
         (flowers.FedProx(proximal_mu=0.5), FedProx(mu=0.5)),
-        (flowers.QFedAvg(client_learning_rate=RATE, q=0.0), QFedAvg(q=0.0, lipschitz=1 / RATE)),
-    ):
-        with subtests.test(theirs=theirs, ours=ours):
-            app = quickstart[0].app
-            expected = start(theirs, app, SMALL, quickstart, num_rounds=1)
-            found = start(ours, app, SMALL, quickstart, num_rounds=1)
-            assert np.abs(weights(found.arrays) - weights(expected.arrays)).max() <= 1e-6
-            measured = expected.evaluate_metrics_clientapp[1]
-            assert {
-                name: found.evaluate_metrics_clientapp[1][name] for name in measured
-            } == pytest.approx(dict(measured))
-            assert set(measured) == {"eval_loss", "eval_acc"}
+        (
+            flowers.QFedAvg(client_learning_rate=STEP_SIZE, q=0.0),
+            QFedAvg(q=0.0, lipschitz=1 / STEP_SIZE),
+        ),
+    ],
+)
+def test_methods_end_where_flowers_own_do(
+    quickstart: Modules, theirs: FedProx | QFedAvg, ours: FedProx | QFedAvg
+) -> None:
+    """The same clients train on the same draws, so only the server's arithmetic may differ."""
+    app = quickstart[0].app
+    expected = start(theirs, app, SMALL, quickstart, num_rounds=1)
+    found = start(ours, app, SMALL, quickstart, num_rounds=1)
+    assert np.abs(weights(found.arrays) - weights(expected.arrays)).max() <= 1e-6
+    measured = expected.evaluate_metrics_clientapp[1]
+    assert {name: found.evaluate_metrics_clientapp[1][name] for name in measured} == pytest.approx(
+        dict(measured)
+    )
+    assert set(measured) == {"eval_loss", "eval_acc"}
 
 
 def test_the_recipe_for_differential_privacy_clips(subtests: pytest.Subtests) -> None:
@@ -255,8 +307,7 @@ def test_the_recipe_for_differential_privacy_clips(subtests: pytest.Subtests) ->
 
 def test_the_noise_of_a_mod_is_not_seeded() -> None:
     private = LocalDpMod(clipping_norm=1.0, sensitivity=0.1, epsilon=15.0, delta=1e-5)
-    replies = {trained(ask(app_of(mods=[private]))) for _ in range(2)}
-    assert len(replies) == 2
+    assert len({trained(ask(app_of(mods=[private]))) for _ in range(2)}) == 2
 
 
 def test_an_app_keeps_a_head_at_each_client(quickstart: Modules) -> None:
@@ -266,10 +317,13 @@ def test_an_app_keeps_a_head_at_each_client(quickstart: Modules) -> None:
     initial = ArrayRecord(quickstart[1].Net().state_dict())
     strategy = FedAvg(personal_parameters="second.*", frozen=head)
     result = strategy.start(
-        grid, initial_arrays=initial, num_rounds=3, train_config=ConfigRecord({"lr": RATE})
+        grid, initial_arrays=initial, num_rounds=3, train_config=ConfigRecord({"lr": STEP_SIZE})
     )
-    for name, array in result.arrays.items():
-        assert np.array_equal(array.numpy(), initial[name].numpy()) == (name in head)
+    assert [
+        (name, array)
+        for name, array in result.arrays.items()
+        if np.array_equal(array.numpy(), initial[name].numpy()) != (name in head)
+    ] == []
     heads = [context.state.array_records[RECORD] for context in grid.contexts.values()]
     assert all(set(each) == set(head) for each in heads)
     first, second, *_ = (each["second.weight"].numpy() for each in heads)
@@ -296,22 +350,25 @@ def test_an_app_replies_no_head_after_a_change_of_terms(quickstart: Modules) -> 
     initial = ArrayRecord(quickstart[1].Net().state_dict())
 
     def continued(grid: InProcessGrid) -> ArrayRecord:
-        strategy = FedAvg(personal_parameters="first.*", frozen=body)
-        return start_from(initial, strategy, grid)
+        return start_from(initial, FedAvg(personal_parameters="first.*", frozen=body), grid)
 
     used = InProcessGrid(quickstart[0].app, SMALL, CLIENTS)
     start_from(initial, FedAvg(personal_parameters="second.*", frozen=head), used)
-    for used_by in used.contexts.values():
-        assert set(used_by.state.array_records[RECORD]) == set(head)
+    assert [
+        used_by
+        for used_by in used.contexts.values()
+        if set(used_by.state.array_records[RECORD]) != set(head)
+    ] == []
     given = continued(used)
     expected = continued(InProcessGrid(quickstart[0].app, SMALL, CLIENTS))
-    for name in head:
-        assert np.array_equal(given[name].numpy(), expected[name].numpy())
+    assert [
+        name for name in head if not np.array_equal(given[name].numpy(), expected[name].numpy())
+    ] == []
 
 
 def start_from(initial: ArrayRecord, strategy: FedAvg, grid: InProcessGrid) -> ArrayRecord:
     """Return the common model after a round."""
-    config = ConfigRecord({"lr": RATE})
+    config = ConfigRecord({"lr": STEP_SIZE})
     result = strategy.start(grid, initial_arrays=initial, num_rounds=1, train_config=config)
     return result.arrays
 
@@ -320,3 +377,880 @@ def test_an_app_names_what_it_keeps_by_patterns(quickstart: Modules) -> None:
     strategy = FedAvg(personal_parameters="head", frozen=("second.weight", "second.bias"))
     with pytest.raises(FairbloomError, match="name them by patterns, as in 'fc2"):
         start(strategy, quickstart[0].app, SMALL, quickstart)
+
+
+MEASURED = {"measure": ["loss-before"]}
+MEASURES = [*(f"{what}-{when}" for what in ("loss", "accuracy") for when in ("before", "after"))]
+MEASURES += ["learning-rate", "update-norm", "step-sum"]
+EXACTLY = partial(pytest.approx, rel=1e-12)
+
+
+def rounds_of(
+    method: FairStrategy, app: ClientApp, config: dict[str, Any] | None = None
+) -> list[Round]:
+    found: list[Round] = []
+    train_config = ConfigRecord(config or {})
+    start = ArrayRecord(Point().state_dict())
+    method.start(
+        InProcessGrid(app, {}, 2), start, 1, train_config=train_config, on_round=found.append
+    )
+    return found
+
+
+# Measures -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_measures_are_means_over_all_examples() -> None:
+    content = ask(app_of(), {"measure": [*MEASURES, "blood-pressure"]})
+    x = trained(content)
+    metrics = dict(content.metric_records["metrics"])
+    assert x == EXACTLY(steps())
+    assert metrics.pop("returned") == 3.0
+    assert metrics.pop("num-examples") == 5
+    assert metrics == dict(
+        zip(
+            MEASURES,
+            map(EXACTLY, (loss_at(0), loss_at(x), 0.5, 0.5, RATE, x, 3 * RATE)),
+            strict=True,
+        )
+    )
+    assert set(ask(app_of(), {"measure": ["loss-after"]}).metric_records["metrics"]) == {
+        *("returned", "num-examples", "loss-after")
+    }
+    rounds = rounds_of(FedAvg(), app_of(), {"measure": ["update-norm"]})
+    assert [report["update-norm"] for report in rounds[0].train_metrics.values()] == EXACTLY([x, x])
+    assert {"eval_loss", "eval_acc"} <= set(rounds[0].evaluations["client-0"])
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(POINTS, batch_size=2, shuffle=True, drop_last=True),
+        DataLoader(POINTS, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1)),
+        DataLoader(POINTS, 2, sampler=WeightedRandomSampler([1.0, 0.0, 0.0, 0.0, 0.0], 5)),
+        DataLoader(POINTS, batch_sampler=[[0, 1, 2], [3, 4]]),
+    ],
+)
+def test_whatever_a_loader_drops_the_whole_set_is_measured(loader: DataLoader) -> None:
+    assert measured(app_of(data=[loader]), "loss-before") == [EXACTLY(loss_at(0.0))]
+
+
+class Noisy(nn.Module):
+    """A model with what measuring could disturb."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Linear(1, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+        self.frozen = nn.BatchNorm1d(4).eval()
+
+    def forward(self, examples: Tensor) -> Tensor:
+        outputs: Tensor = self.drop(self.frozen(self.norm(self.x(examples.float()[:, None]))))
+        return outputs.square().mean()
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_measuring_changes_no_statistics_modes_or_draws() -> None:
+    start = Noisy()
+    generator = torch.Generator()
+    loader = DataLoader(POINTS, batch_size=3, shuffle=True, generator=generator)
+    replies = []
+    for asked in ({}, {"measure": MEASURES}):
+        generator.manual_seed(1)
+        replies.append(
+            ask(app_of(data=[loader], net=Noisy), asked, model=start).array_records["arrays"]
+        )
+    assert all(array.data == replies[1][name].data for name, array in replies[0].items())
+
+
+def means(model: nn.Module, loader: Any) -> float:
+    return math.fsum(model(batch).item() for (batch,) in loader)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_each_kind_of_mean_is_over_examples_or_refused(subtests: pytest.Subtests) -> None:
+    for test in (
+        lambda model, loader: (
+            math.fsum(model(b).item() * len(b) for (b,) in loader) / len(loader.dataset),
+            0.5,
+        ),
+        lambda model, loader: (means(model, loader) / len(loader), {"accuracy": 0.5}),
+        lambda model, loader: {
+            "loss": torch.tensor(means(model, loader)),
+            "accuracy": 0.5,
+            "f1": 0.1,
+        },
+    ):
+        with subtests.test(test=test):
+            assert measured(app_of(test=test), "loss-before", "accuracy-before") == [
+                pytest.approx(loss_at(0.0)),
+                0.5,
+            ]
+    for power in (1, -1):
+        with subtests.test(power=power):
+            once = loss_at(0.0) * 5**power
+            twice = loss_at(0.0) * 10**power
+            app = app_of(
+                test=lambda model, data, power=power: (
+                    means(model, data) * len(data.dataset) ** power,
+                    0.5,
+                )
+            )
+            with pytest.raises(
+                ValueError,
+                match=rf"must return the mean .*{once:.6g} for 5 examples, and {twice:.6g}",
+            ):
+                ask(app, MEASURED)
+
+
+class Augmented(Dataset[Any]):
+    """The examples, each moved by a new number of this function."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return len(EXAMPLES)
+
+    def __getitem__(self, place: int) -> Any:
+        return (EXAMPLES[place] + self.draw(),)
+
+
+OWN = np.random.default_rng(3)
+DRAWS: dict[str, Callable[[], float]] = {
+    "torch": lambda: float(torch.rand(1)),
+    "random": random.random,
+    "NumPy": lambda: float(np.random.rand()),
+    "a generator of its own": OWN.random,
+}
+
+
+def mixed(examples: list[Any]) -> list[Tensor]:
+    """Mix the examples of a batch at random, as MixUp does."""
+    (batch,) = default_collate(examples)
+    return [batch + torch.rand(len(batch)) * batch.roll(1)]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize("draw", DRAWS)
+def test_training_data_may_be_augmented_at_random(draw: str) -> None:
+    loader = DataLoader(Augmented(DRAWS[draw]), batch_size=2, shuffle=True)
+    before, after = measured(app_of(data=[loader]), "loss-before", "loss-after")
+    assert loss_at(0.0) < before < loss_at(-1.0)
+    assert after < before
+
+
+def own_mixed(examples: list[Any]) -> list[Tensor]:
+    (batch,) = default_collate(examples)
+    return [batch + float(OWN.random()) * batch.roll(1)]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize("collate", [mixed, own_mixed])
+def test_a_collate_function_may_draw_at_random(collate: Callable[..., Any]) -> None:
+    loader = DataLoader(POINTS, batch_size=2, collate_fn=collate)
+    (before,) = measured(app_of(data=[loader]), "loss-before")
+    assert before > loss_at(0.0)
+
+
+class Batched(Dataset[Any]):
+    """A dataset that makes a whole batch at once."""
+
+    def __len__(self) -> int:
+        return len(EXAMPLES)
+
+    def __getitem__(self, place: int) -> Any:
+        return (EXAMPLES[place],)
+
+    def __getitems__(self, places: list[int]) -> Any:
+        return (EXAMPLES[places],)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_a_dataset_may_make_whole_batches() -> None:
+    loader = DataLoader(Batched(), batch_size=2, collate_fn=lambda batch: batch)
+    assert measured(app_of(data=[loader]), "loss-before") == [EXACTLY(loss_at(0.0))]
+    with pytest.raises(ValueError, match="must return the mean loss over examples"):
+        ask(app_of(test=summed, data=[loader]), MEASURED)
+
+
+def summed(model: nn.Module, loader: Any) -> tuple[float, float]:
+    return means(model, loader) * len(loader.dataset), 0.5
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize("draw", ["torch", "random", "NumPy"])
+def test_a_sum_is_found_behind_random_augmentation(draw: str) -> None:
+    loader = DataLoader(Augmented(DRAWS[draw]), batch_size=2)
+    with pytest.raises(ValueError, match="must return the mean loss over examples"):
+        ask(app_of(test=summed, data=[loader]), MEASURED)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_dropout_left_on_is_named(subtests: pytest.Subtests) -> None:
+    def left_on(model: nn.Module, loader: Any) -> tuple[float, float]:
+        model.train()
+        return math.fsum(model(batch).item() for (batch,) in loader) / len(loader), 0.5
+
+    def transformed(model: nn.Module, loader: Any) -> tuple[float, float]:
+        moved = [model(batch + torch.rand(len(batch))).item() for (batch,) in loader]
+        return math.fsum(moved) / len(loader), 0.5
+
+    class Dropped(Point):
+        def forward(self, examples: Tensor) -> Tensor:
+            return super().forward(nn.functional.dropout(examples, 0.5, self.training))
+
+    for test, net in ((left_on, Dropped), (transformed, Point)):
+        with subtests.test(test=test):
+            with pytest.raises(ValueError, match=r"the same 5 examples give other .*model\.eval\("):
+                ask(app_of(test=test, net=net), MEASURED)
+    assert measured(app_of(net=Dropped), "loss-before") == [EXACTLY(loss_at(0.0))]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_the_check_of_a_test_function_draws_nothing() -> None:
+    app = app_of(data=[DataLoader(Augmented(DRAWS["torch"]), batch_size=2, shuffle=True)])
+    first = ask(app, {"measure": MEASURES})
+    again = ask(app, {"measure": MEASURES})  # the same process checks once
+    assert first.metric_records == again.metric_records
+    assert first.array_records == again.array_records
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_a_learning_rate_of_0_is_replied(subtests: pytest.Subtests) -> None:
+    def train_at(rates: list[float]) -> Callable[..., float]:
+        return lambda model, loader: sum(
+            descend(model, loader, SGD(model.parameters(), lr=rate)) for rate in rates
+        )
+
+    for rates, about in (([0.0], {"zero-rate": True}), ([0.1], {}), ([0.1, 0.0], {})):
+        for asked in ({}, MEASURED):
+            with subtests.test(rates=rates, asked=asked):
+                reply = ask(app_of(train=train_at(rates)), asked)
+                assert dict(reply.config_records.get("client", {})) == about
+
+
+class OwnPace(Optimizer):
+    """An optimizer without a number as its rate, as transformers' Adafactor may be."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {"lr": None})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= RATE * parameter.grad
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize("asked", [{}, {"proximal-mu": 0.1}])
+def test_an_optimizer_may_choose_its_rate_itself(asked: dict[str, float]) -> None:
+    app = app_of(lambda model, loader: descend(model, loader, OwnPace(model)))
+    reply = ask(app, asked)
+    assert trained(reply) == trained(ask(app_of(), asked))
+    assert "zero-rate" not in reply.config_records.get("client", {})
+    with pytest.raises(ValueError, match="the optimizer has no learning rate, and one is measured"):
+        ask(app, {"measure": ["learning-rate"]})
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_secure_aggregation_is_refused_in_one_sentence(subtests: pytest.Subtests) -> None:
+    words = r"secure aggregation \(SecAgg\+\) shows the server only a sum"
+    with pytest.raises(FairbloomError, match=words):
+        fair(train_point, measure_point, mods=[secaggplus_mod])
+    with pytest.raises(FairbloomError, match=words):
+        fair(train_point, measure_point).train(mods=[secagg_mod])
+    # an app that is not made by fair fails in training, and the run ends with its first round
+    plain = ClientApp(mods=[secaggplus_mod])
+    plain.train()(lambda message, where: message)
+    with pytest.raises(FairbloomError, match=words):
+        rounds_of(FedAvg(), plain)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_one_client_cannot_end_a_run_by_its_error() -> None:
+    def train(message: Message, where: Context) -> Message:
+        if where.node_config["partition-id"] == 0:
+            raise ReportableError("KeyError: 'secaggplus_configs'")
+        return ours(message, where)
+
+    ours = app_of()
+    app = ClientApp()
+    app.train()(train)
+    app.evaluate()(lambda message, where: ours(message, where))
+    app.query()(lambda message, where: ours(message, where))
+    (finished,) = rounds_of(FedAvg(), app)
+    assert list(finished.coefficients) == ["client-1"]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_a_query_of_the_app_needs_an_action() -> None:
+    app = app_of()
+    with pytest.raises(
+        FairbloomError, match=r"fair\(...\) answers QUERY itself.*@app.query\('mine'"
+    ):
+        app.query()
+    app.query("mine")(lambda message, where: Message(RecordDict(), reply_to=message))
+    message = Message(RecordDict(), 2, "query.mine")
+    assert not app(message, context()).has_error()
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_batches_counted_as_examples_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests
+) -> None:
+    def app_replying(number: int) -> ClientApp:
+        app = fair(train_point, measure_point)
+        app.train()(lambda message, where: reply(message, app.train_fn(Point(), LOADER), number))
+        return app
+
+    warned = "num-examples = 3 is the number of batches; the training set has 5 examples"
+    for number, count in ((3, 1), (5, 0), (4, 0)):
+        for asked in ({}, MEASURED):
+            with subtests.test(number=number, asked=asked):
+                caplog.clear()
+                app = app_replying(number)
+                for _ in range(3):
+                    ask(app, asked)
+                assert len([words for words in caplog.messages if warned in words]) == count
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "must return .* not NoneType"),
+        ((1.0, 2.0, 3.0), "not tuple"),
+        ({"accuracy": 0.5}, "not dict"),
+        ((1.0, {"f1": 0.5}), "a dict with accuracy"),
+        ((1.0, 87.5), r"the accuracy 87.5: it must be in \[0, 1\]"),
+    ],
+)
+def test_what_a_test_function_may_not_return(returned: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        measured(
+            app_of(test=lambda model, loader, returned=returned: returned),
+            "accuracy-before",
+        )
+    with pytest.raises(ValueError, match="loss-before' must be a finite number"):
+        rounds_of(QFedAvg(q=1.0, lipschitz=1.0), app_of(test=lambda model, loader: (math.nan, 0.5)))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda model, loader, criterion: (0.0, 0.0), "it takes model, loader, criterion"),
+        (lambda model: (1.0, 1.0), "must take the model, a loader"),
+    ],
+)
+def test_a_test_function_takes_training_values_by_their_names(
+    wrong: Callable[..., Any], words: str
+) -> None:
+    seen: list[Any] = []
+
+    def train(net: nn.Module, data: Any, device: str = "here", *more: Any, **options: Any) -> float:
+        return train_point(net, data)
+
+    def test(
+        device: str, data: Any, net: nn.Module, depth: int, verbose: bool = False
+    ) -> tuple[float, float]:
+        seen.append((type(net), device, depth, verbose))
+        return measure_point(net, data)
+
+    app = fair(train, test)
+    app.train()(
+        lambda message, where: reply(message, app.train_fn(Point(), LOADER, "there", 7, depth=3))
+    )
+    assert measured(app, "loss-before") == [EXACTLY(loss_at(0.0))]
+    assert set(seen) == {(Point, "there", 3, False)}
+    with pytest.raises(ValueError, match=words):
+        ask(app_of(test=wrong), MEASURED)
+
+
+def reply(message: Message, asked: float = 0.0, examples: int = 5) -> Message:
+    content = {
+        "arrays": message.content["arrays"],
+        "metrics": MetricRecord({"num-examples": examples, "asked": asked}),
+    }
+    return Message(RecordDict(content), reply_to=message)
+
+
+# The training data and the model ------------------------------------------------------------------
+
+
+def train_on_examples(model: nn.Module, dataset: Any, other: Any = None) -> float:
+    return train_point(
+        model, dataset if isinstance(dataset, DataLoader) else DataLoader(dataset, batch_size=2)
+    )
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_training_data_of_the_user_are_measured() -> None:
+    loaders = {"a": LOADER}
+    app = app_of(
+        train_on_examples,
+        data=[POINTS],
+        training_data=lambda where: loaders[where.node_config["name"]],
+    )
+    losses = measured(app, "loss-before", "loss-after", where=context(name="a"))
+    assert losses == EXACTLY([loss_at(0), loss_at(steps())])
+    # they suffice where nothing is measured
+    two = app_of(train_on_examples, data=[LOADER, DataLoader(POINTS)])
+    assert trained(ask(two, {"proximal-mu": 0.7})) == EXACTLY(steps(mu=0.7))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_data_that_cannot_be_found_are_asked_for(subtests: pytest.Subtests) -> None:
+    iterable = type(
+        "Iterable", (IterableDataset,), {"__iter__": lambda self: iter([(EXAMPLES[0],)])}
+    )()
+    for data, load, words in (
+        (
+            [POINTS],
+            None,
+            "measure = loss-before needs one DataLoader .* there is none: give .*training_data=",
+        ),
+        ([LOADER, DataLoader(POINTS)], None, "there is dataset, other: .*training_data="),
+        ([POINTS], lambda where: POINTS, "there is none"),
+        ([DataLoader(iterable)], None, "there is dataset: "),
+        ([DataLoader(POINTS, batch_size=None)], None, "there is dataset: "),
+        ([DataLoader(TensorDataset(EXAMPLES[:0]))], None, "a dataset with a length above 0"),
+    ):
+        with subtests.test(data=data, load=load):
+            with pytest.raises(ValueError, match=words):
+                ask(app_of(train_on_examples, data=data, training_data=load), MEASURED)
+
+
+class Wide(Point):
+    def __init__(self) -> None:
+        super().__init__()
+        self.y = nn.Parameter(torch.zeros(3))
+
+
+def distil(student: nn.Module, loader: Any, teacher: nn.Module) -> float:
+    return train_point(student, loader)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize("other", [Wide(), Point().requires_grad_(False), nn.MSELoss()])
+def test_the_model_is_the_one_that_fits_and_is_trained(
+    other: Wide | Point | Callable[..., Any],
+) -> None:
+    content = ask(app_of(distil, data=[LOADER, other]), {"proximal-mu": 0.7, **MEASURED})
+    assert trained(content) == EXACTLY(steps(mu=0.7))
+    assert content.metric_records["metrics"]["loss-before"] == EXACTLY(loss_at(0.0))
+    with pytest.raises(ValueError, match=r"was called with the models student, teacher"):
+        ask(app_of(distil, data=[LOADER, Point()]), MEASURED)
+    with pytest.raises(ValueError, match=r"no torch\.nn\.Module with trained parameters"):
+        ask(app_of(net=lambda: Point().requires_grad_(False)), MEASURED)
+
+
+# Terms --------------------------------------------------------------------------------------------
+
+
+def with_closures(model: nn.Module, loader: Any, kind: Any = SGD) -> float:
+    """Train as Lightning does, which gives every step a closure."""
+    optimizer = kind(model.parameters(), lr=RATE)
+    for (batch,) in loader:
+
+        def closure(batch: Tensor = batch) -> float:
+            optimizer.zero_grad()
+            loss = model(batch)
+            loss.backward()
+            return float(loss.item())
+
+        optimizer.step(closure)
+    return 0.0
+
+
+def with_a_scaler(model: nn.Module, loader: Any, fused: bool = False) -> float:
+    optimizer = SGD(model.parameters(), lr=RATE, fused=fused)
+    scaler = torch.amp.GradScaler("cpu")
+    for (batch,) in loader:
+        optimizer.zero_grad()
+        scaler.scale(model(batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return 0.0
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_proximal_term_and_momentum_are_added_to_each_step(subtests: pytest.Subtests) -> None:
+    start = Point()
+    start.x.data.fill_(3.0)
+    assert trained(ask(app_of(), {"proximal-mu": 0.7}, model=start)) == EXACTLY(
+        steps(mu=0.7, x=3.0)
+    )
+    scaled = with_a_scaler
+    fused = partial(with_a_scaler, fused=True)
+    for train in (with_closures, scaled, fused, partial(train_with_noise, noise=0.0)):
+        with subtests.test(train=train):
+            assert trained(ask(app_of(train), {"proximal-mu": 0.7})) == pytest.approx(
+                steps(mu=0.7), rel=1e-6
+            )
+    for own in (0.0, 0.9):
+        with subtests.test(own=own):
+            app = app_of(
+                lambda m, loader, own=own: descend(
+                    m, loader, SGD(m.parameters(), lr=RATE, momentum=own)
+                )
+            )
+            assert trained(ask(app, {"client-momentum": 0.6})) == EXACTLY(steps(beta=0.6))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_terms_are_kept_for_the_users_model_alone() -> None:
+    other = Point()
+    others = SGD(other.parameters(), lr=RATE)
+
+    def train(model: nn.Module, loader: Any) -> float:
+        other.x.grad = torch.ones_like(other.x)
+        others.step()  # a teacher, say
+        return train_point(model, loader)
+
+    ask(app_of(train), {"proximal-mu": 5.0, "client-momentum": 0.9})
+    assert other.x.item() == EXACTLY(-RATE)
+    assert others.param_groups[0]["momentum"] == 0.0
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_a_client_with_its_own_proximal_term_adds_it_once() -> None:
+    app = fair(train_point, measure_point)
+
+    @app.train()
+    def on_train(message: Message, _: Any) -> Message:
+        model = Point()  # type: ignore[arg-type]
+        mu = float(message.content.config_records["config"]["proximal-mu"])  # type: ignore[arg-type]
+        model.forward = lambda batch: Point.forward(model, batch) + mu / 2 * model.x.square().sum()  # type: ignore[assignment, method-assign]
+        app.train_fn(model, LOADER)
+        metrics = MetricRecord({"num-examples": 5, "mu": mu})
+        return Message(
+            RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+            reply_to=message,
+        )
+
+    content = ask(app, {"proximal-mu": 0.7})
+    assert trained(content) == EXACTLY(steps(mu=0.7))
+    assert content.metric_records["metrics"]["mu"] == 0.0
+
+
+def by_hand(model: nn.Module, loader: Any) -> float:
+    for (batch,) in loader:
+        model(batch).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=RATE)  # type: ignore[arg-type] # it has one
+    return 0.0
+
+
+def on_a_copy(model: nn.Module, loader: Any) -> float:
+    other = copy.deepcopy(model)
+    train_point(other, loader)
+    model.load_state_dict(other.state_dict())
+    return 0.0
+
+
+def with_two_rates(model: nn.Module, loader: Any) -> float:
+    groups: Any = [
+        {"params": list(model.parameters())},
+        {"params": [torch.zeros(1, requires_grad=True)], "lr": 7.0},
+    ]
+    return descend(model, loader, SGD(groups, lr=RATE))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_a_term_that_a_function_cannot_keep_is_named(subtests: pytest.Subtests) -> None:
+    lbfgs = partial(with_closures, kind=torch.optim.LBFGS)
+    adam = lambda model, loader: descend(model, loader, Adam(model.parameters(), lr=RATE))  # noqa: E731
+    rate = {"measure": ["learning-rate"]}
+    for train, asked, words in (
+        (adam, {"client-momentum": 0.9}, "client-momentum = 0.9: Adam has no momentum"),
+        (lbfgs, {"proximal-mu": 0.1}, "proximal-mu = 0.1: LBFGS"),
+        (
+            by_hand,
+            {"proximal-mu": 0.1},
+            "proximal-mu = 0.1: no optimizer of torch.optim took a step",
+        ),
+        (by_hand, rate, "measure = learning-rate: no optimizer"),
+        (on_a_copy, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer .* on the model"),
+        (with_two_rates, rate, "the optimizer has several learning rates, .0.1, 7.0."),
+    ):
+        with subtests.test(train=train, asked=asked):
+            with pytest.raises(ValueError, match=words):
+                ask(app_of(train), asked)
+    for calls in (0, 2):
+        with subtests.test(calls=calls):
+            assert trained(ask(app_of(calls=calls))) == EXACTLY(steps(epochs=calls))
+            with pytest.raises(
+                ValueError,
+                match=rf"proximal-mu = 0.1, measure = loss-before, .*called it {calls} times",
+            ):
+                ask(app_of(calls=calls), {"proximal-mu": 0.1, **MEASURED})
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *(
+            {"local-only": True},
+            {"full-batch-step": True},
+            {"local-steps": 7.5},
+            {"baseline-epochs": 200},
+        ),
+        *({"control-variates": True}, {"dynamic-alpha": 0.1}, {"disparity": "demographic-parity"}),
+        *(
+            {"measure": ["hits-0"]},
+            {"measure": ["loss-baseline"]},
+            {"personal-lambda": 0.5, "personal-epochs": 1},
+        ),
+        {"loss-transform": "propfair", "propfair-baseline": 5.0, "propfair-epsilon": 0.2},
+    ],
+)
+def test_what_only_a_task_can_do_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        ValueError, match=f"{next(iter(asked))}.*: .*own client with a task of yours"
+    ):
+        ask(app_of(), asked)
+    with pytest.raises(
+        ValueError, match=r"measure = train-loss: .*own client with a task of yours"
+    ):
+        ask(app_of(), {"measure": ["train-loss"]}, MessageType.EVALUATE)
+    # As if a term had been added to the protocol and forgotten here:
+    monkeypatch.setattr(
+        fair_package, "SUPPORTED", replace(SUPPORTED, rules=frozenset({ClientMomentum}))
+    )
+    with pytest.raises(ValueError, match=r"proximal-mu = 0\.5: this client does not know it"):
+        ask(app_of(), {"proximal-mu": 0.5})
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_a_train_function_that_raises_leaves_nothing_behind() -> None:
+    def failing(model: nn.Module, loader: Any) -> float:
+        train_point(model, loader)
+        raise OSError("the disk is full")
+
+    before = torch.get_rng_state()
+    with pytest.raises(OSError, match="disk is full"):
+        ask(app_of(failing), {"proximal-mu": 0.1, **MEASURED})
+    assert not hooks._global_optimizer_pre_hooks
+    assert torch.equal(torch.get_rng_state(), before)
+    train_fn = fair(train_point, measure_point).train_fn
+    model = Point()
+    assert train_fn.__name__ == "train_point"
+    train_fn(model, LOADER)  # outside a message it is the user's
+    assert model.x.item() == EXACTLY(steps())
+
+
+# What a client draws, and who it is ---------------------------------------------------------------
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_draws_depend_on_client_round_and_the_seeds() -> None:
+    drawn: list[Any] = []
+
+    def draws(asked: dict[str, Any], name: str = "a", seed: int = 0, **how: Any) -> Any:
+        app = app_of(
+            lambda model, loader: drawn.append(draw()) or train_point(model, loader), **how
+        )  # type: ignore[func-returns-value]
+        ask(app, asked, where=context({"seed": seed}, name=name))
+        return drawn[-1]
+
+    places: list[Any] = [({}, "a"), ({}, "b"), ({}, "a", 5)]
+    places += [
+        ({key: value}, "a") for key, value in (("server-round", 2), ("seed", 1), ("seed", 2))
+    ]
+    assert len({draws(*place) for place in places}) == len(places)
+    assert draws({"seed": 1}) == draws({"seed": 1, "proximal-mu": 3.0, **MEASURED})
+    assert draws({}, seeded=False) != draws({}, seeded=False)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_a_handler_draws_alike_in_the_whole_run_and_no_further() -> None:
+    app = fair(train_point, measure_point)
+    drawn = list[Any]()
+    handler = lambda message, where: drawn.append(draw()) or reply(message)  # type: ignore[func-returns-value]  # noqa: E731
+    app.train()(handler)
+    app.evaluate()(handler)
+    outside = []
+    for number in (1, 2):
+        for kind in (MessageType.TRAIN, MessageType.EVALUATE):
+            random.seed(1), np.random.seed(1), torch.manual_seed(1)
+            ask(app, {"server-round": number}, kind)
+            outside.append(draw())
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    assert {*outside} == {draw()}
+    assert len({*drawn}) == 1
+    ask(app, where=context(name="another"))
+    assert drawn[-1] != drawn[0]
+
+
+class NoisySGD(Optimizer):
+    """An optimizer that adds noise before another one steps, as Opacus' DPOptimizer does."""
+
+    def __init__(self, inner: Optimizer, noise_multiplier: float) -> None:
+        self.inner = inner
+        self.noise_multiplier = noise_multiplier
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.inner.param_groups[0]["params"]:
+            parameter.grad += self.noise_multiplier * torch.randn_like(parameter)
+        return self.inner.step()
+
+
+def train_with_noise(model: nn.Module, loader: Any, noise: float = 1.0) -> float:
+    return descend(model, loader, NoisySGD(SGD(model.parameters(), lr=RATE), noise))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize("asked", [{}, MEASURED, {"proximal-mu": 0.7}])
+def test_noise_is_refused_where_the_server_knows_the_seed(asked: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match=r"NoisySGD adds noise .*: write fair\(\.\.\., seeded=False\)"
+    ):
+        ask(app_of(train_with_noise), asked)
+    assert len({trained(ask(app_of(train_with_noise, seeded=False), asked)) for _ in range(2)}) == 2
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [
+        ({"name": "clinic-north", "partition-id": 3, "num-partitions": 4}, "clinic-north"),
+        ({"partition-id": 3, "num-partitions": 4}, "client-3"),
+        ({"partition-id": 3, "num-partitions": 101}, "client-003"),
+        ({"partition-id": 3}, "client-3"),
+        ({}, "77"),
+    ],
+)
+def test_a_client_is_called_by_its_name_partition_or_node(node: dict[str, Any], name: str) -> None:
+    content = ask(app_of(), kind=MessageType.QUERY, where=context(**node))
+    assert dict(content.config_records["client"]) == {
+        "name": name,
+        "honours": SUPPORTED.wire_keys,
+    }
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_mods_are_around_the_handlers_that_they_are_given_to() -> None:
+    seen: list[tuple[str, str, list[str]]] = []
+
+    def watching(who: str) -> Callable[..., Message]:
+        def watch(
+            message: Message, context: Context, call: Callable[[Message, Context], Message]
+        ) -> Message:
+            answer = call(message, context)
+            seen.append(
+                (
+                    who,
+                    message.metadata.message_type,
+                    sorted(answer.content.metric_records["metrics"]),
+                )
+            )
+            return answer
+
+        return watch
+
+    app = app_of(
+        mods=[watching("outer")],
+        handler_mods=[watching("inner")],
+        handler_evaluate_mods=[watching("other")],
+    )
+    ask(app, kind=MessageType.QUERY)
+    ask(app, MEASURED)
+    ask(app, kind=MessageType.EVALUATE)
+    trained = ["loss-before", "num-examples", "returned"]
+    evaluated = ["eval_acc", "eval_loss", "num-examples"]
+    assert seen == [
+        ("inner", "train", trained),
+        ("outer", "train", trained),
+        ("other", "evaluate", evaluated),
+    ]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+def test_a_message_of_another_strategy_goes_to_the_users_handler() -> None:
+    content = RecordDict(
+        {"arrays": ArrayRecord(Point().state_dict()), "config": ConfigRecord({"lr": 1.0})}
+    )
+    answer = app_of()(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), context())
+    assert trained(answer.content) == EXACTLY(steps())

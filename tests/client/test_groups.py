@@ -37,7 +37,6 @@ def task_of(classes: int = 2, positive: int = 1, **changes: Any) -> Task:
 def drawn(
     count: int, seed: int, classes: int = 2
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return outputs, targets and groups of examples."""
     random = np.random.default_rng(seed)
     outputs = torch.from_numpy(random.normal(size=(count, classes)).astype(np.float32))
     targets = torch.from_numpy(random.integers(0, classes, count))
@@ -130,8 +129,9 @@ def test_an_infinite_score_is_left_out_of_its_group_alone() -> None:
 # What is held back --------------------------------------------------------------------------------
 
 
-def test_with_a_small_group_others_are_held_back(subtests: pytest.Subtests) -> None:
-    for counts, smallest, shown in [
+@pytest.mark.parametrize(
+    ("counts", "smallest", "shown"),
+    [
         ((20, 30), 5, [0, 1]),
         ((3, 30), 5, []),  # 30 would say that there are 3
         ((3, 9, 30), 5, [2]),  # those of fewer than ten go with it
@@ -144,9 +144,12 @@ def test_with_a_small_group_others_are_held_back(subtests: pytest.Subtests) -> N
         ((0, 0), 5, []),
         ((1, 2), 1, [0, 1]),
         ((5, 5), 5, [0, 1]),
-    ]:
-        with subtests.test(counts=counts, smallest=smallest):
-            assert reportable([counts], smallest) == shown
+    ],
+)
+def test_with_a_small_group_others_are_held_back(
+    counts: tuple[int, ...], smallest: int, shown: list[int]
+) -> None:
+    assert reportable([counts], smallest) == shown
 
 
 def possible(counts: tuple[int, ...], smallest: int) -> Mapping[int, set[int]]:
@@ -171,9 +174,8 @@ def possible(counts: tuple[int, ...], smallest: int) -> Mapping[int, set[int]]:
 @settings(max_examples=50)
 @given(counts=st.lists(st.integers(0, 12), min_size=2, max_size=4), smallest=st.integers(3, 6))
 def test_a_small_groups_count_cannot_be_derived(counts: list[int], smallest: int) -> None:
-    for place, values in possible(tuple(counts), smallest).items():
-        if 0 < counts[place] < smallest:
-            assert len(values) > 1, (counts, smallest, place, values)
+    found = possible(tuple(counts), smallest).items()
+    assert all(len(values) > 1 for place, values in found if 0 < counts[place] < smallest)
 
 
 @given(count=st.integers(1, 80), seed=st.integers(0, 999), smallest=st.integers(2, 12))

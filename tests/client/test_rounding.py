@@ -1,18 +1,28 @@
-"""What rounding leaves of an update goes into the client's next one."""
+"""What rounding leaves of an update goes into the client's next one.
 
+The precision that clients compute in.
+"""
+
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import MessageType
 from numpy.typing import NDArray
+from torch import nn
 
+from fairbloom.client.device import _warn_of_float32, autocast, computing_in
+from fairbloom.client.guard.accepted_settings import fingerprint
 from fairbloom.client.rounding import round_updates
 from fairbloom.client.states import ROUNDING, ClientStates
+from fairbloom.logs import log
 from fairbloom.protocol.bfloat16 import widen
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.versions import Versions
 from tests.protocol.test_bfloat16 import rounded
+from tests.simulation.helpers import config_of, run, table
 
 from .helpers import ask, context, fresh, run_config
 
@@ -89,6 +99,114 @@ def test_an_array_may_be_one_number() -> None:
         )
         assert widen(sent["scale"]) == pytest.approx(0.3, rel=2.0**-7)
         assert sent["scale"].shape == ()
+
+
+IID = {"method": "fedavg", "model": "mlp", "fraction": 1.0, "partition": "iid"}
+
+CUDA = torch.device("cuda")  # its flags can be set without a card
+CPU = torch.device("cpu")
+
+
+def flags() -> tuple[bool, ...]:
+    return (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        ("float32", (False, False, False, True, False)),
+        ("tf32", (True, True, True, False, False)),
+        ("bfloat16", (False, False, True, False, False)),
+    ],
+)
+def test_the_flags_of_a_precision_last_as_long_as_a_run(
+    precision: str, expected: tuple[bool, ...]
+) -> None:
+    before = flags()
+    with computing_in(precision, CUDA):
+        assert flags() == expected
+    assert flags() == before
+
+
+def model_of(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_tf32_is_float32_on_a_cpu_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_of_float32.cache_clear()
+    with caplog.at_level("WARNING", log.name):
+        other = run(tmp_path / "tf32", precision="tf32")
+    assert "precision = tf32 is float32 on cpu" in caplog.text
+    assert model_of(other) == model_of(run(tmp_path / "float32"))
+    assert 'precision = "tf32"' in (other / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
+def test_bfloat16_then_float32_leaves_equal_bits(tmp_path: Path, model: str) -> None:
+    exact = run(tmp_path / "before", model=model, num_rounds=2)
+    rough = run(tmp_path / "bfloat16", model=model, num_rounds=2, precision="bfloat16")
+    again = run(tmp_path / "after", model=model, num_rounds=2)
+    assert model_of(exact) == model_of(again) != model_of(rough)
+
+
+def test_bfloat16_gives_equal_bits_on_loop_and_workers(tmp_path: Path) -> None:
+    loop, workers = (
+        run(tmp_path / engine, engine=engine, model="mlp", precision="bfloat16")
+        for engine in ("loop", "workers")
+    )
+    assert model_of(loop) == model_of(workers)
+
+
+def test_bfloat16_learns_as_float32_does(tmp_path: Path) -> None:
+    scores = {}
+    for precision in ("float32", "bfloat16"):
+        folder = run(tmp_path / precision, precision=precision, **IID)
+        scores[precision] = float(
+            table(folder / "rounds.csv")[-1]["test_accuracy_of_global_model_mean"]
+        )
+    assert scores["bfloat16"] == pytest.approx(scores["float32"], abs=5.0)  # percent
+
+
+def test_a_client_of_messages_computes_in_the_runs_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, torch.device]] = []
+
+    def watch(precision: str, device: torch.device) -> AbstractContextManager[None]:
+        seen.append((precision, device))
+        return computing_in(precision, device)
+
+    monkeypatch.setattr("fairbloom.client.device.computing_in", watch)
+    replies = {
+        precision: ask(
+            MessageType.TRAIN, {}, context(1, run_config(precision=precision, model="mlp"))
+        )
+        for precision in ("float32", "bfloat16")
+    }
+    assert seen == [("float32", CPU), ("bfloat16", CPU)]
+    assert replies["float32"]["arrays"] != replies["bfloat16"]["arrays"]
+
+
+def test_weights_and_gradients_stay_float32_under_autocast() -> None:
+    layer = nn.Linear(4, 2)
+    with autocast(CPU, bfloat16=True):
+        outputs = layer(torch.rand(3, 4))
+    outputs.float().sum().backward()
+    assert outputs.dtype == torch.bfloat16
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype == layer.weight.dtype == torch.float32
+
+
+def test_another_precision_is_another_run() -> None:
+    assert fingerprint(config_of(precision="bfloat16")) != fingerprint(config_of())
 
 
 def test_rounded_arrays_are_in_the_order_of_the_model() -> None:

@@ -22,7 +22,7 @@ from fairbloom.protocol.names import MIN_ROWS
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
-from fairbloom.system.versions import Point, Version, Versions
+from fairbloom.system.versions import Entry, Point, Versions
 
 from .helpers import ask, context, run_config, work
 from .quadratic import COUNTS, CURVATURES, MINIMA
@@ -80,29 +80,26 @@ def kept(local: LocalClient, number: int) -> Vector:
 # SCAFFOLD's and FedDyn's local work ---------------------------------------------------------------
 
 
-def test_control_variates_correct_each_step_by_mean_gradients(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("mu", "decay"), [(0.0, 0.0), (0.3, 0.2)])
+def test_control_variates_correct_each_step_by_mean_gradients(mu: float, decay: float) -> None:
     """Against NumPy: y ← y − η_s (g + μ(y − w) + λy − c_k + c), c_k ← c_k − c + u / Σ η_s."""
-    for mu, decay in ((0.0, 0.0), (0.3, 0.2)):
-        with subtests.test(mu=mu, decay=decay):
-            local = client(local_epochs=5, weight_decay=decay)
-            own = np.zeros(3)
-            model = np.array([0.5, -1.0, 2.0])
-            for number, control in enumerate(
-                ([0.0, 0.0, 0.0], [0.3, -0.2, 0.1], [-1.0, 0.5, 0.0]), start=1
-            ):
-                y = model.copy()
-                for _ in range(5):
-                    y -= RATE * (
-                        gradient("a", y) + mu * (y - model) + decay * y - own + np.array(control)
-                    )
-                terms = {"control_variates": True, "proximal_mu": mu, "state_round": number - 1}
-                trained, update = reply(local, model, np.array(control), number, **terms)
-                np.testing.assert_allclose(trained, y, rtol=1e-12)
-                own = own - control + (model - y) / (5 * RATE)
-                np.testing.assert_allclose(kept(local, number), own, rtol=1e-12, atol=1e-14)
-                assert update.metrics["step-sum"] == pytest.approx(5 * RATE, rel=1e-15)
-                assert update.metrics["state-round"] == number - 1
-                model = y + 0.1
+    local = client(local_epochs=5, weight_decay=decay)
+    own = np.zeros(3)
+    model = np.array([0.5, -1.0, 2.0])
+    for number, control in enumerate(
+        ([0.0, 0.0, 0.0], [0.3, -0.2, 0.1], [-1.0, 0.5, 0.0]), start=1
+    ):
+        y = model.copy()
+        for _ in range(5):
+            y -= RATE * (gradient("a", y) + mu * (y - model) + decay * y - own + np.array(control))
+        terms = {"control_variates": True, "proximal_mu": mu, "state_round": number - 1}
+        trained, update = reply(local, model, np.array(control), number, **terms)
+        np.testing.assert_allclose(trained, y, rtol=1e-12)
+        own = own - control + (model - y) / (5 * RATE)
+        np.testing.assert_allclose(kept(local, number), own, rtol=1e-12, atol=1e-14)
+        assert update.metrics["step-sum"] == pytest.approx(5 * RATE, rel=1e-15)
+        assert update.metrics["state-round"] == number - 1
+        model = y + 0.1
 
 
 def test_the_dynamic_regularizer_is_beside_a_proximal_term() -> None:
@@ -130,20 +127,18 @@ def test_the_dynamic_regularizer_is_beside_a_proximal_term() -> None:
             model = x - 0.2
 
 
-def test_without_a_step_the_state_stays_as_it_is(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("terms", [{"control_variates": True}, {"dynamic_alpha": 0.5}])
+def test_without_a_step_the_state_stays_as_it_is(terms: dict[str, Any]) -> None:
     model = np.ones(3)
     control = np.array([0.1, 0.2, 0.3])
-    asked: list[Changes] = [{"control_variates": True}, {"dynamic_alpha": 0.5}]
-    for terms in asked:
-        with subtests.test(terms=terms):
-            local = client()
-            reply(local, model, control, 1, **terms, state_round=0)
-            first = kept(local, 1)
-            trained, update = reply(local, model, control, 2, **terms, state_round=1, local_steps=0)
-            assert trained.tobytes() == model.tobytes()
-            assert update.metrics["step-sum"] == 0.0
-            np.testing.assert_array_equal(kept(local, 2), first)
-            assert first.any()
+    local = client()
+    reply(local, model, control, 1, **terms, state_round=0)
+    first = kept(local, 1)
+    trained, update = reply(local, model, control, 2, **terms, state_round=1, local_steps=0)
+    assert trained.tobytes() == model.tobytes()
+    assert update.metrics["step-sum"] == 0.0
+    np.testing.assert_array_equal(kept(local, 2), first)
+    assert first.any()
 
 
 def test_a_control_variate_of_other_arrays_is_refused_by_name(subtests: pytest.Subtests) -> None:
@@ -249,7 +244,7 @@ def flip_a_bit(file: Path) -> None:
 
 def of_another_model(**arrays: Any) -> Callable[[Path], None]:
     state = serialize({name: torch.zeros(shape) for name, shape in arrays.items()})
-    kept = Version(json.dumps(["", RULE]), Point(2), state)
+    kept = Entry(json.dumps(["", RULE]), Point(2), state)
     return lambda file: Versions(file.parent).write([kept])
 
 
@@ -364,8 +359,9 @@ def test_a_rule_that_changes_what_it_is_given_harms_nobody(subtests: pytest.Subt
     ]
 
 
-def test_what_is_wrong_with_a_rule_is_said_by_its_name(subtests: pytest.Subtests) -> None:
-    for name, words in (
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
         ("NoSuch", "has no NoSuch"),
         ("function", "must be a class"),
         ("Lacking", "with the functions start, correct, finish"),
@@ -380,10 +376,11 @@ def test_what_is_wrong_with_a_rule_is_said_by_its_name(subtests: pytest.Subtests
         ("KeepsWords", "finish has the client keep must be tensors by name"),
         ("KeepsNaN", "finish has the client keep is not finite: 'sum' is not"),
         ("KeepsByNumber", "finish has the client keep must have words for names"),
-    ):
-        with subtests.test(name=name, words=words):
-            with pytest.raises(FairbloomError, match=f"client-rule = '{OWN}{name}': .*{words}"):
-                reply(own(name), np.ones(3))
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_said_by_its_name(name: str, words: str) -> None:
+    with pytest.raises(FairbloomError, match=f"client-rule = '{OWN}{name}': .*{words}"):
+        reply(own(name), np.ones(3))
     with pytest.raises(FairbloomError, match=r"client-rule = 'mine': .* my_module:MyRule"):
         reply(client(client_rule="mine"), np.ones(3))
     with pytest.raises(

@@ -1,7 +1,15 @@
-"""Local training against PyTorch's own optimizer, and the measures."""
+"""Local training against PyTorch's own optimizer, and the measures.
+
+Local training by SGD, Adam, AdamW and a user's own optimizer: as by hand in PyTorch.
+
+Schedules of the learning rate against their closed forms, and against PyTorch's.
+"""
 
 import copy
 import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +18,15 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
-from fairbloom.client.training import EVALUATION_BATCH, batches, measure, train
-from fairbloom.client.work import LocalWork, clip_norms
-from fairbloom.errors import FairbloomError
+from fairbloom.client.plan import global_work
+from fairbloom.client.rules.personal import PersonalModel
+from fairbloom.client.training import EVALUATION_BATCH, batches, count_steps, measure, train
+from fairbloom.client.work import LocalWork, clip_norms, learning_rate_in, run_work, schedule_factor
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks import Examples, Task
@@ -100,25 +111,23 @@ CLIPPED: list[dict[str, Any]] = [
 ]
 
 
-def test_clipping_is_torchs_between_backward_and_step(subtests: pytest.Subtests) -> None:
-    for name, todo in itertools.product(("logistic", "mlp"), CLIPPED):
-        with subtests.test(name=name, todo=todo):
-            task, model = fresh(run_config(model=name))
-            received = model.double()
-            examples = some(task)
-            examples = Examples(examples[:][0].double(), examples[:][1])
-            for clip, changes in ((0.2, True), (1e6, False)):
-                ours = copy.deepcopy(received)
-                free = copy.deepcopy(received)
-                expected = by_torch(ours, task, examples, work(**todo, gradient_clip=clip))
-                train(ours, task, examples, work(**todo, gradient_clip=clip))
-                train(free, task, examples, work(**todo))
-                for key, weights in ours.state_dict().items():
-                    torch.testing.assert_close(weights, expected[key], rtol=1e-10, atol=1e-12)
-                    assert (
-                        torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12)
-                        != changes
-                    )
+@pytest.mark.parametrize(("name", "todo"), [*itertools.product(("logistic", "mlp"), CLIPPED)])
+def test_clipping_is_torchs_between_backward_and_step(name: str, todo: dict[str, float]) -> None:
+    task, model = fresh(run_config(model=name))
+    received = model.double()
+    examples = some(task)
+    examples = Examples(examples[:][0].double(), examples[:][1])
+    for clip, changes in ((0.2, True), (1e6, False)):
+        ours = copy.deepcopy(received)
+        free = copy.deepcopy(received)
+        expected = by_torch(ours, task, examples, work(**todo, gradient_clip=clip))
+        train(ours, task, examples, work(**todo, gradient_clip=clip))
+        train(free, task, examples, work(**todo))
+        for key, weights in ours.state_dict().items():
+            torch.testing.assert_close(weights, expected[key], rtol=1e-10, atol=1e-12)
+            assert (
+                torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12) != changes
+            )
 
 
 @given(
@@ -149,14 +158,15 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(
 EVERYTHING: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "pull": 0.5, "epochs": 2}
 
 
-def test_whatever_the_model_a_step_is_torch_sgds_bit_for_bit(subtests: pytest.Subtests) -> None:
-    for net, todo in itertools.product(nets.USABLE, ({}, EVERYTHING)):
-        with subtests.test(net=net, todo=todo):
-            task, model = fresh(run_config(model=f"{nets.__name__}:{net.__name__}"))
-            expected = by_torch(model, task, some(task), work(**todo, draws=3))
-            train(model, task, some(task), work(**todo, draws=3))
-            found = model.state_dict()
-            assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), net
+@pytest.mark.parametrize(("net", "todo"), [*itertools.product(nets.USABLE, ({}, EVERYTHING))])
+def test_whatever_the_model_a_step_is_torch_sgds_bit_for_bit(
+    net: type, todo: dict[str, float]
+) -> None:
+    task, model = fresh(run_config(model=f"{nets.__name__}:{net.__name__}"))
+    expected = by_torch(model, task, some(task), work(**todo, draws=3))
+    train(model, task, some(task), work(**todo, draws=3))
+    found = model.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), net
 
 
 def test_a_personal_model_keeps_frozen_layers(subtests: pytest.Subtests) -> None:
@@ -209,10 +219,9 @@ def test_every_epoch_meets_every_example_once_in_batches(
 ) -> None:
     parts = list(batches(count, work(batch_size=size, epochs=epochs)))
     per_epoch = len(parts) // epochs
-    for start in range(0, len(parts), per_epoch):
-        epoch = parts[start : start + per_epoch]
-        assert sorted(torch.cat(epoch).tolist()) == list(range(count))
-        assert all(len(part) == (size or count) for part in epoch[:-1])
+    each = [parts[start : start + per_epoch] for start in range(0, len(parts), per_epoch)]
+    assert all(sorted(torch.cat(epoch).tolist()) == list(range(count)) for epoch in each)
+    assert all(len(part) == (size or count) for epoch in each for part in epoch[:-1])
 
 
 def normed() -> nn.Module:
@@ -223,8 +232,7 @@ def normed() -> nn.Module:
 
 def test_batchnorm_skips_a_last_batch_of_one_example() -> None:
     model = normed()
-    examples = noise(41)
-    train(model, task_of(model), examples, work(epochs=3))
+    train(model, task_of(model), noise(41), work(epochs=3))
     assert model[2].num_batches_tracked == 3 * 4  # type: ignore[index, union-attr]
     met = [
         set(torch.cat(list(batches(41, work(random=np.random.default_rng(k)), 2))).tolist())
@@ -244,15 +252,18 @@ def test_batchnorm_in_evaluation_needs_no_second_example() -> None:
     assert model[1].num_batches_tracked == 0  # type: ignore[index, union-attr]
 
 
-def test_batchnorm_with_single_examples_is_refused_with_a_remedy(subtests: pytest.Subtests) -> None:
-    for count, size, steps in ((1, 10, None), (1, 0, 5), (30, 1, None), (30, 1, 5)):
-        with subtests.test(count=count, size=size):
-            model = normed()
-            with pytest.raises(
-                FairbloomError,
-                match=rf"1 example here, of {count} .* BatchNorm .* batch-size.*GroupNorm",
-            ):
-                train(model, task_of(model), noise(count), work(batch_size=size, steps=steps))
+@pytest.mark.parametrize(
+    ("count", "size", "steps"), [(1, 10, None), (1, 0, 5), (30, 1, None), (30, 1, 5)]
+)
+def test_batchnorm_with_single_examples_is_refused_with_a_remedy(
+    count: int, size: int, steps: int | None
+) -> None:
+    model = normed()
+    with pytest.raises(
+        FairbloomError,
+        match=rf"1 example here, of {count} .* BatchNorm .* batch-size.*GroupNorm",
+    ):
+        train(model, task_of(model), noise(count), work(batch_size=size, steps=steps))
 
 
 def test_what_cannot_be_trained_at_all_is_refused() -> None:
@@ -347,3 +358,172 @@ def test_measures_are_taken_in_eval_mode() -> None:
     assert norm.num_batches_tracked == 0
     train(model, task, examples, work())
     assert norm.num_batches_tracked == 4
+
+
+ROUND = Terms(server_round=1)
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+
+
+def by_hand(
+    model: nn.Module, examples: Examples, todo: LocalWork, make: Callable[[Any], Optimizer]
+) -> None:
+    """Train as one writes it in PyTorch: an optimizer and clipping."""
+    optimizer = make(model.parameters())
+    for batch in batches(len(examples), todo):
+        inputs, targets = examples[batch]
+        optimizer.zero_grad()
+        nn.CrossEntropyLoss()(model(inputs), targets).backward()
+        if todo.gradient_clip:
+            nn.utils.clip_grad_norm_(model.parameters(), todo.gradient_clip)
+        optimizer.step()
+
+
+class Signs(Optimizer):
+    """Moves each number by the sign of its gradient."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(group["lr"] * parameter.grad.sign())
+
+
+@pytest.mark.parametrize(
+    ("make", "chosen"),
+    [
+        (
+            lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
+            {"momentum": 0.9, "nesterov": True},
+        ),
+        (
+            lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+            {"optimizer": "adam", "weight_decay": 0.1},
+        ),
+        (
+            lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+            {"optimizer": "adamw", "weight_decay": 0.1, "gradient_clip": 0.2},
+        ),
+        (lambda p: torch.optim.Adagrad(p, lr=0.01), {"optimizer": "torch.optim:Adagrad"}),
+        (lambda p: Signs(p, lr=0.01), {"optimizer": f"{__name__}:Signs"}),
+    ],
+)
+def test_an_optimizer_takes_the_steps_made_by_hand(
+    make: Callable[..., Any], chosen: dict[str, Any]
+) -> None:
+    examples = noise(53).map(
+        lambda tensor: tensor.double() if tensor.is_floating_point() else tensor
+    )
+    ours = network()
+    expected = network()
+    changes = {"epochs": 3, "batch_size": 10, "learning_rate": 0.01, **chosen}
+    train(ours, task_of(ours), examples, work(**changes))
+    by_hand(expected, examples, work(**changes), make)
+    for name, tensor in ours.state_dict().items():
+        torch.testing.assert_close(
+            tensor, expected.state_dict()[name], rtol=1e-12, atol=1e-12, msg=str(chosen)
+        )
+    assert not torch.equal(ours.state_dict()["1.weight"], network().state_dict()["1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "fewest"), [(53, 10, 1), (51, 10, 2), (50, 10, 1), (7, 0, 1), (3, 10, 1)]
+)
+def test_steps_are_counted_as_they_are_taken(count: int, size: int, fewest: int) -> None:
+    todo = work(epochs=3, batch_size=size)
+    assert count_steps(count, todo, fewest) == len(list(batches(count, todo, fewest)))
+    assert count_steps(count, replace(todo, steps=5), fewest) == 5
+
+
+# What settings and terms make of it ---------------------------------------------------------------
+
+
+def test_personal_models_are_trained_by_plain_sgd() -> None:
+    settings = RunSettings.of(
+        {"optimizer": "adamw", "weight-decay": 0.1, "schedule": "cosine", "gradient-clip": 1.0}
+    )
+    ours = PersonalModel(replace(ROUND, personal_lambda=0.5)).after(run_work(settings, 1))
+    assert ours == replace(global_work(settings, ROUND), pull=0.5, in_full=True)
+    settings = RunSettings.of({"momentum": 0.9, "nesterov": True, "weight-decay": 0.1})
+    ours = PersonalModel(replace(ROUND, personal_lambda=0.5)).after(run_work(settings, 1))
+    assert (ours.momentum, ours.nesterov, ours.weight_decay) == (0.0, False, 0.0)
+
+
+def test_a_servers_momentum_needs_an_optimizer_that_has_one() -> None:
+    model = network(torch.float32)
+    asked = replace(ROUND, client_momentum=0.9)
+    todo = replace(
+        global_work(RunSettings.of({"optimizer": "adam"}), asked), random=np.random.default_rng(0)
+    )
+    with pytest.raises(
+        ReportableError, match=r"momentum = 0\.9 has no effect with optimizer = 'adam'"
+    ):
+        train(model, task_of(model), noise(20), todo)
+
+
+@given(st.sampled_from(["linear", "cosine"]), st.integers(0, 20), st.integers(1, 200))
+def test_rates_rise_to_their_height_then_fall_and_are_never_zero(
+    shape: str, warmup: int, count: int
+) -> None:
+    factors = [schedule_factor(shape, warmup, done, count) for done in range(count)]
+    assert all(0.0 < factor <= 1.0 for factor in factors)
+    rising = factors[: warmup + 1]
+    falling = factors[warmup:]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+    if count > warmup:
+        assert factors[warmup] == 1.0
+
+
+def test_a_cosine_is_that_of_pytorchs_scheduler(subtests: pytest.Subtests) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
+    for rate in [0.3 * schedule_factor("cosine", 0, done, 40) for done in range(40)]:
+        with subtests.test(rate=rate):
+            assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+            optimizer.step()
+            scheduler.step()
+
+
+def test_the_closed_forms_after_a_warm_up() -> None:
+    assert [schedule_factor("linear", 2, done, 6) for done in range(6)] == pytest.approx(
+        [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]
+    )
+    cosine = [schedule_factor("cosine", 1, done, 5) for done in range(5)]
+    assert cosine == pytest.approx(
+        [0.5, 1.0, *((1 + math.cos(math.pi * over / 4)) / 2 for over in (1, 2, 3))]
+    )
+    assert [schedule_factor("constant", 3, done, 5) for done in range(5)] == [
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+        1.0,
+    ]
+    # A round beyond the last has the rate of the last.
+    assert schedule_factor("cosine", 0, 50, 40) == schedule_factor("cosine", 0, 39, 40)
+
+
+def settings(**changes: object) -> RunSettings:
+    return RunSettings.of(
+        {"learning-rate": 0.3, **{key.replace("_", "-"): value for key, value in changes.items()}}
+    )
+
+
+def test_constant_is_no_schedule() -> None:
+    plain = [learning_rate_in(settings(learning_rate_decay=0.9), number) for number in range(1, 20)]
+    constant = settings(schedule="constant", warmup=0, learning_rate_decay=0.9)
+    assert [learning_rate_in(constant, number) for number in range(1, 20)] == plain
+
+
+def test_a_schedule_multiplies_the_decay() -> None:
+    chosen = settings(schedule="linear", num_rounds=10, learning_rate_decay=0.5)
+    assert learning_rate_in(chosen, 6) == pytest.approx(0.3 * 0.5**5 * 0.5)
+    assert chosen.paced

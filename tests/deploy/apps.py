@@ -43,7 +43,6 @@ def train(message, context):
 
 
 def write_app(home: Path, files: Mapping[str, str]) -> None:
-    """Write an app's files to the folder on the path."""
     (home / "app").mkdir(exist_ok=True)
     for name, text in files.items():
         (home / "app" / name).write_text(text)

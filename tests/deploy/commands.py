@@ -5,11 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.deploy.flower import ROOT
+from tests.checkout import ROOT
 
 
 def client_command(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run `fairbloom client` in a folder."""
     return subprocess.run(
         [sys.executable, "-m", "fairbloom.deploy", "client", *map(str, words)],
         cwd=folder,

@@ -29,8 +29,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """The bundle of a client with partition 3, next to the federation's folder `fed`."""
-    federation = Federation.init(tmp_path / "fed", ["localhost"], 1)
-    return enroll(federation, "site-a", partition=3)
+    return enroll(Federation.init(tmp_path / "fed", ["localhost"], 1), "site-a", partition=3)
 
 
 @pytest.fixture

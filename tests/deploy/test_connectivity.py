@@ -63,20 +63,22 @@ def fault(bundle: Path, address: str) -> str | None:
     return connection_fault(replace(ClientSettings.of({}, bundle / "client.toml"), server=address))
 
 
-def test_the_fault_between_client_and_server_is_named(
-    bundle: Path, subtests: pytest.Subtests
-) -> None:
-    for days, answer, words in (
+@pytest.mark.parametrize(
+    ("days", "answer", "words"),
+    [
         (-1.0, GRPC, "does not vouch for: certificate has expired"),
         (0.0, GRPC, "does not speak TLS"),
         (0.0, b"", "the server is full"),
         (1.0, HTTP, "is a web server's port"),
         (1.0, GRPC, ""),
-    ):
-        with subtests.test(days=days, answer=answer):
-            with server(signed(bundle, days) if days else None, answer) as address:
-                said = fault(bundle, address)
-            assert (words in (said or "")) if words else said is None, words
+    ],
+)
+def test_the_fault_between_client_and_server_is_named(
+    bundle: Path, days: float, answer: bytes, words: str
+) -> None:
+    with server(signed(bundle, days) if days else None, answer) as address:
+        said = fault(bundle, address)
+    assert (words in (said or "")) if words else said is None, words
     assert "127.0.0.1:1 cannot be reached: Connection refused" in (
         fault(bundle, "127.0.0.1:1") or ""
     )

@@ -10,12 +10,11 @@ import pytest
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.federation import Federation
-from tests.experiments.helpers import fairbloom
+from tests.experiments.helpers import captured, fairbloom
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -40,8 +39,12 @@ def test_init_makes_a_folder_that_only_its_owner_enters(
 
 
 def test_init_says_how_to_start_the_server(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("deploy", "init", "our federation", "--host", "a.org", "--port", "9000") == 0
-    assert "  fairbloom server --dir 'our federation'\n" in capsys.readouterr().out
+    assert (
+        "  fairbloom server --dir 'our federation'\n"
+        in captured(
+            capsys, "deploy", "init", "our federation", "--host", "a.org", "--port", "9000"
+        ).out
+    )
     assert Federation.read(Path("our federation")).server == "a.org:9000"
 
 
@@ -65,48 +68,42 @@ def test_init_leaves_a_folder_of_another_account(
     assert not list(Path("federation").iterdir())
 
 
-def test_init_refuses_invalid_names_and_writes_nothing(
-    here: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    for words, message in (
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (("--port", "70000"), "--port 70000: a port is a number from 1 to 65535"),
         (("--port", "0"), "--port 0: a port"),
         (
             ("--host", "fl.example.org:9092"),
             "--host 'fl.example.org:9092': give a name or an address without port",
         ),
-    ):
-        with subtests.test(words=words, message=message):
-            assert init(*words) == 2, words
-            assert message in capsys.readouterr().err
-            assert not Path("federation").exists()
+    ],
+)
+def test_init_refuses_invalid_names_and_writes_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    assert init(*words) == 2, words
+    assert message in capsys.readouterr().err
+    assert not Path("federation").exists()
 
 
+@pytest.mark.parametrize("missing", ["authority", "server_certificate"])
 def test_an_init_that_fails_leaves_nothing(
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for missing in ("authority", "server_certificate"):
-        with subtests.test(missing=missing):
-            for there in (True, False):
-                if there:
-                    Path("federation").mkdir()
-                with monkeypatch.context() as patch:
-                    patch.setattr(pki, f"make_{missing}", full)
-                    assert init() == 2
-                assert (
-                    "federation cannot be made: [Errno 28] No space left" in capsys.readouterr().err
-                )
-                assert [path.name for path in here.iterdir()] == ["federation"] * there
-                if there:
-                    Path("federation").rmdir()  # the folder is empty
+    for there in (True, False):
+        if there:
+            Path("federation").mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(pki, f"make_{missing}", full)
+            assert init() == 2
+        assert "federation cannot be made: [Errno 28] No space left" in capsys.readouterr().err
+        assert [path.name for path in here.iterdir()] == ["federation"] * there
+        if there:
+            Path("federation").rmdir()  # the folder is empty
     assert init() == 0
 
 
@@ -146,24 +143,23 @@ def test_renew_keeps_the_authority_and_the_names(made: Path) -> None:
 
 
 def test_renew_names_what_it_cannot_use(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("deploy", "renew", "--host", "a b") == 2
-    assert "--host 'a b': give a name or an address" in capsys.readouterr().err
+    assert (
+        "--host 'a b': give a name or an address"
+        in captured(capsys, "deploy", "renew", "--host", "a b", code=2).err
+    )
     (made / "server.crt").write_bytes(b"random")
-    assert fairbloom("deploy", "renew") == 2
-    assert "by fairbloom deploy renew --host" in capsys.readouterr().err
+    assert "by fairbloom deploy renew --host" in captured(capsys, "deploy", "renew", code=2).err
     (made / "ca.key").unlink()
-    assert fairbloom("deploy", "renew", "--host", "a.org") == 2
     assert (
         "the authority's key federation/ca.key cannot be read: No such file"
-        in capsys.readouterr().err
+        in captured(capsys, "deploy", "renew", "--host", "a.org", code=2).err
     )
 
 
 def test_a_folder_without_a_federation_is_named(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fairbloom("deploy", "status", "--dir", "nowhere") == 2
-    said = capsys.readouterr().err
+    said = captured(capsys, "deploy", "status", "--dir", "nowhere", code=2).err
     assert (
         "nowhere is not a federation's folder: make one with fairbloom deploy init nowhere" in said
     )

@@ -1,34 +1,53 @@
-"""The fleet port: admission, and messages, replies and calls that go wrong."""
+"""The fleet port: admission, and messages, replies and calls that go wrong.
+
+Limits of the fleet port: what a certificate may hold, and what ends with it.
+"""
 
 import asyncio
+import contextlib
 import hashlib
+import re
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from benchmarks.flower import wait_until
+from benchmarks.processes import free_port
+from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.deploy.device.connectivity import connection_fault
+from fairbloom.deploy.fleet import admission, port
+from fairbloom.deploy.fleet.admission import Admission, Caller as Allowance, CallRefusedError
 from fairbloom.deploy.fleet.calls import RefusedError
+from fairbloom.deploy.fleet.connections import OTHER_CONNECTIONS, OWN_FILES, connection_limit
 from fairbloom.deploy.fleet.content import Content, StoredContent
+from fairbloom.deploy.fleet.daemon import SECOND
 from fairbloom.deploy.fleet.enrolment import enroll, revoke
-from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.deploy.fleet.faults import Faults
+from fairbloom.deploy.fleet.federation import Federation, read_now
 from fairbloom.deploy.fleet.mailbox import Envelope
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.messages import (
+    BYTES_WITH_HEAD,
     CHUNK_BYTES,
     LARGEST_CHUNK,
     SERVICE,
     in_chunks,
 )
-from fairbloom.deploy.fleet.port import REFUSED_REPLY, REPLY_BYTES
+from fairbloom.deploy.fleet.port import REFUSED_REPLY, REPLY_BYTES, Port
+from fairbloom.deploy.fleet.runs import STOPPED, Order, submit
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Head, Taken, Working
 from fairbloom.protocol.version import PROTOCOL
-from tests.deploy.flower import wait_until
-from tests.deploy.served import RUN, Served, give_reply, make_place, next_later
+from tests.checkout import ROOT
+from tests.deploy.served import RUN, Caller, Served, code_of, give_reply, make_place, next_later
 
 # Messages and replies -----------------------------------------------------------------------------
 
@@ -316,17 +335,16 @@ def test_a_damaged_file_keeps_its_client_out_and_no_other(served: Served) -> Non
     assert refusal(served, served.credentials("b")) == grpc.StatusCode.OK
 
 
-def test_server_and_device_load_neither_flower_nor_pytorch(subtests: pytest.Subtests) -> None:
-    for module in ("daemon", "client"):
-        with subtests.test(module=module):
-            code = (
-                f"import sys, fairbloom.deploy.fleet.{module}; print({{'flwr', 'torch', 'numpy'}} &"
-                " {*sys.modules})"
-            )
-            assert (
-                subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-                == "set()\n"
-            ), module
+@pytest.mark.parametrize("module", ["daemon", "client"])
+def test_server_and_device_load_neither_flower_nor_pytorch(module: str) -> None:
+    code = (
+        f"import sys, fairbloom.deploy.fleet.{module}; print({{'flwr', 'torch', 'numpy'}} &"
+        " {*sys.modules})"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "set()\n"
+    ), module
 
 
 def test_the_port_listens_on_ipv6(tmp_path: Path) -> None:
@@ -340,3 +358,482 @@ def test_the_port_listens_on_ipv6(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_an_error(served: Served, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="bind"):
         Served(served.place, served.address)
+
+
+METHODS = ("Next", "Reply", "Beat")
+WORKING = Working(session=b"1" * 16).SerializeToString()
+YEARS = 365 * 24 * 3600.0
+
+
+@pytest.fixture
+def caller(served: Served) -> Iterator[Caller]:
+    made = Caller(served)
+    yield made
+    made.close()
+
+
+def beat(caller: Caller) -> grpc.StatusCode | None:
+    """Return the code that a sign of life ends with."""
+    return code_of(caller.call("Beat", WORKING, silent=False))
+
+
+def begin_reply(served: Served, caller: Caller, size: int = 1_000_000) -> Any:
+    """Begin a reply to a new message, which then does not go on."""
+    served.send("1")
+    head = Head(id="1", run=RUN, size=size, session=b"1" * 16)
+    call = caller.call("Reply", Chunk(head=head, data=b"begun").SerializeToString())
+    devices = served.port.devices
+    # on a busy machine, a short limit may have ended it already
+    wait_until(
+        lambda: call.done() or ("a" in devices and devices["a"].receiving is not None),
+    )
+    return call
+
+
+def forget(served: Served, name: str) -> None:
+    """Revoke a client, and have the server look once."""
+    revoke(Federation.read(served.place), name)
+    served.look()
+
+
+def connections(served: Served) -> int:
+    """Have the server look once, and return the number of connections."""
+    served.do(served.port.look)
+    return served.port.connections["open"] // 2  # this process has both ends of each
+
+
+def wait_for_calls(served: Served, number: int) -> None:
+    """Wait until the server has this number of open calls."""
+    callers = served.port._admission._callers
+    wait_until(
+        lambda: (
+            number
+            == sum(
+                call.refusal is None for caller in [*callers.values()] for call in [*caller.calls]
+            )
+        )
+    )
+
+
+# Before a call says anything ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_revoked_client_is_refused_before_it_sends(served: Served, method: str) -> None:
+    caller = Caller(served)
+    forget(served, "a")
+    began = time.monotonic()
+    call = caller.call(method)
+    assert code_of(call) == grpc.StatusCode.PERMISSION_DENIED
+    assert "was revoked by the federation's operator" in call.details()
+    assert time.monotonic() - began < 2.0
+    wait_until(lambda: connections(served) == 0)  # it cannot keep its connection either
+    caller.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_silent_call_ends_soon(
+    served: Served, caller: Caller, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (port.FIRST_CHUNK_SECONDS, port.CHUNK_SECONDS) == (10.0, 120.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(port, "FIRST_CHUNK_SECONDS", 0.3)
+        call = caller.call(method)
+        assert code_of(call) == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "did not come within" in call.details()
+    assert beat(caller) == grpc.StatusCode.OK
+
+
+def test_a_reply_that_stops_ends_and_is_given_again(
+    served: Served, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port, "CHUNK_SECONDS", 0.3)
+    assert code_of(begin_reply(served, caller)) == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert served.mailbox.budget.used == len(b"model")
+    calls = served.calls()
+    give_reply(calls, Head(id="1", run=RUN), b"update")
+    assert served.collect("1").data == b"update"
+    calls.close()
+
+
+def test_a_line_of_10_kilobytes_a_second_is_fast_enough() -> None:
+    for size in (0, BYTES_WITH_HEAD, BYTES_WITH_HEAD + 1, CHUNK_BYTES):
+        first, *others = [len(chunk) for chunk in in_chunks(Head(id="1"), [bytes(size)])]
+        assert first / 10_000 < port.FIRST_CHUNK_SECONDS / 2
+        assert all(each / 10_000 < port.CHUNK_SECONDS for each in others)
+
+
+@pytest.mark.parametrize("is_revoked", [False, True])
+def test_a_client_that_takes_nothing_does_not_hold_its_call(
+    served: Served, caller: Caller, monkeypatch: pytest.MonkeyPatch, is_revoked: bool
+) -> None:
+    if not is_revoked:
+        monkeypatch.setattr(port, "CHUNK_SECONDS", 0.3)
+    served.send("1", data=bytes(30_000_000))
+    call = caller.call("Next", WORKING)  # and no read
+    wait_until(lambda: "a" in served.port.devices)
+    if is_revoked:
+        forget(served, "a")
+    wait_until(lambda: connections(served) == 0)
+    assert code_of(call) == grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_connection_without_calls_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = dict(port.OPTIONS) | {"grpc.max_connection_idle_ms": 500}
+    monkeypatch.setattr(port, "OPTIONS", tuple(options.items()))
+    served = Served(make_place(tmp_path / "place"))
+    idle, busy = (Caller(served, name) for name in "ab")
+    ended, held = (each.call("Next", WORKING) for each in (idle, busy))
+    wait_until(lambda: connections(served) == 2)
+    ended.cancel()
+    wait_until(lambda: connections(served) == 1)
+    assert code_of(held, 0.1) is None
+    for each in (idle, busy):
+        each.close()
+    served.stop()
+
+
+def test_empty_chunks_count_as_chunks(served: Served, caller: Caller) -> None:
+    served.send("1")
+    head = Chunk(head=Head(id="1", run=RUN, size=100, session=b"1" * 16))
+    call = caller.call("Reply", head.SerializeToString(), *[b""] * 1000)
+    assert code_of(call) == grpc.StatusCode.OK
+    found = served.collect("1")
+    assert (found.code, found.reason) == (
+        REFUSED_REPLY,
+        "the reply of 100 bytes comes in more chunks than it needs",
+    )
+    assert served.mailbox.budget.used == len(b"model")
+
+
+def test_nonsense_is_refused_and_leaves_no_traceback(
+    served: Served, caller: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert [
+        method
+        for method in METHODS
+        if code_of(caller.call(method, b"\xff\xff\xff")) != grpc.StatusCode.INVALID_ARGUMENT
+    ] == []
+    assert code_of(caller.call("Push")) == grpc.StatusCode.UNIMPLEMENTED
+    assert caplog.text == ""
+
+
+def test_a_fault_of_the_server_is_logged_once(
+    served: Served,
+    caller: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(name: str, id: str, run: int) -> None:
+        raise ZeroDivisionError("of a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(served.mailbox, "work_status", fail)
+        for _ in range(3):
+            assert beat(caller) == grpc.StatusCode.INTERNAL
+    assert caplog.text.count("a call failed by ZeroDivisionError") == 1
+    assert beat(caller) == grpc.StatusCode.OK
+
+
+class DeafContext:
+    """A call of a client that does not read its last words."""
+
+    def __init__(self, certificate: bytes) -> None:
+        self.certificate = certificate
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_pem_cert": [self.certificate]}
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:5000"
+
+    def add_done_callback(self, callback: object) -> None:
+        """It is never done."""
+
+    async def abort(self, code: grpc.StatusCode, reason: str) -> None:
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(("is_ended", "seconds"), [(True, 1.0), (False, 120.0)])
+def test_a_connection_that_takes_no_last_words_is_closed(
+    bundle: Path, is_ended: bool, seconds: float
+) -> None:
+    now = [0.0]
+    closed = list[set[str]]()
+    faults = [OSError("Too many open files")]
+
+    def close(peers: Collection[str]) -> None:
+        if faults:
+            raise faults.pop()
+        closed.append({*peers})
+
+    members = Members(bundle.parents[1] / "clients")
+    members.look()
+    made = Admission(members, lambda: now[0], close)
+    context = DeafContext((bundle / "certificate").read_bytes())
+
+    async def call() -> None:
+        async with made.admit(context):
+            if is_ended:
+                raise CallRefusedError(grpc.StatusCode.ABORTED, "a fault")
+
+    async def watch() -> None:
+        task = asyncio.create_task(call())
+        await asyncio.sleep(0.01)
+        now[0] += seconds
+        made.look()
+        assert closed == []
+        now[0] += 0.1
+        with pytest.raises(OSError, match="Too many"):
+            made.look()
+        made.look()  # again
+        assert closed == [{"ipv4:10.0.0.1:5000"}]
+        task.cancel()
+
+    asyncio.run(watch())
+
+
+# Revocation, and the end of a certificate ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ["revoked", "expired"])
+def test_every_open_call_ends_with_its_certificate(
+    served: Served, caller: Caller, ends: str
+) -> None:
+    calls = [begin_reply(served, caller), caller.call("Beat"), caller.call("Reply")]
+    served.do(lambda: served.mailbox.end(RUN))
+    calls.append(caller.call("Next", WORKING))
+    other = Caller(served, "b")
+    others = other.call("Next", WORKING)
+    wait_until(lambda: len(served.do(served.port.online)) == 2)
+    wait_for_calls(served, 5)
+    began = time.monotonic()
+    if ends == "revoked":
+        forget(served, "a")
+    else:
+        served.members._clock = lambda: time.time() + 5 * YEARS
+        served.look()
+        assert code_of(others, 0.3) is None  # ten years are not over
+        served.members._clock = lambda: time.time() + 11 * YEARS
+        served.look()
+    assert [call for call in calls if code_of(call) != grpc.StatusCode.PERMISSION_DENIED] == []
+    assert time.monotonic() - began < 2.0
+    if ends == "revoked":
+        assert code_of(others, 0.3) is None
+    else:
+        assert "the certificate of client 'a' expired on" in calls[0].details()
+        assert beat(other) == grpc.StatusCode.PERMISSION_DENIED
+    other.close()
+
+
+# Many calls and connections -----------------------------------------------------------------------
+
+
+def test_a_fifth_open_call_is_refused(
+    served: Served, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "PAUSE_SECONDS", 0.0)
+    calls = [caller.call("Reply") for _ in range(4)]
+    wait_for_calls(served, 4)
+    assert beat(caller) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    other = Caller(served, "b")
+    assert beat(other) == grpc.StatusCode.OK
+    other.close()
+    calls[0].cancel()
+    wait_until(lambda: beat(caller) == grpc.StatusCode.OK)
+
+
+def test_a_new_connection_takes_the_place_of_an_old_one(served: Served) -> None:
+    callers = [Caller(served) for _ in range(6)]
+    calls = list[Any]()
+    for number, each in enumerate(callers, 1):
+        calls.append(each.call("Reply"))
+        wait_for_calls(served, min(number, 4))
+        wait_until(lambda: sum(call.done() for call in calls) == max(0, len(calls) - 4))
+    ended = [code_of(call, 0.1) for call in calls]
+    assert ended == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2 + [None] * 4
+    for each in callers:
+        each.close()
+
+
+def test_the_newest_eight_connections_of_a_client_remain(served: Served) -> None:
+    callers = [Caller(served) for _ in range(12)]
+    assert [each for each in callers if beat(each) != grpc.StatusCode.OK] == []
+    wait_until(lambda: connections(served) == 8)
+    newest = callers[-1].call("Reply")
+    assert connections(served) == 8
+    assert code_of(newest, 0.2) is None
+    for each in callers:
+        each.close()
+
+
+def test_a_device_may_connect_again_and_again(served: Served) -> None:
+    for number in range(20):
+        lost = next_later(served.calls())  # the connection stays open, as after a power cut
+        wait_until(lambda: bool(served.port.devices) and served.port.devices["a"].held > 0)
+        calls = served.calls()
+        held = next_later(calls)
+        lost.result(10)
+        served.look()
+        served.send(str(number))
+        assert held.result(10).head.id == str(number)
+        give_reply(calls, Head(id=str(number), run=RUN), b"update")
+        assert served.collect(str(number)).data == b"update"
+        calls.close()
+
+
+def test_a_certificate_has_500_calls_a_second() -> None:
+    caller = Allowance(0.0)
+    assert sum(caller.take_token(0.0) for _ in range(1500)) == 1000
+    assert sum(caller.take_token(1.0) for _ in range(1500)) == 500
+    assert sum(caller.take_token(1.5) for _ in range(1500)) == 250
+    assert sum(caller.take_token(100.0) for _ in range(1500)) == 1000
+    second = 0.0
+    for _ in range(2000):  # a device in small rounds
+        second += 1 / 200
+        assert caller.take_token(100.0 + second)
+
+
+def test_calls_beyond_that_are_refused_and_logged_once(
+    served: Served,
+    caller: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(admission, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "CALLS_AT_ONCE", 10.0)
+    monkeypatch.setattr(admission, "CALLS_A_SECOND", 0.001)
+    codes = [beat(caller) for _ in range(20)]
+    assert codes == [grpc.StatusCode.OK] * 10 + [grpc.StatusCode.RESOURCE_EXHAUSTED] * 10
+    assert code_of(caller.call("Push")) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caplog.text.count("client a calls too often") == 1
+
+
+class Small(Served):
+    """A port that takes two connections."""
+
+    def _make(self) -> Port:
+        return Port(self.members, self.mailbox, max_connections=2)
+
+
+def test_a_device_learns_that_the_server_is_full(tmp_path: Path) -> None:
+    place = make_place(tmp_path / "place")
+    served = Small(place)
+    settings = ClientSettings.of({}, place / "bundles" / "a" / "client.toml")
+    client = replace(settings, server=served.address)
+    host, _, number = served.address.rpartition(":")
+    connected = Caller(served)
+    held = connected.call("Next", WORKING)
+    wait_for_calls(served, 1)
+    stranger = socket.create_connection((host, int(number)))
+    wait_until(lambda: "the server is full" in (connection_fault(client) or ""))
+    served.send("1")
+    assert Chunk.FromString(next(held)).data == b"model"  # a connected device goes on
+    stranger.close()
+    wait_until(lambda: connection_fault(client) is None)
+    connected.close()
+    served.stop()
+
+
+def test_full_connections_are_logged_once_a_minute(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.port._max_connections = 10
+    host, _, number = served.address.rpartition(":")
+    strangers = [socket.create_connection((host, int(number))) for _ in range(5)]
+    wait_until(lambda: connections(served) == 5)
+    assert connections(served) == 5
+    assert caplog.text.count("all 10 connections of the port are in use") == 1
+    for each in strangers:
+        each.close()
+
+
+def test_a_fault_is_said_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    faults = Faults(lambda: now[0])
+    for at, words in ((0.0, "a"), (10.0, "a"), (11.0, "b"), (70.9, "b"), (71.1, "b")):
+        now[0] = at
+        faults.say("subject", words, every=60.0)
+    assert [record.getMessage() for record in caplog.records] == ["a", "b", "b"]
+    faults.clear("subject")
+    faults.say("subject", "b")
+    assert len(caplog.records) == 4
+
+
+@pytest.mark.parametrize(
+    ("clients", "files", "expected"),
+    [(1000, 524_288, 5000), (1000, 1024, 768), (2, 20_000, 1008), (2, 100, 1)],
+)
+def test_connections_leave_256_files_for_the_server(
+    clients: int, files: int, expected: int
+) -> None:
+    assert connection_limit(clients, files) == expected
+
+
+# Not by preexec_fn: it forks, and gRPC in this process then begins to poll in the child.
+WITH_FEW_FILES = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, int(sys.argv[1])))
+daemon = [sys.executable, "-m", "fairbloom.deploy.fleet.daemon", sys.argv[2]]
+os.execv(sys.executable, daemon)
+"""
+
+
+def test_a_server_with_few_files_survives_strangers(tmp_path: Path) -> None:
+    port = free_port()
+    federation = Federation.init(tmp_path / "fed", ["localhost"], port)
+    files = OWN_FILES + 64
+    log = tmp_path / "log"
+    with (
+        log.open("w") as writing,
+        subprocess.Popen(
+            [sys.executable, "-c", WITH_FEW_FILES, str(files), str(federation.path)],
+            stderr=writing,
+        ) as server,
+        contextlib.ExitStack() as afterwards,
+    ):
+        afterwards.callback(server.kill)  # without effect on a server that has ended
+        said = log.read_text
+        wait_until(lambda: "ready" in said(), said)
+        for _ in range(200):
+            stranger = socket.create_connection(("localhost", port))
+            afterwards.enter_context(contextlib.closing(stranger))
+        wait_until(lambda: "all 64 connections of the port are in use" in said(), said)
+        began = time.monotonic()
+        run = submit(federation.runs, Order("app:app", "app", "1", {}))
+        run.stop()
+        wait_until(lambda: f"run {run.number} stopped" in said(), said)
+        assert run.status == STOPPED
+        limit = f"at most 64 connections are taken; this process may have {files} open files"
+        assert limit in said()
+        ours = [line for line in said().splitlines() if line.startswith("fairbloom server: ")]
+        assert len({*ours}) == 4, said()
+        # The strangers are one line, said again after a minute.
+        assert len(ours) <= 4 + (time.monotonic() - began) // 60, said()
+        assert read_now(federation).connections["limit"] == 64
+        server.terminate()
+        assert server.wait(60) == 0
+
+
+def test_security_names_the_limits() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    section = text.partition("## Limits of the port")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("|")][2:]
+    numbers = [
+        [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", limit)]
+        for _, limit in rows
+    ]
+    options = dict(port.OPTIONS)
+    assert numbers == [
+        [options["grpc.server_handshake_timeout_ms"] / 1000],
+        [options["grpc.max_connection_idle_ms"] / 1000],
+        [4, OTHER_CONNECTIONS, OWN_FILES],
+        [admission.CONNECTIONS],
+        [admission.OPEN_CALLS],
+        [admission.CALLS_AT_ONCE, admission.CALLS_A_SECOND],
+        [port.FIRST_CHUNK_SECONDS],
+        [port.CHUNK_SECONDS],
+        [2 * SECOND],
+    ]

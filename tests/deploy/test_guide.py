@@ -1,16 +1,21 @@
-"""The deployment guide: its commands are read from the page and run."""
+"""The deployment guide: its commands are read from the page and run.
 
+The tutorial that ends at a prediction on a device: its commands are read from the page.
+"""
+
+import csv
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.deploy.federation import rounds
-from tests.deploy.flower import SCRIPTS, Flower, flower, listens, wait_for_port
-from tests.docs.pages import blocks
-
-pytestmark = pytest.mark.slow
+from benchmarks.deployment import rounds
+from benchmarks.flower import SCRIPTS, Flower, flower, listens, wait_for_port
+from fairbloom import load
+from fairbloom.tasks import load_task
+from tests.docs.pages import ROOT, blocks
 
 SECTION = "A federation in six steps"
 COMMANDS = [
@@ -42,6 +47,7 @@ def follow(runtime: Flower, words: list[str], *, stays: bool) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_six_steps_make_a_federation(tmp_path: Path) -> None:
     for port in PORTS:
         if listens(port):
@@ -61,3 +67,66 @@ def test_six_steps_make_a_federation(tmp_path: Path) -> None:
                 follow(runtime, words, stays=line.startswith(STAY))
         (run,) = (runtime.home / "runs").iterdir()
     assert [row["replies_used"] for row in rounds(run)] == ["2", "2"]
+
+
+HOSPITALS = ("north", "south", "west")
+TUTORIAL = "Predict on a device"
+BY_COMMAND = [
+    line
+    for block in blocks("docs/nodes-device.md")
+    if block.section == TUTORIAL
+    for line in block.commands
+]
+AT_EACH = ("tar", "mkdir", "cp", "fairbloom client accept", "fairbloom client north/")
+
+
+@pytest.mark.federation
+def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
+    for port in PORTS:
+        if listens(port):
+            pytest.skip(f"port {port} is in use")
+    with flower(tmp_path / "home") as runtime:
+        shutil.copytree(
+            ROOT / "tests" / "docs" / "given" / "nodes-device" / "hospitals",
+            runtime.home / "hospitals",
+        )
+        for line in BY_COMMAND:
+            each = (
+                [line.replace("north", name) for name in HOSPITALS]
+                if line.startswith(AT_EACH)
+                else [line]
+            )
+            for words in map(shlex.split, each):
+                said = follow(
+                    runtime,
+                    words,
+                    stays=line.startswith(("fairbloom server", "fairbloom client north/")),
+                )
+                if line.startswith("fairbloom deploy status"):
+                    assert "ditto" in said
+                if line.startswith("fairbloom predict") and "personal" not in line:
+                    assert "by the model of round 10 of 10" in said
+        patients = (runtime.home / "hospitals" / "north.csv").read_text().splitlines()
+        (folder,) = (path.parent for path in runtime.home.rglob("runs/ditto/clients.csv"))
+        run = load(folder)
+        schema = (folder / "schema.toml").read_text()
+        task = load_task(
+            {**run.settings, "schema": schema, "data-dir": str(runtime.home / "data-north")}
+        )
+        tested = task.splits("north").test.rows.tolist()
+        for name, model in (("by-all.csv", "global"), ("by-own.csv", "personal")):
+            with (runtime.home / name).open(newline="") as file:
+                rows = list(csv.DictReader(file))
+            assert len(rows) == len(patients) - 1
+            assert set(rows[0]) >= {
+                "age",
+                "target",
+                "predicted_target",
+                "probability_ill",
+                "probability_well",
+            }
+            right = [rows[place]["predicted_target"] == rows[place]["target"] for place in tested]
+            assert 100.0 * sum(right) / len(right) == pytest.approx(
+                run.final(model=model)["north"], abs=1e-4
+            )
+            assert sum(right) > 0.6 * len(right)

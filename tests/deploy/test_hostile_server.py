@@ -106,7 +106,6 @@ class Lying:
 
 
 def endless(first: bytes, then: bytes) -> Iterator[bytes]:
-    """Yield a message that has no end."""
     yield first
     yield from [then] * 100
     raise AssertionError("100 chunks were taken")
@@ -257,8 +256,6 @@ def test_by_default_a_message_has_half_of_the_memory(tmp_path: Path) -> None:
 
 
 class Idle:
-    """A worker that answers nothing."""
-
     runs = False
 
     def answer(self, task: object, id: str) -> None:
@@ -314,13 +311,13 @@ def test_a_refusal_of_the_server_is_one_line(said: pytest.LogCaptureFixture) -> 
     assert said.messages  # of another outage, it is said again
 
 
-def test_seconds_that_are_no_time_end_no_worker(home: Path) -> None:
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e300])
+def test_seconds_that_are_no_time_end_no_worker(seconds: float, home: Path) -> None:
     write_version(home, 1)
-    for seconds in (math.nan, math.inf, -1.0, 1e300):
-        task = task_of("reply")
-        head = Head.FromString(task.head)
-        head.seconds = seconds
-        answered = answer(
-            Installed("tried_app:app"), NODE, replace(task, head=bytes(head.SerializeToString()))
-        )
-        assert content_of(answered)["metrics"]["version"] == 1
+    task = task_of("reply")
+    head = Head.FromString(task.head)
+    head.seconds = seconds
+    answered = answer(
+        Installed("tried_app:app"), NODE, replace(task, head=bytes(head.SerializeToString()))
+    )
+    assert content_of(answered)["metrics"]["version"] == 1

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import Deployment, federation
 from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.server.run_folder.files import CLIENTS, MODEL
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
-from tests.deploy.federation import Deployment, federation
 from tests.prediction.hospitals import write_hospitals
 
 pytestmark = pytest.mark.federation

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import Deployment, federation, rounds
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.deploy.federation import Deployment, federation, rounds
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import assert_same_model, table
 
@@ -38,7 +38,6 @@ CATEGORIES = {
 
 
 def schema_of(*groups: str) -> str:
-    """Return the schema of the hospitals, with groups."""
     lines = ['target = "target"', f"groups = {list(groups)}", 'missing = "fill"']
     for name in COLUMNS.split(","):
         of = CATEGORIES.get(name)
@@ -98,7 +97,6 @@ def there(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def restart(there: Deployment, folder: Path) -> None:
-    """Restart the client of one hospital with the data in a folder."""
     there.stop(there.clients["va"])
     there.start_client("va", "--data-dir", str(folder))
     there.wait_for_clients("va")
@@ -174,8 +172,7 @@ def test_a_file_without_a_header_sends_none_of_its_values(
     _, rows = (own / "va.csv").read_text().split("\n", 1)
     (own / "va.csv").write_text(rows.replace(",", ",Svensson-", 1))
     restart(there, own)
-    submitted = {**SETTINGS, "num-rounds": 2, "fraction": 1.0, "out": str(out)}
-    there.submit(submitted)
+    there.submit({**SETTINGS, "num-rounds": 2, "fraction": 1.0, "out": str(out)})
     refused = {row["refused"] for row in rounds(out)}
     assert all(each.startswith("va: ") and "column" in each for each in refused), refused
     written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
@@ -186,11 +183,9 @@ def test_a_node_with_a_bad_file_is_named_with_the_reason(there: Deployment, tmp_
     out = tmp_path / "run"
     own = there.home / "data-worse"
     write_hospital("va", own / "va.csv")
-    text = (own / "va.csv").read_text()
-    (own / "va.csv").write_text(text.replace("chol", "cholesterol", 1))
+    (own / "va.csv").write_text((own / "va.csv").read_text().replace("chol", "cholesterol", 1))
     restart(there, own)
-    submitted = {**SETTINGS, "num-rounds": 2, "fraction": 1.0, "out": str(out)}
-    there.submit(submitted)
+    there.submit({**SETTINGS, "num-rounds": 2, "fraction": 1.0, "out": str(out)})
     rows = rounds(out)
     assert [row["replies_used"] for row in rows] == ["3", "3"]
     reason = "it has columns that the schema does not name (1): add them to ignore"

@@ -20,6 +20,8 @@ from flwr.app.error import Error
 from safetensors.numpy import load_file
 
 from benchmarks.deployed import LARGE
+from benchmarks.deployment import Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
 from fairbloom.client.app import app
 from fairbloom.deploy import pki
 from fairbloom.protocol.error_codes import ErrorCode
@@ -30,16 +32,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.system.files import write_private
-from tests.deploy.federation import (
-    DISTURBED,
-    Cable,
-    Deployment,
-    federation,
-    names,
-    rounds,
-    wait_for_rounds,
-)
-from tests.deploy.flower import wait_until
+from tests.deploy.federation import DISTURBED, Cable
 from tests.simulation.helpers import assert_same_model
 
 pytestmark = pytest.mark.slow
@@ -150,8 +143,7 @@ def test_a_killed_serverapp_costs_one_round(
     wait_for_rounds(out, 2)
     there.kill_run()
     there.kill(first)
-    done = len(rounds(out))
-    assert 2 <= done < ROUNDS
+    assert 2 <= len(rounds(out)) < ROUNDS
     there.submit({**SETTINGS, "out": str(out)})
     assert_same_model(out, undisturbed)
     assert [int(row["round"]) for row in rounds(out)] == [*range(1, ROUNDS + 1)]
@@ -292,8 +284,7 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(
     wait_until(lambda: rounds(out)[-1]["replies_used"] == "4")
     there.stop_runs()
     there.wait_for_end(submitted, code=STOPPED)
-    rows = rounds(out)[before - 1 :]
-    away = [row for row in rows if row["replies_used"] != "4"]
+    away = [row for row in rounds(out)[before - 1 :] if row["replies_used"] != "4"]
     assert any(row["missing"] == CLIENTS[3] for row in away)  # the deadline passed
     assert all(row["replies_used"] == "3" for row in away)
     assert_same_as_with_the_same_clients(out, endless, tmp_path)
@@ -333,8 +324,7 @@ def test_enough_replies_end_a_round_and_the_late_client_returns(
 ) -> None:
     out = tmp_path / "run"
     slow = {"fraction": 1.0, "num-rounds": 100_000, "local-epochs": 30}
-    endless = {**SETTINGS, **slow, "min-replies": 3, "out": str(out)}
-    submitted = there.submitting(endless)
+    submitted = there.submitting({**SETTINGS, **slow, "min-replies": 3, "out": str(out)})
     # the run knows its clients' names, so that round 1 begins
     wait_until(lambda: (out / "known.json").exists())
     frozen = (there.clients[CLIENTS[3]].pid, *there.offspring(there.clients[CLIENTS[3]]))
@@ -381,7 +371,6 @@ def refused(there: Deployment, name: str, *words: str, options: tuple[str, ...] 
 
 
 def copy_bundle(there: Deployment, name: str, of: str = CLIENTS[0]) -> Path:
-    """Copy the bundle of an enrolled client to another name."""
     return Path(shutil.copytree(there.bundle(of), there.bundle(name)))
 
 
@@ -496,8 +485,7 @@ def test_status_tells_how_far_a_run_is_and_what_became_of_it(
     there: Deployment, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    endless = {**SETTINGS, "num-rounds": 100_000, "out": str(out)}
-    there.submitting(endless)
+    there.submitting({**SETTINGS, "num-rounds": 100_000, "out": str(out)})
     run = there.submitted_run()
     wait_for_rounds(out, 3)
     (about,) = (each for each in there.status()["runs"] if str(each["run"]) == run)
@@ -518,8 +506,7 @@ def test_an_expected_end_is_one_sentence_for_everybody(
     there: Deployment, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     slow = {"stragglers": 1.0, "drop-stragglers": True, "local-epochs": 2, "unused-rounds": 1}
-    settings = {**SETTINGS, **slow, "out": str(tmp_path / "run")}
-    there.submit(settings, code=1)
+    there.submit({**SETTINGS, **slow, "out": str(tmp_path / "run")}, code=1)
     said = there.log(there.submitted)
     sentence = "the run has learned nothing for 1 rounds: in round 1, 3 of 3 replies were refused"
     assert f"the run ends: {sentence}" in said

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.deployment import Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.deploy.federation import Deployment, federation, names, rounds, wait_for_rounds
-from tests.deploy.flower import wait_until
 from tests.simulation.helpers import assert_same_model
 
 pytestmark = pytest.mark.federation

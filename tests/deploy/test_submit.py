@@ -1,5 +1,15 @@
-"""Runs on a federation are submitted, followed and stopped through files, without a server."""
+"""Runs on a federation are submitted, followed and stopped through files, without a server.
 
+Commands of a federation import few libraries, and Ctrl-C during imports ends them.
+
+The status of a federation, from the files of its server.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -11,15 +21,22 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from fairbloom.cli import main as cli
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.messages import MAX_SETTINGS_BYTES
 from fairbloom.deploy.fleet.runs import STOPPED, Order, RunFiles, list_runs, submit
 from fairbloom.deploy.operator import submit as runs
 from fairbloom.protocol.settings import Value
+from fairbloom.server.progress import ANNOUNCED
 from fairbloom.server.settings import Settings, default_config
-from tests.experiments.helpers import fairbloom
+from fairbloom.simulation.run import simulate
+from fairbloom.system.lock import exclusive_lock
+from tests.checkout import ROOT
+from tests.experiments.helpers import captured, fairbloom
 from tests.tables.helpers import SCHEMA
+
+from .commands import client_command
 
 
 def orders(made: Path) -> list[Order]:
@@ -27,7 +44,6 @@ def orders(made: Path) -> list[Order]:
 
 
 def submitted_settings(made: Path) -> dict[str, Any]:
-    """Return the settings of the run that was submitted last."""
     return dict(orders(made)[-1].settings)
 
 
@@ -63,8 +79,7 @@ def test_submit_follows_the_log_and_reports_the_end(
     number = last_run(made).number
     said = capsys.readouterr().out
     assert said == f"run {number}\nround 1\nround 2\\x1b[2J\nrun {number}: {word}\n"
-    settings = submitted_settings(made)
-    assert settings == {**default_config(), "method": "fedfv", "num-rounds": 2}
+    assert submitted_settings(made) == {**default_config(), "method": "fedfv", "num-rounds": 2}
 
 
 def test_a_run_without_a_server_waits_and_says_so(
@@ -83,24 +98,23 @@ def test_a_run_whose_files_are_gone_is_not_followed_for_ever(made: Path) -> None
 
 
 def test_stop_names_what_it_stops(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fairbloom("deploy", "stop") == 2
-    assert "no run is in progress" in capsys.readouterr().err
+    assert "no run is in progress" in captured(capsys, "deploy", "stop", code=2).err
     assert fairbloom("deploy", "submit", "--detach") == 0
     assert fairbloom("deploy", "submit", "--detach") == 0
     first, second = list_runs(Federation.read(made).runs)
-    assert fairbloom("deploy", "stop") == 2
     assert (
         f"runs {first.number}, {second.number} are in progress or wait: name one"
-        in capsys.readouterr().err
+        in captured(capsys, "deploy", "stop", code=2).err
     )
-    assert fairbloom("deploy", "stop", "nothing") == 2
-    assert "run 'nothing' is not one of this federation" in capsys.readouterr().err
+    assert (
+        "run 'nothing' is not one of this federation"
+        in captured(capsys, "deploy", "stop", "nothing", code=2).err
+    )
     assert fairbloom("deploy", "stop", first.number) == 0
     assert (first.is_stopped, second.is_stopped) == (True, False)
     assert "will not continue once a server runs" in capsys.readouterr().out
     first.end(STOPPED)
-    assert fairbloom("deploy", "stop", first.number) == 0
-    assert "has ended already: stopped" in capsys.readouterr().out
+    assert "has ended already: stopped" in captured(capsys, "deploy", "stop", first.number).out
     assert fairbloom("deploy", "stop") == 0
     assert second.is_stopped
 
@@ -108,12 +122,9 @@ def test_stop_names_what_it_stops(made: Path, capsys: pytest.CaptureFixture[str]
 # What is submitted --------------------------------------------------------------------------------
 
 
-def test_an_invalid_setting_is_named_and_nothing_is_written(
-    made: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    for setting, said in (
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
         ("fraction=2", "fraction"),
         ("fedfv.alpha=0.2", "fedfv.alpha has no effect with method = 'fedavg'"),
         (
@@ -131,10 +142,12 @@ def test_an_invalid_setting_is_named_and_nothing_is_written(
             "model = 'subprocess:run': subprocess belongs to Python and holds no model",
         ),
         ("device=/dev/sda", "device = '/dev/sda': devices accept auto, cpu, cuda, cuda:1 or mps"),
-    ):
-        with subtests.test(setting=setting, said=said):
-            assert fairbloom("deploy", "submit", "--set", setting) == 2, setting
-            assert said in capsys.readouterr().err
+    ],
+)
+def test_an_invalid_setting_is_named_and_nothing_is_written(
+    made: Path, capsys: pytest.CaptureFixture[str], setting: str, said: str
+) -> None:
+    assert said in captured(capsys, "deploy", "submit", "--set", setting, code=2).err
     assert orders(made) == []
 
 
@@ -143,8 +156,10 @@ def test_settings_above_a_mebibyte_are_not_sent(
 ) -> None:
     (made / "schema.toml").write_text(SCHEMA + "\n" * (MAX_SETTINGS_BYTES // 2))
     words = ("--set", "task=csv", "--schema", made / "schema.toml")
-    assert fairbloom("deploy", "submit", "--detach", *words) == 2
-    assert "and devices take at most 1,047,576: shorten" in capsys.readouterr().err
+    assert (
+        "and devices take at most 1,047,576: shorten"
+        in captured(capsys, "deploy", "submit", "--detach", *words, code=2).err
+    )
     assert orders(made) == []
 
 
@@ -163,19 +178,16 @@ def test_sizes_of_enrolled_clients_are_sent_with_the_run(made: Path) -> None:
 def test_what_devices_must_allow_is_said(
     made: Path, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        fairbloom(
-            "deploy",
-            "submit",
-            "--detach",
-            "--set",
-            f"task={own}:points",
-            "--set",
-            "learning-rate=0.2",
-        )
-        == 0
-    )
-    said = capsys.readouterr().err
+    said = captured(
+        capsys,
+        "deploy",
+        "submit",
+        "--detach",
+        "--set",
+        f"task={own}:points",
+        "--set",
+        "learning-rate=0.2",
+    ).err
     value = f"{own}:points"
     assert (
         f"task = '{value}' is accepted only by devices with owners who allow it (allow ="
@@ -190,37 +202,35 @@ def test_what_devices_must_allow_is_said(
 def test_an_accepted_schema_needs_no_allow(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (made / "schema.toml").write_text(SCHEMA)
     words = ("--set", "task=csv", "--schema", made / "schema.toml")
-    assert fairbloom("deploy", "submit", "--detach", *words) == 0
-    assert "is accepted only by devices" not in capsys.readouterr().err
+    assert (
+        "is accepted only by devices"
+        not in captured(capsys, "deploy", "submit", "--detach", *words).err
+    )
     assert submitted_settings(made)["schema"] == SCHEMA
 
 
-def test_partitions_beyond_the_clients_are_said(
-    made: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    assert fairbloom("deploy", "enroll", "a", "b", "c") == 0
-    assert fairbloom("deploy", "revoke", "a") == 0
-    for settings, said in (
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
         (["clients=2"], "client c has partition 2, but clients=2 has only 0 to 1: set clients=3"),
         (["clients=3"], ""),
         ([], ""),  # the digits are split over twenty clients
-    ):
-        with subtests.test(settings=settings, said=said):
-            capsys.readouterr()
-            assert (
-                fairbloom(
-                    "deploy",
-                    "submit",
-                    "--detach",
-                    *(word for each in settings for word in ("--set", each)),
-                )
-                == 0
-            )
-            found = capsys.readouterr().err
-            assert said in found
-            assert ("partition" in found) == bool(said)
+    ],
+)
+def test_partitions_beyond_the_clients_are_said(
+    made: Path, capsys: pytest.CaptureFixture[str], settings: list[str], said: str
+) -> None:
+    assert fairbloom("deploy", "enroll", "a", "b", "c") == 0
+    captured(capsys, "deploy", "revoke", "a")
+    found = captured(
+        capsys,
+        "deploy",
+        "submit",
+        "--detach",
+        *(word for each in settings for word in ("--set", each)),
+    ).err
+    assert said in found
+    assert ("partition" in found) == bool(said)
 
 
 # Which app ----------------------------------------------------------------------------------------
@@ -280,15 +290,18 @@ def test_a_setting_that_an_app_does_not_take_is_named(
         ("name=5", "name = 5: it must be of type str"),
     ):
         with subtests.test(setting=setting, said=said):
-            assert fairbloom("deploy", "submit", "--app", "hers", "--set", setting) == 2, setting
-            assert said in capsys.readouterr().err
+            assert (
+                said
+                in captured(
+                    capsys, "deploy", "submit", "--app", "hers", "--set", setting, code=2
+                ).err
+            )
     assert orders(made) == []
 
 
-def test_a_place_without_an_app_is_named(
-    made: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
-) -> None:
-    for text, said in (
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
         (
             None,
             (
@@ -299,13 +312,15 @@ def test_a_place_without_an_app_is_named(
         ('[project]\nname = "other"\n', "--app other: it is neither a folder"),
         ("[project\n", "other/pyproject.toml cannot be read: "),
         (HERS.replace('version = "1.0"', ""), "other/pyproject.toml lacks 'version'"),
-    ):
-        with subtests.test(text=text, said=said):
-            if text is not None:
-                Path("other").mkdir(exist_ok=True)
-                Path("other", "pyproject.toml").write_text(text)
-            assert fairbloom("deploy", "submit", "--app", "other") == 2
-            assert said in capsys.readouterr().err
+    ],
+)
+def test_a_place_without_an_app_is_named(
+    made: Path, capsys: pytest.CaptureFixture[str], text: str | None, said: str
+) -> None:
+    if text is not None:
+        Path("other").mkdir(exist_ok=True)
+        Path("other", "pyproject.toml").write_text(text)
+    assert said in captured(capsys, "deploy", "submit", "--app", "other", code=2).err
     assert orders(made) == []
 
 
@@ -380,8 +395,7 @@ def test_settings_of_a_users_method_and_task_are_sent(made: Path, own: str) -> N
         )
         == 0
     )
-    sent = submitted_settings(made)
-    received = Settings.of(sent)
+    received = Settings.of(submitted_settings(made))
     assert received.parameters == {
         "worsthalf.share": 0.25,
         "worsthalf.words": 'it\'s "two words"',
@@ -404,13 +418,9 @@ def test_any_value_of_a_users_setting_arrives(settings: dict[str, Value]) -> Non
     }
 
 
-def test_a_mistake_in_a_users_setting_is_named_before_sending(
-    made: Path,
-    own: str,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    for words, said in (
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         (
             ["method=hers_alone:WorstHalf", "worsthalf.shere=0.5"],
             "unknown setting worsthalf.shere = 0.5; did you mean",
@@ -418,11 +428,226 @@ def test_a_mistake_in_a_users_setting_is_named_before_sending(
         (["worsthalf.share=0.5"], "unknown setting worsthalf.share = 0.5"),
         (["task=hers_alone:point"], "hers_alone has no point"),
         (["task=hers_gone:points"], "there is no module hers_gone"),
-    ):
-        with subtests.test(words=words, said=said):
-            assert (
-                fairbloom("deploy", "submit", *(each for word in words for each in ("--set", word)))
-                == 2
-            )
-            assert said in capsys.readouterr().err
+    ],
+)
+def test_a_mistake_in_a_users_setting_is_named_before_sending(
+    made: Path, own: str, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert (
+        said
+        in captured(
+            capsys,
+            "deploy",
+            "submit",
+            *(each for word in words for each in ("--set", word)),
+            code=2,
+        ).err
+    )
     assert orders(made) == []
+
+
+LOADED = """
+import sys
+from fairbloom.__main__ import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [["deploy", "--help"], ["deploy", "enroll", "a", "--dir", "nowhere"]], ids=str
+)
+def test_commands_import_no_pytorch_and_end_as_the_command_line(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "argv", ["fairbloom", *words])
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *words], cwd=ROOT, capture_output=True, text=True
+    )
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    printed = capfd.readouterr()
+    assert done.stdout.replace("-c deploy", "fairbloom deploy").split() == [
+        *printed.out.split(),
+        "False",
+    ]
+    assert (done.returncode, done.stderr) == (end.value.code, printed.err)
+
+
+INTERRUPTED = """
+import signal
+import sys
+
+class Interrupt:
+    def find_spec(name, path=None, target=None):
+        if name == "{}":
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.modules.pop("{}", None)
+sys.meta_path.insert(0, Interrupt)
+from fairbloom.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["importlib.metadata", "typer", "fairbloom.command", "fairbloom.strategies"]
+)
+def test_ctrl_c_during_imports_ends_a_command_silently(module: str) -> None:
+    program = INTERRUPTED.replace("{}", module)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "methods"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_devices_help_says_what_each_argument_is(tmp_path: Path) -> None:
+    """By `python -m fairbloom.deploy`, without the whole command line, as in the client's image."""
+    done = client_command("keys", "--help", folder=tmp_path)
+    assert "Name of this client in the" in done.stdout, done.stderr
+
+
+ORDER = Order("fairbloom.serverapp:app", "fairbloom", "0.1.0", {})
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two rounds."""
+    out = tmp_path_factory.mktemp("run") / "first"
+    return simulate(
+        Settings.of(
+            {"clients": 2, "num-rounds": 2, "device": "cpu", "method": "fedfv", "out": str(out)}
+        )
+    )
+
+
+def say_now(made: Path, at: float, **about: Any) -> None:
+    (made / "state" / "now.json").write_text(json.dumps({"at": at, **about}))
+
+
+def survey(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    assert fairbloom("deploy", "status", "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def write_run(
+    made: Path, status: int | None = None, log: str = "", folder: Path | None = None
+) -> RunFiles:
+    run = submit(Federation.read(made).runs, ORDER)
+    run.log.write_text(log)
+    if folder is not None:
+        (run.folder / ANNOUNCED).write_text(str(folder))
+    if status is not None:
+        run.end(status)
+    return run
+
+
+def test_clients_are_online_away_never_seen_or_revoked(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("deploy", "enroll", "a", "b", "c", "d", "--examples", "7") == 0
+    assert fairbloom("deploy", "revoke", "d") == 0
+    say_now(made, time.time(), online={"a": 2}, seen={"a": 5.0, "b": 0.0, "d": 1.0})
+    with exclusive_lock(made / "state" / "lock"):
+        found = survey(capsys)
+        assert found["server"] == "up"
+        states = {name: client["state"] for name, client in found["clients"].items()}
+        assert states == {"a": "online", "b": "away", "c": "never", "d": "revoked"}
+        assert found["clients"]["b"]["last-seen"] == "1970-01-01T00:00:00+00:00"
+        assert found["clients"]["a"]["refused-with-same-key"] == 2
+        assert (found["clients"]["c"]["partition-id"], found["clients"]["c"]["examples"]) == (2, 7)
+        say_now(made, time.time() - 60.0, online={"a": 2}, seen={"a": 5.0})
+        assert survey(capsys)["clients"]["a"]["state"] == "away"  # the server hangs
+    say_now(made, time.time(), online={"a": 2}, seen={"a": 5.0})
+    found = survey(capsys)  # the server was killed just now
+    assert (found["server"], found["clients"]["a"]["state"]) == ("down", "away")
+
+
+def test_runs_show_their_rounds_and_how_they_ended(
+    made: Path, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(made, status=0, folder=run_folder)
+    write_run(made, status=1, log="first\nthe run ends: nothing was learned\n")
+    write_run(made, status=130, folder=tmp_path / "gone")
+    going = write_run(made, folder=run_folder)
+    waiting = write_run(made)
+    runs = survey(capsys)["runs"]
+    assert [run["state"] for run in runs] == [
+        "waiting",
+        "running",
+        "stopped",
+        "failed",
+        "completed",
+    ]
+    assert [run["exit-status"] for run in runs] == [None, None, 130, 1, 0]
+    assert (runs[0]["run"], runs[1]["run"]) == (waiting.number, going.number)
+    assert (runs[1]["method"], runs[1]["round"], runs[1]["of-rounds"]) == ("fedfv", 2, 2)
+    assert "unknown" in runs[2]
+    assert runs[3]["said"] == "the run ends: nothing was learned"
+    assert runs[4]["folder"] == str(run_folder)
+
+
+def test_the_last_run_has_its_end_and_its_folder(
+    made: Path,
+    run_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    write_run(made, status=1)
+    run = write_run(made, status=0, folder=run_folder)
+    os.utime(run.folder / "status", (5.0, 5.0))
+    assert survey(capsys)["runs"][0]["ended"] == "1970-01-01T00:00:05+00:00"
+    assert (
+        f"the last, run {run.number}, completed at 1970-01-01T00:00:05+00:00: fairbloom show"
+        f" {run_folder}\n"
+    ) in captured(capsys, "deploy", "status").out
+
+
+def test_a_damaged_run_folder_does_not_hide_other_entries(
+    made: Path, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(run_folder, tmp_path / "damaged")
+    (folder / "rounds.csv").write_text("nonsense\n1")
+    write_run(made, folder=folder)
+    (run,) = survey(capsys)["runs"]
+    assert run["unknown"]
+    assert "not known" in captured(capsys, "deploy", "status").out
+
+
+def test_the_tables_show_what_is_wrong(
+    made: Path, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("deploy", "enroll", "a", "b") == 0
+    write_run(made, folder=run_folder)
+    write_run(made, status=1, log="the run ends: \x1b[2Jnothing was learned\n")
+    say_now(made, time.time(), online={"a": 0}, seen={"a": 5.0})
+    said = captured(capsys, "deploy", "status").out
+    assert "server: down" in said
+    assert "clients: 1 away, 1 never" in said
+    assert "fedfv on digits, round 2 of 2" in said
+    assert "nothing was learned" in said
+    assert "\x1b[2J" not in said
+    assert "certificate: the server's holds for 398 more days" in said
+
+
+def test_connections_and_the_current_run_are_shown(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = write_run(made), write_run(made)
+    about = {"run": second.number, "connections": {"open": 12, "limit": 768}}
+    say_now(made, time.time(), **about)
+    with exclusive_lock(made / "state" / "lock"):
+        found = survey(capsys)
+        assert fairbloom("deploy", "status") == 0
+    assert found["connections"] == {"open": 12, "limit": 768}
+    assert "connections: 12 of at most 768" in capsys.readouterr().out
+    states = {run["run"]: run["state"] for run in found["runs"]}
+    assert states == {first.number: "waiting", second.number: "running"}
+    assert survey(capsys)["connections"] == {"open": None, "limit": None}  # no server runs

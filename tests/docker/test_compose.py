@@ -2,14 +2,20 @@
 
 Needs a Docker engine (DOCKER_HOST) with compose 2.20 or newer. TORCH and TORCH_INDEX choose the
 images' PyTorch.
+
+The files in docker/, checked without an engine.
 """
 
+import fcntl
 import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,17 +23,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from packaging.utils import canonicalize_name
 from safetensors.numpy import load_file
 
+from benchmarks.deployment import rounds
+from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from tests.deploy.federation import rounds
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import assert_same_model, table
 from tests.test_supply_chain import locked
-
-pytestmark = pytest.mark.docker
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4
@@ -165,6 +172,7 @@ def finished(checkout: Checkout) -> Path:
     return checkout.path / "runs" / "first"
 
 
+@pytest.mark.docker
 def test_images_are_small_unprivileged_and_without_tools(
     images: None, subtests: pytest.Subtests
 ) -> None:
@@ -191,6 +199,7 @@ def test_images_are_small_unprivileged_and_without_tools(
             assert found == ""
 
 
+@pytest.mark.docker
 @pytest.mark.parametrize("target", ["client", "server"])
 def test_an_image_lists_what_is_in_it_as_it_was_locked(target: str, images: None) -> None:
     path = f"/usr/share/sbom/fairbloom-{target}.cdx.json"
@@ -207,6 +216,7 @@ def test_an_image_lists_what_is_in_it_as_it_was_locked(target: str, images: None
     assert have == pins | {"torch": have["torch"], "fairbloom": have["fairbloom"]}
 
 
+@pytest.mark.docker
 def test_docker_compose_up_gives_the_run_in_process(finished: Path, tmp_path: Path) -> None:
     expected = simulate(Settings.of({**SETTINGS, "clients": CLIENTS, "out": str(tmp_path / "run")}))
     assert_same_model(finished, expected)
@@ -221,6 +231,7 @@ def test_docker_compose_up_gives_the_run_in_process(finished: Path, tmp_path: Pa
     assert all(not row["refused"] and not row["missing"] for row in table(finished / "rounds.csv"))
 
 
+@pytest.mark.docker
 def test_secrets_are_their_owners_alone(checkout: Checkout, finished: Path) -> None:
     code = (
         "find /federation /clients -type f \\( -name key -o -name '*.key' \\) -printf '%p %m %U\\n'"
@@ -235,6 +246,7 @@ def test_secrets_are_their_owners_alone(checkout: Checkout, finished: Path) -> N
     assert listed == sorted(f"{file} 600 1000" for file in files)
 
 
+@pytest.mark.docker
 def test_the_experiment_exits_with_the_runs_status(checkout: Checkout, finished: Path) -> None:
     wrong = checkout.compose("run", "--rm", "experiment", SETTINGS="method=fedfvv num-rounds=1")
     assert wrong.returncode == 2
@@ -242,12 +254,12 @@ def test_the_experiment_exits_with_the_runs_status(checkout: Checkout, finished:
         "SETTINGS: method = 'fedfvv': unknown method: did you mean FedFV?"
         in wrong.stdout + wrong.stderr
     )
-    unwritable = "num-rounds=1 out=/public/run"
-    bad = checkout.compose("run", "--rm", "experiment", SETTINGS=unwritable)
+    bad = checkout.compose("run", "--rm", "experiment", SETTINGS="num-rounds=1 out=/public/run")
     assert bad.returncode == 1, bad.stderr[-2000:]
     assert "failed (exit status 1)" in bad.stdout
 
 
+@pytest.mark.docker
 def test_a_run_outlives_kills_and_more_clients_take_part(
     checkout: Checkout, finished: Path
 ) -> None:
@@ -265,12 +277,14 @@ def test_a_run_outlives_kills_and_more_clients_take_part(
     assert {row["replies_used"] for row in rows} == {str(CLIENTS + 1)}
 
 
+@pytest.mark.docker
 def test_down_with_volumes_leaves_nothing_behind(checkout: Checkout) -> None:
     checkout.compose("down", "--volumes", "--remove-orphans", "--timeout=5")
     project = checkout.environment["COMPOSE_PROJECT_NAME"]
     assert docker("volume", "ls", "--quiet", "--filter", f"name={project}").split() == []
 
 
+@pytest.mark.docker
 def test_another_build_of_the_same_leaves_no_image_over(images: None) -> None:
     before = left_over()
     for target in TARGETS:
@@ -281,6 +295,7 @@ def test_another_build_of_the_same_leaves_no_image_over(images: None) -> None:
 # docker/stock.yaml --------------------------------------------------------------------------------
 
 
+@pytest.mark.docker
 @pytest.mark.usefixtures("images")
 def test_flowers_own_nodes_give_the_run_in_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -310,3 +325,141 @@ def test_flowers_own_nodes_give_the_run_in_process(
     words = [f"clients={CLIENTS}", f"num-rounds={STOCK_ROUNDS}", f"out={tmp_path}/in-process"]
     subprocess.run([sys.executable, "-m", "my_app", *words], cwd=tmp_path / "my-app", check=True)
     assert_same_model(tmp_path / "runs" / "stock", tmp_path / "in-process")
+
+
+DOCKER = ROOT / "docker"
+TORCH = "torch==2.13.0+cpu"
+COMPOSED = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSED["services"]
+
+
+def script(name: str) -> dict[str, Any]:
+    """Return the names that a container's script defines."""
+    return runpy.run_path(str(DOCKER / f"{name}.py"))
+
+
+@pytest.mark.parametrize(("name", "service"), SERVICES.items())
+def test_every_service_is_confined(name: str, service: dict[str, Any]) -> None:
+    assert set(SERVICES) == {"volumes", "server", "client", "experiment"}
+    assert service["read_only"], name
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+    assert service["pids_limit"]
+    root = service["user"] == "0:0"
+    assert root == (name == "volumes")
+    assert service.get("cap_add", []) == (["CHOWN"] if root else [])
+
+
+def test_clients_reach_the_server_and_nothing_else() -> None:
+    assert SERVICES["client"]["networks"] == ["fleet"]
+    assert COMPOSED["networks"]["fleet"]["internal"]
+    assert SERVICES["experiment"]["network_mode"] == "none"
+    assert SERVICES["server"]["ports"] == ["${FLEET:-127.0.0.1:9092}:9092"]
+    assert [name for name, service in SERVICES.items() if "ports" in service] == ["server"]
+
+
+def test_a_client_sees_no_volume_of_the_operator() -> None:
+    assert SERVICES["client"]["volumes"] == ["clients:/clients"]
+    assert "clients" not in str(SERVICES["experiment"]["volumes"])
+
+
+def test_each_image_is_built_once() -> None:
+    """If each service built its image, all but the last build would lose their name."""
+    built = [service["image"] for service in SERVICES.values() if "build" in service]
+    assert sorted(built) == ["fairbloom-client", "fairbloom-server"]
+    assert {SERVICES[name]["pull_policy"] for name in ("volumes", "experiment")} == {"never"}
+
+
+def test_the_gpu_file_reserves_devices() -> None:
+    (name,) = (found := yaml.safe_load((DOCKER / "gpu.yaml").read_text())["services"])
+    client = found["client"]
+    assert name == "client"
+    (device,) = client["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert "+cpu" not in client["build"]["args"]["TORCH"]
+
+
+def test_the_dockerfile_names_no_host_and_one_torch() -> None:
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    assert "syntax=" not in dockerfile
+    assert "://" not in dockerfile
+    assert f"ARG TORCH={TORCH}\n" in dockerfile
+    assert f"${{TORCH:-{TORCH}}}" in (ROOT / "compose.yaml").read_text()
+
+
+def test_wheel_bundle_and_images_have_every_package() -> None:
+    """A package that is missing from one of these lists is missing where only that list is used."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    packages = {folder.parent.name for folder in ROOT.glob("*/__init__.py")} - {
+        "tests",
+        "benchmarks",
+        "docs",
+        "docker",
+    }
+    links = {
+        link.name: str(link.readlink())
+        for link in (ROOT / "fairbloom").iterdir()
+        if link.is_symlink()
+    }
+    assert links == {name: f"../{name}" for name in packages - {"fairbloom"}}
+    # the packages that the server and the clients of a run need
+    others = {"prediction", "simulation", "deploy", "experiments", "checks", "scaffold", "cli"}
+    bundled = packages - others
+    assert set(tool["flwr"]["app"]["fab-include"]) == {
+        *(f"{name}/**/*.py" for name in bundled),
+        "tasks/**/*.toml",
+    }
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    assert set(re.findall(r"^COPY (\w+) \1$", dockerfile, re.M)) == packages
+    assert packages <= set(re.findall(r"^!(\w+)$", (ROOT / ".dockerignore").read_text(), re.M))
+
+
+def test_a_lost_federation_toml_deletes_nothing(tmp_path: Path) -> None:
+    """The clients outside depend on its authority and registry."""
+    (tmp_path / "clients").mkdir()
+    kept = {tmp_path / "ca.key": b"key", tmp_path / "clients" / "a.toml": b"name"}
+    for path, data in kept.items():
+        path.write_bytes(data)
+    opening = script("server")["open_federation"]
+    opening.__globals__["FEDERATION"] = tmp_path
+    with pytest.raises(FairbloomError, match="is not a federation's folder"):
+        opening(["server"])
+    assert {path: path.read_bytes() for path in kept} == kept
+
+
+def test_a_client_takes_the_first_free_folder_and_is_enrolled(tmp_path: Path) -> None:
+    federation = Federation.init(tmp_path / "federation", ["server"], 9092)
+    clients = tmp_path / "clients"
+    clients.mkdir()
+    take = script("client")["take_folder"]
+    enroll = script("server")["enroll_requests"]
+    take.__globals__["CLIENTS"] = enroll.__globals__["CLIENTS"] = clients
+    first = take()
+    second = take()
+    assert [first.name, second.name] == ["client-0", "client-1"]
+    with (second / "taken").open() as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    take.__globals__["make"](second, second.name)
+    enroll(federation)
+    assert sorted(file.name for file in second.iterdir()) == [
+        "ca.crt",
+        "certificate",
+        "client-1.request",
+        "client.toml",
+        "key",
+        "taken",
+    ]
+    assert tomllib.loads((second / "client.toml").read_text())["server"] == "server:9092"
+    assert [(member.name, member.partition) for member in federation.members()] == [("client-1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"), [("attack=sign-flip attackers=0.25", "attack"), ("pooled=true", "pooled")]
+)
+def test_settings_are_checked_before_anything_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settings: str, key: str
+) -> None:
+    monkeypatch.setenv("SETTINGS", settings)
+    assert script("experiment")["main"]() == 2
+    assert re.match(f"SETTINGS: .*{key}", capsys.readouterr().err)

@@ -15,7 +15,7 @@ FEDERATION = "deploy/test_guide.py::test_six_steps_make_a_federation"
 COMPOSE = "docker/test_compose.py::test_docker_compose_up_gives_the_run_in_process"
 QUICKSTART = "client/test_fair.py::test_the_page_says_how_many_lines_of_the_quickstart_change"
 QUICKSTART_DEPLOYED = (
-    "runtimes/test_quickstart_deployed.py::test_a_killed_run_continues_and_ends_as_in_process"
+    "runtimes/test_runtimes.py::test_a_killed_run_continues_and_ends_as_in_process"
 )
 OWN_DATA = "deploy/test_own_data.py::test_four_nodes_with_a_file_each_give_the_run_in_process"
 HOSPITALS = "docs/test_real_data.py::test_the_commands_make_the_hospitals_table_and_picture"
@@ -31,7 +31,7 @@ ELSEWHERE = {
         "docs/test_real_data.py::test_optuna_asks_for_the_points_of_a_search"
     ),
     "docs/deployment.md#Keys that stay on the device": (
-        "deploy/test_enrolment.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
+        "deploy/test_pki.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
     "docs/nodes-trust.md#Limits of a device's owner": (
         "client/guard/test_limits.py::test_the_limits_of_the_page_are_taken"
@@ -52,7 +52,7 @@ ELSEWHERE = {
         "attacks/test_firewall.py::test_the_firewall_of_the_page_counts_by_address"
     ),
     "docs/deployment.md#Copies": (
-        "deploy/test_recovery.py::test_a_run_goes_on_from_a_copy_made_while_it_ran"
+        "deploy/test_outages.py::test_a_run_goes_on_from_a_copy_made_while_it_ran"
     ),
     "docs/docker.md#Flower's own nodes": (
         "runtimes/test_stock_nodes.py::test_the_composition_gives_the_run_of_our_own_nodes"
@@ -61,9 +61,9 @@ ELSEWHERE = {
     "docs/docker.md#Settings": (
         "docker/test_compose.py::test_a_run_outlives_kills_and_more_clients_take_part"
     ),
-    "docs/docker.md#GPU": "docker/test_files.py::test_the_gpu_file_reserves_devices",
+    "docs/docker.md#GPU": "docker/test_compose.py::test_the_gpu_file_reserves_devices",
     "docs/nodes-device.md#Predict on a device": (
-        "deploy/test_device_tutorial.py::test_the_tutorial_ends_at_a_prediction_on_a_device"
+        "deploy/test_guide.py::test_the_tutorial_ends_at_a_prediction_on_a_device"
     ),
     "docs/measured.md#Few clients": (
         "docs/test_real_data.py::test_an_own_model_helps_an_unlike_client"
@@ -90,7 +90,7 @@ ELSEWHERE = {
         "docs/test_apps.py::test_an_adapters_round_takes_six_per_cent"
     ),
     "docs/flower.md#Deployed": QUICKSTART_DEPLOYED,
-    "docs/your-method.md": "docs/test_your_method.py::test_every_block_of_python_is_run_by_a_test",
+    "docs/your-method.md": "docs/test_methods.py::test_every_block_of_python_is_run_by_a_test",
 }
 """The sections, and pages, whose blocks need more than a folder, each with the test that does what
 they say."""

@@ -73,7 +73,6 @@ class Reader:
         self.client_app: ClientApp | None = None
 
     def follow(self, page: str) -> None:
-        """Do all that a page says."""
         for block in blocks(page):
             if block.elsewhere:
                 continue
@@ -104,7 +103,6 @@ class Reader:
         self.try_apps(names.values())
 
     def shell(self, block: Block) -> None:
-        """Run commands."""
         for command in block.commands:
             self.check_failed()
             if NEEDS_MORE.match(command):
@@ -231,7 +229,6 @@ def make(command: str, words: list[str]) -> tuple[int, str]:
 
 
 def cd(command: str, words: list[str]) -> tuple[int, str]:
-    """Go to a folder."""
     os.chdir(words[1])
     return 0, ""
 

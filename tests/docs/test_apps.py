@@ -1,12 +1,19 @@
-"""The apps in docs/apps do what the page on Flower apps says of them."""
+"""The apps in docs/apps do what the page on Flower apps says of them.
 
+A device refuses none of the work that pages and recipes ask for.
+"""
+
+import ast
 import copy
 import importlib
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +23,17 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from fairbloom import load
+from fairbloom.client.guard.disclosure import check_influence
+from fairbloom.client.guard.limits import DEFAULT_MIN_ROWS
+from fairbloom.client.plan import global_work
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.recipe import load_recipe, names
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.server.settings import Settings
 from tests.commands import forked
 
-from .pages import ROOT, blocks
+from .pages import PAGES, ROOT, blocks
 from .reader import follow
-
-pytestmark = pytest.mark.slow
 
 APPS = ROOT / "docs" / "apps"
 START = """
@@ -62,6 +74,7 @@ def train(apps: Path, app: str, out: str, rounds: int) -> str:
     return done.stderr if done.returncode else ""
 
 
+@pytest.mark.slow
 @needs_libraries
 def test_opacus_and_lightning_train_fair_clients(apps: Path, subtests: pytest.Subtests) -> None:
     """A run by Lightning that goes on ends as one in one go; noise of Opacus must not be seeded."""
@@ -80,6 +93,7 @@ def test_opacus_and_lightning_train_fair_clients(apps: Path, subtests: pytest.Su
     assert "seeded=False" in train(apps, "opacus_app", "seeded", 1)
 
 
+@pytest.mark.slow
 @needs_libraries
 @pytest.mark.filterwarnings("ignore::UserWarning:opacus")
 def test_noise_of_opacus_hides_a_row_from_its_update(
@@ -110,6 +124,7 @@ def test_noise_of_opacus_hides_a_row_from_its_update(
     assert read(private, received) > 1.0
 
 
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers
 def test_an_adapters_round_takes_six_per_cent(
@@ -127,8 +142,7 @@ def test_an_adapters_round_takes_six_per_cent(
     whole = load(apps / "runs" / "whole")
     for column in ("bytes_sent", "bytes_received"):
         with subtests.test(column=column):
-            share = adapter.rounds[column] / whole.rounds[column][0]
-            assert (share.round(2) == 0.06).all()
+            assert ((adapter.rounds[column] / whole.rounds[column][0]).round(2) == 0.06).all()
     clinic = adapter.clients[adapter.clients["client"] == "clinic-1"].set_index("round")[
         adapter.score.column()
     ]
@@ -141,3 +155,66 @@ def test_an_adapters_round_takes_six_per_cent(
         merged = model.merge_and_unload()
         assert torch.allclose(merged(input_ids=ids).logits, outputs, atol=1e-5)
     assert type(merged).__name__ == "BertForSequenceClassification"
+
+
+ROWS = range(DEFAULT_MIN_ROWS, 80)
+"""Numbers of training rows, so that a last batch has any number of them."""
+
+OF_STEPS = ("batch-size", "learning-rate", "momentum", "weight-decay", "optimizer", "method")
+"""The settings on which the limits depend, besides parameters of the method."""
+
+
+def check(config: dict[str, Any]) -> None:
+    """Raise ReportableError if a device would refuse the work of a run with these settings."""
+    settings = Settings.of(config)
+    terms = settings.strategy().terms(1)
+    work = global_work(RunSettings.of(settings.run_config()), terms)
+    for rows in ROWS:
+        check_influence(work, terms, rows, DEFAULT_MIN_ROWS)
+
+
+def settings_of_page(page: str) -> Iterator[dict[str, Any]]:
+    """Yield the settings of steps in each command of a page, one command at a time."""
+    text = re.sub(r"\\\n *", "", (ROOT / page).read_text())
+    for line in re.findall(r"fairbloom [a-z][^\n`]*", text):
+        given = dict(re.findall(r"--set (\S+?)=([^\s`]+)", line))
+        chosen = {key: value_of(given[key]) for key in OF_STEPS if key in given}
+        if chosen and ":" not in "".join(map(str, chosen.values())):  # no import string
+            yield chosen
+
+
+def value_of(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_device_takes_the_work_of_recipes(name: str) -> None:
+    recipe = load_recipe(name)
+    for row in recipe.rows:
+        for point in recipe.points(row):
+            given = recipe.settings | row.settings | point
+            method = str(given.get("method", "fedavg"))
+            steps = {
+                key: value
+                for key, value in given.items()
+                if key in OF_STEPS or key.startswith(f"{method}.")
+            }
+            check(steps)
+
+
+def test_a_device_takes_the_work_of_pages(subtests: pytest.Subtests) -> None:
+    found = 0
+    for page in PAGES:
+        for settings in settings_of_page(page):
+            with subtests.test(page=page, settings=settings):
+                found += 1
+                check(settings)
+    assert found > 3
+
+
+def test_other_work_is_refused() -> None:
+    with pytest.raises(FairbloomError, match=r"above 0\.5"):
+        check({"method": "fedprox", "fedprox.mu": 6.0, "learning-rate": 0.1})

@@ -1,21 +1,48 @@
-"""What pages, the citation and links say of the project is what its own files say."""
+"""What pages, the citation and links say of the project is what its own files say.
+
+Every code block of README.md and docs/ is run as it is printed, by the reader or by a test that
+is named.
+
+Figures of the pages: the demo draws the first, and all follow dark mode.
+
+The documentation as it is built: without a warning, complete, and readable where there is no
+network.
+
+The notebook runs from data frames to a verdict, a chart and a prediction.
+"""
 
 import csv
+import importlib
+import json
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 from pkgutil import resolve_name
+from shutil import copy, copytree, ignore_patterns
+from typing import Any
 
 import pytest
+import typer
 
 from benchmarks.methods import GIVEN
+from docs.demo import COMMAND, IMAGES, draw
+from docs.figures import INK, dark_rules, follow_dark_mode
 from docs.hospitals import FEW, HEADINGS, PICTURE, TABLE
+from fairbloom.cli.device import DEFAULT, WithDefault
+from fairbloom.cli.main import LateCommand, app
 from fairbloom.experiments.arms import parse_arms
 from fairbloom.experiments.recipe import load_recipe
+from fairbloom.rounds.options import OPTIONS
 from fairbloom.server.run_folder.csv_rows import ClientTable, round_columns
 from fairbloom.server.run_folder.files import ENTRIES
-from fairbloom.strategies import SCAFFOLD, VRed
+from fairbloom.strategies import METHODS, SCAFFOLD, VRed
+from tests.commands import forked
 
-from .pages import ROOT
+from .pages import ELSEWHERE, PAGES, ROOT, blocks
+from .reader import follow
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CITATION = (ROOT / "CITATION.cff").read_text()
@@ -87,24 +114,23 @@ def test_the_page_names_every_column() -> None:
 # Links that Sphinx does not see -------------------------------------------------------------------
 
 
-def test_linked_files_exist(subtests: pytest.Subtests) -> None:
-    for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
-        with subtests.test(page=page):
-            links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", (ROOT / page).read_text())
-            assert [
-                link for link in links if not (ROOT / page).parent.joinpath(link).exists()
-            ] == [], page
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_linked_files_exist(page: str) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", (ROOT / page).read_text())
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == [], page
 
 
-def test_files_that_pages_name_exist(subtests: pytest.Subtests) -> None:
-    for page, root in (
+@pytest.mark.parametrize(
+    ("page", "root"),
+    [
         ("docs/rooms.md", ""),
         ("CONTRIBUTING.md", ""),
         ("tests/README.md", "tests/"),
-    ):
-        with subtests.test(page=page, root=root):
-            names = re.findall(r"`((?:[\w]+/)+\w+\.py)`", (ROOT / page).read_text())
-            assert [name for name in names if not (ROOT / root / name).exists()] == [], page
+    ],
+)
+def test_files_that_pages_name_exist(page: str, root: str) -> None:
+    names = re.findall(r"`((?:[\w]+/)+\w+\.py)`", (ROOT / page).read_text())
+    assert [name for name in names if not (ROOT / root / name).exists()] == [], page
 
 
 def test_what_is_linked_in_flowers_reference_is_there_in_flower() -> None:
@@ -136,3 +162,238 @@ def test_the_pages_have_the_hospitals_rows_and_picture() -> None:
     assert {*FEW} <= {row[0] for row in rows}
     assert f"images/{PICTURE.name}" in (ROOT / "docs" / "index.md").read_text()
     assert PICTURE.exists()
+
+
+READ = [page for page in PAGES if any(not block.elsewhere for block in blocks(page))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", READ)
+def test_what_a_page_shows_works(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the page takes for granted, the reader's own data and modules, lies in given/, and its
+    apps beside it."""
+    copytree(ROOT / "docs" / "apps", tmp_path, dirs_exist_ok=True)
+    if (given := Path(__file__).parent / "given" / Path(page).stem).is_dir():
+        copytree(given, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("COLUMNS", "120")  # tables are as wide as on a screen
+    done = forked(tmp_path, follow, page)
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
+# What runs elsewhere ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("section", "test"), ELSEWHERE.items())
+def test_another_test_does_what_a_section_says(section: str, test: str) -> None:
+    page, _, title = section.partition("#")
+    file, _, name = test.partition("::")
+    assert [block for block in blocks(page) if title in ("", block.section)], (
+        f"{section} has no block"
+    )
+    module = importlib.import_module(f"tests.{file.removesuffix('.py').replace('/', '.')}")
+    assert callable(getattr(module, name))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_have_the_options_that_pages_give_them(page: str) -> None:
+    """All commands of ours, those in the midst of a sentence too."""
+    inline = re.findall(r"(?<!`)`(fairbloom [a-z][^`]*)`", (ROOT / page).read_text())
+    shown = {
+        line
+        for block in blocks(page)
+        for line in block.commands
+        if re.match(r"fairbloom [a-z]", line)
+    }
+    for line in sorted({*shown, *inline}):
+        words = shlex.split(line, comments=True)[1:]
+        command: typer.core.click.Command = typer.main.get_command(app)
+        while words and isinstance(command, typer.core.TyperGroup):
+            known_word = words[0] in command.commands or not isinstance(command, WithDefault)
+            command = command.commands[words.pop(0) if known_word else DEFAULT]
+            command = command.imported() if isinstance(command, LateCommand) else command
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, (
+            page,
+            line,
+        )
+
+
+def test_the_readme_starts_a_federation_as_its_guide_does() -> None:
+    shown, guide = (
+        [block.commands for block in blocks(page) if block.section == section]
+        for page, section in (
+            ("README.md", "You operate a federation"),
+            ("docs/docker.md", "In containers"),
+        )
+    )
+    assert shown == [["docker compose up"]]
+    assert guide[0] == shown[0]
+
+
+def test_the_readme_has_at_most_1000_words() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 1000
+
+
+@pytest.mark.slow
+def test_the_demo_draws_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an empty folder, with fewer rounds, seeds and clients."""
+    monkeypatch.chdir(tmp_path)
+    briefly = {"--rounds": "2", "--seeds": "2", "--clients": "6"}
+    words = shlex.split(COMMAND)
+    words = [briefly.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    svg = draw(shlex.join(words)).decode()
+    assert svg.count("<text") > 3
+    assert "prefers-color-scheme" in svg
+
+
+@pytest.mark.parametrize("file", [*IMAGES.iterdir()])
+def test_figures_of_the_pages_are_small_and_follow_dark_mode(file: Path) -> None:
+    svg = file.read_text()
+    assert file.suffix == ".svg"
+    assert len(svg) < 100_000, file
+    assert dark_rules() in svg, (
+        f"{file}: python -m docs.demo and python -m docs.hospitals draw the figures"
+    )
+    assert INK in svg
+
+
+def test_make_demo_runs_the_command_of_the_first_figure() -> None:
+    (demo,) = re.findall(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    made = demo.replace("\\\n", "").replace("$(DEMO)", "runs/demo")
+    assert sorted(shlex.split(made)[1:]) == sorted(shlex.split(COMMAND)[1:])
+
+
+def test_a_figures_numbers_keep_their_digits() -> None:
+    svg = b'<svg><defs></defs><path d="M 1.23456 2.5"/><text x="1.23456">0.12345</text></svg>'
+    small = follow_dark_mode(svg).decode()
+    assert 'd="M 1.23 2.5"' in small
+    assert ">0.12345<" in small
+
+
+inventory = pytest.importorskip("sphinx.util.inventory", reason="make docs installs Sphinx")
+mathml = pytest.importorskip("docs.mathml").mathml
+for package in ("furo", "myst_parser"):
+    pytest.importorskip(package)
+
+
+PUBLIC = ("fairbloom", "fairbloom.strategies", "fairbloom.tasks")
+"""What these modules say is theirs has an entry in the reference."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything as a clean checkout has it, and a page of a method that is no more."""
+    folder = tmp_path_factory.mktemp("checkout")
+    copytree(
+        ROOT / "docs", folder / "docs", ignore=ignore_patterns("_build", "methods", "__pycache__")
+    )
+    for file in ("CHANGELOG.md", "CITATION.cff", "benchmarks/federations/sources.csv"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        copy(ROOT / file, folder / file)
+    (folder / "docs" / "methods").mkdir()
+    (folder / "docs" / "methods" / "fedold.md").write_text("# A method that is no more")
+    build = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "docs", "built"]
+    done = subprocess.run(
+        build, cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder / "built"
+
+
+@pytest.mark.slow
+def test_each_method_has_a_page(built: Path, subtests: pytest.Subtests) -> None:
+    written = {file.name for file in (built.parent / "docs" / "methods").iterdir()}
+    assert written == {f"{name}{end}" for name in [*METHODS] for end in (".md", ".svg")} | {
+        "index.md",
+        "torchjd.svg",
+    }
+    compared = (built / "methods" / "index.html").read_text()
+    for name in METHODS:
+        with subtests.test(name=name):
+            html = (built / "methods" / f"{name}.html").read_text()
+            assert METHODS[name].__name__ in html
+            assert f'href="{name}.html"' in compared
+    assert "torchjd:upgrad" in compared
+
+
+@pytest.mark.slow
+def test_every_public_name_is_in_the_reference(built: Path) -> None:
+    """A name that several modules export is there once."""
+    entries = inventory.InventoryFile.loads((built / "objects.inv").read_bytes(), uri="").data
+    kinds = ("class", "function", "data", "exception")
+    documented = {name.rpartition(".")[2] for kind in kinds for name in entries[f"py:{kind}"]}
+    public = {name for module in PUBLIC for name in importlib.import_module(module).__all__}
+    assert {name for name in public if not name.startswith("_")} <= documented
+
+
+@pytest.mark.slow
+def test_the_reference_has_ranges_and_defaults_of_options(
+    built: Path, subtests: pytest.Subtests
+) -> None:
+    text = re.sub(r"<[^>]*>", "", (built / "api" / "methods.html").read_text())
+    for name, option in OPTIONS.items():
+        with subtests.test(name=name, option=option):
+            if option.kind is not str:
+                assert f"{name} ({option.range}, default {option.default}) –" in text, name
+
+
+@pytest.mark.slow
+def test_no_page_needs_a_network(built: Path) -> None:
+    loaded = r"""<(?:script|img|iframe)[^>]*\ssrc="(\w+:)?//|<link[^>]*rel="stylesheet"[^>]*href="(\w+:)?//"""
+    pages = [*built.rglob("*.html")]
+    assert len(pages) > len(METHODS)
+    assert [page.name for page in pages if re.search(loaded, page.read_text())] == []
+
+
+@pytest.mark.slow
+def test_formulas_are_written_as_mathml(built: Path) -> None:
+    html = (built / "methods" / "fedmgda.html").read_text()
+    assert html.count("<math") >= 1
+    assert "\\frac" not in html
+
+
+@pytest.mark.slow
+def test_a_bracket_of_any_size_has_a_side() -> None:
+    """Docutils knows no size of a bracket but those that say whether it opens or closes."""
+    assert mathml(r"\big(x\big)", block=False) == mathml(r"\bigl(x\bigr)", block=False)
+    assert mathml(r"\Big\lVert x \Big\rVert", block=True) == mathml(
+        r"\Bigl\lVert x \Bigr\rVert", block=True
+    )
+
+
+@pytest.mark.slow
+def test_a_command_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(
+        Exception, match=r"The formula '\\\\nonsense x' cannot be written as MathML: .*nonsense"
+    ):
+        mathml(r"\nonsense x", block=False)
+
+
+CELLS = json.loads((ROOT / "docs" / "frames.ipynb").read_text())["cells"]
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    shown = []
+    for cell in CELLS:
+        if cell["cell_type"] == "code":
+            *lines, last = "".join(cell["source"]).rsplit("\n", 1)
+            exec("\n".join(lines), names)  # noqa: S102 (a page of ours)
+            shown.append(eval(last, names) if re.match(r"[a-z]+[.\[]", last) else None)  # noqa: S307
+            if shown[-1] is None:
+                exec(last, names)  # noqa: S102
+    comparison = names["comparison"]
+    assert comparison.verdict.headline.startswith("FedAvg serves island worst (in 3 of 3 seeds)")
+    chart, prediction = shown[-2:]
+    assert "image/png" in chart._repr_mimebundle_()
+    assert {"outcome", "predicted_outcome", "probability_ill"} <= {*prediction.columns}
+
+
+def test_the_notebook_has_no_outputs() -> None:
+    assert not any(cell.get("outputs") for cell in CELLS)

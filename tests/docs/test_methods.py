@@ -1,8 +1,19 @@
-"""The pages on the methods: complete and well formed, and what they show runs."""
+"""The pages on the methods: complete and well formed, and what they show runs.
 
+Everything that the guide to methods shows is run.
+"""
+
+import importlib
 import re
 import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,12 +23,18 @@ from typer.testing import CliRunner
 from docs import toy
 from docs.docstrings import describe
 from docs.methods import example, needs, page, scripts
+from fairbloom.check import CheckFailedError, Status, check_method, check_rule
+from fairbloom.checks.rule import RuleUnderTest
 from fairbloom.cli.main import app
 from fairbloom.errors import FairbloomError
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.method import Method
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import METHODS, FairStrategy, FedAvg
 from fairbloom.strategies.descent import COMMON_DESCENT
+from tests.commands import fairbloom
+from tests.federation import BUFFERS, quadratics, run as run_strategy
 from tests.originals import is_there
 
 from .pages import ROOT
@@ -49,48 +66,46 @@ def test_a_docstring_says_all_that_a_page_shows(subtests: pytest.Subtests) -> No
             assert f"](https://doi.org/{doi})" in scripts(method.source)
 
 
-def test_memory_is_named_where_there_is_one(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("name", "method"), METHODS.items())
+def test_memory_is_named_where_there_is_one(name: str, method: type) -> None:
     """A method that keeps rows or numbers between rounds says so; the others say none."""
-    for name, method in METHODS.items():
-        with subtests.test(name=name, method=method):
-            keeps = (
-                method.remember not in (FairStrategy.remember, FedAvg.remember)
-                or name == "scaffold"
-            )
-            assert (describe(name).memory != "none") == keeps, name
+    keeps = method.remember not in (FairStrategy.remember, FedAvg.remember) or name == "scaffold"
+    assert (describe(name).memory != "none") == keeps, name
 
 
-def test_a_page_has_every_part(subtests: pytest.Subtests) -> None:
-    for name in METHODS:
-        with subtests.test(name=name):
-            method = describe(name)
-            text = page(method)
-            assert text.count("```{math}") == METHODS[name].__doc__.count(".. math::") >= 1  # type: ignore[union-attr]
-            assert ".. math::" not in text
-            for part in (
-                f"from fairbloom.strategies import {method.title}",
-                f"fairbloom run --method {name}",
-            ):
-                assert part in text
-            assert f"{name}.svg" in text
-            for parameter in method.parameters:
-                assert f"| `{parameter.key}` | {parameter.range} |" in text
-            for block in re.findall(r"```\{math\}\n(.+?)```", text, re.DOTALL):
-                assert block.count("{") == block.count("}")
-                assert len(re.findall(r"\\[Bb]igg?", block)) % 2 == 0
+@pytest.mark.parametrize("name", METHODS)
+def test_a_page_has_every_part(name: str) -> None:
+    method = describe(name)
+    text = page(method)
+    assert text.count("```{math}") == METHODS[name].__doc__.count(".. math::") >= 1  # type: ignore[union-attr]
+    assert ".. math::" not in text
+    assert [
+        part
+        for part in (
+            f"from fairbloom.strategies import {method.title}",
+            f"fairbloom run --method {name}",
+        )
+        if part not in text
+    ] == []
+    assert f"{name}.svg" in text
+    assert [
+        parameter
+        for parameter in method.parameters
+        if f"| `{parameter.key}` | {parameter.range} |" not in text
+    ] == []
+    for block in re.findall(r"```\{math\}\n(.+?)```", text, re.DOTALL):
+        assert block.count("{") == block.count("}")
+        assert len(re.findall(r"\\[Bb]igg?", block)) % 2 == 0
 
 
-def test_the_example_makes_the_strategy_of_a_run_by_default(subtests: pytest.Subtests) -> None:
-    for name, method in METHODS.items():
-        with subtests.test(name=name, method=method):
-            (call,) = re.findall(r"^strategy = (.+)$", page(describe(name)), re.MULTILINE)
-            made = eval(call, {method.__name__: method})  # noqa: S307 (our own page)
-            given = {parameter.key: value for parameter, value in example(describe(name)).items()}
-            default = Settings.of({"method": name, "fraction": 1.0, **given}).strategy()
-            ours, due = (
-                {k: v for k, v in vars(each).items() if k[0] != "_"} for each in (made, default)
-            )
-            assert ours == due
+@pytest.mark.parametrize(("name", "method"), METHODS.items())
+def test_the_example_makes_the_strategy_of_a_run_by_default(name: str, method: type) -> None:
+    (call,) = re.findall(r"^strategy = (.+)$", page(describe(name)), re.MULTILINE)
+    made = eval(call, {method.__name__: method})  # noqa: S307 (our own page)
+    given = {parameter.key: value for parameter, value in example(describe(name)).items()}
+    default = Settings.of({"method": name, "fraction": 1.0, **given}).strategy()
+    ours, due = ({k: v for k, v in vars(each).items() if k[0] != "_"} for each in (made, default))
+    assert ours == due
 
 
 @pytest.mark.slow
@@ -158,14 +173,13 @@ AS_THEY_ARE = [
 ]
 
 
-def test_clients_that_are_written_for_flowers_fedavg_will_do(subtests: pytest.Subtests) -> None:
-    for name in AS_THEY_ARE:
-        with subtests.test(name=name):
-            initial = ArrayRecord({"w": Array(np.full(2, 9.0))})
-            result = METHODS[name]().start(
-                InProcessGrid(simple_clients(), {}, clients=3), initial, num_rounds=2
-            )
-            assert (result.arrays["w"].numpy() < 9.0).all(), name
+@pytest.mark.parametrize("name", AS_THEY_ARE)
+def test_clients_that_are_written_for_flowers_fedavg_will_do(name: str) -> None:
+    initial = ArrayRecord({"w": Array(np.full(2, 9.0))})
+    result = METHODS[name]().start(
+        InProcessGrid(simple_clients(), {}, clients=3), initial, num_rounds=2
+    )
+    assert (result.arrays["w"].numpy() < 9.0).all(), name
 
 
 def test_the_first_page_names_a_method_for_unchanged_clients() -> None:
@@ -198,3 +212,170 @@ def test_a_page_says_what_a_server_optimizer_gets(subtests: pytest.Subtests) -> 
             with pytest.raises(FairbloomError, match="refuses server-optimizer = 'avgm'"):
                 Settings.of({"method": name, "server-optimizer": "avgm"})
     assert "server optimizer" not in page(describe("fedavg"))
+
+
+GUIDE = (ROOT / "docs" / "your-method.md").read_text()
+MORE = ROOT / "docs" / "apps" / "more_methods.py"
+PYTHON = re.findall(r"```python\n(.+?)```", GUIDE, re.DOTALL)
+COMMANDS = [
+    line
+    for block in re.findall(r"```sh\n(.+?)```", GUIDE, re.DOTALL)
+    for line in block.splitlines()
+]
+TEXTS = {"my_methods": GUIDE, "more_methods": MORE.read_text()}
+RULES = [
+    f"{name}:{rule}"
+    for name, text in TEXTS.items()
+    for rule in re.findall(r"^class (\w+):", text, re.MULTILINE)
+]
+SHOWN = [
+    f"{name}:{method}"
+    for name, text in TEXTS.items()
+    for method in re.findall(r"^class (\w+)\(FairStrategy\)", text, re.MULTILINE)
+]
+
+(IMPORTS,) = (block for block in PYTHON if "import FairStrategy\n" in block)
+(IN_PYTHON,) = (block for block in PYTHON if "check_method(WorstHalf" in block)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the guide's my_methods.py, and the file of more methods that it links."""
+    folder = tmp_path_factory.mktemp("guide")
+    classes = [block for block in PYTHON if block.startswith("class ")]
+    (folder / "my_methods.py").write_text("\n\n".join([IMPORTS, *classes]))
+    shutil.copy(MORE, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def my_methods(folder: Path) -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield importlib.import_module("my_methods")
+        for name in TEXTS:
+            sys.modules.pop(name, None)
+
+
+def test_every_block_of_python_is_run_by_a_test() -> None:
+    classes = [block for block in PYTHON if block.startswith("class ")]
+    assert len(classes) == GUIDE.count("\nclass ") == 4
+    assert sorted(PYTHON) == sorted([IMPORTS, IN_PYTHON, *classes])
+
+
+@pytest.mark.usefixtures("my_methods")
+def test_methods_and_rules_pass_without_a_remark(subtests: pytest.Subtests) -> None:
+    assert (len(SHOWN), len(RULES)) == (6, 2)
+    reports = [
+        *(check_method(resolve_name(name)) for name in SHOWN),
+        *(check_rule(name) for name in RULES),
+    ]
+    for report in reports:
+        with subtests.test(report=report):
+            assert {result.status for result in report.results.values()} == {Status.PASSED}, (
+                report.name
+            )
+
+
+def test_worst_first_draws_by_the_last_losses(my_methods: ModuleType) -> None:
+    clients = quadratics(6)
+    finished = run_strategy(my_methods.WorstFirst(fraction_train=0.5, buffers=BUFFERS), clients)[1]
+    first = [set(each.participants) for each in finished[:2]]
+    assert first[0] | first[1] == {*clients}
+    losses = {
+        name: report["loss-before"]
+        for each in finished[:2]
+        for name, report in each.train_metrics.items()
+    }
+    assert {*finished[2].participants} == {*sorted(losses, key=losses.__getitem__)[-3:]}
+
+
+@pytest.mark.usefixtures("my_methods")
+def test_clients_follow_what_the_method_sends() -> None:
+    """In the first round nothing is sent yet, and it is FedAvg's."""
+    rule = "more_methods:Following"
+    heading, fedavg = (
+        RuleUnderTest(rule).run_rounds(method(client_rule=rule, fraction_evaluate=0.0), 2)
+        for method in (resolve_name("more_methods:Heading"), FedAvg)
+    )
+    (first, same), (second, other) = zip(heading, fedavg, strict=True)
+    assert all((first.arrays[name] == same.arrays[name]).all() for name in first.arrays)
+    assert all((second.arrays[name] != other.arrays[name]).any() for name in second.arrays)
+
+
+@pytest.mark.usefixtures("my_methods")
+def test_they_use_what_the_guide_is_about() -> None:
+    """Each of a method's functions is shown in one of them, but those that few methods need."""
+    shown = {name for method in SHOWN for name in vars(resolve_name(method))}
+    assert {
+        "needs",
+        "weigh",
+        "remember",
+        "choose",
+        "sends",
+        "reports",
+        "own_metrics",
+        "requires",
+    } <= shown
+
+
+def test_the_check_in_python_passes(my_methods: ModuleType) -> None:
+    exec(IN_PYTHON, {"WorstHalf": my_methods.WorstHalf})  # noqa: S102 (our own page)
+
+
+def test_a_forgotten_need_is_told_in_the_words_of_the_guide(my_methods: ModuleType) -> None:
+    (words,) = re.findall(r"```text\n(.+?)\n```", GUIDE)
+    worst_half: type = my_methods.WorstHalf
+    forgetful = type("WorstHalf", (worst_half,), {"needs": frozenset(), "__module__": "my_methods"})
+    with pytest.raises(CheckFailedError) as error:
+        check_method(forgetful)
+    assert [*error.value.report.failures.values()] == [words]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_runs(command: str, folder: Path) -> None:
+    executable, *arguments = shlex.split(command.replace("--rounds 20", "--rounds 2"))
+    assert executable == "fairbloom"
+    done = fairbloom(folder, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+# Complete and true --------------------------------------------------------------------------------
+
+
+def table(heading: str) -> set[str]:
+    """Return the names in code in the first column of the table that begins with a heading."""
+    (rows,) = re.findall(rf"^\| {heading} \|.+\n\|[-|]+\|\n((?:\|.+\n)+)", GUIDE, re.MULTILINE)
+    return {
+        name for row in rows.splitlines() for name in re.findall(r"`(\w+)", row.split(" | ")[0])
+    }
+
+
+def test_the_guide_tells_of_everything_in_a_cohort() -> None:
+    computed = {
+        name
+        for name, value in vars(Cohort).items()
+        if isinstance(value, property | cached_property)
+    }
+    given = {field.name for field in fields(Cohort)} - {
+        "gram_of",
+        "grams_of",
+        "squared_norms_of",
+        "declared_roster",
+    }
+    assert table("attribute") == computed | given
+
+
+NOT_SAID = {
+    *("reset", "state_dict", "load_state_dict", "layout_of"),
+    *("weighs_by_prior", "has_second_rows", "compares_groups", "keeps_states", "forget"),
+    *("all_needs", "check_fit", "corrects_clients", "own_parameters", "last_evaluated"),
+}
+"""What Fairbloom calls, or derives of the rest."""
+
+
+def test_the_guide_tells_of_everything_that_a_method_may_say() -> None:
+    own = {name for name in vars(Method) if not name.startswith("_")}
+    assert table("name") == own - NOT_SAID

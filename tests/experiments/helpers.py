@@ -32,6 +32,12 @@ def fairbloom(*words: object) -> int:
     return 0
 
 
+def captured(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> Any:
+    """Run a command that ends with this code; return what was printed until its end."""
+    assert fairbloom(*words) == code
+    return capsys.readouterr()
+
+
 def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
     """Run a command with --json, and return its output, without any earlier output."""
     capsys.readouterr()

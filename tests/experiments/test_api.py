@@ -1,4 +1,7 @@
-"""The Python functions: what they return, in scripts and in notebooks."""
+"""The Python functions: what they return, in scripts and in notebooks.
+
+`on_round` of `fairbloom.run`.
+"""
 
 import base64
 import inspect
@@ -14,7 +17,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
+import fairbloom
 import fairbloom as api
+from fairbloom import RecordedRound, Run
 from fairbloom.errors import FairbloomError, explained_in_python, on_command_line
 from fairbloom.experiments.options import CommonOptions
 from fairbloom.server.fairness import summarize
@@ -68,27 +73,24 @@ def test_importing_fairbloom_imports_nothing_heavy() -> None:
     assert ended.stdout == "[]\n"
 
 
-def test_what_is_exported_is_there(subtests: pytest.Subtests) -> None:
-    for name in api.__all__:
-        with subtests.test(name=name):
-            assert getattr(api, name) is not None
-            assert name in dir(api)
+@pytest.mark.parametrize("name", api.__all__)
+def test_what_is_exported_is_there(name: str) -> None:
+    assert getattr(api, name) is not None
+    assert name in dir(api)
 
 
-def test_only_common_options_are_in_the_signature(subtests: pytest.Subtests) -> None:
-    functions: list[Callable[..., object]] = [api.run, api.compare, api.search]
+@pytest.mark.parametrize("function", [api.run, api.compare, api.search])
+def test_only_common_options_are_in_the_signature(function: Callable[..., Any]) -> None:
     documented = inspect.cleandoc(str(api.run.__doc__))
-    for function in functions:
-        with subtests.test(function=function):
-            shown = inspect.signature(function).parameters
-            for name, annotation in get_type_hints(CommonOptions).items():
-                assert (shown[name].annotation, shown[name].default) == (annotation, None)
-                assert re.search(rf"^{name}\n    \S", documented, re.MULTILINE), name
-            assert "options" not in shown
-            with pytest.raises(
-                TypeError, match=rf"{function.__name__}\(\) got an unexpected .* 'learning_rate'"
-            ):
-                function(learning_rate=0.1)
+    shown = inspect.signature(function).parameters
+    for name, annotation in get_type_hints(CommonOptions).items():
+        assert (shown[name].annotation, shown[name].default) == (annotation, None)
+        assert re.search(rf"^{name}\n    \S", documented, re.MULTILINE), name
+    assert "options" not in shown
+    with pytest.raises(
+        TypeError, match=rf"{function.__name__}\(\) got an unexpected .* 'learning_rate'"
+    ):
+        function(learning_rate=0.1)
 
 
 # A run --------------------------------------------------------------------------------------------
@@ -123,20 +125,22 @@ def test_a_run_is_quiet_and_leaves_the_log_as_it_was(capfd: pytest.CaptureFixtur
     assert logging.getLogger("flwr").level == level
 
 
-def test_a_run_draws_its_score_over_the_rounds(ran: api.Run, subtests: pytest.Subtests) -> None:
-    spec = ran.chart()
-    assert "test accuracy, %, higher is better" in axis_titles(spec)
-    for line, measure in (
+@pytest.mark.parametrize(
+    ("line", "measure"),
+    [
         ("best client", "best_10"),
         ("mean", "mean"),
         ("worst client", "worst_10"),
-    ):
-        with subtests.test(line=line, measure=measure):
-            expected = [
-                float(row[f"test_accuracy_of_global_model_{measure}"])
-                for row in table(ran.folder / "rounds.csv")
-            ]
-            assert drawn_values(spec, line) == pytest.approx(expected, rel=1e-4)
+    ],
+)
+def test_a_run_draws_its_score_over_the_rounds(ran: api.Run, line: str, measure: str) -> None:
+    spec = ran.chart()
+    assert "test accuracy, %, higher is better" in axis_titles(spec)
+    expected = [
+        float(row[f"test_accuracy_of_global_model_{measure}"])
+        for row in table(ran.folder / "rounds.csv")
+    ]
+    assert drawn_values(spec, line) == pytest.approx(expected, rel=1e-4)
 
 
 def axis_titles(spec: dict[str, Any]) -> set[str]:
@@ -336,3 +340,70 @@ def test_a_folder_in_use_is_refused_in_the_words_of_python(tmp_path: Path) -> No
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FairbloomError, match=r"choose another folder \(out\)$"):
         api.compare(methods="fedavg", seeds=1, rounds=1, out=tmp_path, progress=False)
+
+
+DIGITS = {"task": "digits", "clients": 4, "device": "cpu", "progress": False}
+
+
+def test_on_round_gets_each_round_as_it_is_recorded(tmp_path: Path) -> None:
+    seen: list[RecordedRound] = []
+    run = fairbloom.run(
+        **DIGITS,
+        rounds=4,
+        settings={"evaluate-every": 2},
+        out=tmp_path / "run",
+        on_round=seen.append,
+    )
+    assert [each.number for each in seen] == [1, 2, 3, 4]
+    assert (
+        [bool(each.scores) for each in seen]
+        == [bool(each.measures) for each in seen]
+        == [False, True, False, True]
+    )
+    assert seen[-1].scores == run.final()
+    assert seen[-1].measures["worst"] == min(run.final().values())
+    last = [
+        row
+        for row in table(tmp_path / "run" / "clients.csv")
+        if row["round"] == "4" and row["coefficient"]
+    ]
+    assert seen[-1].coefficients == {row["client"]: float(row["coefficient"]) for row in last}
+    assert seen[1].row["test_accuracy_of_global_model_mean"] == seen[1].measures["mean"]
+    assert (seen[0].refused, seen[0].missing) == ({}, ())
+
+
+def test_what_on_round_raises_ends_the_run(tmp_path: Path) -> None:
+    class EnoughError(Exception):
+        pass
+
+    def stop(recorded: RecordedRound) -> None:
+        if recorded.number == 2:
+            raise EnoughError("seen enough")
+
+    whole = fairbloom.run(**DIGITS, rounds=4, out=tmp_path / "whole")
+    with pytest.raises(EnoughError, match="seen enough"):
+        fairbloom.run(**DIGITS, rounds=4, out=tmp_path / "stopped", on_round=stop)
+    stopped = fairbloom.load(tmp_path / "stopped")
+    assert (stopped.state, stopped.rounds_done) == ("interrupted", 2)
+    fairbloom.run(**DIGITS, rounds=4, out=tmp_path / "stopped")
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
+    assert models[0] == models[1]
+    # nothing is run: not called
+    assert fairbloom.run(**DIGITS, rounds=4, out=whole.folder, on_round=stop).finished
+
+
+def test_on_run_gets_each_run_of_a_comparison_as_it_finishes(tmp_path: Path) -> None:
+    """A run that was finished before is not repeated, and an error ends the comparison."""
+    seen: list[Run] = []
+    about = {**DIGITS, "methods": "fedavg,fedfv", "rounds": 1, "jobs": 1, "out": tmp_path}
+    fairbloom.compare(**about, seeds=1, on_run=seen.append)
+    assert [run.folder.name for run in seen] == ["fedavg-seed0", "fedfv-seed0"]
+    assert all(run.finished and run.final() for run in seen)
+
+    def fail(run: Run) -> None:
+        raise RuntimeError(run.folder.name)
+
+    with pytest.raises(RuntimeError, match="fedavg-seed1"):
+        fairbloom.compare(**about, seeds=2, on_run=fail)
+    fairbloom.compare(**about, seeds=2, on_run=seen.append)
+    assert len(fairbloom.load(tmp_path).seeds) == 2

@@ -61,7 +61,8 @@ def test_the_page_names_what_methods_may_differ_in() -> None:
     assert shared - set(re.findall(r"`([\w-]+)`", section)) == set()
 
 
-def test_labels_are_what_was_written_each_once(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_labels_are_what_was_written_each_once(name: str) -> None:
     """Commas separate methods outside parentheses and quotes; equal methods are one."""
     written = (
         " fedavg ,qfedavg(q=1), fedfv(alpha=0.2, tau=3),, torchjd:upgrad,fedfv(order='random'),"
@@ -79,15 +80,14 @@ def test_labels_are_what_was_written_each_once(subtests: pytest.Subtests) -> Non
         " ),fedavg(proximal-mu=0)"
     )
     assert labels(same) == ["QFedAvg", "FedAvg (proximal-mu=0)"]
-    for name in METHODS:
-        with subtests.test(name=name):
-            (arm,) = parse_arms(name)
-            assert parse(arm.label).is_same(arm), name
-            assert parse(name.upper()).is_same(arm), name
+    (arm,) = parse_arms(name)
+    assert parse(arm.label).is_same(arm), name
+    assert parse(name.upper()).is_same(arm), name
 
 
-def test_parameters_have_their_type_and_name_the_folder(subtests: pytest.Subtests) -> None:
-    for words, config, folder in (
+@pytest.mark.parametrize(
+    ("words", "config", "folder"),
+    [
         ("fedavgn(server_lr=2, proximal_mu=1)", {"fedavgn.server-lr": 2.0, "proximal-mu": 1.0}, ""),
         ("fedavg(learning-rate=0.05)", {"learning-rate": 0.05}, "fedavg-learning-rate=0.05"),
         (
@@ -103,15 +103,16 @@ def test_parameters_have_their_type_and_name_the_folder(subtests: pytest.Subtest
         ("fedavg(schedule=cosine, warmup=2)", {"schedule": "cosine", "warmup": 2}, ""),
         ("torchjd:upgrad", {}, "torchjd-upgrad"),
         ("term(tilt=-1)", {"term.tilt": -1.0}, "term-tilt=-1"),
-    ):
-        with subtests.test(words=words, config=config):
-            arm = parse(words)
-            assert arm.settings == config
-            assert [*map(type, arm.settings.values())] == [
-                type(config[key]) for key in arm.settings
-            ]
-            assert arm.folder == (folder or arm.folder)
-            Settings.of(arm.config)
+    ],
+)
+def test_parameters_have_their_type_and_name_the_folder(
+    words: str, config: object, folder: str
+) -> None:
+    arm = parse(words)
+    assert arm.settings == config
+    assert [*map(type, arm.settings.values())] == [type(config[key]) for key in arm.settings]
+    assert arm.folder == (folder or arm.folder)
+    Settings.of(arm.config)
 
 
 WRONG = {
@@ -136,12 +137,11 @@ WRONG = {
 }
 
 
-def test_a_mistake_is_told_in_one_line_that_names_it(subtests: pytest.Subtests) -> None:
-    for words, message in WRONG.items():
-        with subtests.test(words=words, message=message):
-            with pytest.raises(FairbloomError, match=re.escape(message)) as raised:
-                parse_arms(words)
-            assert "\n" not in str(raised.value)
+@pytest.mark.parametrize(("words", "message"), WRONG.items())
+def test_a_mistake_is_told_in_one_line_that_names_it(words: str, message: str) -> None:
+    with pytest.raises(FairbloomError, match=re.escape(message)) as raised:
+        parse_arms(words)
+    assert "\n" not in str(raised.value)
     with pytest.raises(FairbloomError, match=re.escape("qfedavg.q is given twice")):
         parse_arms("fedavg,qfedavg(q=1)", {"qfedavg.q": 1.0})
     assert len(parse_arms("fedavg,qfedavg(q=1)", {"qfedavg.lipschitz": 2.0})) == 2
@@ -194,8 +194,9 @@ def test_classes_of_one_name_are_told_apart_by_their_modules() -> None:
     assert labels("fedavg,own_first:Mine(share=0.3)")[1] == "Mine (share=0.3)"
 
 
-def test_the_baseline_is_fedavg_or_the_first_or_as_named(subtests: pytest.Subtests) -> None:
-    for name, words, label in (
+@pytest.mark.parametrize(
+    ("name", "words", "label"),
+    [
         ("", "fedfv,fedavg(proximal-mu=1),fedavg", "FedAvg"),
         ("", "fedfv,fedavg(proximal-mu=1)", "FedAvg (proximal-mu=1)"),
         ("", "fedfv,term", "FedFV"),
@@ -208,9 +209,10 @@ def test_the_baseline_is_fedavg_or_the_first_or_as_named(subtests: pytest.Subtes
                 "qfedavg(q=1.0, lipschitz=1)",
             )
         ),
-    ):
-        with subtests.test(name=name, words=words):
-            assert baseline_of(name, parse_arms(words)) == label
+    ],
+)
+def test_the_baseline_is_fedavg_or_the_first_or_as_named(name: str, words: str, label: str) -> None:
+    assert baseline_of(name, parse_arms(words)) == label
     with pytest.raises(
         FairbloomError,
         match=re.escape("'qfedavg' is not among the methods: there are FedAvg, QFed"),

@@ -1,16 +1,21 @@
-"""Hostile names of clients and groups are no commands to a terminal or a spreadsheet."""
+"""Hostile names of clients and groups are no commands to a terminal or a spreadsheet.
+
+A newcomer's faults end in one sentence with a remedy, before anything is trained.
+"""
 
 import csv
+import sys
 from pathlib import Path
 
 import pytest
 
 import fairbloom as library
+from fairbloom.experiments.study import Study
 from fairbloom.logs import escape_unprintable, log
 from fairbloom.server.run_folder.tables import TableWriter, escape_formula, format_csv, read_table
 
 from ..tables.helpers import grouped
-from .helpers import as_json, fairbloom
+from .helpers import SMALL, as_json, fairbloom
 
 CLIENTS = ("=cmd|' /C calc'!A0", "@SUM(1+2)", "'=quoted", "plain\x1b[31m", "-5")
 GROUPS = ("=1+2", "\x1b]0;title\x07x", "+1-2", "m")
@@ -95,8 +100,7 @@ def is_number(text: str) -> bool:
 
 
 def test_reading_gives_the_original_names(folder: Path) -> None:
-    runs = sorted((folder / "compared/runs").iterdir())
-    run = library.load(runs[0])
+    run = library.load(sorted((folder / "compared/runs").iterdir())[0])
     assert set(run.final()) == set(CLIENTS)
     assert set(run.groups["client"]) == set(CLIENTS)
     assert set(run.groups["group"]) - {"other"} == set(GROUPS)
@@ -111,8 +115,7 @@ def test_output_holds_no_control_characters_and_json_the_names(
     monkeypatch.chdir(folder)
     run = next((folder / "compared/runs").iterdir())
     data = ("data", "data.csv", *WORDS[4:])
-    nowhere = ("evaluate", "nowhere\x1b[2J")
-    for words in (("show", "compared"), ("show", run), data, nowhere):
+    for words in (("show", "compared"), ("show", run), data, ("evaluate", "nowhere\x1b[2J")):
         with subtests.test(words=words):
             assert fairbloom(*words) == 2 * (words[0] == "evaluate")
             printed = "".join(capsys.readouterr())
@@ -173,3 +176,95 @@ def test_numbers_are_written_as_they_are() -> None:
         "-inf",
         None,
     ]
+
+
+TASK = """
+from fairbloom.tasks import find_task
+def task(setup):
+    known = find_task("digits")
+    changed = {"model": "logistic", "data_dir": "", "validation_share": 0.0}
+    return known.load(setup.model_copy(update=changed), known.check_parameters({}))
+"""
+
+METHODS = """
+from fairbloom.strategies import FedAvg
+class Right(FedAvg):
+    pass
+class Other(FedAvg):
+    seed = 3
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, source in {"unvalidated": TASK, "misdeclared": METHODS}.items():
+        sys.modules.pop(name, None)
+        Path(f"{name}.py").write_text(source)
+    return tmp_path
+
+
+def read_messages(capsys: pytest.CaptureFixture[str]) -> str:
+    words = capsys.readouterr().err.strip()
+    assert words.startswith("error: ")
+    assert "\n" not in words
+    return words
+
+
+@pytest.mark.parametrize(
+    "command", [("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")]
+)
+def test_predicting_with_a_comparison_names_one_of_its_runs(
+    modules: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    runs = Path("cmp", "runs", "fedavg-seed0")
+    runs.mkdir(parents=True)
+    (runs / "config.toml").write_text("")
+    Study("compare", [], []).write(Path("cmp"))
+    assert fairbloom(*command) == 2
+    words = read_messages(capsys)
+    assert f"{runs.parent}: {runs.name}" in words
+    assert "load_" not in words
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "--set", "validation-share=0.2"),
+        ("search", "--grid", "learning-rate=0.1,0.2", "--jobs", "1"),
+    ],
+)
+def test_a_task_without_validation_examples_is_refused_at_once(
+    modules: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    assert fairbloom(*command, "--task", "unvalidated:task", *SMALL, "--out", "out") == 2
+    words = read_messages(capsys)
+    assert [
+        each
+        for each in (
+            "validation-share = 0.2",
+            "unvalidated:task",
+            "Splits(train, test, validation)",
+        )
+        if each not in words
+    ] == []
+    assert not [*Path().glob("out/**/rounds.csv")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check", "misdeclared:Right"),
+        ("run", "--method", "misdeclared:Right", *SMALL),
+    ],
+)
+def test_a_wrong_declaration_of_any_class_is_one_sentence(
+    modules: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    sys.modules.pop("misdeclared", None)
+    assert fairbloom(*command) == 2
+    words = read_messages(capsys)
+    assert [
+        each for each in ("misdeclared:Right", "Other.seed = 3", "option") if each not in words
+    ] == []

@@ -1,18 +1,25 @@
-"""A user's own task and method, imported from the working directory, next to ours."""
+"""A user's own task and method, imported from the working directory, next to ours.
+
+Data frames in place of files: kept, read and refused as files are.
+"""
 
 import re
 import shutil
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 
 import fairbloom as api
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.frames import Frames
 from fairbloom.server.fairness import summarize
-from tests.simulation.helpers import table
+from tests.simulation.helpers import Outcome, table
 
-from .helpers import as_json, fairbloom
+from .helpers import as_json, captured, fairbloom
 
 OWN = Path(__file__).parent / "own"
 METHODS = "fedavg,my_method:WorstHalf(share=0.4),my_method:WorstHalf,qfedavg(q=1)"
@@ -101,8 +108,7 @@ def test_measures_are_of_the_first_score(here: Path) -> None:
 def test_a_run_shows_all_scores_and_says_which_way_is_better(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert fairbloom("show", "cmp/runs/my_method-WorstHalf-seed0") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "show", "cmp/runs/my_method-WorstHalf-seed0").out
     assert printed.startswith("WorstHalf (share=0.5) on my_task:prices\n")
     assert "mean absolute error, lower is better" in printed
     assert "\nR² " in printed
@@ -121,8 +127,7 @@ def test_a_comparison_gains_where_an_error_falls(
             assert fmean(comparison.gains(method, "worst_10")) == pytest.approx(
                 worst["FedAvg"] - worst[method]
             )
-    assert fairbloom("show", "cmp") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "show", "cmp").out
     assert "Final models over clients: test mean absolute error, lower is better" in printed
     assert "(lower is better)" in printed
 
@@ -141,14 +146,12 @@ def test_a_client_without_a_score_is_named_and_left_out(
         "--rounds",
         1,
     )
-    assert fairbloom(*words, "--jobs", 1, "--out", "some") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, *words, "--jobs", 1, "--out", "some").out
     assert "Left out with seed 0 (no test mean absolute error under some method): town-1" in printed
     rows = table(here / "some" / "clients.csv")
     assert len(rows) == 10
     assert {row["client"] for row in rows if not row["mae"]} == {"town-1"}
-    assert fairbloom("show", "some/runs/fedavg-seed0") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "show", "some/runs/fedavg-seed0").out
     printed = " ".join(printed.split())
     assert (
         "mean absolute error is the mean of 4 of 5 clients; without a test mean absolute error ("
@@ -160,15 +163,13 @@ def test_a_client_without_a_score_is_named_and_left_out(
 def test_own_method_and_task_are_described_with_their_settings(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert fairbloom("methods", "my_method:WorstHalf") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "methods", "my_method:WorstHalf").out
     assert (
         "worsthalf.share (float in (0, 1], default 0.5) Share of the clients that count." in printed
     )
     (described,) = as_json(capsys, "methods", "my_method:WorstHalf")
     assert described["parameters"][0]["key"] == "worsthalf.share"
-    assert fairbloom("tasks", "my_task:prices") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "tasks", "my_task:prices").out
     assert "Prices of houses in five towns." in printed
     assert (
         "prices.noise (float at least 0, default 0.1) How much the price of a house varies."
@@ -199,8 +200,9 @@ def test_a_module_that_raises_keeps_its_traceback(
         fairbloom("compare", "--methods", "fedavg,broken:Mine", "--out", "never")
     assert not isinstance(raised.value, FairbloomError)
     capsys.readouterr()
-    assert fairbloom("run", "--method", "not_there:Mine", "--out", "never") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = captured(
+        capsys, "run", "--method", "not_there:Mine", "--out", "never", code=2
+    ).err.splitlines()
     assert "method = 'not_there:Mine': there is no module not_there" in line
     assert not (here / "never").exists()
 
@@ -208,9 +210,116 @@ def test_a_module_that_raises_keeps_its_traceback(
 def test_a_method_of_ones_own_is_checked_from_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert fairbloom("check", "my_method:WorstHalf", "--set", "worsthalf.share=0.3") == 0
-    assert capsys.readouterr().out.count("✓") == 8
-    assert fairbloom("check", "my_method:WorstHalf", "--set", "worsthalf.size=0.3") == 2
-    error = capsys.readouterr().err
+    assert (
+        captured(capsys, "check", "my_method:WorstHalf", "--set", "worsthalf.share=0.3").out.count(
+            "✓"
+        )
+        == 8
+    )
+    error = captured(
+        capsys, "check", "my_method:WorstHalf", "--set", "worsthalf.size=0.3", code=2
+    ).err
     assert "worsthalf.size = 0.3" in error
     assert "worsthalf.share" in error
+
+
+SMALL: dict[str, Any] = {"rounds": 2, "device": "cpu", "progress": False}
+
+
+def sites() -> dict[str, pandas.DataFrame]:
+    """Return the tables of three sites, with columns of several types and a missing value."""
+    random = np.random.default_rng(0)
+    found = {}
+    for site, rows in (("Genève", 60), ("Sion", 40), ("Davos", 30)):
+        age = random.normal(60, 10, rows).round()
+        table = pandas.DataFrame({"age": age, "ward": random.choice(["a", "b"], rows)})
+        table["ward"] = table["ward"].astype("category")
+        table["stay"] = pandas.array(random.integers(1, 9, rows), "Int64")
+        table["readmitted"] = np.where(age + random.normal(0, 5, rows) > 60, "yes", "no")
+        found[site] = table
+    found["Sion"].loc[3, "stay"] = pandas.NA
+    return found
+
+
+def test_a_run_on_frames_is_that_on_their_files(tmp_path: Path) -> None:
+    settings = {"csv.missing": "fill"}
+    own = api.run(data=sites(), target="readmitted", settings=settings, out=tmp_path / "a", **SMALL)
+    assert {path.name for path in (tmp_path / "a" / "data").iterdir()} == {
+        "Genève.parquet",
+        "Sion.parquet",
+        "Davos.parquet",
+    }
+    files = api.run(
+        "csv",
+        data_dir=tmp_path / "a" / "data",
+        settings={**settings, "csv.target": "readmitted"},
+        out=tmp_path / "b",
+        **SMALL,
+    )
+    assert not Outcome.of(own.folder).differences(Outcome.of(files.folder))
+
+
+def test_only_the_same_frames_continue_a_run(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    about = {"target": "readmitted", "settings": {"csv.missing": "fill"}, "out": tmp_path / "a"}
+    api.run(data=sites(), **about, **SMALL)
+    assert api.run(data=sites(), **about, **(SMALL | {"rounds": 3})).rounds_done == 3
+    changed = sites()
+    changed["Davos"].loc[0, "age"] = 7.0
+    fewer = sites()
+    del fewer["Sion"]
+    for data, name in ((changed, "Davos"), (fewer, "Sion")):
+        with subtests.test(name=name):
+            with pytest.raises(
+                FairbloomError, match=rf"has other data.*\({name}.parquet differ\).*folder \(out\)"
+            ):
+                api.run(data=data, **about, **SMALL)
+
+
+@pytest.mark.slow
+def test_a_comparison_takes_frames_and_continues(tmp_path: Path) -> None:
+    about = {"target": "readmitted", "settings": {"csv.missing": "fill"}, "out": tmp_path}
+    for seeds in (1, 2):
+        found = api.compare(
+            data=sites(), methods="fedavg,fedfv", seeds=seeds, jobs=1, **about, **SMALL
+        )
+        assert len(found.seeds) == seeds
+    assert {*found.clients["client"]} == {"Genève", "Sion", "Davos"}
+
+
+def test_tables_of_check_data_describe_frames(tmp_path: Path) -> None:
+    described = api.check_data(sites(), target="readmitted")
+    assert list(described["clients"]["client"]) == ["Davos", "Genève", "Sion"]
+    assert {*described["columns"]["column"]} == {"age", "ward", "stay", "readmitted"}
+    for name, frame in sites().items():
+        frame.to_parquet(tmp_path / f"{name}.parquet", index=False)
+    assert api.check_data(tmp_path, target="readmitted")["columns"].equals(described["columns"])
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "said"),
+    [
+        ({"a/b": pandas.DataFrame({"x": [1]})}, {}, "client's name must be that of a file"),
+        (
+            {"a": pandas.DataFrame({"x": [1, "b", (2,)]})},
+            {},
+            r"data\['a'\] is not a data frame with",
+        ),
+        ({"a": [1, 2]}, {}, r"data\['a'\] is not a data frame"),
+        (sites()["Sion"], {}, "give a data frame for each client by name .from one frame"),
+        ("sites", {}, "or name a folder of files by data_dir"),
+        (sites(), {"out": None}, r"name the folder that keeps them and the run \(out\)"),
+        (sites(), {"data_dir": "files"}, "the data are frames: leave it out"),
+        (sites(), {"target": ""}, r'add settings=.*"csv.target": "readmitted"'),
+    ],
+)
+def test_what_is_no_data_is_refused(
+    data: Frames, more: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    about = {"out": tmp_path / "run", "target": "readmitted", **SMALL, **more}
+    with pytest.raises(FairbloomError, match=said):
+        api.run(data=data, **about)
+
+
+def test_check_data_refuses_a_single_frame() -> None:
+    with pytest.raises(FairbloomError, match="give a data frame for each client by name"):
+        api.check_data(sites()["Sion"], target="readmitted")

@@ -139,15 +139,12 @@ def test_a_further_score_is_measured_when_fairness_goes_by_it(
     assert run.settings["scores"] == "f1"
 
 
-def test_a_score_that_a_task_lacks_is_refused_with_those_it_has(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for name in ("acuracy", "auc", "f1-at-0.50"):
-        with subtests.test(name=name):
-            with pytest.raises(
-                FairbloomError, match=f"score = '{name}'.*accuracy, loss, calibration-error, brier"
-            ):
-                run_digits(tmp_path / "run", score=name)
+@pytest.mark.parametrize("name", ["acuracy", "auc", "f1-at-0.50"])
+def test_a_score_that_a_task_lacks_is_refused_with_those_it_has(tmp_path: Path, name: str) -> None:
+    with pytest.raises(
+        FairbloomError, match=f"score = '{name}'.*accuracy, loss, calibration-error, brier"
+    ):
+        run_digits(tmp_path / "run", score=name)
     assert not (tmp_path / "run").exists()
 
 
@@ -157,8 +154,7 @@ def test_a_score_that_a_task_lacks_is_refused_with_those_it_has(
 def test_unbalanced_natural_clients_go_by_balanced_accuracy(
     unbalanced: Path, tmp_path: Path
 ) -> None:
-    run = run_sites(unbalanced, tmp_path / "run")
-    assert run.score.name == "balanced-accuracy"
+    assert run_sites(unbalanced, tmp_path / "run").score.name == "balanced-accuracy"
     assert (
         tomllib.loads((tmp_path / "run" / "config.toml").read_text())["score"]
         == "balanced-accuracy"
@@ -210,7 +206,8 @@ def test_a_client_without_a_score_is_left_out_of_all_methods() -> None:
     assert comparison.left_out == {0: ["c"], 1: []}
 
 
-def test_a_client_is_compared_from_three_seeds_on(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("seeds_of_c", [2, 3])
+def test_a_client_is_compared_from_three_seeds_on(seeds_of_c: int) -> None:
     def by_seed(shift: float, seeds_of_c: int) -> Scored:
         return [
             {"a": 0.5 + shift, "b": 0.6 + shift}
@@ -218,34 +215,28 @@ def test_a_client_is_compared_from_three_seeds_on(subtests: pytest.Subtests) -> 
             for k in range(5)
         ]
 
-    for seeds_of_c in (2, 3):
-        with subtests.test(seeds_of_c=seeds_of_c):
-            comparison = compared_by_hand(
-                Score("auc"), FedAvg=by_seed(0.0, seeds_of_c), FedFV=by_seed(0.1, 5)
-            )
-            measures = {row["measure"] for row in comparison.difference_rows()}
-            assert ("client:c" in measures) == (seeds_of_c == 3)
-            assert comparison.difference("FedFV", "client:c").seeds == seeds_of_c
-            assert "client:a" in measures
+    comparison = compared_by_hand(
+        Score("auc"), FedAvg=by_seed(0.0, seeds_of_c), FedFV=by_seed(0.1, 5)
+    )
+    measures = {row["measure"] for row in comparison.difference_rows()}
+    assert ("client:c" in measures) == (seeds_of_c == 3)
+    assert comparison.difference("FedFV", "client:c").seeds == seeds_of_c
+    assert "client:a" in measures
 
 
 # The larger class ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("client", ["a", "b"])
 def test_the_share_of_the_larger_class_is_shown_beside_the_score(
-    unbalanced: Path,
-    tmp_path: Path,
-    subtests: pytest.Subtests,
+    unbalanced: Path, tmp_path: Path, client: str
 ) -> None:
     run = run_sites(unbalanced, tmp_path / "run")
     shares = run.column("test_share_of_larger_class")
-    task = load_task(run.settings)
-    for client in ("a", "b"):
-        with subtests.test(client=client):
-            targets = task.splits(client).test.all_targets.numpy()
-            assert shares[client] == pytest.approx(
-                100.0 * max(np.mean(targets == 0), np.mean(targets == 1))
-            )
+    targets = load_task(run.settings).splits(client).test.all_targets.numpy()
+    assert shares[client] == pytest.approx(
+        100.0 * max(np.mean(targets == 0), np.mean(targets == 1))
+    )
     rows = table(tmp_path / "run" / "clients.csv")
     assert {row["client"]: float(row["test_share_of_larger_class"]) for row in rows} == shares
     assert "larger class, %" in write_report(run, tmp_path / "report.html").read_text()

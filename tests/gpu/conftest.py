@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.deploy.flower import SCRIPTS
+from benchmarks.flower import SCRIPTS
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +29,5 @@ def card(device: str) -> torch.device:
 
 @pytest.fixture
 def scripts() -> Path:
-    """Return the folder of the command fairbloom."""
     found = shutil.which("fairbloom")
     return Path(found).parent if found else SCRIPTS

@@ -60,7 +60,6 @@ def dropping(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def group_normed(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A network with GroupNorm."""
     return _convolutions(shape, outputs, nn.GroupNorm(2, 16))
 
 

@@ -24,8 +24,7 @@ def write_hospital(
     risk = (
         (age - 60 - shift) / 10 + (bp - 130) / 15 + 0.7 * (sex == "m") + random.normal(0, 0.5, rows)
     )
-    sick = (risk > 0.3) != inverted
-    columns = zip(age, bp, sex, sick, strict=True)
+    columns = zip(age, bp, sex, (risk > 0.3) != inverted, strict=True)
     lines = [f"{a:.1f},{b:.1f},{s},{'sick' if ill else 'well'}" for a, b, s, ill in columns]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join([COLUMNS, *lines]) + "\n")
@@ -33,7 +32,6 @@ def write_hospital(
 
 
 def write_hospitals(folder: Path) -> Path:
-    """Write four hospitals' files into a folder, and return it."""
     for number, (rows, shift) in enumerate([(120, 0.0), (150, 3.0), (90, -3.0), (200, 6.0)]):
         write_hospital(folder / f"h{number}.csv", rows, number, shift)
     return folder

@@ -104,7 +104,6 @@ def train(
 
 
 def task_of(run: fairbloom.Run) -> Task:
-    """Return the task of a run, with its clients' data."""
     return load_task(run.settings)
 
 

@@ -1,5 +1,11 @@
-"""Exported models predict the same in ONNX Runtime as `fairbloom predict` does."""
+"""Exported models predict the same in ONNX Runtime as `fairbloom predict` does.
 
+New rows in any format, and written as the files of the run are: the same predictions.
+
+Malformed files are refused by line and column, and no file of predictions is left.
+"""
+
+import csv
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,14 +21,16 @@ from torch import Tensor, nn
 import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.export import TOLERANCE, describe_refused, export_onnx
-from fairbloom.prediction.predictor import Predictor
+from fairbloom.prediction.predictor import Predictor, load_predictor
 from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.server.run_folder.values import RecordedSettings
 from fairbloom.tables.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks.clients import preprocessing_of
-from tests.experiments.helpers import fairbloom as command
+from tests.experiments.helpers import captured, fairbloom as command
+from tests.tables.workbooks import write_workbook
 
-from .made import CLASSES, copy_to_device, patients
+from .hospitals import run_hospitals
+from .made import CLASSES, COLUMNS, copy_to_device, patients, written
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -107,15 +115,20 @@ def test_the_command_names_the_file(run: fairbloom.Run, capsys: pytest.CaptureFi
     shown = f"exported: {file}\nthe file gives no class and NaN for a row with {refused}\n"
     assert capsys.readouterr().out == shown
     assert len(predict(file, held_out())[0]) == 60
-    assert command("export", run.folder) == 2
-    assert "--client with one of north, old town, south and 1 more" in capsys.readouterr().err
-    assert command("export", run.folder, "--client", "south", "--out", run.folder) == 2
-    assert f"cannot be written to {run.folder.parent}" in capsys.readouterr().err
+    assert (
+        "--client with one of north, old town, south and 1 more"
+        in captured(capsys, "export", run.folder, code=2).err
+    )
+    assert (
+        f"cannot be written to {run.folder.parent}"
+        in captured(
+            capsys, "export", run.folder, "--client", "south", "--out", run.folder, code=2
+        ).err
+    )
 
 
 def test_refused_rows_of_a_quantity_have_no_class(quantity: fairbloom.Run) -> None:
-    said = describe_refused(quantity.predictor("south"))
-    assert said.startswith("NaN for a row with ")
+    assert describe_refused(quantity.predictor("south")).startswith("NaN for a row with ")
 
 
 def test_a_deployed_client_exports_what_it_keeps(run: fairbloom.Run, tmp_path: Path) -> None:
@@ -411,3 +424,162 @@ def test_a_missing_library_is_named_with_its_extra(
         FairbloomError, match=r"needs onnxscript, .*pip install 'fairbloom\[onnx\]'"
     ):
         export_onnx(predictor_of(tmp_path, linear(1), AGE))
+
+
+def predicted(folder: Path, file: Path, delimiter: str = ",") -> list[dict[str, str]]:
+    out = file.with_suffix(".out")
+    load_predictor(folder, client="h0").predict_file(file, out)
+    with out.open(encoding="utf-8", newline="") as written:
+        return list(csv.DictReader(written, delimiter=delimiter))
+
+
+def as_german(file: Path, to: Path) -> Path:
+    """Write a CSV file as a German Excel does."""
+    rows = [line.replace(",", ";").replace(".", ",") for line in file.read_text().splitlines()]
+    to.write_text("\r\n".join(row.replace("f;", "fé;") for row in rows) + "\r\n", encoding="cp1252")
+    return to
+
+
+@pytest.mark.parametrize("ending", [".xlsx", ".parquet"])
+def test_predictions_are_those_of_the_same_rows_in_csv(
+    there: Path, tmp_path: Path, ending: str
+) -> None:
+    pytest.importorskip("python_calamine" if ending == ".xlsx" else "pyarrow")
+    frame = pandas.read_csv(there / "new.csv")
+    file = tmp_path / f"new{ending}"
+    if ending == ".xlsx":
+        write_workbook(
+            file, {"Patients": [list(frame.columns), *frame.astype(object).values.tolist()]}
+        )
+    else:
+        frame.to_parquet(file)
+    expected = predicted(there / "run", there / "new.csv")
+    found = predicted(there / "run", file)
+    names = [name for name in expected[0] if name.startswith(("pred", "prob"))]
+    assert [[row[name] for name in names] for row in found] == [
+        [row[name] for name in names] for row in expected
+    ]
+    assert [float(row["age"]) for row in found] == [float(row["age"]) for row in expected]
+
+
+def test_unreadable_rows_of_a_sheet_are_named_as_it_shows_them(there: Path, tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    file = tmp_path / "new.xlsx"
+    write_workbook(
+        file, {"Patients": [["age", "bp", "sex"], [60, 130, "f"], [], ["old", 120, "m"]]}
+    )
+    with pytest.raises(
+        FairbloomError, match=r"new.xlsx: 1 of 2 rows(.|\n)*row 4, column 'age' holds 'old'"
+    ):
+        predicted(there / "run", file)
+
+
+def test_new_rows_are_read_with_the_runs_mark_and_encoding(there: Path, tmp_path: Path) -> None:
+    (tmp_path / "german").mkdir()
+    for file in sorted((there / "hospitals").glob("*.csv")):
+        as_german(file, tmp_path / "german" / file.name)
+    german = run_hospitals(tmp_path / "german", tmp_path / "run")
+    found = predicted(german, as_german(there / "new.csv", tmp_path / "new.csv"), ";")
+    expected = predicted(there / "run", there / "new.csv")
+    assert [row["predicted_target"] for row in found] == [
+        row["predicted_target"] for row in expected
+    ]
+    assert [row["probability_sick"].replace(",", ".") for row in found] == [
+        row["probability_sick"] for row in expected
+    ]
+    # Whoever reads the predictions says one decimal mark for all columns.
+    again = pandas.read_csv(tmp_path / "new.out", sep=";", decimal=",")
+    assert {
+        str(again[name].dtype) for name in ("age", "bp", "probability_sick", "probability_well")
+    } == {"float64"}
+    assert {row["sex"] for row in found} == {"fé", "m"}
+    with pytest.raises(
+        FairbloomError, match=r"column 'age' holds '.*', a number with a decimal point"
+    ):
+        predicted(german, there / "new.csv")
+
+
+GOOD = written(patients(0, 30)).splitlines()
+"""The lines of a file that can be predicted; the first names the columns."""
+
+
+def line(*numbers: int, **cells: str) -> list[str]:
+    """Return the good file with other cells in some lines."""
+    rows = patients(0, 30)
+    for number in numbers:
+        rows[number - 2] |= cells
+    return written(rows).splitlines()
+
+
+def renamed(old: str, new: str) -> list[str]:
+    return [GOOD[0].replace(old, new), *GOOD[1:]]
+
+
+MALFORMED: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "a text for a number": (
+        line(7, age="old"),
+        ("1 of 30 rows", "line 7, column 'age' holds 'old'"),
+    ),
+    "several cells": (
+        line(4, 9, age="old", dose="?"),
+        ("2 of 30 rows", "line 4, column 'dose'", "line 4, column 'age' holds 'old'", "1 more row"),
+    ),
+    "a missing number": (line(8, age=""), ("line 8, column 'age' has no value",)),
+    "a missing category": (line(9, ward="?"), ("line 9, column 'ward' has no value",)),
+    "a column is missing": (renamed("dose", "patient_2"), ("no column 'dose'", "'patient_2'")),
+    "a column is new": ([f"{each},1" for each in [*GOOD]], ("column '1'",)),
+    "a line is short": ([*GOOD[:4], "P0,30.0", *GOOD[4:]], ("line 5",)),
+    "no rows": (GOOD[:1], ("no rows",)),
+    "empty": ([], ("is empty",)),
+}
+"""Files that cannot be predicted, with parts of the errors; tests/tasks has other faults of
+readers."""
+
+
+def test_a_malformed_file_is_refused(
+    run: fairbloom.Run, new: Path, subtests: pytest.Subtests
+) -> None:
+    predictor = load_predictor(run.folder, client="north")
+    with pytest.raises(FairbloomError, match=r"new\.csv"):
+        predictor.predict_file(new, new.with_name("out.csv"))
+    for what, (content, expected) in MALFORMED.items():
+        with subtests.test(what=what, content=content):
+            new.write_text("".join(f"{each}\n" for each in content), encoding="utf-8")
+            with pytest.raises(FairbloomError) as caught:
+                predictor.predict_file(new, new.with_name("out.csv"))
+            assert all(words in str(caught.value) for words in (str(new), *expected)), what
+            assert [path.name for path in new.parent.iterdir()] == ["new.csv"]
+
+
+def test_a_file_without_the_unreadable_row_is_predicted(
+    run: fairbloom.Run, together: fairbloom.Run, new: Path
+) -> None:
+    predictor = load_predictor(run.folder, client="north")
+    out = new.with_name("out.csv")
+    new.write_text("\n".join([*GOOD[:6], *GOOD[7:]]), encoding="utf-8")
+    assert predictor.predict_file(new, out) == 29
+    assert [predictor.describe(count) for count in (1, 29)] == ["1 prediction", "29 predictions"]
+    new.write_text("\n".join(line(8, age="", ward="NA")), encoding="utf-8")
+    # as training filled missing values in
+    assert load_predictor(together.folder).predict_file(new, out) == 30
+
+
+def test_a_data_frame_is_refused_by_row_and_column(
+    run: fairbloom.Run, subtests: pytest.Subtests
+) -> None:
+    frame = pandas.DataFrame(patients(0, 3))
+    cases = [
+        (frame.assign(age=["1", "2", "x"]), "row 2, column 'age' holds 'x'"),
+        (frame.assign(dose=[0.1, None, 0.3]), "row 1, column 'dose' has no value"),
+        (frame.assign(age=[[1], [2], [3]]), r"row 0, column 'age' holds '\[1\]'"),
+        (frame[[*COLUMNS, "age"]], "two columns called 'age'"),
+        (frame.iloc[:0], "the data frame has no rows"),
+        (
+            frame.rename(columns={"patient": "predicted_outcome"}),
+            "column 'predicted_outcome', which the schema",
+        ),
+    ]
+    for wrong, expected in cases:
+        with subtests.test(wrong=wrong, expected=expected):
+            with pytest.raises(FairbloomError, match=expected):
+                run.predict(wrong, client="north")

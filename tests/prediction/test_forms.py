@@ -55,20 +55,19 @@ WRONG: dict[str, tuple[dict[str, Any] | bytes, str]] = {
 }
 
 
+@pytest.mark.parametrize(("content", "expected"), WRONG.values())
 def test_malformed_arrays_are_refused(
-    arrays: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+    arrays: fairbloom.Run, tmp_path: Path, content: dict[str, Any] | bytes, expected: str
 ) -> None:
     path = tmp_path / "new.npz"
-    for content, expected in WRONG.values():
-        with subtests.test(content=content, expected=expected):
-            if isinstance(content, bytes):
-                path.write_bytes(content)
-            else:
-                np.savez(path, **content)
-            with pytest.raises(FairbloomError, match=expected) as caught:
-                load_predictor(arrays.folder).predict_file(path, tmp_path / "out.csv")
-            assert str(path) in str(caught.value)
-            assert not (tmp_path / "out.csv").exists()
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.savez(path, **content)
+    with pytest.raises(FairbloomError, match=expected) as caught:
+        load_predictor(arrays.folder).predict_file(path, tmp_path / "out.csv")
+    assert str(path) in str(caught.value)
+    assert not (tmp_path / "out.csv").exists()
     with pytest.raises(FairbloomError, match=r"trained on arrays.*Predictor\.outputs"):
         arrays.predict(pandas.DataFrame({"x": [1, 2]}))
 
@@ -135,8 +134,17 @@ def test_files_beside_new_pictures_are_counted(images: fairbloom.Run, tmp_path: 
         predictor.predict_file(tmp_path / "new", tmp_path / "again.csv")
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    {
+        "torn": r"2 of 6 images cannot be read(.|\n)*text\.jpg(.|\n)*torn\.png",
+        "none": "has no images",
+        "nowhere": "no such folder or image",
+        "small": "has 9×9 pixels, and the model takes 6×5",
+    }.items(),
+)
 def test_images_that_do_not_fit_are_named(
-    images: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+    images: fairbloom.Run, tmp_path: Path, name: str, expected: str
 ) -> None:
     predictor = load_predictor(images.folder)
     out = tmp_path / "out.csv"
@@ -145,26 +153,19 @@ def test_images_that_do_not_fit_are_named(
     draw(tmp_path / "torn", 2)
     (tmp_path / "torn" / "dark" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (tmp_path / "torn" / "dark" / "text.jpg").write_text("no image")
-    cases = {
-        "torn": r"2 of 6 images cannot be read(.|\n)*text\.jpg(.|\n)*torn\.png",
-        "none": "has no images",
-        "nowhere": "no such folder or image",
-        "small": "has 9×9 pixels, and the model takes 6×5",
-    }
-    for name, expected in cases.items():
-        with subtests.test(name=name, expected=expected):
-            if name == "small" and images.settings["image-folder.size"]:  # resized as in training
-                assert predictor.predict_file(tmp_path / name, out) == 2
-            else:
-                with pytest.raises(FairbloomError, match=expected):
-                    predictor.predict_file(tmp_path / name, out)
+    if name == "small" and images.settings["image-folder.size"]:  # resized as in training
+        assert predictor.predict_file(tmp_path / name, out) == 2
+    else:
+        with pytest.raises(FairbloomError, match=expected):
+            predictor.predict_file(tmp_path / name, out)
 
 
 # Known data sets ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("file", ["new.npz", "bytes.npz"])
 def test_digits_are_predicted_by_their_names(
-    arrays: fairbloom.Run, tmp_path: Path, subtests: pytest.Subtests
+    arrays: fairbloom.Run, tmp_path: Path, file: str
 ) -> None:
     run = arrays
     task = load_task(arrays.settings)
@@ -172,17 +173,11 @@ def test_digits_are_predicted_by_their_names(
     np.savez(tmp_path / "new.npz", x=inputs.numpy())
     np.savez(tmp_path / "bytes.npz", x=(16.0 * inputs).round().numpy().astype(np.uint8))
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-    for file in ("new.npz", "bytes.npz"):
-        with subtests.test(file=file):
-            load_predictor(run.folder).predict_file(tmp_path / file, tmp_path / "out.csv")
-            found = [row["predicted_class"] for row in table(tmp_path / "out.csv")]
-            right = [
-                name == names[target] for name, target in zip(found, targets.tolist(), strict=True)
-            ]
-            assert 100.0 * np.mean(right) == pytest.approx(
-                run.final(ACCURACY)[task.clients[0]], abs=1e-4
-            )
-            (tmp_path / "out.csv").unlink()
+    load_predictor(run.folder).predict_file(tmp_path / file, tmp_path / "out.csv")
+    found = [row["predicted_class"] for row in table(tmp_path / "out.csv")]
+    right = [name == names[target] for name, target in zip(found, targets.tolist(), strict=True)]
+    assert 100.0 * np.mean(right) == pytest.approx(run.final(ACCURACY)[task.clients[0]], abs=1e-4)
+    (tmp_path / "out.csv").unlink()
 
 
 @needs("adult/adult.data")

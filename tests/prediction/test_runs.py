@@ -1,28 +1,34 @@
-"""The folders that predict: of any run, of earlier versions, and of a device."""
+"""The folders that predict: of any run, of earlier versions, and of a device.
 
+Predictions for new rows of a table equal what the clients measured, to the row.
+"""
+
+import csv
 import shutil
 import stat
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 import fairbloom
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.output_rows import table_of_frame, values_of
-from fairbloom.prediction.predictor import load_predictor
-from fairbloom.server.checkpoint import save_model
+from fairbloom.prediction.predictor import Predictor, load_predictor
+from fairbloom.server.checkpoint import load_model, save_model
 from fairbloom.strategies import FedAvg
 from fairbloom.tables.preprocessing import Preprocessing
-from tests.experiments.helpers import fairbloom as command
+from tests.experiments.helpers import captured, fairbloom as command
 from tests.server.run_folder import test_flower
 from tests.simulation.helpers import table
 
-from .made import HOSPITALS, patients, train, written
+from .made import CLASSES, COLUMNS, HOSPITALS, Rows, patients, task_of, train, written
 
 
 @pytest.fixture
@@ -44,15 +50,18 @@ def test_the_command_writes_what_python_returns(
     new.write_text(written(patients(0, 10)), encoding="utf-8")
     out = new.with_name("predictions.csv")
     words = ("predict", run.folder, new, "--client", "north", "--model", "personal", "--out")
-    assert command(*words, out) == 0
-    assert capsys.readouterr().out == f"10 predictions: {out}\n"
+    assert captured(capsys, *words, out).out == f"10 predictions: {out}\n"
     expected = list(run.predict(frame(), client="north", model="personal")["predicted_outcome"])
     assert [row["predicted_outcome"] for row in table(out)] == expected
-    assert command(*words, out) == 2
-    assert f"{out} is there already: name another file by --out" in capsys.readouterr().err
+    assert (
+        f"{out} is there already: name another file by --out"
+        in captured(capsys, *words, out, code=2).err
+    )
     new.write_text("[red]")  # which is not read
-    assert command(*words, out.parent / "nowhere" / "out.csv") == 2
-    assert "nowhere is not a folder: make it" in capsys.readouterr().err
+    assert (
+        "nowhere is not a folder: make it"
+        in captured(capsys, *words, out.parent / "nowhere" / "out.csv", code=2).err
+    )
 
 
 # Folders ------------------------------------------------------------------------------------------
@@ -139,18 +148,17 @@ def test_what_a_run_folder_lacks_is_named(
     )
 
 
+@pytest.mark.parametrize("engine", ["stacked", "workers"])
 def test_every_engine_keeps_what_is_each_clients_own(
-    tmp_path: Path, run: fairbloom.Run, subtests: pytest.Subtests
+    tmp_path: Path, run: fairbloom.Run, engine: str
 ) -> None:
-    for engine in ("stacked", "workers"):
-        with subtests.test(engine=engine):
-            (tmp_path / engine).mkdir()
-            made = train(tmp_path / engine, engine=engine)
-            (file,) = (made.folder / "clients").rglob("preprocessing.json")
-            (of_loop,) = (run.folder / "clients").rglob("preprocessing.json")
-            assert file.read_bytes() == of_loop.read_bytes()
-            assert {*Preprocessing.decode_file(file.read_bytes()).moments} == {*HOSPITALS}
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    (tmp_path / engine).mkdir()
+    made = train(tmp_path / engine, engine=engine)
+    (file,) = (made.folder / "clients").rglob("preprocessing.json")
+    (of_loop,) = (run.folder / "clients").rglob("preprocessing.json")
+    assert file.read_bytes() == of_loop.read_bytes()
+    assert {*Preprocessing.decode_file(file.read_bytes()).moments} == {*HOSPITALS}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_methods_with_personal_models_predict_by_them(
@@ -190,30 +198,25 @@ def message(run: fairbloom.Run, kind: str = MessageType.TRAIN, **config: Any) ->
     return Message(content, dst_node_id=2, message_type=kind)
 
 
+@pytest.mark.parametrize("name", ["north", "west"])
 def test_a_device_predicts_with_its_own_preprocessing(
-    tmp_path: Path, run: fairbloom.Run, subtests: pytest.Subtests
+    tmp_path: Path, run: fairbloom.Run, name: str
 ) -> None:
-    for name in ("north", "west"):
-        with subtests.test(name=name):
-            context = device(tmp_path / name, run, name)
-            state = tmp_path / name / "state"
-            app(message(run, **{"personal-lambda": 0.1}), context)
-            app(message(run, MessageType.EVALUATE), context)
-            kept = run.predictor(client=name).preprocessing
-            for file in state.rglob("preprocessing.json"):
-                assert stat.S_IMODE(file.stat().st_mode) == 0o600
-                assert Preprocessing.decode_file(file.read_bytes()) == kept
-            predictor = load_predictor(state)
-            assert predictor.client == name
-            pandas.testing.assert_frame_equal(
-                predictor.predict(frame()), run.predict(frame(), client=name)
-            )
-            personal = load_predictor(state, client=name, model="personal").predict(frame())
-            assert list(personal.columns) == list(predictor.predict(frame()).columns)
-            with pytest.raises(
-                FairbloomError, match=rf"is that of client {name}: leave the client out"
-            ):
-                load_predictor(state, client="south")
+    context = device(tmp_path / name, run, name)
+    state = tmp_path / name / "state"
+    app(message(run, **{"personal-lambda": 0.1}), context)
+    app(message(run, MessageType.EVALUATE), context)
+    kept = run.predictor(client=name).preprocessing
+    for file in state.rglob("preprocessing.json"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert Preprocessing.decode_file(file.read_bytes()) == kept
+    predictor = load_predictor(state)
+    assert predictor.client == name
+    pandas.testing.assert_frame_equal(predictor.predict(frame()), run.predict(frame(), client=name))
+    personal = load_predictor(state, client=name, model="personal").predict(frame())
+    assert list(personal.columns) == list(predictor.predict(frame()).columns)
+    with pytest.raises(FairbloomError, match=rf"is that of client {name}: leave the client out"):
+        load_predictor(state, client="south")
 
 
 def test_a_disk_that_is_full_costs_a_device_no_round(
@@ -247,8 +250,7 @@ def test_a_preprocessing_is_read_as_it_was_written(
         *quantity.folder.rglob("preprocessing.json"),
     ]:
         with subtests.test(file=file):
-            there = Preprocessing.decode_file(file.read_bytes())
-            assert there.encode() == file.read_bytes()
+            assert Preprocessing.decode_file(file.read_bytes()).encode() == file.read_bytes()
 
 
 def test_the_runs_own_preprocessing_has_no_means_of_a_client(
@@ -272,3 +274,259 @@ def test_the_runs_own_preprocessing_has_no_means_of_a_client(
             if apart:
                 with pytest.raises(FairbloomError, match="name the client"):
                     shared.inputs(values_of(table_of_frame(frame()), shared))
+
+
+INPUTS = ("age", "dose", "ward", "smoker")
+
+
+def predicted(
+    predictor: Predictor, rows: Rows, folder: Path, columns: tuple[str, ...] = COLUMNS
+) -> Rows:
+    """Return what comes out for rows in a file."""
+    (folder / "new.csv").write_text(written(rows, columns), encoding="utf-8")
+    assert predictor.predict_file(folder / "new.csv", folder / "out.csv") == len(rows)
+    return table(folder / "out.csv")
+
+
+def test_scores_on_held_out_rows_are_those_of_the_run(
+    run: fairbloom.Run,
+    together: fairbloom.Run,
+    quantity: fairbloom.Run,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
+) -> None:
+    for trained, client, model in product(
+        (run, together, quantity), HOSPITALS, ("last", "personal")
+    ):
+        with subtests.test(trained=trained, client=client):
+            rows = table(trained.folder.parent / "data" / f"{client}.csv")
+            found = predicted(
+                load_predictor(trained.folder, client=client, model=model), rows, tmp_path
+            )
+            examples = task_of(trained).splits(client).test
+            assert examples.rows is not None
+            pairs = [
+                (found[row]["predicted_outcome"], rows[row]["outcome"])
+                for row in examples.rows.tolist()
+            ]
+            measured = trained.final(model="personal" if model == "personal" else "global")[client]
+            if trained is quantity:
+                assert list(found[0]) == [*COLUMNS, "predicted_outcome"]
+                assert np.mean([abs(float(a) - float(b)) for a, b in pairs]) == pytest.approx(
+                    measured, rel=1e-4
+                )
+                continue
+            assert 100.0 * np.mean([a == b for a, b in pairs]) == pytest.approx(measured, abs=1e-4)
+            with (
+                torch.no_grad()
+            ):  # the inputs as training computes them, the model as clients load it
+                chosen = trained.model(client, model)(examples[slice(None)][0]).argmax(dim=1)
+            assert [a for a, _ in pairs] == [sorted(CLASSES)[place] for place in chosen.tolist()]
+
+
+@pytest.mark.parametrize("client", HOSPITALS)
+def test_an_auditor_recomputes_a_score_from_the_tested_rows(
+    run: fairbloom.Run, tmp_path: Path, client: str
+) -> None:
+    file = run.folder.parent / "data" / f"{client}.csv"
+    out = tmp_path / f"{client}.csv"
+    words = ("predict", run.folder, file, "--client", client, "--split", "test")
+    assert command(*words, "--out", out) == 0
+    tested = pandas.read_csv(out)
+    score = 100.0 * (tested["outcome"] == tested["predicted_outcome"]).mean()
+    assert score == pytest.approx(run.final()[client], abs=1e-4)
+    assert len(tested) == run.test_examples()[client]
+    predictor = run.predictor(client)
+    trained = predictor.predict_file(file, tmp_path / f"{client}-train.csv", "train")
+    assert trained + len(tested) == len(table(file))
+
+
+def test_rows_of_a_split_are_only_those_of_the_runs_own_file(
+    run: fairbloom.Run, tmp_path: Path
+) -> None:
+    file = run.folder.parent / "data" / "north.csv"
+    changed = tmp_path / "north.csv"
+    changed.write_text(file.read_text().rsplit("\n", 2)[0] + "\n")
+    predictor = run.predictor("north")
+    with pytest.raises(FairbloomError, match="is not the file that the run in"):
+        predictor.predict_file(changed, tmp_path / "out.csv", "test")
+    with pytest.raises(FairbloomError, match="the run has no such rows"):
+        predictor.predict_file(file, tmp_path / "out.csv", "validation")
+    with pytest.raises(FairbloomError, match="has no rows of client south"):
+        run.predictor("south").predict_file(file, tmp_path / "out.csv", "test")
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_common_means_need_no_client(together: fairbloom.Run) -> None:
+    frame = pandas.DataFrame(patients(0, 20))
+    pandas.testing.assert_frame_equal(
+        together.predict(frame), together.predict(frame, client="north")
+    )
+
+
+def test_the_best_model_is_that_of_the_best_round(
+    run: fairbloom.Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = run.model("north", "best")
+    assert "was chosen by the test examples" in caplog.text
+    assert not model.training
+    arrays, _ = load_model(run.folder / "model-best.safetensors")
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), arrays[name])
+
+
+def test_all_columns_come_out_in_their_order_then_predictions(
+    run: fairbloom.Run,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
+) -> None:
+    predictor = load_predictor(run.folder, client="west")
+    rows = patients(2, 25)
+    usual = predicted(predictor, [{**row, "outcome": "never seen"} for row in rows], tmp_path)
+    added = ["predicted_outcome", *(f"probability_{name}" for name in sorted(CLASSES))]
+    for columns in (
+        COLUMNS,
+        INPUTS,
+        tuple(reversed(COLUMNS)),
+        ("ward", "outcome", "age", "smoker", "dose"),
+    ):
+        with subtests.test(columns=columns):
+            found = predicted(predictor, rows, tmp_path, columns)
+            assert list(found[0]) == [*columns, *added]
+            assert [{name: row[name] for name in columns} for row in found] == [
+                {name: row[name] for name in columns} for row in rows
+            ]
+            assert [[row[name] for name in added] for row in found] == [
+                [row[name] for name in added] for row in usual
+            ]
+    for row in usual:
+        with subtests.test(row=row):
+            shares = {name: float(row[f"probability_{name}"]) for name in CLASSES}
+            assert sum(shares.values()) == pytest.approx(1.0, abs=1e-5)
+            assert max(shares, key=lambda name: shares[name]) == row["predicted_outcome"]
+
+
+@pytest.mark.parametrize(("delimiter", "decimal"), [(";", ","), ("\t", "."), (";", ".")])
+def test_predictions_have_the_dialect_of_their_input(
+    together: fairbloom.Run, tmp_path: Path, delimiter: str, decimal: str
+) -> None:
+    predictor = load_predictor(together.folder)
+    rows = patients(1, 5)
+    plain = predictor.predict(pandas.DataFrame(rows))
+    lines = [[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)]
+    lines[1:] = [
+        [cell.replace(".", decimal) if cell[0].isdigit() else cell for cell in line]
+        for line in lines[1:]
+    ]
+    for line in lines:  # quoted, as the names of classes need
+        line[-1] = '"' + line[-1].replace('"', '""') + '"'
+    text = "\n".join(delimiter.join(line) for line in lines)
+    (tmp_path / "new.csv").write_text(text, encoding="utf-8")
+    (tmp_path / "out.csv").unlink(missing_ok=True)
+    predictor.predict_file(tmp_path / "new.csv", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+        head, *written = csv.reader(file, delimiter=delimiter)
+    assert head[: len(COLUMNS)] == [*COLUMNS]
+    name = f"probability_{CLASSES[0]}"
+    cells = [line[head.index(name)] for line in written]
+    assert cells == [f"{value:.6g}".replace(".", decimal) for value in plain[name]]
+
+
+def test_numbers_far_beyond_training_are_marked(
+    together: fairbloom.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = patients(1, 4)
+    rows[1]["age"] = "1e9"
+    rows[3] |= {"age": "-1e12", "dose": "3e8"}
+    found = predicted(load_predictor(together.folder), rows, tmp_path)
+    assert [row["far_beyond_training"] for row in found] == ["", "age", "", "age, dose"]
+    assert "2 rows have numbers more than 1e+06 deviations away" in caplog.text
+    assert "far_beyond_training" not in together.predict(pandas.DataFrame(patients(1, 4)))
+
+
+@pytest.mark.parametrize("name", [*(f"probability_{each}" for each in CLASSES)])
+def test_a_data_frame_is_predicted_as_its_file(
+    run: fairbloom.Run, tmp_path: Path, name: str
+) -> None:
+    rows = patients(3, 40)
+    by_file = predicted(load_predictor(run.folder, client="old town"), rows, tmp_path)
+    frame = pandas.DataFrame(rows).astype({"age": float, "dose": float, "ward": "category"})
+    frame.index = pandas.Index(range(100, 140))
+    found = run.predict(frame, client="old town")
+    assert list(found.index) == list(frame.index)
+    assert list(found["predicted_outcome"]) == [row["predicted_outcome"] for row in by_file]
+    alone = run.predict(frame.iloc[4:5], client="old town")
+    assert list(frame.columns) == list(COLUMNS)
+    np.testing.assert_allclose(
+        found[name].to_numpy(), [float(row[name]) for row in by_file], rtol=1e-5
+    )
+    assert alone[name].iloc[0] == pytest.approx(found[name].iloc[4], rel=1e-5)
+
+
+def test_a_category_that_the_schema_lacks_is_a_fault_by_row(
+    run: fairbloom.Run, subtests: pytest.Subtests
+) -> None:
+    frame = pandas.DataFrame(patients(0, 4))
+    frame["ward"] = ["A 1", "Ward 13", "Ward 13", "ward 14"]
+    with pytest.raises(FairbloomError) as caught:
+        run.predict(frame, client="north")
+    for words in (
+        "row 1, column 'ward' holds 'Ward 13'",
+        "row 3, column 'ward' holds 'ward 14'",
+        "spellings",
+    ):
+        with subtests.test(words=words):
+            assert words in str(caught.value)
+
+
+def test_new_rows_may_be_read_by_another_schema(run: fairbloom.Run, tmp_path: Path) -> None:
+    predictor = load_predictor(run.folder, client="north")
+    rows = patients(0, 4)
+    text = (run.folder / "schema.toml").read_text()
+    spelled = text.replace(
+        'categories = ["no", "yes"]', 'categories = ["no", "yes"]\nspellings = {no = ["nein"]}'
+    )
+    other = pandas.DataFrame(rows).replace({"smoker": {"no": "nein"}})
+    found = predictor.reading_by(spelled).predict(other)["predicted_outcome"]
+    assert found.tolist() == predictor.predict(pandas.DataFrame(rows))["predicted_outcome"].tolist()
+    with pytest.raises(FairbloomError, match="schema: smoker is not as in the run"):
+        predictor.reading_by(text.replace('["no", "yes"]', '["yes", "no"]'))
+
+
+def refused(run: fairbloom.Run, **chosen: str) -> str:
+    with pytest.raises(FairbloomError) as caught:
+        load_predictor(run.folder, **chosen)
+    return str(caught.value)
+
+
+def test_what_is_not_there_is_named_with_what_is(
+    run: fairbloom.Run, together: fairbloom.Run
+) -> None:
+    assert (
+        "own means and deviations, unless the schema states center and scale: name a client by"
+        " --client" in (refused(run))
+    )
+    assert "did you mean north? there are north, old town, south and 1 more" in refused(
+        run, client="nort"
+    )
+    assert "did you mean south?" in refused(together, client="souht")
+    assert "did you mean personal? there are last, best, personal" in refused(
+        run, client="north", model="persoal"
+    )
+    assert "a personal model: name a client by --client with one of north, old" in refused(
+        together, model="personal"
+    )
+
+
+def test_a_damaged_personal_model_is_named(
+    together: fairbloom.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copied = fairbloom.load(shutil.copytree(together.folder, tmp_path / "copied"))
+    # on a slow machine there is an earlier one
+    for file in (copied.folder / "clients").rglob("*.versions"):
+        file.write_bytes(file.read_bytes()[:-9])
+    said = refused(copied, model="personal", client="west")
+    assert f"{file} is damaged" in caplog.text
+    assert "has no personal model: " in said
+    assert "personal-lambda" in said
+    assert file.exists()

@@ -1,21 +1,33 @@
-"""A site that took no part in a run evaluates the run's model on its own data."""
+"""A site that took no part in a run evaluates the run's model on its own data.
+
+Predictions and exports of runs whose clients keep a part of the model for themselves.
+
+Clients keep the trained part of personal models, and predict with the whole model.
+"""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fairbloom
 from fairbloom.client.guard.evaluated_model import keep_model
+from fairbloom.client.states import PERSONAL, ClientStates
 from fairbloom.errors import FairbloomError
+from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.run_folder.files import CONFIG, MODEL, SCHEMA
+from fairbloom.system.versions import Versions
 from fairbloom.tasks import load_task
-from tests.experiments.helpers import as_json, fairbloom as command
+from tests.experiments.helpers import as_json, captured, fairbloom as command
+from tests.simulation.helpers import table
 
 from .hospitals import COLUMNS, ROUNDS, run_hospitals
+from .made import copy_to_device
 
 # What is measured ---------------------------------------------------------------------------------
 
@@ -110,42 +122,42 @@ def test_a_number_of_one_row_means_nothing(there: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_prints_a_table_or_json(
-    there: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("evaluate", there / "run", "--data-dir", there / "new")
-    assert command(*arguments) == 0
-    printed = capsys.readouterr().out
-    for words in ("newtown", "worst of the run's clients", "best of the run's clients"):
-        with subtests.test(words=words):
-            assert words in printed
+    printed = captured(capsys, *arguments).out
+    assert [
+        words
+        for words in ("newtown", "worst of the run's clients", "best of the run's clients")
+        if words not in printed
+    ] == []
     assert set(as_json(capsys, *arguments)["clients"]["accuracy"]) == {"h0", "h1", "h2", "h3"}
 
 
 # What does not fit --------------------------------------------------------------------------------
 
 
-def test_data_that_do_not_fit_are_refused_by_name(
-    there: Path, tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    text = (there / "new" / "newtown.csv").read_text()
-    cases = [
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
         ("age,bp,sex,target", "age,pressure,sex,target", "no column 'bp'"),
         ("age,bp,sex,target", "age,bp,sex,outcome", "target"),
         (",sick\n", ",ill\n", "'ill'"),
         (",m,", ",unknown,", "'unknown'"),
         (".1,", ".1 years,", "years"),
-    ]
+    ],
+)
+def test_data_that_do_not_fit_are_refused_by_name(
+    there: Path, tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    text = (there / "new" / "newtown.csv").read_text()
     (tmp_path / "wrong").mkdir()
-    for old, new, words in cases:
-        with subtests.test(old=old, new=new):
-            (tmp_path / "wrong" / "newtown.csv").write_text(text.replace(old, new))
-            with pytest.raises(
-                FairbloomError, match=r"the data of newtown do not fit the run in .*"
-            ) as refused:
-                fairbloom.evaluate(there / "run", data_dir=tmp_path / "wrong")
-            assert words in str(refused.value)
+    (tmp_path / "wrong" / "newtown.csv").write_text(text.replace(old, new))
+    with pytest.raises(
+        FairbloomError, match=r"the data of newtown do not fit the run in .*"
+    ) as refused:
+        fairbloom.evaluate(there / "run", data_dir=tmp_path / "wrong")
+    assert words in str(refused.value)
 
 
 def test_what_cannot_be_evaluated_names_the_remedy(
@@ -177,3 +189,121 @@ def test_what_cannot_be_evaluated_names_the_remedy(
         with subtests.test(folder=folder, arguments=arguments):
             with pytest.raises(FairbloomError, match=words):
                 fairbloom.evaluate(folder, **arguments)
+
+
+CLIENT = "client-1"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
+    """Three clients of digits, each with its own last layer."""
+    out = tmp_path_factory.mktemp("heads") / "run"
+    settings = {"model": "mlp", "partition": "shards", "personal-parameters": "head"}
+    return fairbloom.run(
+        "digits", clients=3, rounds=3, device="cpu", progress=False, out=out, settings=settings
+    )
+
+
+@pytest.fixture
+def images(run: fairbloom.Run, tmp_path: Path) -> Path:
+    """The test images of a client, in a file."""
+    inputs, _ = load_task(run.settings).splits(CLIENT).test[:]
+    np.savez(tmp_path / "new.npz", x=inputs.numpy())
+    return tmp_path / "new.npz"
+
+
+def share_of_right(run: fairbloom.Run, predicted: Sequence[str]) -> float:
+    """Return how many percent of the client's test images are right."""
+    task = load_task(run.settings)
+    _, targets = task.splits(CLIENT).test[:]
+    assert task.preprocessing is not None
+    names = task.preprocessing("").classes
+    pairs = zip(predicted, targets.tolist(), strict=True)
+    return 100.0 * float(np.mean([name == names[target] for name, target in pairs]))
+
+
+def predict(folder: Path, images: Path, *options: str) -> list[str]:
+    out = images.with_name("out.csv")
+    assert command("predict", folder, images, *options, "--out", out) == 0
+    predicted = [row["predicted_class"] for row in table(out)]
+    out.unlink()
+    return predicted
+
+
+def test_a_named_client_predicts_with_its_own_head(run: fairbloom.Run, images: Path) -> None:
+    predicted = predict(run.folder, images, "--client", CLIENT)
+    measured = run.final(model="personal")[CLIENT]
+    assert share_of_right(run, predicted) == pytest.approx(measured, abs=1e-4)
+
+
+def test_without_a_name_the_model_lacks_heads(
+    run: fairbloom.Run, images: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    predicted = predict(run.folder, images)
+    assert "the initial values of the parameters that each client keeps" in caplog.text
+    assert "personal-parameters = 'head': take a client's by --client" in caplog.text
+    measured = run.final(model="global")[CLIENT]
+    assert share_of_right(run, predicted) == pytest.approx(measured, abs=1e-4)
+    initial = load_task(run.settings).model().state_dict()
+    common = run.model().state_dict()
+    assert torch.equal(common["5.weight"], initial["5.weight"])
+    assert not torch.equal(common["1.weight"], initial["1.weight"])
+
+
+def test_a_device_predicts_with_its_own_head(
+    run: fairbloom.Run, images: Path, tmp_path: Path
+) -> None:
+    state = copy_to_device(run, CLIENT, tmp_path / "state")
+    assert predict(state / "model", images) == predict(run.folder, images, "--client", CLIENT)
+
+
+@pytest.mark.parametrize("client", [CLIENT, ""])
+def test_an_export_has_the_head_that_predicts(
+    run: fairbloom.Run, images: Path, caplog: pytest.LogCaptureFixture, client: str
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    out = images.with_name("model.onnx")
+    named = ("--client", client) if client else ()
+    assert command("export", run.folder, *named, "--out", out) == 0
+    assert ("take a client's by --client" in caplog.text) == (client == "")
+    session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    values, _ = session.run(None, {given.name: np.load(images)["x"]})
+    assert list(values) == predict(run.folder, images, *named)
+
+
+@pytest.fixture(scope="module")
+def frozen_run(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
+    """Three clients with personal models and a frozen first layer."""
+    settings = {"model": "tests.client.nets:Frozen", "engine": "stacked", "personal-lambda": 0.1}
+    out = tmp_path_factory.mktemp("frozen") / "run"
+    return fairbloom.run(
+        "digits", clients=3, rounds=2, device="cpu", progress=False, out=out, settings=settings
+    )
+
+
+def test_the_whole_model_predicts_as_it_was_measured(
+    frozen_run: fairbloom.Run, subtests: pytest.Subtests
+) -> None:
+    (states,) = (frozen_run.folder / "clients").iterdir()
+    kept = ClientStates(Versions(states), CLIENT).find(PERSONAL, before=3)
+    model = frozen_run.model(CLIENT, "personal").state_dict()
+    assert kept is not None
+    assert model.keys() - kept.state.keys() == {name for name in model if name.startswith("first")}
+    shared = frozen_run.model().state_dict()
+    for name, tensor in model.items():
+        with subtests.test(name=name, tensor=tensor):
+            assert torch.equal(tensor, shared[name]) == name.startswith("first"), name
+
+
+def test_a_devices_frozen_parameters_are_the_final_models(
+    frozen_run: fairbloom.Run,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
+) -> None:
+    copy_to_device(frozen_run, CLIENT, tmp_path / "state")
+    found = load_predictor(tmp_path / "state", model="personal").module.state_dict()
+    for name, tensor in frozen_run.model(CLIENT, "personal").state_dict().items():
+        with subtests.test(name=name, tensor=tensor):
+            assert torch.equal(tensor, found[name]), name

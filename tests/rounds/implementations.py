@@ -289,8 +289,6 @@ def assert_same_replies(ours: Replies, expected: Replies, tolerance: float) -> N
 
 @dataclass(frozen=True)
 class Outcome:
-    """The replies, rounds and state of a run."""
-
     seen: list[tuple[str, dict[str, Any]]]
     rounds: list[Round]
     state: Mapping[str, Any]

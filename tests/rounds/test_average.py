@@ -8,7 +8,12 @@ from flwr.app import ArrayRecord, MessageType
 from flwr.serverapp.strategy import Strategy
 from hypothesis import given, strategies as st
 
+from fairbloom.rounds import vectors
+from fairbloom.rounds.arrays import CHUNK_COLUMNS
+from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.progress import Average
+from fairbloom.rounds.updates import Updates
+from fairbloom.rounds.vectors import Vectors, combine, subtract_sum
 from fairbloom.strategies import FedAvg
 from tests.federation import (
     OPTIONS,
@@ -24,6 +29,8 @@ from tests.federation import (
     unpack,
 )
 from tests.strategies.helpers import ARGUMENTS, make
+
+from .helpers import gram_matrix, squared_norms, taken_in
 
 Arrays = dict[str, Any]
 
@@ -47,18 +54,17 @@ def averaged(name: str, **changes: Any) -> Any:
     return make(name, ARGUMENTS[name][0], average_models=True, **OPTIONS | changes)
 
 
-def test_training_goes_on_from_the_last_model_not_the_mean(subtests: pytest.Subtests) -> None:
-    for name in ("fedavg", "fedfv", "drfa"):
-        with subtests.test(name=name):
-            _, expected = undisturbed(name)
-            result, rounds = run(averaged(name))
-            assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected], name
-            models = [unpack(r.arrays) for r in rounds]
-            for number, finished in enumerate(rounds, start=1):
-                assert bits(finished.average) == bits(mean_of(models[:number]))
-                assert finished.evaluated is finished.average
-            assert bits(result.arrays) == bits(rounds[-1].average)
-            assert all(r.average is None and r.evaluated is r.arrays for r in expected)
+@pytest.mark.parametrize("name", ["fedavg", "fedfv", "drfa"])
+def test_training_goes_on_from_the_last_model_not_the_mean(name: str) -> None:
+    _, expected = undisturbed(name)
+    result, rounds = run(averaged(name))
+    assert [bits(r.arrays) for r in rounds] == [bits(r.arrays) for r in expected], name
+    models = [unpack(r.arrays) for r in rounds]
+    for number, finished in enumerate(rounds, start=1):
+        assert bits(finished.average) == bits(mean_of(models[:number]))
+        assert finished.evaluated is finished.average
+    assert bits(result.arrays) == bits(rounds[-1].average)
+    assert all(r.average is None and r.evaluated is r.arrays for r in expected)
 
 
 def test_a_resumed_run_ends_with_the_same_mean() -> None:
@@ -128,3 +134,227 @@ def test_integers_are_the_last_models_and_sums_never_change() -> None:
     assert (mean["w"].item(), mean["steps"].item(), mean["on"].item()) == (1.5, 2, True)
     assert one.sums["w"].item() == 1.0
     assert Average().mean(first) is first
+
+
+SIZES = st.sampled_from(
+    (1, 2, CHUNK_COLUMNS - 1, CHUNK_COLUMNS, CHUNK_COLUMNS + 1, 3 * CHUNK_COLUMNS)
+)
+LARGE = (-1e30, -1.0, -1e-30, 0.0, 1e-30, 1e-40, 1.0, 1e30)
+
+
+def model(**arrays: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(array) for name, array in arrays.items()}
+
+
+def added(
+    w: dict[str, np.ndarray], *replies: dict[str, np.ndarray], shared: dict[str, str] | None = None
+) -> Updates:
+    stored = taken_in(Layout(w, (), shared), replies)
+    for reason in stored.screen(gram=False).values():
+        raise reason
+    return stored
+
+
+def after(stored: Updates, *coefficients: float) -> dict[str, np.ndarray]:
+    n = np.ones(len(coefficients))
+    after, _ = stored.model_after(np.array(coefficients), stored.vectors, n / n.sum(), n)
+    return after
+
+
+def drawn(seed: int, m: int, d: int, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(m, d)).astype(dtype)
+
+
+def below(U: np.ndarray) -> Vectors:
+    """The rows of U, each in its own Vectors."""
+    return Vectors.concat(list(map(Vectors.of, U)))
+
+
+# Gram matrix and sums -----------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 99),
+    m=st.integers(1, 4),
+    d=SIZES,
+    dtype=st.sampled_from(("float32", "float64")),
+)
+def test_gram_norms_and_sum_equal_the_direct_products(
+    seed: int, m: int, d: int, dtype: str
+) -> None:
+    U = drawn(seed, m, d, dtype)
+    rows = below(U)
+    exact = U.astype(np.float64)
+    np.testing.assert_allclose(gram_matrix(rows), exact @ exact.T, rtol=1e-9, atol=1e-10 * d)
+    np.testing.assert_allclose(squared_norms(rows), np.sum(exact**2, axis=1), rtol=1e-12)
+    c = np.arange(1.0, m + 1)
+    into = np.ones(d)
+    subtract_sum(c, rows, into=into)
+    np.testing.assert_allclose(into, 1.0 - c @ exact, rtol=1e-12, atol=1e-12)
+
+
+def test_large_work_is_multiplied_in_float32_within_1_5e_minus_7(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    U = drawn(0, 5, 10 * CHUNK_COLUMNS + 3)
+    rows = below(U)
+    exact = U.astype(np.float64) @ U.T.astype(np.float64)
+    monkeypatch.setattr(vectors, "EXACT_NUMBERS", 0)
+    norms = np.sqrt(np.diag(exact))
+    assert np.abs((gram_matrix(rows) - exact) / np.outer(norms, norms)).max() <= 1.5e-7
+    np.testing.assert_allclose(gram_matrix(rows, exact=True), exact, rtol=1e-12, atol=1e-8)
+
+
+@given(
+    seed=st.integers(0, 99),
+    sizes=st.lists(st.sampled_from(LARGE), min_size=2, max_size=4),
+    fast=st.booleans(),
+)
+def test_huge_and_tiny_updates_have_exact_products_and_steps(
+    seed: int, sizes: list[float], fast: bool
+) -> None:
+    U = np.array(sizes)[:, None] * drawn(seed, len(sizes), 20)
+    replies = [model(w=-u.astype(np.float32)) for u in U]
+    stored = added(model(w=np.zeros(20, np.float32)), *replies)
+    exact = np.array([-reply["w"] for reply in replies], np.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectors, "EXACT_NUMBERS", 0 if fast else vectors.EXACT_NUMBERS)
+        G = gram_matrix(stored.vectors)
+    norms = np.linalg.norm(exact, axis=1)
+    assert (np.abs(G - exact @ exact.T) <= 1e-6 * np.outer(norms, norms)).all()
+    np.testing.assert_allclose(squared_norms(stored.vectors), norms**2, rtol=1e-12)
+    for k, u in enumerate(exact):
+        np.testing.assert_array_equal(
+            after(stored, *np.eye(len(exact))[k])["w"], -u.astype(np.float32)
+        )
+
+
+def test_no_updates_and_empty_models_have_empty_products() -> None:
+    assert gram_matrix(Vectors(())).shape == (0, 0)
+    assert squared_norms(Vectors(())).shape == (0,)
+    nothing = below(np.empty((2, 0), np.float32))
+    assert gram_matrix(nothing).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert squared_norms(nothing).tolist() == [0.0, 0.0]
+    assert after(added(model(steps=1), model(steps=4)), 1.0)["steps"] == 4
+
+
+def test_combining_with_one_coefficient_of_one_is_that_row(subtests: pytest.Subtests) -> None:
+    U = drawn(0, 3, 5)
+    for rows in (below(U), Vectors((U,)), Vectors((U[:1], U[1:]))):
+        with subtests.test(rows=rows):
+            combined = combine(np.array([0.0, 1.0, 0.0]), rows)
+            assert combined.blocks[0].tobytes() == U[1].tobytes()
+            assert not np.shares_memory(combined.blocks[0], U)
+            assert len(combined) == 1
+
+
+@given(seed=st.integers(0, 99), cut=st.integers(1, 4), exact=st.booleans())
+def test_rows_in_several_blocks_have_the_bits_of_those_in_one(
+    seed: int, cut: int, exact: bool
+) -> None:
+    U = drawn(seed, 5, CHUNK_COLUMNS + 7)
+    one = Vectors((U,))
+    two = Vectors.concat([Vectors((U[:cut],)), Vectors((U[cut:],))])
+    np.testing.assert_array_equal(gram_matrix(one, exact=exact), gram_matrix(two, exact=exact))
+    np.testing.assert_array_equal(squared_norms(one), squared_norms(two))
+    into = np.zeros((2, CHUNK_COLUMNS + 7), np.float32)
+    subtract_sum(np.arange(1.0, 6.0), one, into=into[0])
+    subtract_sum(np.arange(1.0, 6.0), two, into=into[1])
+    np.testing.assert_array_equal(into[0], into[1])
+
+
+# The update and the model after it ----------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 99), m=st.integers(1, 4))
+def test_the_model_after_the_step_is_rounded_once(seed: int, m: int) -> None:
+    w = drawn(seed, 1, 30)[0]
+    replies = drawn(seed + 1, m, 30)
+    c = np.random.default_rng(seed).normal(size=m)
+    stored = added(model(w=w), *(model(w=reply) for reply in replies))
+    exact = w.astype(np.float64) - c @ (w - replies).astype(np.float64)
+    np.testing.assert_allclose(after(stored, *c)["w"], exact, rtol=1.2e-7, atol=1e-14)
+
+
+@pytest.mark.parametrize("other", [5.0, np.nan])
+def test_of_a_shared_parameter_the_first_name_is_taken(other: float) -> None:
+    w = model(a=np.zeros(2, np.float32), twin=np.zeros(2, np.float32))
+    reply = model(a=np.ones(2, np.float32), twin=np.full(2, other, np.float32))
+    stored = added(w, reply, shared={"twin": "a"})
+    assert gram_matrix(stored.vectors).tolist() == [[2.0]]
+    assert {name: array.tolist() for name, array in after(stored, 1.0).items()} == {
+        "a": [1, 1],
+        "twin": [1, 1],
+    }
+
+
+def test_arrays_that_are_not_one_parameter_are_refused_by_name(subtests: pytest.Subtests) -> None:
+    zeros = np.zeros(2, np.float32)
+    w = model(
+        a=zeros, twin=zeros, mean=zeros, other=zeros + 1, wide=np.zeros(2), steps=np.array([0, 0])
+    )
+    none: list[tuple[dict[str, str], str]] = [
+        *(({each: "a"}, each) for each in ("unknown", "mean", "a")),
+        *(({"twin": each}, each) for each in ("unknown", "steps", "mean")),
+        ({"twin": "a", "other": "twin"}, "twin"),
+    ]
+    for shared, name in none:
+        with subtests.test(shared=shared, name=name):
+            with pytest.raises(ValueError, match=f"'{name}' is no parameter"):
+                Layout(w, ("mean",), shared)
+    for name in ("other", "steps", "wide"):
+        with subtests.test(name=name):
+            with pytest.raises(
+                ValueError, match=f"{{'{name}': 'a'}}: the two arrays of the model differ"
+            ):
+                Layout(w, ("mean",), {name: "a"})
+
+
+@given(seed=st.integers(0, 99), dtype=st.sampled_from(("float16", "float32", "float64")))
+def test_an_array_that_no_client_changes_keeps_its_bits(seed: int, dtype: str) -> None:
+    """Frozen layers: whatever the coefficients, and whatever the dtypes of the others."""
+    frozen = drawn(seed, 3, 7).astype(dtype)
+    others = drawn(seed, 4, 5, "float64")
+    w = model(frozen=frozen, free=others[0])
+    stored = added(w, *(model(frozen=frozen, free=other) for other in others[1:]))
+    result = after(stored, *np.random.default_rng(seed).normal(size=3))
+    np.testing.assert_array_equal(result["frozen"], frozen)
+    assert result["frozen"].dtype == frozen.dtype
+    assert not np.array_equal(result["free"], others[0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_an_update_or_a_step_beyond_the_dtype_is_refused(dtype: str) -> None:
+    top = np.float32([3e38])
+    with pytest.raises(ValueError, match="beyond the range of float32"):
+        added(model(w=-top), model(w=top))
+    w = model(narrow=np.zeros(1, dtype), wide=np.zeros(1, np.float64))
+    most = np.array([0.9 * np.finfo(dtype).max], dtype)
+    with pytest.raises(ValueError, match=f"beyond the range of {dtype}"):
+        after(added(w, {**w, "narrow": most}), 2.0)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-200, 1e100, 1e149])
+def test_a_float64_update_that_can_be_squared_is_used(size: float) -> None:
+    stored = added(
+        model(w=np.zeros(2)),
+        model(w=np.array([size, -size / 2])),
+        model(w=np.array([1.0, 1.0])),
+    )
+    np.testing.assert_array_equal(after(stored, 1.0, 0.0)["w"], [size, -size / 2])
+    assert np.isfinite(after(stored, 0.5, 0.5)["w"]).all()
+
+
+def test_an_infinite_or_odd_model_is_refused_by_array() -> None:
+    with pytest.raises(ValueError, match="array 'w' of the global model is not finite"):
+        Layout(model(w=np.float32([np.nan])))
+    with pytest.raises(ValueError, match="array 'w' has dtype complex128"):
+        Layout(model(w=np.array([1j])))
+
+
+def test_the_model_that_went_out_is_not_changed() -> None:
+    w = model(w=np.ones(3, np.float32), n=np.array(1))
+    reply = model(w=np.zeros(3, np.float32), n=np.array(2))
+    after(added(w, reply), 1.0)
+    assert (w["w"].tolist(), int(w["n"])) == ([1.0, 1.0, 1.0], 1)
+    assert (reply["w"].tolist(), int(reply["n"])) == ([0.0, 0.0, 0.0], 2)

@@ -344,12 +344,11 @@ def test_every_field_and_every_metric_has_a_case() -> None:
     assert {each.replace("-", "_") for each in WORK} <= {each.name for each in fields(Terms)}
 
 
-def test_a_case_of_the_work_sets_its_field(subtests: pytest.Subtests) -> None:
-    for name, case in OF_THE_WORK.items():
-        with subtests.test(name=name, case=case):
-            settings: RunSettings = case.settings
-            work = work_of_client(global_work(settings, case.terms), settings, case.terms, NAMES[0])
-            assert name in set_fields(work)
+@pytest.mark.parametrize(("name", "case"), OF_THE_WORK.items())
+def test_a_case_of_the_work_sets_its_field(name: str, case: Case) -> None:
+    settings: RunSettings = case.settings
+    work = work_of_client(global_work(settings, case.terms), settings, case.terms, NAMES[0])
+    assert name in set_fields(work)
 
 
 @pytest.mark.slow
@@ -405,13 +404,12 @@ def test_an_updates_norm_is_that_of_the_reply(engines: Engines) -> None:
 # Who honours what ---------------------------------------------------------------------------------
 
 
-def test_a_client_honours_all_that_any_engine_honours(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("others", [stacked.SUPPORTED, BY_FAIR])
+def test_a_client_honours_all_that_any_engine_honours(others: Support) -> None:
     assert all(BY_A_CLIENT.follows(rule) for rule in RULES)
-    for others in (stacked.SUPPORTED, BY_FAIR):
-        with subtests.test(others=others):
-            assert others.hooks <= BY_A_CLIENT.hooks
-            assert others.work <= BY_A_CLIENT.work
-            assert others.metrics <= BY_A_CLIENT.metrics
+    assert others.hooks <= BY_A_CLIENT.hooks
+    assert others.work <= BY_A_CLIENT.work
+    assert others.metrics <= BY_A_CLIENT.metrics
     assert BY_A_CLIENT.wire_keys == list(WORK)
     assert BY_FAIR.wire_keys == ["proximal-mu", "personal-parameters", "client-momentum"]
 
@@ -467,18 +465,15 @@ def row_of(name: str) -> str:
     return always.get(name) or metric_row(name)
 
 
+@pytest.mark.parametrize("case", [*ONE_BY_ONE])
 def test_stacked_clients_say_once_why_they_fall_back(
-    engines: Engines,
-    caplog: pytest.LogCaptureFixture,
-    subtests: pytest.Subtests,
+    engines: Engines, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
-    for case in [*ONE_BY_ONE]:
-        with subtests.test(case=case):
-            engines.close("stacked")
-            with caplog.at_level(logging.WARNING, "flwr"):
-                for _ in range(2):
-                    of_a_round(engines.of("stacked", OF_THE_WORK[case]), OF_THE_WORK[case])
-            assert caplog.text.count(ONE_BY_ONE[case]) == 1
+    engines.close("stacked")
+    with caplog.at_level(logging.WARNING, "flwr"):
+        for _ in range(2):
+            of_a_round(engines.of("stacked", OF_THE_WORK[case]), OF_THE_WORK[case])
+    assert caplog.text.count(ONE_BY_ONE[case]) == 1
 
 
 ALWAYS = [*(each.pattern for each in OF_EVALUATION if not each.requested), BY_GROUP]

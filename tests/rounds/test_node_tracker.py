@@ -139,17 +139,14 @@ def test_a_node_that_owes_a_reply_keeps_its_name_while_away() -> None:
     assert tracker.free == ["site-5"]
 
 
-def test_a_registered_name_can_not_be_claimed(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("first", [{}, {9: "hospital"}, {2: ""}])
+def test_a_registered_name_can_not_be_claimed(first: dict[int, str]) -> None:
     """Neither when both come together, nor before, nor after; and it needs no question."""
-    for first in ({}, {9: "hospital"}, {2: ""}):
-        with subtests.test(first=first):
-            tracker = NodeTracker()
-            tracker.refresh(
-                first, never if 9 in first else lambda nodes: dict.fromkeys(nodes, "hospital")
-            )
-            tracker.refresh({9: "hospital", 2: ""}, lambda nodes: {2: "hospital"})
-            assert tracker.online == {"hospital": 9}
-            assert tracker.free == ["hospital"]
+    tracker = NodeTracker()
+    tracker.refresh(first, never if 9 in first else lambda nodes: dict.fromkeys(nodes, "hospital"))
+    tracker.refresh({9: "hospital", 2: ""}, lambda nodes: {2: "hospital"})
+    assert tracker.online == {"hospital": 9}
+    assert tracker.free == ["hospital"]
 
 
 def test_a_name_that_a_node_holds_is_not_given_to_a_second_one() -> None:

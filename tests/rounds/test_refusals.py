@@ -1,5 +1,8 @@
 """Unusable replies: each is refused by the name of its client, and the round continues without
-it."""
+it.
+
+Impossible evaluations are refused by name; the evaluations of the others are used.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,15 +13,20 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from fairbloom.protocol.advice import ADVICE
+from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.rounds.learning import NothingLearnedError
+from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, one_line
+from fairbloom.rounds.round import Round
 from fairbloom.strategies import FedAvg
 from tests.federation import (
     BUFFERS,
     KINDS,
     TRAINABLE,
+    Answer,
     Fault,
     MemoryGrid,
     Quadratic,
@@ -211,29 +219,30 @@ def test_absurd_weights_and_buffers_are_refused_by_every_kind() -> None:
         )
 
 
-def test_a_reply_too_many_is_refused_and_the_first_is_used(subtests: pytest.Subtests) -> None:
-    for fault, reason in (
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
         (duplicate, "a second reply"),
         (to_unknown_message, "no message of this round"),
-    ):
-        with subtests.test(fault=fault, reason=reason):
-            result, finished = one_faulty("fedavg", fault)
-            assert list(finished.refused) == ["site-2"]
-            assert reason in finished.refused["site-2"]
-            assert bits(result.arrays) == bits(one_faulty("fedavg", None)[0].arrays)
+    ],
+)
+def test_a_reply_too_many_is_refused_and_the_first_is_used(
+    fault: Callable[..., object], reason: str
+) -> None:
+    result, finished = one_faulty("fedavg", fault)
+    assert list(finished.refused) == ["site-2"]
+    assert reason in finished.refused["site-2"]
+    assert bits(result.arrays) == bits(one_faulty("fedavg", None)[0].arrays)
 
 
-def test_another_weight_must_be_a_positive_number(subtests: pytest.Subtests) -> None:
-    for wrong in (0, -1.0, math.nan, 10**400, None):
-        with subtests.test(wrong=wrong):
-            faults = {
-                (f"site-{k}", 1): metrics({"tokens": wrong if k == 2 else 0.5}) for k in range(3)
-            }
-            strategy = FedAvg(weighted_by_key="tokens", fraction_evaluate=0.0)
-            _, (finished,) = run(strategy, MemoryGrid(quadratics(3), faults=faults), rounds=1)
-            assert list(finished.refused) == ["site-2"]
-            assert "tokens" in finished.refused["site-2"]
-            assert finished.coefficients == {"site-0": 0.5, "site-1": 0.5}
+@pytest.mark.parametrize("wrong", [0, -1.0, math.nan, 10**400, None])
+def test_another_weight_must_be_a_positive_number(wrong: int | float | None) -> None:
+    faults = {(f"site-{k}", 1): metrics({"tokens": wrong if k == 2 else 0.5}) for k in range(3)}
+    strategy = FedAvg(weighted_by_key="tokens", fraction_evaluate=0.0)
+    _, (finished,) = run(strategy, MemoryGrid(quadratics(3), faults=faults), rounds=1)
+    assert list(finished.refused) == ["site-2"]
+    assert "tokens" in finished.refused["site-2"]
+    assert finished.coefficients == {"site-0": 0.5, "site-1": 0.5}
 
 
 def test_other_records_and_floats_of_other_widths_are_used() -> None:
@@ -283,35 +292,33 @@ def test_all_kinds_of_broken_replies_at_once_are_each_refused() -> None:
     assert list(finished.coefficients) == [name for name in clients if (name, 1) not in faults]
 
 
-def test_an_update_whose_square_overflows_is_refused(subtests: pytest.Subtests) -> None:
-    for name, size in product(("fedavg", "fedlf", "fcfl", "drfa"), (1e160, 1.7e308)):
-        with subtests.test(name=name, size=size):
-            huge = {("site-2", 1): arrays(bias=np.full(3, size))}
-            strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
-            result, (finished,) = run(
-                strategy, quadratics(4), 1, huge, initial_arrays=record(in_float64())
-            )
-            assert list(finished.refused) == ["site-2"], name
-            assert "inner products overflow" in finished.refused["site-2"]
-            assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
-            assert len(finished.coefficients) == 3 or name == "drfa"
-            assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
+@pytest.mark.parametrize(
+    ("name", "size"), [*product(("fedavg", "fedlf", "fcfl", "drfa"), (1e160, 1.7e308))]
+)
+def test_an_update_whose_square_overflows_is_refused(name: str, size: float) -> None:
+    huge = {("site-2", 1): arrays(bias=np.full(3, size))}
+    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0)
+    result, (finished,) = run(strategy, quadratics(4), 1, huge, initial_arrays=record(in_float64()))
+    assert list(finished.refused) == ["site-2"], name
+    assert "inner products overflow" in finished.refused["site-2"]
+    assert set(finished.coefficients) == set(finished.participants) - {"site-2"}
+    assert len(finished.coefficients) == 3 or name == "drfa"
+    assert all(np.isfinite(a).all() for a in unpack(result.arrays).values())
 
 
-def test_a_message_that_has_expired_is_no_answer(subtests: pytest.Subtests) -> None:
-    for code in (3, 4):
-        with subtests.test(code=code):
-            expired = Error(code, "it may have expired")
-            result, finished = one_faulty(
-                "fedavg", lambda sent, reply, e=expired: [Message(e, reply_to=sent)]
-            )
-            without, absent = one_faulty("fedavg", no_reply)
-            assert (
-                (finished.missing, finished.refused)
-                == (absent.missing, absent.refused)
-                == (("site-2",), {})
-            )
-            assert bits(result.arrays) == bits(without.arrays)
+@pytest.mark.parametrize("code", [3, 4])
+def test_a_message_that_has_expired_is_no_answer(code: int) -> None:
+    expired = Error(code, "it may have expired")
+    result, finished = one_faulty(
+        "fedavg", lambda sent, reply, e=expired: [Message(e, reply_to=sent)]
+    )
+    without, absent = one_faulty("fedavg", no_reply)
+    assert (
+        (finished.missing, finished.refused)
+        == (absent.missing, absent.refused)
+        == (("site-2",), {})
+    )
+    assert bits(result.arrays) == bits(without.arrays)
 
 
 def test_a_clients_reason_is_one_printable_short_line() -> None:
@@ -327,25 +334,29 @@ def test_a_clients_reason_is_one_printable_short_line() -> None:
     assert len(finished.refused["site-2"]) <= MAX_REASON_CHARACTERS + 3
 
 
-def test_a_broken_evaluation_is_refused_by_client_name(subtests: pytest.Subtests) -> None:
-    clients = quadratics(3)
-    for numbers, reason in (
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
         ({"loss": 1.0}, "num-examples must be an integer of at least 1, got None"),
         (
             {"num-examples": 5, "loss": 1.0, "accuracy-personal": 87.5},
             "metric 'accuracy-personal' must lie in [0, 1]",
         ),
-    ):
-        with subtests.test(numbers=numbers, reason=reason):
-            content = RecordDict({"metrics": MetricRecord(numbers)})
-            broken = answering(
-                clients["site-1"], evaluate=lambda m, content=content: Message(content, reply_to=m)
-            )
-            _, (finished,) = run(FedAvg(), {**clients, "site-1": broken}, rounds=1)
-            assert list(finished.evaluations) == ["site-0", "site-2"]
-            assert list(finished.refused) == ["site-1"]
-            assert finished.refused["site-1"].startswith(f"evaluation: {reason}")
-            assert "site-1" in finished.coefficients
+    ],
+)
+def test_a_broken_evaluation_is_refused_by_client_name(
+    numbers: dict[str, float], reason: str
+) -> None:
+    clients = quadratics(3)
+    content = RecordDict({"metrics": MetricRecord(numbers)})
+    broken = answering(
+        clients["site-1"], evaluate=lambda m, content=content: Message(content, reply_to=m)
+    )
+    _, (finished,) = run(FedAvg(), {**clients, "site-1": broken}, rounds=1)
+    assert list(finished.evaluations) == ["site-0", "site-2"]
+    assert list(finished.refused) == ["site-1"]
+    assert finished.refused["site-1"].startswith(f"evaluation: {reason}")
+    assert "site-1" in finished.coefficients
 
 
 def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -362,8 +373,9 @@ def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptu
     ]
 
 
-def test_a_reason_names_no_folder_of_a_site(subtests: pytest.Subtests) -> None:
-    for reason, noted in [
+@pytest.mark.parametrize(
+    ("reason", "noted"),
+    [
         (
             "/home/ann/data/ward 3.csv cannot be read: Is a directory",
             "ward 3.csv cannot be read: Is a directory",
@@ -378,11 +390,12 @@ def test_a_reason_names_no_folder_of_a_site(subtests: pytest.Subtests) -> None:
             "3/4 of the loss, n/a, see https://example.org/a/b",
             "3/4 of the loss, n/a, see https://example.org/a/b",
         ),
-    ]:
-        with subtests.test(reason=reason, noted=noted):
-            refused = Refusals(1)
-            refused.add("site-a", reason)
-            assert refused.reasons == {"site-a": noted}
+    ],
+)
+def test_a_reason_names_no_folder_of_a_site(reason: str, noted: str) -> None:
+    refused = Refusals(1)
+    refused.add("site-a", reason)
+    assert refused.reasons == {"site-a": noted}
 
 
 @pytest.mark.parametrize(
@@ -439,3 +452,146 @@ def test_a_hundred_clients_with_a_sum_are_one_line(caplog: pytest.LogCaptureFixt
     ):
         run(FedAvg(), MemoryGrid(clients), rounds=3)
     assert len([words for words in caplog.messages if "it returned" in words]) == 3
+
+
+FORGED = {
+    "auc": (1e308, r"metric 'auc' must lie in \[0, 1\], got 1e\+308"),
+    "balanced-accuracy": (57.0, r"metric 'balanced-accuracy' must lie in \[0, 1\], got 57"),
+    "accuracy-personal": (87.5, r"metric 'accuracy-personal' must lie in \[0, 1\]"),
+    "f1-validation": (-0.1, r"metric 'f1-validation' must lie in \[0, 1\]"),
+    "brier": (2.5, r"metric 'brier' must lie in \[0, 2\]"),
+    "calibration-error-validation-personal": (1e9, r"must lie in \[0, 1\]"),
+    "larger-class": (7.0, r"metric 'larger-class' must lie in \[0, 1\]"),
+    "r2": (1.5, r"metric 'r2' must lie in \(-inf, 1\]"),
+    "mae": (-1.0, r"metric 'mae' must lie in \[0, inf\)"),
+    "rmse": (1e308, r"metric 'rmse' is 1e\+308, beyond 1000"),
+    "loss": (-1e308, r"metric 'loss' is -1e\+308, beyond 1000"),
+    "loss-validation": (1e308, r"metric 'loss-validation' is 1e\+308, beyond 1000"),
+    "train-loss": (1e308, r"metric 'train-loss' is 1e\+308, beyond 1000"),
+    "accuracy[sex:female]": (1.5, r"metric 'accuracy\[sex:female\]' must lie in \[0, 1\]"),
+    "mae[age:60+]-validation": (1e308, r"metric 'mae\[age:60\+\]-validation' is 1e\+308"),
+    "num-examples": (2**53, r"num-examples 9007199254740992 is more than 10 times \(max_growth\)"),
+}
+
+ALLOWED = {
+    "auc": 1.0,
+    "brier": 2.0,
+    "r2": -1e300,
+    "loss": 900.0,
+    "score-of-my-own": 1e308,
+    "eval_acc": 87.5,
+    "num-examples": 30,
+}
+
+
+def evaluating(client: Answer, **changed: float) -> Answer:
+    """Return a client that reports these numbers in its evaluation, besides usual ones."""
+    content = RecordDict({"metrics": MetricRecord({"num-examples": 3, "loss": 1.0, **changed})})
+    return answering(client, evaluate=lambda message: Message(content, reply_to=message))
+
+
+def forging(changed: dict[str, float], strategy: FedAvg | None = None) -> Round:
+    """Return a round of three clients of which site-1 reports changed numbers."""
+    usual = dict.fromkeys(changed.keys() - {"num-examples"}, 0.5)
+    clients = {name: evaluating(client, **usual) for name, client in quadratics(3).items()}
+    clients["site-1"] = evaluating(quadratics(3)["site-1"], **changed)
+    _, (finished,) = run(strategy or FedAvg(), clients, rounds=1)
+    return finished
+
+
+@pytest.mark.parametrize("metric", FORGED)
+def test_an_impossible_number_refuses_its_evaluation(metric: str) -> None:
+    value, reason = FORGED[metric]
+    finished = forging({metric: value})
+    assert list(finished.evaluations) == ["site-0", "site-2"]
+    assert list(finished.refused) == ["site-1"]
+    with pytest.raises(ValueError, match=f"^evaluation: .*{reason}"):
+        raise ValueError(finished.refused["site-1"])
+    assert "site-1" in finished.coefficients  # its update is used
+
+
+@pytest.mark.parametrize("metric", ALLOWED)
+def test_a_possible_number_is_used(metric: str) -> None:
+    finished = forging({metric: ALLOWED[metric]})
+    assert finished.refused == {}
+    assert finished.evaluations["site-1"][metric] == ALLOWED[metric]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_left_out(value: float) -> None:
+    """A client with one class has no AUC, and its other scores count."""
+    finished = forging({"auc": value})
+    assert finished.refused == {}
+    assert "auc" not in finished.evaluations["site-1"]
+    assert "auc" in finished.evaluations["site-0"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_used"),
+    [
+        ({}, True),
+        ({"train-loss": 9.0, "loss-validation": 1.0, "mae[sex:f]-validation-personal": 1.0}, True),
+        ({"personal-round": 1, "train-loss": 9.0}, True),
+        ({"loss": 1.0}, False),
+        ({"train-loss": 9.0, "accuracy[sex:f]": 0.5}, False),
+        ({"accuracy-personal": 0.5}, False),
+    ],
+)
+def test_only_scores_of_test_examples_need_their_number(
+    numbers: dict[str, float], is_used: bool
+) -> None:
+    """A device with fewer than its owner's floor does not say how many it has."""
+
+    def average(contents: list[RecordDict], weight_key: str) -> MetricRecord:
+        assert contents
+        return aggregate_metricrecords(contents, weight_key)
+
+    strategy = FedAvg(evaluate_metrics_aggr_fn=average, unused_rounds=0)
+    content = RecordDict({"metrics": MetricRecord(numbers)})
+    clients: dict[str, Answer] = {
+        name: answering(client, evaluate=lambda message: Message(content, reply_to=message))
+        for name, client in quadratics(5).items()
+    }
+    _, (finished,) = run(strategy, clients, 1)
+    assert len(finished.refused) == (0 if is_used else 5)
+    assert finished.evaluations == (dict.fromkeys(clients, numbers) if is_used else {})
+    assert not finished.evaluation_metrics.keys() & numbers.keys()
+    for name in ("site-0", "site-1"):
+        clients[name] = evaluating(quadratics(2)[name], **{"train-loss": 2.0})
+    _, (finished,) = run(FedAvg(), clients, 1)
+    assert finished.evaluation_metrics["train-loss"] == 2.0
+
+
+def test_test_examples_are_bounded_by_enrolled_sizes() -> None:
+    finished = forging({"num-examples": 21}, FedAvg(enrolled_sizes={"site-1": 21}))
+    assert finished.refused == {}
+    finished = forging({"num-examples": 22}, FedAvg(enrolled_sizes={"site-1": 21}))
+    assert "more than the 21 examples that it was enrolled with" in finished.refused["site-1"]
+
+
+def test_inf_disables_the_limits_that_are_no_intervals() -> None:
+    unlimited = FedAvg(loss_limit=math.inf, max_growth=math.inf)
+    assert forging({"loss": 1e308}, unlimited).refused == {}
+    assert forging({"num-examples": 2**53}, unlimited).refused == {}
+    assert list(forging({"auc": 2.0}, unlimited).refused) == ["site-1"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "value"), [("eval_acc", 57.0), ("cost", 1e308), ("found[sex:f]-personal", 2.0)]
+)
+def test_scores_of_the_run_bound_what_has_their_names(metric: str, value: float) -> None:
+    scores = [
+        Score("eval_acc", percent=True),
+        Score("cost", higher_is_better=False),
+        GroupScore("found", percent=True),
+    ]
+    strategy = FedAvg()
+    rounds = Rounds(strategy, strategy._flower, 1, scores=scores)
+    rounds.current.evaluators = ("a", "b", "c")
+    usual = {"num-examples": 3, metric: 0.5}
+    replies = rounds.clients.read_evaluate_replies([])
+    replies.metrics.update({"a": usual, "b": {**usual, metric: value}, "c": usual})
+    rounds.aggregate_evaluate(replies)
+    assert list(replies.metrics) == ["a", "c"]
+    assert isinstance(replies.refused, Refusals)
+    assert metric in replies.refused.reasons["b"]

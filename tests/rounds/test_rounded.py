@@ -151,8 +151,7 @@ def test_rounded_arrays_take_half_the_bytes(
 
 def test_a_lost_error_leaves_a_client_in_the_run() -> None:
     settings = Settings.of({"clients": 3, "wire-dtype": UPDATES, "device": "cpu"})
-    method = settings.strategy()
-    clients = LocalClients(method, settings)
+    clients = LocalClients(settings.strategy(), settings)
     _, module = clients.task_and_model()
     model = {name: tensor.numpy().copy() for name, tensor in module.state_dict().items()}
     names = clients.online(1)

@@ -53,18 +53,13 @@ def moments_in(strategy: FairStrategy) -> Any:
 # Reductions ---------------------------------------------------------------------------------------
 
 
-def test_momentum_of_zero_is_the_method_to_the_bit(subtests: pytest.Subtests) -> None:
-    for name in ("fedavg", "fedfv", "drfa", "scaffold", "fcfl"):
-        with subtests.test(name=name):
-            expected, rounds = undisturbed(name)
-            result, ours = run(make(name, ARGUMENTS[name][0], **OPTIONS, **PLAIN_MOMENTUM))
-            assert bits(result.arrays) == bits(expected.arrays), name
-            assert [bits(each.arrays) for each in ours] == [bits(each.arrays) for each in rounds], (
-                name
-            )
-            assert [each.coefficients for each in ours] == [each.coefficients for each in rounds], (
-                name
-            )
+@pytest.mark.parametrize("name", ["fedavg", "fedfv", "drfa", "scaffold", "fcfl"])
+def test_momentum_of_zero_is_the_method_to_the_bit(name: str) -> None:
+    expected, rounds = undisturbed(name)
+    result, ours = run(make(name, ARGUMENTS[name][0], **OPTIONS, **PLAIN_MOMENTUM))
+    assert bits(result.arrays) == bits(expected.arrays), name
+    assert [bits(each.arrays) for each in ours] == [bits(each.arrays) for each in rounds], name
+    assert [each.coefficients for each in ours] == [each.coefficients for each in rounds], name
 
 
 # The formulas, by a second hand -------------------------------------------------------------------
@@ -186,60 +181,57 @@ def equal(one: Any, other: Any) -> bool:
     )
 
 
-def test_a_round_without_a_step_leaves_model_and_moments(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("options", EACH.values())
+def test_a_round_without_a_step_leaves_model_and_moments(options: dict[str, str | float]) -> None:
     failing = {(f"site-{k}", 2): error for k in range(3)}
-    for options in EACH.values():
-        with subtests.test(options=options):
-            courses = []
-            for strategy, faults in (
-                (FedAvg(buffers=BUFFERS, **options), failing),
-                (Leap(factors={2: 0.0}, buffers=BUFFERS, **options), {}),
-            ):
-                kept = list[Any]()
-                _, rounds = run(
-                    strategy,
-                    MemoryGrid(quadratics(3), faults=faults),
-                    rounds=3,
-                    evaluate_fn=lambda number, arrays, s=strategy, k=kept: k.append(moments_in(s)),
-                )
-                courses.append([flat(unpack(each.arrays)).tobytes() for each in rounds])
-                assert set(rounds[1].coefficients.values()) <= {0.0}
-                assert courses[-1][1] == courses[-1][0]
-                assert equal(kept[2], kept[1])
-                assert not equal(kept[3], kept[2])
-            assert courses[0] == courses[1]
+    courses = []
+    for strategy, faults in (
+        (FedAvg(buffers=BUFFERS, **options), failing),
+        (Leap(factors={2: 0.0}, buffers=BUFFERS, **options), {}),
+    ):
+        kept = list[Any]()
+        _, rounds = run(
+            strategy,
+            MemoryGrid(quadratics(3), faults=faults),
+            rounds=3,
+            evaluate_fn=lambda number, arrays, s=strategy, k=kept: k.append(moments_in(s)),
+        )
+        courses.append([flat(unpack(each.arrays)).tobytes() for each in rounds])
+        assert set(rounds[1].coefficients.values()) <= {0.0}
+        assert courses[-1][1] == courses[-1][0]
+        assert equal(kept[2], kept[1])
+        assert not equal(kept[3], kept[2])
+    assert courses[0] == courses[1]
 
 
 # Limits -------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_adaptive_run_is_never_refused(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("optimizer", ADAPTIVE)
+def test_a_healthy_adaptive_run_is_never_refused(optimizer: str) -> None:
     """From a model of zeros, updates of 1e-7 move each number by up to the step size: 10^5 times as
     far."""
-    for optimizer in ADAPTIVE:
-        with subtests.test(optimizer=optimizer):
-            options = {
-                "server_optimizer": optimizer,
-                "server_optimizer_lr": 1.0,
-                "server_optimizer_tau": 1e-9,
-            }
-            finished = rounds_of(FedAvg(**options), {name: always(1e-7) for name in "abc"}, 5)
-            assert all(each.coefficients and not each.refused for each in finished)
-            (w,) = unpack(finished[0].arrays).values()
-            assert np.abs(w).max() > 0.01
+    options = {
+        "server_optimizer": optimizer,
+        "server_optimizer_lr": 1.0,
+        "server_optimizer_tau": 1e-9,
+    }
+    finished = rounds_of(FedAvg(**options), {name: always(1e-7) for name in "abc"}, 5)
+    assert all(each.coefficients and not each.refused for each in finished)
+    (w,) = unpack(finished[0].arrays).values()
+    assert np.abs(w).max() > 0.01
 
 
-def test_a_refused_step_leaves_the_moments(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("options", EACH.values())
+def test_a_refused_step_leaves_the_moments(options: dict[str, str | float]) -> None:
     plans = {"a": always(1.0), "b": always(3.0)}
-    for options in EACH.values():
-        with subtests.test(options=options):
-            without = Leap(factors={}, **options)
-            leaping = Leap(factors={2: 1e5}, **options)
-            one, two = rounds_of(leaping, plans, 2)
-            assert two.coefficients == {}
-            assert bits(two.arrays) == bits(one.arrays)
-            rounds_of(without, plans, 1)
-            assert equal(moments_in(leaping), moments_in(without))
+    without = Leap(factors={}, **options)
+    leaping = Leap(factors={2: 1e5}, **options)
+    one, two = rounds_of(leaping, plans, 2)
+    assert two.coefficients == {}
+    assert bits(two.arrays) == bits(one.arrays)
+    rounds_of(without, plans, 1)
+    assert equal(moments_in(leaping), moments_in(without))
 
 
 def test_the_limit_compares_with_the_methods_longest_step() -> None:
@@ -257,21 +249,19 @@ def test_the_limit_compares_with_the_methods_longest_step() -> None:
     assert leaping.progress.norms.longest_step == pytest.approx(90.0)
 
 
+@pytest.mark.parametrize("optimizer", ADAPTIVE)
 def test_a_step_whose_square_is_beyond_the_range_is_not_taken(
-    said: pytest.LogCaptureFixture,
-    subtests: pytest.Subtests,
+    said: pytest.LogCaptureFixture, optimizer: str
 ) -> None:
     """Its square is beyond float32: v would be infinite, and these numbers would never move
     again."""
-    for optimizer in ADAPTIVE:
-        with subtests.test(optimizer=optimizer):
-            strategy = Leap(factors={2: 1e25}, update_limit=np.inf, **EACH[optimizer])
-            one, two, three = rounds_of(strategy, {"a": always(1.0), "b": always(1.0)}, 3)
-            assert two.coefficients == {}
-            assert bits(two.arrays) == bits(one.arrays)
-            assert three.coefficients
-            assert np.isfinite(moments_in(strategy)["second"]).all()
-            assert f"the server optimizer {optimizer} keeps" in said.text
+    strategy = Leap(factors={2: 1e25}, update_limit=np.inf, **EACH[optimizer])
+    one, two, three = rounds_of(strategy, {"a": always(1.0), "b": always(1.0)}, 3)
+    assert two.coefficients == {}
+    assert bits(two.arrays) == bits(one.arrays)
+    assert three.coefficients
+    assert np.isfinite(moments_in(strategy)["second"]).all()
+    assert f"the server optimizer {optimizer} keeps" in said.text
 
 
 # State --------------------------------------------------------------------------------------------
@@ -284,7 +274,10 @@ def test_a_run_resumed_from_its_state_ends_with_the_same_bits() -> None:
         )
 
 
-def test_a_state_without_an_optimizer_continues_without_one(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("other", "words"), [(EACH["yogi"], "'yogi'"), ({}, "'none'")])
+def test_a_state_without_an_optimizer_continues_without_one(
+    other: dict[str, str | float], words: str
+) -> None:
     plain = FedAvg(buffers=BUFFERS, server_optimizer="none")
     adam = FedAvg(buffers=BUFFERS, **EACH["adam"])
     result, _ = run(plain, rounds=2)
@@ -294,33 +287,30 @@ def test_a_state_without_an_optimizer_continues_without_one(subtests: pytest.Sub
     with pytest.raises(ValueError, match="server_optimizer = 'none', got 'adam'"):
         run(adam, rounds=3, initial_arrays=result.arrays, resume=plain.state_dict())
     result, _ = run(adam, rounds=2)
-    for other, words in ((EACH["yogi"], "'yogi'"), ({}, "'none'")):
-        with subtests.test(other=other, words=words):
-            with pytest.raises(ValueError, match=f"server_optimizer = 'adam', got {words}"):
-                run(
-                    FedAvg(buffers=BUFFERS, **other),
-                    rounds=3,
-                    initial_arrays=result.arrays,
-                    resume=adam.state_dict(),
-                )
+    with pytest.raises(ValueError, match=f"server_optimizer = 'adam', got {words}"):
+        run(
+            FedAvg(buffers=BUFFERS, **other),
+            rounds=3,
+            initial_arrays=result.arrays,
+            resume=adam.state_dict(),
+        )
 
 
-def test_a_step_changes_nothing_that_it_is_given(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("options", EACH.values())
+def test_a_step_changes_nothing_that_it_is_given(options: dict[str, str | float]) -> None:
     """A checkpoint may be written later than the next round begins."""
-    for options in EACH.values():
-        with subtests.test(options=options):
-            optimizer = FedAvg(**options).server_optimizer
-            assert optimizer is not None
-            w = np.ones(3)
-            d = np.full(3, 0.5)
-            _, moments = optimizer.step(w, d, None)
-            assert isinstance(moments, Moments)
-            before = [None if each is None else each.copy() for each in vars(moments).values()]
-            optimizer.step(w, d, moments)
-            for one, other in zip(before, vars(moments).values(), strict=True):
-                np.testing.assert_array_equal(one, other)
-            np.testing.assert_array_equal(w, 1.0)
-            np.testing.assert_array_equal(d, 0.5)
+    optimizer = FedAvg(**options).server_optimizer
+    assert optimizer is not None
+    w = np.ones(3)
+    d = np.full(3, 0.5)
+    _, moments = optimizer.step(w, d, None)
+    assert isinstance(moments, Moments)
+    before = [None if each is None else each.copy() for each in vars(moments).values()]
+    optimizer.step(w, d, moments)
+    for one, other in zip(before, vars(moments).values(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(w, 1.0)
+    np.testing.assert_array_equal(d, 0.5)
 
 
 # Options ------------------------------------------------------------------------------------------
@@ -337,8 +327,7 @@ IMPOSSIBLE: list[dict[str, Any]] = [
 """The first option is the one that is named."""
 
 
-def test_an_impossible_option_is_refused_by_name(subtests: pytest.Subtests) -> None:
-    for options in IMPOSSIBLE:
-        with subtests.test(options=options):
-            with pytest.raises(ValueError, match=next(iter(options))):
-                FedAvg(**options)
+@pytest.mark.parametrize("options", IMPOSSIBLE)
+def test_an_impossible_option_is_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        FedAvg(**options)

@@ -1,26 +1,38 @@
-"""The states that clients keep between rounds: lost ones are noticed, and all begin anew."""
+"""The states that clients keep between rounds: lost ones are noticed, and all begin anew.
+
+The state of a run: complete, plain, and enough to continue to the same bits.
+"""
 
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fairbloom.rounds.arrays import FloatArray
+from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.states import MAX_STATE_LOSSES, States
-from fairbloom.strategies import SCAFFOLD, FairStrategy, FedDyn
+from fairbloom.strategies import SCAFFOLD, FairStrategy, FedAvg, FedDyn, FedFV
 from tests.federation import (
+    KINDS,
+    OPTIONS,
     QUIET,
     Bowl,
     MemoryGrid,
     arrays,
+    assert_resumes,
+    bits,
     error,
     follow,
     keeping,
     metrics,
     no_reply,
+    run,
 )
+from tests.strategies.helpers import ARGUMENTS, CASES, make
 
 METHODS: dict[str, Callable[..., FairStrategy]] = {
     "scaffold": SCAFFOLD,
@@ -34,7 +46,7 @@ def made(name: str, **options: Any) -> FairStrategy:
     return METHODS[name](**{**QUIET, **options})
 
 
-CASES: list[tuple[str, dict[str, Any]]] = [
+KEPT: list[tuple[str, dict[str, Any]]] = [
     *(("scaffold", {"weighting": each, "fraction_train": 0.4}) for each in ("examples", "uniform")),
     *(
         (name, {"fraction_train": fraction})
@@ -55,7 +67,7 @@ def test_what_clients_and_server_keep_agrees_after_each_round(subtests: pytest.S
         }
         grid.nodes |= {1000 + number: joined[number]} if number in joined else {}
 
-    for name, options in CASES:
+    for name, options in KEPT:
         with subtests.test(name=name, options=options):
             clients = keeping(6)
             clients["site-3"].rates = []
@@ -65,27 +77,26 @@ def test_what_clients_and_server_keep_agrees_after_each_round(subtests: pytest.S
             assert any(np.abs(state).max() > 0.1 for state in course.used_states.values())
 
 
+@pytest.mark.parametrize(
+    "fault", [error, no_reply, arrays(w=np.full(3, np.nan)), metrics({"num-examples": 0})]
+)
 @both
 def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(
-    name: str, subtests: pytest.Subtests
+    name: str, fault: Callable[..., Any]
 ) -> None:
     """As if the client had not been asked: it continues from the state of its last used reply."""
-    for fault in (error, no_reply, arrays(w=np.full(3, np.nan)), metrics({"num-examples": 0})):
-        with subtests.test(fault=fault):
-            clients = keeping(3)
-            faults = {("site-1", number): fault for number in (3, 4, 5)}
-            course = follow(made(name), clients, 8, faults=faults)
-            asked = [
-                course.sent[number]["site-1"]
-                for number in (3, 4, 5, 6)
-                if "site-1" in course.sent[number]
-            ]
-            assert {config["state-round"] for config in asked} == {2}
-            assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
-            # not asked for a while then
-            assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)
-            assert not any(finished.lost_states for finished in course.rounds)
-            assert course.inconsistencies[-1] < 1e-10
+    clients = keeping(3)
+    faults = {("site-1", number): fault for number in (3, 4, 5)}
+    course = follow(made(name), clients, 8, faults=faults)
+    asked = [
+        course.sent[number]["site-1"] for number in (3, 4, 5, 6) if "site-1" in course.sent[number]
+    ]
+    assert {config["state-round"] for config in asked} == {2}
+    assert all("site-1" not in finished.coefficients for finished in course.rounds[2:5])
+    # not asked for a while then
+    assert ("site-1" in course.rounds[7].coefficients) == (fault is not no_reply)
+    assert not any(finished.lost_states for finished in course.rounds)
+    assert course.inconsistencies[-1] < 1e-10
 
 
 def losing(
@@ -130,20 +141,21 @@ def test_a_lost_state_is_refused_by_name_and_all_begin_anew(
     assert course.states[4]["states"] == {"rounds": {}, "losses": {"site-2": 1}}
 
 
+@pytest.mark.parametrize("value", [None, float("nan"), [2, 2]])
 @both
-def test_a_reply_without_its_state_round_is_refused(name: str, subtests: pytest.Subtests) -> None:
-    for value in (None, float("nan"), [2, 2]):
-        with subtests.test(value=value):
-            course = follow(
-                made(name), keeping(3), 5, faults={("site-1", 3): metrics({"state-round": value})}
-            )
-            assert set(course.rounds[2].refused) == {"site-1"}
-            assert "'state-round'" in course.rounds[2].refused["site-1"]
-            assert course.sent[4]["site-1"]["state-round"] == 2
-            assert not any(finished.lost_states for finished in course.rounds)
-            assert course.inconsistencies[-1] < 1e-10
-            # it is no number of a round
-            assert all("state-round" not in finished.metrics for finished in course.rounds)
+def test_a_reply_without_its_state_round_is_refused(
+    name: str, value: float | list[int] | None
+) -> None:
+    course = follow(
+        made(name), keeping(3), 5, faults={("site-1", 3): metrics({"state-round": value})}
+    )
+    assert set(course.rounds[2].refused) == {"site-1"}
+    assert "'state-round'" in course.rounds[2].refused["site-1"]
+    assert course.sent[4]["site-1"]["state-round"] == 2
+    assert not any(finished.lost_states for finished in course.rounds)
+    assert course.inconsistencies[-1] < 1e-10
+    # it is no number of a round
+    assert all("state-round" not in finished.metrics for finished in course.rounds)
 
 
 @both
@@ -178,3 +190,51 @@ def test_who_loses_it_twice_is_refused_also_after_a_kill(
             assert set(finished.coefficients) == {"site-0", "site-2"}
     assert resumed.inconsistencies[-1] < 1e-10
     assert MAX_STATE_LOSSES == 2
+
+
+class Counting(FedAvg):
+    """Keeps a momentum row and changes its memory in place."""
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        return np.concatenate([cohort.prior, [0.5] * len(cohort.memory)])
+
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> dict[Kept, FloatArray]:
+        seen = self.memory.setdefault("seen", {})
+        for name in cohort.names:
+            seen.setdefault(name, []).append(cohort.round)
+        return {Kept("momentum", cohort.round): coefficients}
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [[(name, ARGUMENTS[name][0]) for name in KINDS], pytest.param(CASES, marks=pytest.mark.slow)],
+)
+def test_a_run_resumed_from_its_state_ends_with_the_same_bits(
+    cases: list[tuple[str, dict[str, Any]]],
+) -> None:
+    for name, arguments in cases:
+        assert_resumes(partial(make, name, arguments, **OPTIONS))
+
+
+def test_a_state_does_not_change_while_the_run_goes_on() -> None:
+    assert_resumes(lambda: Counting(**OPTIONS), 5, (2, 5))
+    states: list[dict[str, Any]] = []
+    strategy = Counting(**OPTIONS)
+    run(strategy, rounds=5, evaluate_fn=lambda number, arrays: states.append(strategy.state_dict()))
+    assert [sum(map(len, state["memory"].get("seen", {}).values())) for state in states] == [
+        0,
+        4,
+        8,
+        12,
+        16,
+        20,
+    ]
+
+
+def test_a_second_run_of_the_same_object_starts_afresh() -> None:
+    strategy = FedFV(tau=2, **OPTIONS)
+    first, _ = run(strategy)
+    second, _ = run(strategy)
+    assert bits(second.arrays) == bits(first.arrays)

@@ -1,23 +1,41 @@
-"""The model after some rounds equals the papers' vectors, and a method sees only small arrays."""
+"""The model after some rounds equals the papers' vectors, and a method sees only small arrays.
+
+A second update in each reply: it is screened as the first, is a row of the Gram matrix, and part
+of the step.
+
+Runs in which no reply changes a parameter, or no evaluation can be used, are errors.
+"""
 
 import copy
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
+from fairbloom.protocol.names import ARRAYS_DISPARITY
+from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept, Probed
 from fairbloom.rounds.layout import Layout
-from fairbloom.strategies import FairStrategy, Round
+from fairbloom.rounds.learning import NothingLearnedError
+from fairbloom.rounds.round import StopRun, size_on_the_wire
+from fairbloom.strategies import FairStrategy, FedAvg, FedFV, Local, Round
 from tests.federation import (
+    BUFFERS,
     KINDS,
     OPTIONS,
     TRAINABLE,
+    Answer,
+    Fault,
     MemoryGrid,
     Quadratic,
+    answering,
+    arrays,
     bits,
     duplicate,
     error,
@@ -29,6 +47,7 @@ from tests.federation import (
     record,
     run,
     unpack,
+    without,
 )
 from tests.strategies.helpers import ARGUMENTS, Arrays, make
 from tests.strategies.reference import WEIGHTING, Seen, expected_step
@@ -247,3 +266,303 @@ def test_a_parameter_may_have_the_name_of_a_statistic() -> None:
     assert Layout(arrays).buffers == ("own.running_mean",)
     assert Layout(arrays, buffers=()).trainable == ("own.running_mean", "w")
     assert Layout(arrays, buffers=("w",)).trainable == ("own.running_mean",)
+
+
+FIRST = 0.25
+SECOND = -0.5
+OLD = 0.125
+"""The coefficients of the method below."""
+
+
+class Both(FairStrategy):
+    """It weighs updates, second ones and an old second one by these numbers, and keeps the sum of
+    the second ones."""
+
+    second = ARRAYS_DISPARITY
+
+    def terms(self, server_round: int) -> Terms:
+        return replace(super().terms(server_round), disparity="demographic-parity")
+
+    def weigh(self, cohort: Cohort) -> FloatArray:
+        self.cohort = cohort
+        return np.array([*np.repeat((FIRST, SECOND), cohort.size), *(OLD for _ in cohort.memory)])
+
+    def remember(
+        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
+    ) -> Mapping[Kept, FloatArray]:
+        rows = np.arange(cohort.rows)
+        kept = (rows >= cohort.size) & (rows < 2 * cohort.size)
+        return {Kept("second", cohort.round): kept.astype(np.float64)}
+
+
+def rounds_of(
+    faults: Mapping[tuple[str, int], Fault] | None = None, rounds: int = 1
+) -> tuple[Both, list[Round]]:
+    """Return the method, which knows its last cohort, and its rounds with four clients."""
+    method = Both(buffers=BUFFERS, seed=3)
+    return method, run(method, quadratics(4), rounds, faults)[1]
+
+
+def changed(factor: float = 1.0, **arrays: NDArray[Any] | None) -> Fault:
+    """Return a fault that scales a second update, and replaces or removes arrays of its record."""
+
+    def fault(sent: Message, reply: Message) -> list[Message]:
+        received, after = (
+            unpack(each) for each in (sent.content["arrays"], reply.content[ARRAYS_DISPARITY])
+        )
+        there = {
+            name: received[name] + np.float32(factor) * (array - received[name])
+            for name, array in after.items()
+        }
+        there |= arrays
+        reply.content[ARRAYS_DISPARITY] = record(
+            {name: each for name, each in there.items() if each is not None}
+        )
+        return [reply]
+
+    return fault
+
+
+# Rows ---------------------------------------------------------------------------------------------
+
+
+def test_a_step_has_updates_second_updates_and_kept_rows(subtests: pytest.Subtests) -> None:
+    """And the Gram matrix has them in that order."""
+    method, finished = rounds_of(rounds=3)
+    before = initial_model()
+    old = np.zeros(10)
+    clients = quadratics(4)
+    for each in finished:
+        with subtests.test(each=each):
+            u, v = (
+                np.array([flat(before) - flat(after(client)) for client in clients.values()])
+                for after in (
+                    lambda client, w=before: client.trained(w),
+                    lambda client, w=before: client.evened(w),
+                )
+            )
+            rows = np.array([*u, *v, old])
+            w = flat(before) - FIRST * u.sum(axis=0) - SECOND * v.sum(axis=0) - OLD * old
+            np.testing.assert_allclose(flat(unpack(each.arrays)), w, rtol=1e-5, atol=1e-5)
+            assert each.coefficients == dict.fromkeys(clients, FIRST)
+            before = unpack(each.arrays)
+            old = v.sum(axis=0)
+    assert (method.cohort.size, method.cohort.rows, method.cohort.second) == (4, 9, True)
+    np.testing.assert_allclose(method.cohort.gram, rows @ rows.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(method.cohort.squared_norms, np.square(u).sum(axis=1), rtol=1e-4)
+
+
+def test_bytes_count_the_arrays_of_both_records() -> None:
+    (_, (plain,)) = rounds_of()
+    model = initial_model()
+    whole = sum(map(size_on_the_wire, model.values()))
+    trainable = sum(size_on_the_wire(model[name]) for name in TRAINABLE)
+    assert plain.bytes_received == 4 * (whole + trainable)
+    extra = np.zeros(100)
+    _, (more,) = rounds_of({("site-1", 1): changed(extra=extra)})
+    assert more.bytes_received == plain.bytes_received + size_on_the_wire(extra)
+    assert (more.refused, more.coefficients) == ({}, plain.coefficients)
+    assert flat(unpack(more.arrays)).tolist() == flat(unpack(plain.arrays)).tolist()
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (without(ARRAYS_DISPARITY), "ArrayRecord 'arrays-disparity' is missing"),
+        (without("arrays"), "ArrayRecord 'arrays' is missing"),
+        (changed(bias=None), "ArrayRecord 'arrays-disparity': array 'bias' is missing"),
+        (
+            changed(bias=np.zeros(4, np.float32)),
+            "ArrayRecord 'arrays-disparity': array 'bias' has shape (4,)",
+        ),
+        (
+            changed(bias=np.zeros(3, np.int64)),
+            "ArrayRecord 'arrays-disparity': array 'bias' has dtype int64",
+        ),
+        (
+            changed(bias=np.float32([np.nan, 0, 0])),
+            "array 'bias' of the arrays-disparity is not finite",
+        ),
+        (
+            changed(bias=np.full(3, 1e30, np.float32)),
+            "its arrays-disparity has the length 1.73205e+30",
+        ),
+    ],
+)
+def test_an_unusable_second_record_is_refused_by_name(fault: Any, reason: str) -> None:
+    """And the round ends as without it; neither record stands in for the other."""
+    _, (absent,) = rounds_of({("site-2", 1): no_reply})
+    _, (one,) = rounds_of({("site-2", 1): fault})
+    assert list(one.refused) == ["site-2"]
+    assert reason in one.refused["site-2"]
+    assert flat(unpack(one.arrays)).tolist() == flat(unpack(absent.arrays)).tolist()
+
+
+@pytest.mark.parametrize("factor", [1e4, 1e-4])
+def test_second_updates_are_compared_with_each_other(factor: float) -> None:
+    """They may be a thousand times as long as the first ones, or shorter: a gradient of something
+    else is."""
+    _, (one,) = rounds_of({(name, 1): changed(factor) for name in quadratics(4)})
+    assert one.refused == {}
+
+
+SITES = tuple(quadratics(4))
+NO_STEP = "took no step on the parameters that it received"
+
+
+def echo(message: Message, reply: Message) -> list[Message]:
+    """Return the reply of a client that has trained a copy, and has averaged its statistics."""
+    content = message.content.array_records["arrays"]
+    statistics = unpack(reply.content.array_records["arrays"])["norm.mean"]
+    reply.content["arrays"] = record({**unpack(content), "norm.mean": statistics})
+    return [reply]
+
+
+def at_rest(message: Message, reply: Message) -> list[Message]:
+    (reply,) = echo(message, reply)
+    reply.content["client"] = ConfigRecord({"zero-rate": True})
+    return [reply]
+
+
+def run_plain(
+    strategy: Any, faults: Mapping[int, Any], sites: Any = SITES, **how: Any
+) -> list[Round]:
+    finished: list[Round] = []
+    grid = MemoryGrid(
+        quadratics(4), faults={(site, n): fault for n, fault in faults.items() for site in sites}
+    )
+    arguments: dict[str, Any] = {"initial_arrays": record(initial_model()), "num_rounds": 5, **how}
+    strategy.start(grid, on_round=finished.append, **arguments)
+    return finished
+
+
+def always(fault: Any) -> dict[int, Any]:
+    return dict.fromkeys(range(1, 10), fault)
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedFV])
+def test_a_run_without_any_changed_reply_is_an_error(strategy: Any) -> None:
+    with pytest.raises(
+        NothingLearnedError,
+        match=rf"for 3 rounds: no reply has changed a parameter\. Client site-0 {NO_STEP}.*"
+        r"optimizer\.step\(\).*unused-rounds = 0",
+    ):
+        run_plain(strategy(buffers=BUFFERS), always(echo))
+    assert len(run_plain(strategy(buffers=BUFFERS, unused_rounds=0), always(echo))) == 5
+
+
+def test_unchanged_rounds_are_counted_in_checkpoints() -> None:
+    before = FedAvg(buffers=BUFFERS)
+    (*_, last) = run_plain(before, always(echo), num_rounds=2)
+    after = {"initial_arrays": last.arrays, "resume": copy.deepcopy(before.state_dict())}
+    with pytest.raises(NothingLearnedError, match="for 3 rounds: no reply"):
+        run_plain(FedAvg(buffers=BUFFERS), always(echo), **after)
+    assert len(run_plain(FedAvg(buffers=BUFFERS), {}, **after)) == 3
+
+
+def test_unchanged_replies_after_a_step_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        run_plain(FedAvg(buffers=BUFFERS), dict.fromkeys(range(2, 10), echo), num_rounds=9)
+    (words,) = [words for words in caplog.messages if NO_STEP in words]
+    assert words.startswith("round 2: client site-0, as 3 others, took no step")
+
+
+def test_a_single_client_without_a_step_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        run_plain(FedAvg(buffers=BUFFERS), always(echo), sites=["site-2"])
+    (words,) = [words for words in caplog.messages if NO_STEP in words]
+    assert words.startswith("round 1: client site-2 took no step")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fault", "config"),
+    [
+        (Local(buffers=BUFFERS), None, {}),
+        (FedAvg(buffers=BUFFERS), at_rest, {}),
+        (FedAvg(buffers=BUFFERS), echo, {"lr": 0.0}),
+        (FedAvg(buffers=BUFFERS, frozen=("weight", "bias", "scale")), echo, {}),
+    ],
+)
+def test_no_shared_steps_and_a_rate_of_0_are_no_error(
+    strategy: Any, fault: Any, config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(run_plain(strategy, always(fault), train_config=ConfigRecord(config))) == 5
+    assert NO_STEP not in caplog.text
+
+
+# Evaluations --------------------------------------------------------------------------------------
+
+
+def failing(first: int = 1) -> dict[str, Answer]:
+    """Return clients that cannot evaluate from a round on."""
+
+    def client(name: str) -> Answer:
+        inner = quadratics(4)[name]
+
+        def evaluate(message: Message) -> Message:
+            number = int(str(message.content.config_records["config"]["server-round"]))
+            return inner(message) if number < first else error(message, message)[0]
+
+        return answering(inner, evaluate=evaluate)
+
+    return {name: client(name) for name in SITES}
+
+
+def evaluated(clients: dict[str, Answer], rounds: int, **options: Any) -> list[Round]:
+    finished: list[Round] = []
+    FedAvg(**options).start(
+        MemoryGrid(clients), record(initial_model()), rounds, on_round=finished.append
+    )
+    return finished
+
+
+@pytest.mark.parametrize(
+    ("first", "rounds", "options", "words"),
+    [
+        (1, 9, {}, "for 3 evaluated rounds: in round 3, 4 of 4 replies were refused, all since"),
+        (3, 9, {}, "for 3 evaluated rounds: in round 5, 4 of 4 replies were refused"),
+        (1, 9, {"evaluate_every": 2, "unused_rounds": 2}, "for 2 evaluated rounds: in round 4,"),
+        (1, 2, {}, "no round of 2 could be evaluated: 4 of 4 replies were refused"),
+        (1, 9, {"evaluate_every": 0}, "no round of 9 could be evaluated: 4 of 4 replies"),
+    ],
+)
+def test_rounds_without_a_usable_evaluation_are_an_error(
+    first: int, rounds: int, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(NothingLearnedError, match=f"{words}.*out of memory.*unused-rounds = 0"):
+        evaluated(failing(first), rounds, **options)
+    assert len(evaluated(failing(first), rounds, **{**options, "unused_rounds": 0})) == rounds
+
+
+def test_a_few_rounds_without_a_usable_evaluation_are_no_error() -> None:
+    assert len(evaluated(failing(first=4), 5)) == 5
+
+
+def test_a_continued_run_counts_evaluations_from_its_checkpoint() -> None:
+    before = FedAvg()
+    last: list[Round] = []
+
+    def stop(finished: Round) -> None:
+        last.append(finished)
+        if finished.number == 2:
+            raise StopRun
+
+    start: Arrays = initial_model()
+    before.start(MemoryGrid(failing()), record(start), 9, on_round=stop)
+    state = copy.deepcopy(before.state_dict())
+    with pytest.raises(NothingLearnedError, match="in round 3, 4 of 4"):
+        FedAvg().start(MemoryGrid(failing()), last[-1].arrays, 9, resume=state)
+
+
+def test_an_update_too_small_for_float32_counts_as_a_change() -> None:
+    weight = initial_model()["weight"]
+    weight[0, 0] = np.nextafter(weight[0, 0], np.float32(9))
+    changed = arrays(**{**initial_model(), "weight": weight})
+    assert len(run_plain(FedAvg(buffers=BUFFERS, unused_rounds=1), {1: changed}, num_rounds=1)) == 1

@@ -119,25 +119,24 @@ CAUSES: list[Cause] = [
 ]
 
 
-def test_rounds_without_a_step_stop_the_run_with_the_remedy(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("method", "grid", "why"), CAUSES)
+def test_rounds_without_a_step_stop_the_run_with_the_remedy(
+    method: type | Callable[..., Any], grid: Callable[..., Any], why: str
+) -> None:
     """Where it has no limit, the run goes on and keeps the model."""
-    for method, grid, why in CAUSES:
-        with subtests.test(method=method, grid=grid):
-            strategy = method()
-            strategy.unused_rounds = 2
-            with pytest.raises(
-                NothingLearnedError, match=f"for 2 rounds: in round 2, {why}"
-            ) as raised:
-                run(strategy, grid())
-            assert "unused-rounds = 0" in str(raised.value)
-            assert "\n" not in str(raised.value)
-            assert strategy.progress.finished_rounds == 2
-            with pytest.raises(NothingLearnedError, match=f"no round of 2 took a step: {why}"):
-                run(method(), grid(), rounds=2)
-            strategy.unused_rounds = 0
-            rounds = run(strategy, grid())
-            assert skipped(rounds) == [1, 2, 3, 4, 5]
-            assert bits(rounds[-1].arrays) == bits(record(initial_model()))
+    strategy = method()
+    strategy.unused_rounds = 2
+    with pytest.raises(NothingLearnedError, match=f"for 2 rounds: in round 2, {why}") as raised:
+        run(strategy, grid())
+    assert "unused-rounds = 0" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert strategy.progress.finished_rounds == 2
+    with pytest.raises(NothingLearnedError, match=f"no round of 2 took a step: {why}"):
+        run(method(), grid(), rounds=2)
+    strategy.unused_rounds = 0
+    rounds = run(strategy, grid())
+    assert skipped(rounds) == [1, 2, 3, 4, 5]
+    assert bits(rounds[-1].arrays) == bits(record(initial_model()))
 
 
 def test_skipped_rounds_are_counted_over_a_restart() -> None:
@@ -214,21 +213,23 @@ def test_a_wrong_weigh_is_named_with_what_it_returned(subtests: pytest.Subtests)
                 run(returning([0.5, value, 0.5, value]), grid_of(None))
 
 
-def test_whole_numbers_and_lists_are_coefficients_as_well(subtests: pytest.Subtests) -> None:
-    for value in (
+@pytest.mark.parametrize(
+    "value",
+    [
         [1, 0, 0, 1],
         np.array([1, 0, 0, 1], np.uint8),
         np.array([1, 0, 0, 1], np.float16),
-    ):
-        with subtests.test(value=value):
-            (finished,) = run(returning(value), grid_of(None), rounds=1)
-            assert finished.coefficients == {
-                "site-0": 1.0,
-                "site-1": 0.0,
-                "site-2": 0.0,
-                "site-3": 1.0,
-            }
-            assert {type(c) for c in finished.coefficients.values()} == {float}
+    ],
+)
+def test_whole_numbers_and_lists_are_coefficients_as_well(value: Any) -> None:
+    (finished,) = run(returning(value), grid_of(None), rounds=1)
+    assert finished.coefficients == {
+        "site-0": 1.0,
+        "site-1": 0.0,
+        "site-2": 0.0,
+        "site-3": 1.0,
+    }
+    assert {type(c) for c in finished.coefficients.values()} == {float}
 
 
 def test_what_a_method_raises_itself_keeps_its_traceback() -> None:
@@ -244,32 +245,27 @@ def test_what_a_method_raises_itself_keeps_its_traceback() -> None:
     ]
 
 
+@pytest.mark.parametrize(("name", "largest"), [*product(KINDS, (1e150, 1e300))])
 def test_updates_without_products_are_never_the_methods_fault(
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    monkeypatch: pytest.MonkeyPatch, name: str, largest: float
 ) -> None:
     """Its entries are refused beyond 1e150; even without that limit a round is skipped at most."""
-    for name, largest in product(KINDS, (1e150, 1e300)):
-        with subtests.test(name=name, largest=largest):
-            monkeypatch.setattr("fairbloom.rounds.updates.MAX_ENTRY", largest)
-            hostile = grid_of(
-                arrays(bias=in_float64()["bias"] + 0.99 * largest), rounds=[1], sites=["site-2"]
-            )
-            options: dict[str, Any] = {"seed": 4, "unused_rounds": 0, "update_limit": np.inf}
-            strategy = make(
-                name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0, **options
-            )
-            with np.errstate(all="ignore"):
-                (finished,) = run(strategy, hostile, rounds=1, initial_arrays=record(in_float64()))
-            assert "site-2" in finished.participants, name
-            assert finished.refused == {}
-            assert all(np.isfinite(array).all() for array in unpack(finished.arrays).values()), name
+    monkeypatch.setattr("fairbloom.rounds.updates.MAX_ENTRY", largest)
+    hostile = grid_of(
+        arrays(bias=in_float64()["bias"] + 0.99 * largest), rounds=[1], sites=["site-2"]
+    )
+    options: dict[str, Any] = {"seed": 4, "unused_rounds": 0, "update_limit": np.inf}
+    strategy = make(name, ARGUMENTS[name][0], buffers=BUFFERS, fraction_evaluate=0.0, **options)
+    with np.errstate(all="ignore"):
+        (finished,) = run(strategy, hostile, rounds=1, initial_arrays=record(in_float64()))
+    assert "site-2" in finished.participants, name
+    assert finished.refused == {}
+    assert all(np.isfinite(array).all() for array in unpack(finished.arrays).values()), name
 
 
-def test_what_a_method_divides_by_may_be_next_to_nothing(subtests: pytest.Subtests) -> None:
-    """The step would be beyond the range of numbers, or has nothing left: the model stays, and the
-    run goes on."""
-    for strategy, reported in (
+@pytest.mark.parametrize(
+    ("strategy", "reported"),
+    [
         (AdaFed(gamma=3.0, buffers=BUFFERS, unused_rounds=0), {"loss-before": 1e-200}),
         (
             QFedSGD(q=0.0, lipschitz=10.0, buffers=BUFFERS, unused_rounds=0),
@@ -279,12 +275,17 @@ def test_what_a_method_divides_by_may_be_next_to_nothing(subtests: pytest.Subtes
             QFedSGD(q=1.0, lipschitz=10.0, buffers=BUFFERS, unused_rounds=0),
             {"learning-rate": 1e-300},
         ),
-    ):
-        with subtests.test(strategy=strategy, reported=reported):
-            finished = run(strategy, grid_of(metrics(reported), rounds=[1]), rounds=2)
-            first, second = (unpack(each.arrays) for each in finished)
-            np.testing.assert_allclose(first["weight"], initial_model()["weight"], rtol=1e-6)
-            assert (second["weight"] != first["weight"]).all()
+    ],
+)
+def test_what_a_method_divides_by_may_be_next_to_nothing(
+    strategy: AdaFed | QFedSGD, reported: dict[str, float]
+) -> None:
+    """The step would be beyond the range of numbers, or has nothing left: the model stays, and the
+    run goes on."""
+    finished = run(strategy, grid_of(metrics(reported), rounds=[1]), rounds=2)
+    first, second = (unpack(each.arrays) for each in finished)
+    np.testing.assert_allclose(first["weight"], initial_model()["weight"], rtol=1e-6)
+    assert (second["weight"] != first["weight"]).all()
 
 
 def test_a_model_of_integers_is_refused_before_round_1() -> None:

@@ -304,9 +304,7 @@ def test_a_round_with_a_quorum_names_who_is_away(clock: Day) -> None:
 
 
 def test_a_wait_is_logged_after_ten_seconds_with_names(
-    clock: Day,
-    said: pytest.LogCaptureFixture,
-    subtests: pytest.Subtests,
+    clock: Day, said: pytest.LogCaptureFixture
 ) -> None:
     deployed(Nodes(clock, away=all_but(until=9.0), clients=4), 1)
     assert not [each for each in said.records if "online" in each.getMessage()]
@@ -315,9 +313,17 @@ def test_a_wait_is_logged_after_ten_seconds_with_names(
     waits, ends = dict.fromkeys(
         each.getMessage() for each in said.records if "online" in each.getMessage()
     )
-    for words in ("1 of 2", "min-clients", "site-1, site-2, site-3", "3590 s", "wait-for-clients"):
-        with subtests.test(words=words):
-            assert words in waits
+    assert [
+        words
+        for words in (
+            "1 of 2",
+            "min-clients",
+            "site-1, site-2, site-3",
+            "3590 s",
+            "wait-for-clients",
+        )
+        if words not in waits
+    ] == []
     assert "12 s" in ends
 
 

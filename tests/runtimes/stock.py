@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.deploy.flower import ROOT, Flower, wait_for_port
-from tests.deploy.processes import free_port
+from benchmarks.flower import ROOT, Flower, wait_for_port
+from benchmarks.processes import free_port
 
 SERVICES = yaml.safe_load((ROOT / "docker" / "stock.yaml").read_text())["services"]
 NODES = tuple(name for name in SERVICES if name.startswith("supernode"))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.deployment import federation, names, rounds
+from benchmarks.flower import ROOT, SCRIPTS
 from tests.client import changed
-from tests.deploy.federation import federation, names, rounds
-from tests.deploy.flower import ROOT, SCRIPTS
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import assert_same_model, table
 

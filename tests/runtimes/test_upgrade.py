@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.deployment import Deployment, names, rounds, wait_for_rounds
+from benchmarks.flower import wait_until
 from fairbloom.protocol.version import PROTOCOL
-from tests.deploy.federation import Deployment, names, rounds, wait_for_rounds
-from tests.deploy.flower import wait_until
 
 from .wheel import changed_source, installed_wheel
 

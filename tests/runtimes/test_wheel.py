@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.deployment import Deployment, federation, names
+from benchmarks.flower import flower
 from tests.checkout import PACKAGES
-from tests.deploy.federation import Deployment, federation, names
-from tests.deploy.flower import flower
 
 from .wheel import installed_wheel
 
@@ -80,8 +80,7 @@ def test_flwr_run_finds_both(app: Path, scripts: Path, tmp_path: Path) -> None:
 def test_server_and_client_find_both(there: Deployment, app: Path, tmp_path: Path) -> None:
     scripts = there.scripts
     out = tmp_path / "out.json"
-    submitted = there.submitting({"out": str(out)}, app)
-    there.wait_for_end(submitted)
+    there.wait_for_end(there.submitting({"out": str(out)}, app))
     written = json.loads(out.read_text())
     assert written["weight"] == TRAINED
     assert_each_is_found(written["places"], app, scripts)

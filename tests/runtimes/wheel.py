@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from fairbloom.protocol.version import PROTOCOL
-from tests.deploy.flower import ROOT
+from tests.checkout import ROOT
 
 FLOWER = importlib.metadata.distribution("flwr")
 

@@ -1,5 +1,16 @@
-"""Where a run is written, and what a run on deployed clients records of who was there."""
+"""Where a run is written, and what a run on deployed clients records of who was there.
 
+How clients are to train, checked before any of them works; and what becomes of it over a whole
+run.
+
+How far a run is, as its folder shows the server's status.
+
+What a run shows while it goes on: log lines.
+"""
+
+import logging
+import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,14 +20,23 @@ from flwr.app import Context, RecordDict
 
 import fairbloom
 from fairbloom.client.app import app
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.names import ORDER_FOLDER
+from fairbloom.protocol.settings import Mark, SettingsError, marked
+from fairbloom.rounds.compatibility import PLAIN_SGD
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.server import polling
 from fairbloom.server.app import choose_run_folder, main
+from fairbloom.server.progress import announce, describe_progress, find_announced
+from fairbloom.server.run_folder.csv_rows import parse_refusals
+from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import BEST, KNOWN
+from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
-from tests.simulation.helpers import table
+from fairbloom.strategies import METHODS
+from tests.simulation.helpers import checkpoints_every, run, table
 
 
 def test_settings_that_may_change_do_not_move_the_run_folder() -> None:
@@ -180,3 +200,225 @@ def test_deployed_clients_stop_early_as_those_in_process_do(tmp_path: Path) -> N
     )
     assert "early-stopping = 2" in found.stopped
     assert len(deployed(tmp_path / "run", {0: 4}, **early)) == len(rows)
+
+
+PLAIN_SGD_ALONE = {name for name, method in METHODS.items() if PLAIN_SGD in method.requires}
+
+OTHER_STEPS: dict[str, Any] = {
+    "optimizer": "adamw",
+    "momentum": 0.9,
+    "nesterov": True,
+    "gradient-clip": 1.0,
+    "client-rule": "my_rules:Mine",
+}
+
+
+@pytest.mark.parametrize(("key", "value"), OTHER_STEPS.items())
+def test_methods_that_need_plain_sgd_refuse_other_steps(
+    key: str, value: str | float | bool
+) -> None:
+    """The remedies are to leave it out, or to take another method."""
+    assert {"fcfl", "qfedsgd"} == PLAIN_SGD_ALONE
+    assert set(marked(Mark.CHANGES_STEP)) == set(OTHER_STEPS)
+    given = {key: value} | ({"momentum": 0.9} if key == "nesterov" else {})
+    first = "momentum" if key == "nesterov" else key
+    with pytest.raises(SettingsError, match=rf"{first} = .*: QFedSGD .*: leave {first} out, or"):
+        Settings.of({"method": "qfedsgd", **given})
+    Settings.of({"method": "qfedavg", **given})
+    Settings.of(
+        {
+            "method": "qfedsgd",
+            "learning-rate-decay": 0.9,
+            "schedule": "cosine",
+            "weight-decay": 0.001,
+        }
+    )
+
+
+def test_a_method_that_sets_momentum_needs_an_optimizer_with_one() -> None:
+    with pytest.raises(
+        SettingsError,
+        match=r"optimizer = 'adam' has no momentum, .* set the method's momentum to 0",
+    ):
+        Settings.of({"method": "fedfa", "optimizer": "adam"})
+    for remedy in (
+        {"optimizer": "torch.optim:RMSprop"},
+        {"optimizer": "adam", "fedfa.client-momentum": 0.0},
+    ):
+        Settings.of({"method": "fedfa", **remedy})
+
+
+def test_an_optimizer_in_capitals_is_the_same_run() -> None:
+    assert (
+        Settings.of({"optimizer": "SGD", "method": "qfedsgd"}).run_config()
+        == Settings.of({"method": "qfedsgd"}).run_config()
+    )
+    assert Settings.of({"optimizer": "AdamW"}).optimizer == "adamw"
+
+
+# Over a whole run ---------------------------------------------------------------------------------
+
+
+def test_a_run_with_a_schedule_over_rounds_cannot_be_extended(tmp_path: Path) -> None:
+    chosen: dict[str, Any] = {"schedule": "cosine", "num_rounds": 2}
+    run(tmp_path / "run", **chosen)
+    with pytest.raises(
+        FairbloomError, match="decay over 2 rounds, so it cannot be extended to 4: choose another"
+    ):
+        run(tmp_path / "run", **chosen | {"num_rounds": 4})
+
+
+def test_a_rate_that_is_sgds_default_is_remarked_with_adam(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    subtests: pytest.Subtests,
+) -> None:
+    cases: tuple[tuple[dict[str, Any], bool], ...] = (
+        ({"optimizer": "adam"}, True),
+        ({"optimizer": "adam", "learning_rate": 0.01}, False),
+        ({}, False),
+    )
+    for place, (changes, warned) in enumerate(cases):
+        with subtests.test(place=place, changes=changes):
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "flwr"):
+                run(tmp_path / str(place), num_rounds=1, **changes)
+            assert ("learning-rate 0.1 suits SGD" in caplog.text) is warned
+
+
+HEADER = "round,participants,replies_used,refused,missing,seconds\n"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of three rounds."""
+    out = tmp_path_factory.mktemp("run") / "run"
+    return simulate(
+        Settings.of(
+            {"clients": 2, "num-rounds": 3, "device": "cpu", "method": "fedfv", "out": str(out)}
+        )
+    )
+
+
+def test_a_finished_run_tells_its_rounds(finished: Path) -> None:
+    found = describe_progress(finished)
+    assert (found["task"], found["method"], found["state"]) == ("digits", "fedfv", "finished")
+    assert (found["round"], found["of-rounds"]) == (3, 3)
+    assert found["seconds-a-round"] > 0
+    assert found["seconds-since-round"] >= 0
+    assert (found["refused"], found["missing"]) == ([], "")
+
+
+def test_a_run_that_ends_during_the_look_is_not_interrupted(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    model = (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
+
+    def is_held(path: Path) -> bool:  # it has just written its model and given the folder back
+        model.rename(folder / "model.safetensors")
+        return False
+
+    monkeypatch.setattr("fairbloom.server.run_folder.files.is_held", is_held)
+    assert describe_progress(folder)["state"] == "finished"
+
+
+def test_an_unfinished_run_lists_the_latest_refusals_first(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes((finished / "config.toml").read_bytes())
+    rows = [
+        "1,2,1,old: too large,,2.0\n",
+        "2,2,1,'a b': error 2: it said / no | other: not finite,,4.0\n",
+        "3,2,2,,,3.0\n",
+        "4,2,1,,site-c,5.0\n",
+        "5,2,2,,si",  # is being written
+    ]
+    (tmp_path / "rounds.csv").write_text(HEADER + "".join(rows))
+    found = describe_progress(tmp_path)
+    assert (found["round"], found["state"], found["seconds-a-round"]) == (4, "interrupted", 3.5)
+    assert found["missing"] == "site-c"
+    assert found["refused"] == [
+        {"round": 2, "client": "a b", "reason": "error 2: it said / no"},
+        {"round": 2, "client": "other", "reason": "not finite"},
+        {"round": 1, "client": "old", "reason": "too large"},
+    ]
+
+
+def test_a_run_that_has_no_round_yet_is_at_none(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes((finished / "config.toml").read_bytes())
+    found = describe_progress(tmp_path)
+    assert (found["round"], found["seconds-a-round"], found["seconds-since-round"]) == (
+        0,
+        None,
+        None,
+    )
+
+
+def test_a_folder_that_holds_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="none holds no run yet: it waits for its clients"):
+        describe_progress(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("cell", "found"), [("", []), ("no colon", []), ("a: b: c", [("a", "b: c")])]
+)
+def test_a_cell_of_refusals_is_read_as_it_is_written(
+    cell: str, found: list[tuple[str, str]]
+) -> None:
+    assert parse_refusals(cell) == found
+
+
+def test_a_run_goes_on_where_its_word_cannot_be_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(ORDER_FOLDER, str(tmp_path / "gone"))
+    announce(tmp_path / "run")
+    assert (
+        f"will not show the rounds of this run: {tmp_path / 'gone'} cannot be written"
+        in caplog.text
+    )
+
+
+def test_a_run_announces_its_folder_to_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce(tmp_path / "unasked")
+    monkeypatch.setenv(ORDER_FOLDER, str(tmp_path))
+    assert find_announced(tmp_path) is None
+    announce(tmp_path / "run é")
+    assert find_announced(tmp_path) == tmp_path / "run é"
+
+
+SMALL: dict[str, Any] = {"clients": 4, "num-rounds": 3, "device": "cpu"}
+
+
+def test_a_run_logs_the_accuracy_and_the_worst_served_clients(
+    tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    rounds: list[RecordedRound] = []
+    with checkpoints_every(1):
+        simulate(
+            Settings.of({**SMALL, "evaluate-every": 2, "out": str(tmp_path / "run")}), rounds.append
+        )
+    messages = dict.fromkeys(said.messages)  # some come by the root's handler too
+    lines = [message for message in messages if message.startswith(("round", "worst"))]
+    mean, worst, best = (rounds[2].measures[over] for over in ("mean", "worst", "best"))
+    assert lines[0] == "round 1 is finished"
+    assert lines[2].startswith(
+        f"round 3 is finished: test accuracy {mean:.1f} %, of the worst 10 % of clients"
+    )
+    client = r"client-\d"
+    others = rf"{client} {worst:.1f} %(, {client} [\d.]+ %){{2}}"
+    assert re.fullmatch(rf"worst served: {others}; best: {client} {best:.1f} %", lines[3])
+
+
+def test_rounds_that_share_a_checkpoint_share_a_log_line(
+    tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    with checkpoints_every(3):
+        simulate(Settings.of({**SMALL, "num-rounds": 8, "out": str(tmp_path / "run")}))
+    lines = dict.fromkeys(line.split(" is")[0] for line in said.messages)
+    assert [line for line in lines if line.startswith("round ")] == [
+        "round 3",
+        "round 6",
+        "round 8",
+    ]

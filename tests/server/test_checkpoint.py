@@ -1,8 +1,15 @@
 """Checkpoints: what goes in comes out, damage is noticed, and a file is replaced whole or not at
-all."""
+all.
+
+Two processes and one run folder: the second says who has it, at once or after a minute in which
+it waits.
+"""
 
 import json
+import os
 import resource
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +34,13 @@ from fairbloom.server.checkpoint import (
     save_model,
     save_round,
 )
+from fairbloom.server.run_folder import lock as folder_lock
 from fairbloom.server.run_folder.errors import RunFolderError
+from fairbloom.server.run_folder.lock import locked_folder
+from fairbloom.simulation.run import simulate
+from fairbloom.system import lock
+from tests.simulation.helpers import Outcome, run, small
+from tests.system.helpers import held_elsewhere
 
 arrays = arrays_of.arrays(
     st.sampled_from((np.float32, np.float64, np.int64, np.uint8, np.bool_)),
@@ -137,18 +150,15 @@ def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
     assert len({file.read_bytes() for file in files}) == 1
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_draft(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("free", [0, 1, 100, 1000, 8000])
+def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path, free: int) -> None:
     path = tmp_path / "round.safetensors"
     save_checkpoint(path, {"w": np.ones(4)}, {"round": 1})
     before = path.read_bytes()
-    for free in (0, 1, 100, 1000, 8000):
-        with subtests.test(free=free):
-            with full_disk(free), pytest.raises(OSError, match="File too large"):
-                save_checkpoint(path, {"w": np.ones(1000)}, {"round": 2})
-            assert path.read_bytes() == before
-            assert list(tmp_path.iterdir()) == [path]
+    with full_disk(free), pytest.raises(OSError, match="File too large"):
+        save_checkpoint(path, {"w": np.ones(1000)}, {"round": 2})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(TypeError):
         save_checkpoint(path, {}, {"round": object()})
     assert path.read_bytes() == before
@@ -229,8 +239,7 @@ def test_two_models_exchanged_array_by_array_are_noticed(
         metadata = file.metadata()
     exchanged = {**arrays, "a": arrays["b"], "b": arrays["a"]}
     reshaped = {**arrays, "c": arrays["c"].reshape(4)}
-    retyped = {**arrays, "c": arrays["c"].view(np.int64)}
-    for other in (exchanged, reshaped, retyped):
+    for other in (exchanged, reshaped, {**arrays, "c": arrays["c"].view(np.int64)}):
         with subtests.test(other=other):
             path.write_bytes(save(other, metadata=metadata))
             with pytest.raises(RunFolderError, match="does not match its checksum"):
@@ -286,20 +295,16 @@ def test_the_intact_checkpoint_is_kept_while_the_next_is_written(
     assert rounds_kept(tmp_path) == ["1.safetensors", "2.safetensors"]
 
 
-def test_a_damaged_checkpoint_goes_after_the_next_intact_one(
-    tmp_path: Path,
-    subtests: pytest.Subtests,
-) -> None:
+@pytest.mark.parametrize("again", [3, 5, 8])
+def test_a_damaged_checkpoint_goes_after_the_next_intact_one(tmp_path: Path, again: int) -> None:
     """Rounds share checkpoints by the time they take, so that the next one is rarely of the damaged
     one's round."""
-    for again in (3, 5, 8):
-        with subtests.test(again=again):
-            folder = tmp_path / str(again)
-            folder.mkdir()
-            save_rounds(folder, 2, 5)
-            (folder / "5.safetensors").write_bytes(b"")
-            save_rounds(folder, again, after=2)
-            assert rounds_kept(folder) == ["2.safetensors", f"{again}.safetensors"]
+    folder = tmp_path / str(again)
+    folder.mkdir()
+    save_rounds(folder, 2, 5)
+    (folder / "5.safetensors").write_bytes(b"")
+    save_rounds(folder, again, after=2)
+    assert rounds_kept(folder) == ["2.safetensors", f"{again}.safetensors"]
 
 
 def test_a_folder_of_damaged_checkpoints_is_refused(
@@ -317,12 +322,11 @@ def test_a_folder_of_damaged_checkpoints_is_refused(
     assert str(refusal.value) == f"the run cannot be continued: {'; '.join(faults)}. {remedy}"
 
 
-def test_a_folder_without_checkpoints_has_none(tmp_path: Path, subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("name", ["round.safetensors", ".7.safetensors.draft", "notes"])
+def test_a_folder_without_checkpoints_has_none(tmp_path: Path, name: str) -> None:
     assert load_last(tmp_path / "no-folder") is None
-    for name in ("round.safetensors", ".7.safetensors.draft", "notes"):
-        with subtests.test(name=name):
-            assert load_last(tmp_path) is None
-            (tmp_path / name).write_text("")
+    assert load_last(tmp_path) is None
+    (tmp_path / name).write_text("")
     assert load_last(tmp_path) is None
 
 
@@ -337,3 +341,62 @@ def test_an_interrupted_save_leaves_an_intact_checkpoint(tmp_path: Path) -> None
     with watched(tmp_path, look):
         save_rounds(tmp_path, 1, 2, 3, 4)
     assert {tuple(whole) for whole in looks} == {(), (1,), (2, 1), (3, 2, 1), (3, 2), (4, 3, 2)}
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(lock, "LOOK_SECONDS", 0.05)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that writes to the folder until its input ends."""
+    folder.mkdir()
+    with held_elsewhere(folder / ".lock") as process:
+        yield process
+
+
+def test_the_second_process_names_the_first_and_changes_nothing(
+    folder: Path, holder: subprocess.Popen[str], said: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RunFolderError) as refusal, locked_folder(folder):
+        pass
+    who = f"process {holder.pid} on {socket.gethostname()}"
+    assert (
+        str(refusal.value)
+        == f"{folder} is written by {who}: wait for it to end, or choose another folder (--out)"
+    )
+    waiting = [*dict.fromkeys(words for words in said.messages if "written by" in words)]
+    assert waiting == [f"{folder} is written by {who}: waiting up to a minute for it to end"]
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_two_runs_at_once_in_one_process_do_not_write_together(folder: Path) -> None:
+    refused: list[str] = []
+
+    def second(recorded: object) -> None:
+        with pytest.raises(RunFolderError, match=f"is written by process {os.getpid()} on"):
+            simulate(small(folder, num_rounds=2))
+        refused.append("refused")
+
+    simulate(small(folder, num_rounds=2), second)
+    assert refused == ["refused", "refused"]
+    assert not Outcome.of(folder).differences(
+        Outcome.of(run(folder.with_name("alone"), num_rounds=2))
+    )
+
+
+def test_a_finished_run_in_an_unlockable_folder_is_shown(folder: Path) -> None:
+    run(folder, num_rounds=2)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with locked_folder(folder):
+        assert simulate(small(folder, num_rounds=2)) == folder
+    assert {path: path.stat().st_mtime_ns for path in before if path.is_file()} == {
+        path: time for path, time in before.items() if path.is_file()
+    }

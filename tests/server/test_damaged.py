@@ -87,8 +87,7 @@ def test_a_damaged_last_checkpoint_costs_no_bits(
     run_up_to(folder, 4, method)
     last, before = list_checkpoints(folder / "checkpoint")
     damage(last)
-    continued = run(folder, method=method, num_rounds=ROUNDS)
-    assert_same_bits(continued, whole)
+    assert_same_bits(run(folder, method=method, num_rounds=ROUNDS), whole)
     assert [row["round"] for row in table(folder / "rounds.csv")] == [
         str(number) for number in range(1, ROUNDS + 1)
     ]

@@ -27,7 +27,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.system.versions import Versions
 from fairbloom.tasks import load_task
-from tests.rounds.test_frozen import Elsewhere
+from tests.rounds.test_layers import Elsewhere
 
 ARRAYS = {"weight": np.ones(3, np.float32)}
 
@@ -106,36 +106,30 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_each_device_keeps_the_final_model_for_its_owner_alone(
-    ended: Path, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("place", range(3))
+def test_each_device_keeps_the_final_model_for_its_owner_alone(ended: Path, place: int) -> None:
     expected = as_bytes(MODEL.read(ended / "run"))
-    for place in range(3):
-        with subtests.test(place=place):
-            state = ended / str(place)
-            assert read_kept(state) == (expected, 2)
-            settings = CONFIG.read(state / "model").settings
-            assert settings["task"] == "digits"
-            assert not {"state-dir", "data-dir", "method"} & settings.keys()
-            assert stat.S_IMODE((state / "model").stat().st_mode) == 0o700
-            assert all(
-                stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (state / "model").iterdir()
-            )
-            assert not list(state.glob("model.*"))
+    state = ended / str(place)
+    assert read_kept(state) == (expected, 2)
+    settings = CONFIG.read(state / "model").settings
+    assert settings["task"] == "digits"
+    assert not {"state-dir", "data-dir", "method"} & settings.keys()
+    assert stat.S_IMODE((state / "model").stat().st_mode) == 0o700
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (state / "model").iterdir())
+    assert not list(state.glob("model.*"))
 
 
-def test_the_state_folder_predicts_as_the_run_does(ended: Path, subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("model", ["last", "personal"])
+def test_the_state_folder_predicts_as_the_run_does(ended: Path, model: str) -> None:
     inputs = load_task(CONFIG.read(ended / "run").settings).splits("client-1").test.inputs
-    for model in ("last", "personal"):
-        with subtests.test(model=model):
-            found = load_predictor(ended / "1", model=model)
-            assert found.describe(2) == "2 predictions" + (
-                " by the model of round 2 of 2" if model == "last" else ""
-            )
-            (own,) = (ended / "1").glob("*/client-1")
-            assert Versions(own).last(json.dumps(["", "personal"]))
-            of_run = load_predictor(ended / "run")
-            assert (found.outputs(inputs) == of_run.outputs(inputs)).all() == (model == "last")
+    found = load_predictor(ended / "1", model=model)
+    assert found.describe(2) == "2 predictions" + (
+        " by the model of round 2 of 2" if model == "last" else ""
+    )
+    (own,) = (ended / "1").glob("*/client-1")
+    assert Versions(own).last(json.dumps(["", "personal"]))
+    of_run = load_predictor(ended / "run")
+    assert (found.outputs(inputs) == of_run.outputs(inputs)).all() == (model == "last")
 
 
 def test_the_personal_model_predicts_without_a_global_model(tmp_path: Path) -> None:
@@ -184,8 +178,7 @@ class Leaving(Devices):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(super().pull_messages(message_ids))
-        trained = [reply for reply in replies if reply.content.array_records]
-        self._last -= bool(trained)
+        self._last -= bool([reply for reply in replies if reply.content.array_records])
         if not self._last:
             self.there = (0, 1)
         return replies

@@ -132,7 +132,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, *, but_for: int) -> Path:
-    """Write a ballast file that leaves some bytes free; return it."""
     ballast = disk / "ballast"
     try:
         with ballast.open("wb", buffering=0) as file:

@@ -107,13 +107,12 @@ def refuse(config: dict[str, Any]) -> str:
     return words
 
 
-def test_an_unknown_name_is_refused_with_what_was_meant(subtests: pytest.Subtests) -> None:
-    for config, meant in NEAREST:
-        with subtests.test(config=config, meant=meant):
-            key, value = next(iter(config.items()))
-            words = refuse(config)
-            assert f"{key} = {value!r}" in words
-            assert meant in words
+@pytest.mark.parametrize(("config", "meant"), NEAREST)
+def test_an_unknown_name_is_refused_with_what_was_meant(config: dict[str, Any], meant: str) -> None:
+    key, value = next(iter(config.items()))
+    words = refuse(config)
+    assert f"{key} = {value!r}" in words
+    assert meant in words
 
 
 def test_a_value_out_of_its_range_is_refused_with_key_and_value(subtests: pytest.Subtests) -> None:
@@ -166,12 +165,11 @@ def test_a_run_config_gives_the_settings_that_it_came_from(config: dict[str, Val
     assert mine.items() <= first.items()
 
 
-def test_a_run_config_is_flat_and_of_the_types_that_flower_takes(subtests: pytest.Subtests) -> None:
-    for method in METHODS:
-        with subtests.test(method=method):
-            config = Settings.of({"method": method}).run_config()
-            assert all(isinstance(value, bool | int | float | str) for value in config.values())
-            assert {key.partition(".")[0] for key in config if "." in key} <= {method, "digits"}
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_config_is_flat_and_of_the_types_that_flower_takes(method: str) -> None:
+    config = Settings.of({"method": method}).run_config()
+    assert all(isinstance(value, bool | int | float | str) for value in config.values())
+    assert {key.partition(".")[0] for key in config if "." in key} <= {method, "digits"}
 
 
 def test_the_default_config_has_all_parameters_and_is_accepted() -> None:
@@ -276,16 +274,13 @@ def test_a_parameter_is_read_from_signature_and_docstring() -> None:
     assert (parameters()["plain.times"].kind, parameters()["plain.times"].range) == (int, "int")
 
 
+@pytest.mark.parametrize("config", [{"mine.loud": True}, default_config()])
 @pytest.mark.usefixtures("newcomers")
-def test_a_parameter_without_a_default_is_required(
-    subtests: pytest.Subtests,
-) -> None:
+def test_a_parameter_without_a_default_is_required(config: dict[str, Any]) -> None:
     assert (default_config()["mine.strength"], default_config()["mine.loud"]) == ("", "")
     Settings.of(default_config())  # it troubles no other method
-    for config in ({"mine.loud": True}, default_config()):
-        with subtests.test(config=config):
-            with pytest.raises(SettingsError, match=r"needs mine\.strength \(float at least 0"):
-                Settings.of({**config, "method": "mine"})
+    with pytest.raises(SettingsError, match=r"needs mine\.strength \(float at least 0"):
+        Settings.of({**config, "method": "mine"})
     assert (
         Settings.of({**default_config(), **GIVEN}).run_config() == Settings.of(GIVEN).run_config()
     )
@@ -333,7 +328,8 @@ def test_an_error_in_a_methods_code_is_not_taken_for_a_setting(
 # What reaches the method --------------------------------------------------------------------------
 
 
-def test_common_settings_reach_every_method_in_their_types(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("method", [*METHODS, "torchjd:upgrad"])
+def test_common_settings_reach_every_method_in_their_types(method: str) -> None:
     config: dict[str, Any] = {
         **{"max-growth": 3, "loss-limit": math.inf, "update-limit": 50, "unused-rounds": 5},
         "enrolled-sizes": " site-a=1200  client.7_b=300 ",
@@ -346,14 +342,12 @@ def test_common_settings_reach_every_method_in_their_types(subtests: pytest.Subt
         False,
         None,
     )
-    for method in (*METHODS, "torchjd:upgrad"):
-        with subtests.test(method=method):
-            strategy = Settings.of({**config, "method": method}).strategy()
-            assert (strategy.max_growth, strategy.loss_limit) == (3.0, math.inf)
-            assert (strategy.update_limit, strategy.unused_rounds) == (50.0, 5)
-            assert strategy.enrolled_sizes == {"site-a": 1200, "client.7_b": 300}
-            assert (strategy.training_clients, strategy.average_models) == (("b", "a"), True)
-            assert strategy.server_optimizer == ServerOptimizer("adam", 0.1, 0.5, 0.99, 1e-3)
+    strategy = Settings.of({**config, "method": method}).strategy()
+    assert (strategy.max_growth, strategy.loss_limit) == (3.0, math.inf)
+    assert (strategy.update_limit, strategy.unused_rounds) == (50.0, 5)
+    assert strategy.enrolled_sizes == {"site-a": 1200, "client.7_b": 300}
+    assert (strategy.training_clients, strategy.average_models) == (("b", "a"), True)
+    assert strategy.server_optimizer == ServerOptimizer("adam", 0.1, 0.5, 0.99, 1e-3)
     assert parse_assignments(["enrolled-sizes=site-a=1200 site-b=300"]) == {
         "enrolled-sizes": "site-a=1200 site-b=300"
     }
@@ -411,9 +405,9 @@ def test_another_methods_parameter_is_refused_if_given() -> None:
         check_used(typed("num-rounds", "fedfv.alpha"), ["fedavg"], "digits")
 
 
+@pytest.mark.parametrize("key", ["model", "partition"])
 def test_another_tasks_setting_is_refused_if_given(
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setitem(TASKS, "ones", TaskInfo("ones", "Ones", "nobody", "nowhere:load"))
     with pytest.raises(
@@ -421,14 +415,12 @@ def test_another_tasks_setting_is_refused_if_given(
         match=r"digits\.rotated-clients has no effect with task = 'ones': .* task=digits",
     ):
         check_used(typed("digits.rotated-clients"), ["fedavg"], "ones")
-    for key in ("model", "partition"):
-        with subtests.test(key=key):
-            check_used(typed(key), ["fedavg"], "digits")
-            with pytest.raises(
-                SettingsError,
-                match=f"{key} has no effect with task = 'ones', which leaves no choice: leave",
-            ):
-                check_used(typed(key), ["fedavg"], "ones")
+    check_used(typed(key), ["fedavg"], "digits")
+    with pytest.raises(
+        SettingsError,
+        match=f"{key} has no effect with task = 'ones', which leaves no choice: leave",
+    ):
+        check_used(typed(key), ["fedavg"], "ones")
 
 
 def test_waiting_for_clients_has_no_effect_in_one_process(subtests: pytest.Subtests) -> None:
@@ -497,16 +489,13 @@ def test_one_client_a_round_trains_on_pooled_data() -> None:
     } == {1}
 
 
-def test_settings_without_effect_on_pooled_data_are_refused(
-    subtests: pytest.Subtests,
-) -> None:
+@pytest.mark.parametrize("typed_too", [{"fraction": 0.5}, {"training-clients": "client-1"}])
+def test_settings_without_effect_on_pooled_data_are_refused(typed_too: dict[str, Any]) -> None:
     check_used({"pooled": True}, ["fedavg"], "digits")
     check_used({"pooled": False, "fraction": 0.5}, ["fedavg"], "digits", deployed=True)
-    for typed_too in ({"fraction": 0.5}, {"training-clients": "client-1"}):
-        with subtests.test(typed_too=typed_too):
-            with pytest.raises(
-                SettingsError, match=f"{next(iter(typed_too))} has no effect with pooled = true"
-            ):
-                check_used({"pooled": True, **typed_too}, ["fedavg"], "digits")
+    with pytest.raises(
+        SettingsError, match=f"{next(iter(typed_too))} has no effect with pooled = true"
+    ):
+        check_used({"pooled": True, **typed_too}, ["fedavg"], "digits")
     with pytest.raises(SettingsError, match=r"pooled = true: .* in one process only"):
         Settings.of({"pooled": True}).check_deployed()

@@ -119,7 +119,6 @@ class Outcome:
         return cls(rounds(folder), *(file.read_bytes() for file in files))
 
     def differences(self, other: "Outcome") -> str:
-        """Return the names of the fields that differ, as text."""
         return ", ".join(
             name
             for name in self.__dataclass_fields__
@@ -163,7 +162,6 @@ def config_of(**changes: Any) -> dict[str, Any]:
 
 
 def model_of(config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return the initial model of a run config."""
     return {
         name: tensor.detach().numpy().copy()
         for name, tensor in load_task(config).model().state_dict().items()
@@ -171,7 +169,6 @@ def model_of(config: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def all_of(replies: Replies) -> dict[str, Any]:
-    """Return all that is in replies, the words of refusals too."""
     return contents_of(replies) | {"refused": replies.refused.reasons}
 
 

@@ -92,7 +92,6 @@ def sentences(random: torch.Generator, count: int) -> Inputs:
 
 
 def pairs(random: torch.Generator, count: int) -> Inputs:
-    """Return two tensors."""
     return tuple(
         torch.randn(count, width, generator=random, dtype=torch.float64) for width in (4, 2)
     )

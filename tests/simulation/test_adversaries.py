@@ -138,7 +138,6 @@ def half(seen: Sight) -> FloatArray:
 
 
 def two(seen: Sight) -> FloatArray:
-    """A broken attack."""
     return seen.own[:2]
 
 

@@ -1,21 +1,58 @@
-"""Updates in the memory of a card, here the processor's: their sums are those of NumPy's pass."""
+"""Updates in the memory of a card, here the processor's: their sums are those of NumPy's pass.
 
-from collections.abc import Sequence
+Whole runs in this process: repeatable, recorded, and not run twice.
+
+Runs with recorded steps, which on the CPU are the same operations.
+
+FairFed in whole runs: the gap between two groups falls against FedAvg, and every engine makes
+the same of it.
+"""
+
+import itertools
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from fairbloom.client import training
-from fairbloom.client.local import _load_for_device
+from fairbloom.client.local import LocalClient, _load_for_device
+from fairbloom.client.metrics import TRAIN, Measurement
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.results.run import Run, load
+from fairbloom.protocol.scores import ACCURACY
+from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Vectors, gram_matrices, weighted_sum
+from fairbloom.server.checkpoint import load_model
+from fairbloom.server.fairness import percent_improved, summarize
+from fairbloom.server.run_folder.csv_rows import MEASURES, ClientTable, round_columns
+from fairbloom.server.settings import Settings
 from fairbloom.simulation import clients, memory
+from fairbloom.simulation.choice import RECORDED, Choice
 from fairbloom.simulation.memory import CardRows, rows_on_card
-from tests.simulation.helpers import Outcome, assert_same_model, run
+from fairbloom.simulation.run import simulate
+from tests.client.test_capture import PlainRecorder
+from tests.simulation.helpers import (
+    Outcome,
+    assert_same_model,
+    assert_whole,
+    checkpoints_every,
+    drafts,
+    rounds,
+    rows_seen,
+    run,
+    small,
+    table,
+)
+from tests.tables.helpers import grouped
 
 ENGINES = ("loop", "stacked")
 UPDATES_MADE = 7
@@ -145,5 +182,388 @@ def test_examples_that_do_not_fit_give_the_same_bits(
 
 
 def test_updates_that_do_not_fit_stay_with_the_processor() -> None:
-    layout = Layout({"a": np.zeros(3, np.float32)})
-    assert not rows_on_card([layout], 2, torch.device("cpu"))
+    assert not rows_on_card([Layout({"a": np.zeros(3, np.float32)})], 2, torch.device("cpu"))
+
+
+OF_PARTICIPANTS = ("coefficient", "train_loss_before_round", "train_loss_of_global_model")
+COLUMN = ACCURACY.column()
+
+
+def test_another_seed_gives_another_run(tmp_path: Path) -> None:
+    one, other = (Outcome.of(run(tmp_path / str(seed), seed=seed)) for seed in (0, 1))
+    assert one.differences(other) == "rounds, clients, model, best"
+
+
+def test_the_number_of_threads_changes_nothing(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    before = torch.get_num_threads()
+    models = []
+    for threads in (1, 2):
+        with subtests.test(threads=threads):
+            torch.set_num_threads(threads)
+            models.append(Outcome.of(run(tmp_path / str(threads), model="mlp", num_rounds=2)))
+            assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert not models[0].differences(models[1])
+
+
+# What is on disk ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with one checkpoint for all rounds, however busy the machine is."""
+    with checkpoints_every(100):
+        return run(tmp_path_factory.mktemp("finished") / "run")
+
+
+def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> None:
+    files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
+    assert files == {
+        *(
+            "config.toml",
+            "env.json",
+            "scores.json",
+            "engine.json",
+            "split.npz",
+            "preprocessing.json",
+        ),
+        *("rounds.csv", "clients.csv", "coefficients.csv"),
+        *("checkpoint/6.safetensors", "model.safetensors", "model-best.safetensors"),
+    }
+    assert not drafts(finished)
+    assert {"python", "flwr", "torch", "numpy"} <= set(
+        json.loads((finished / "env.json").read_text())
+    )
+
+
+def test_tables_have_the_documented_columns_and_rows(
+    finished: Path, subtests: pytest.Subtests
+) -> None:
+    of_rounds = round_columns(small(finished).strategy())
+    for name, columns in (("rounds.csv", of_rounds), ("clients.csv", ClientTable().columns)):
+        with subtests.test(name=name, columns=columns):
+            assert_whole(finished / name)
+            assert tuple(table(finished / name)[0]) == columns
+    assert [row["round"] for row in table(finished / "rounds.csv")] == [
+        str(number) for number in range(1, 7)
+    ]
+    seen = [(row["round"], row["client"]) for row in table(finished / "clients.csv")]
+    assert seen == [(str(number), f"client-{k}") for number in range(1, 7) for k in range(5)]
+
+
+def test_a_rounds_measures_are_those_of_its_clients(
+    finished: Path, subtests: pytest.Subtests
+) -> None:
+    """Participants alone have a coefficient and training losses."""
+    for row in table(finished / "rounds.csv"):
+        with subtests.test(row=row):
+            clients = [
+                client
+                for client in table(finished / "clients.csv")
+                if client["round"] == row["round"]
+            ]
+            measures = summarize({client["client"]: float(client[COLUMN]) for client in clients})
+            assert {key: float(row[f"{COLUMN}_{key}"]) for key in MEASURES} == measures
+            drawn = [client for client in clients if client["participated"] == "1"]
+            assert len(drawn) == int(row["participants"]) == int(row["replies_used"]) == 2
+            for client, key in itertools.product(clients, OF_PARTICIPANTS):
+                assert (client[key] != "") == (client in drawn)
+            before = {
+                client["client"]: float(client["train_loss_before_round"]) for client in drawn
+            }
+            after = {
+                client["client"]: float(client["train_loss_of_global_model"]) for client in drawn
+            }
+            assert float(row["percent_of_participants_improved"]) == percent_improved(before, after)
+
+
+def test_the_rows_that_are_reported_are_those_on_disk(tmp_path: Path) -> None:
+    reported = rows_seen(small(tmp_path / "run"))
+    written = table(tmp_path / "run" / "rounds.csv")
+    assert [{key: str(value) for key, value in row.items()} for row in reported] == [
+        {key: row[key] for key in reported[0]} for row in written
+    ]
+
+
+def test_the_best_model_is_that_of_the_best_evaluated_round(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", method="fedavg", num_rounds=12, fraction=0.2, seed=2)
+    means = [float(row[f"{COLUMN}_mean"]) for row in rounds(folder)]
+    best = 1 + means.index(max(means))  # the first of equals
+    assert best < 12, "this run cannot tell the best model from the last"
+    about = load_model(folder / "model-best.safetensors")[1]
+    assert {**about, "sha256": ""} == {"round": best, f"{COLUMN}_mean": max(means), "sha256": ""}
+    stopped = run(tmp_path / "stopped", method="fedavg", num_rounds=best, fraction=0.2, seed=2)
+    kept = load_file(folder / "model-best.safetensors")
+    expected = load_file(stopped / "model.safetensors")
+    assert all(np.array_equal(kept[key], expected[key]) for key in expected)
+
+
+def test_evaluation_changes_nothing_in_the_training(tmp_path: Path) -> None:
+    often, seldom = (run(tmp_path / str(every), evaluate_every=every) for every in (1, 0))
+    assert (often / "model.safetensors").read_bytes() == (seldom / "model.safetensors").read_bytes()
+
+
+# Again --------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_folder_is_named_by_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, again, other = (simulate(small(out="", num_rounds=1, seed=seed)) for seed in (0, 0, 1))
+    assert first == again != other
+    assert first.parent == other.parent == tmp_path / "runs"
+    assert first.name.startswith("digits-fedfv-seed0-")
+
+
+def test_an_absent_device_stops_the_run_before_any_client_works(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"device = 'cuda:99' is not available on this machine: auto chooses the best",
+    ):
+        run(tmp_path / "run", device="cuda:99")
+    assert not (tmp_path / "run").exists()
+
+
+# The training losses of one model -----------------------------------------------------------------
+
+
+def test_a_training_loss_that_is_known_is_not_measured_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
+) -> None:
+    """By how often clients measure a model on their training examples, round by round."""
+    passes = Counter[int]()
+    measured = LocalClient.measured
+
+    def count(self: LocalClient, measurement: Measurement, terms: Terms) -> dict[str, float]:
+        passes[terms.server_round] += measurement.examples == TRAIN
+        return measured(self, measurement, terms)
+
+    monkeypatch.setattr(LocalClient, "measured", count)
+    plain: dict[str, Any] = {"method": "fedavg", "fraction": 1.0, "num_rounds": 4, "engine": "loop"}
+    cases: list[tuple[dict[str, Any], dict[int, int]]] = [
+        # of five clients, before and after the first round, and then after each
+        ({}, {1: 10, 2: 5, 3: 5, 4: 5}),
+        ({"evaluate_every": 2}, {2: 10, 4: 10}),  # round 3 has changed the model meanwhile
+        # clients evaluate another model than they train
+        ({"average_models": True}, {1: 10, 2: 10, 3: 10, 4: 10}),
+    ]
+    for place, (changes, expected) in enumerate(cases):
+        with subtests.test(place=place, changes=changes):
+            folder = run(tmp_path / str(place), **plain | changes)
+            assert passes == expected
+            passes.clear()
+            for row in table(folder / "clients.csv"):
+                assert (row["train_loss_before_round"] != "") == (row["participated"] == "1")
+
+
+def test_a_run_that_continues_knows_the_losses_of_its_last_round(tmp_path: Path) -> None:
+    changes = {"method": "fedavg", "fraction": 1.0, "engine": "stacked"}
+    whole = Outcome.of(run(tmp_path / "whole", num_rounds=4, **changes))
+    run(tmp_path / "grown", num_rounds=2, **changes)
+    assert not Outcome.of(run(tmp_path / "grown", num_rounds=4, **changes)).differences(whole)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
+def test_an_engine_says_how_many_clients_have_trained(tmp_path: Path, engine: str) -> None:
+    said: list[tuple[int, int]] = []
+    settings = small(tmp_path / engine, engine=engine, fraction=0.8, num_rounds=3)
+    simulate(settings, on_trained=lambda done, of, said=said: said.append((done, of)))  # type: ignore[misc]
+    assert {of for _, of in said} == {4}
+    assert all(0 <= done <= 4 for done, _ in said)
+    ends = [place for place in range(1, len(said)) if said[place][0] < said[place - 1][0]]
+    # within a round it never falls; an engine that trains all at once says little
+    assert len(ends) in (0, 2)
+    if engine != "stacked":
+        assert len({done for done, _ in said}) >= 2
+
+
+T = TypeVar("T")
+
+MLP = {"method": "fedavg", "model": "mlp", "batch_size": 16}
+NETWORK = MLP | {"model": "tests.simulation.test_stacked:Dropped"}
+
+LOOP = [
+    MLP | {"method": "fedprox", "momentum": 0.9},
+    MLP | {"method": "ditto"},
+    MLP | {"method": "scaffold"},
+    MLP | {"learning_rate_decay": 0.9},
+    NETWORK,
+]
+
+STACKED = [
+    MLP | {"method": "fedprox", "momentum": 0.9},
+    MLP | {"method": "ditto"},
+    MLP | {"method": "scaffold"},
+    MLP | {"learning_rate_decay": 0.9},
+    MLP | {"optimizer": "adam", "learning_rate": 0.01},
+    MLP | {"batch_size": 0, "local_epochs": 4},
+    MLP | {"method": "qfedavg"},
+    NETWORK | {"learning_rate_decay": 0.9},
+    NETWORK | {"method": "fedprox", "gradient_clip": 1.0, "optimizer": "adamw"},
+]
+
+
+class Late(PlainRecorder):
+    """Fails after some records."""
+
+    def __init__(self, records: int) -> None:
+        super().__init__()
+        self._records = records
+
+    def record(self, step: Callable[[], T]) -> Callable[[], T]:
+        if self.recorded == self._records:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super().record(step)
+
+
+def use(recorder: PlainRecorder, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run be recorded."""
+    choice = Choice(engine, "it was asked for", block=4, recorded=RECORDED)
+    monkeypatch.setattr("fairbloom.simulation.choice.CudaRecorder", lambda _: recorder)
+    monkeypatch.setattr("fairbloom.simulation.run.choose", lambda *_: choice)
+    # On the CPU, Adam reads its step count.
+    monkeypatch.setattr("fairbloom.client.capture.WAITS", None)
+
+
+def recorded_in(folder: Path) -> str:
+    return str(json.loads((folder / "engine.json").read_text())["recorded"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes"),
+    [("loop", each) for each in LOOP] + [("stacked", each) for each in STACKED],
+    ids=str,
+)
+def test_a_run_of_recorded_steps_has_the_bits_of_ordinary_ones(
+    engine: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = PlainRecorder()
+    use(Late(0), engine, monkeypatch)  # blocks of the same size
+    expected = Outcome.of(run(tmp_path / "ordinary", engine=engine, num_rounds=3, **changes))
+    use(recorder, engine, monkeypatch)
+    folder = run(tmp_path / "recorded", engine=engine, num_rounds=3, **changes)
+    assert not Outcome.of(folder).differences(expected)
+    # The rule of SCAFFOLD corrects the gradients of every step; stacked, it adds to them.
+    unrecorded = changes["method"] == "scaffold" and engine == "loop"
+    assert (recorder.replayed > 0) == (not unrecorded)
+    assert bool(recorder.released) == (not unrecorded)
+    assert (recorded_in(folder) == RECORDED) == (not unrecorded)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_late_failure_is_recorded_and_logged_once(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = NETWORK | {"batch_size": 20, "num_rounds": 4, "fraction": 0.2}  # fails in round 3
+    use(Late(0), engine, monkeypatch)
+    expected = Outcome.of(run(tmp_path / "ordinary", engine=engine, **changes))
+    recorder = Late(1)
+    use(recorder, engine, monkeypatch)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "flwr"):
+        folder = run(tmp_path / "late", engine=engine, **changes)
+    assert recorder.replayed
+    assert "not permitted when stream is capturing" in recorded_in(folder)
+    assert caplog.text.count("local steps run without CUDA graphs") == 1
+    assert not Outcome.of(folder).differences(expected)
+
+
+def write_sites(folder: Path, seed: int, sites: int = 8) -> Path:
+    """Write tables of sites at the two largest of which women count as ill only where it is
+    severe."""
+    folder.mkdir()
+    random = np.random.default_rng(seed)
+    for k in range(sites):
+        rows, strict = (1200, True) if k < 2 else (300, False)
+        woman = random.random(rows) < 0.5
+        severity = random.normal(size=rows)
+        noise = random.normal(size=rows)
+        ill = severity + 0.3 * random.normal(size=rows) > 0.0
+        if strict:
+            ill &= ~woman | (severity > 1.0)
+        cells = zip(
+            np.where(woman, "female", "male"),
+            severity,
+            noise,
+            np.where(ill, "yes", "no"),
+            strict=True,
+        )
+        lines = [
+            "sex,severity,noise,target",
+            *(f"{sex},{a:.4f},{b:.4f},{y}" for sex, a, b, y in cells),
+        ]
+        (folder / f"site-{k}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def ended(out: Path, **changes: Any) -> Run:
+    plain: dict[str, Any] = {
+        "fraction": 1.0,
+        "device": "cpu",
+        "evaluate-every": 0,
+        "num-rounds": 15,
+    }
+    given = {key.replace("_", "-"): value for key, value in changes.items()}
+    return load(simulate(Settings.of(plain | given | {"out": str(out)})))
+
+
+def gap(run: Run) -> float:
+    """Return the equal opportunity difference over all clients' test examples, in points."""
+    rows = run.gaps.query("client == 'all clients' and score == 'true-positive-rate'")
+    return float(rows["gap"].item())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
+def test_the_gap_between_groups_falls_at_every_seed(tmp_path: Path, seed: int) -> None:
+    data = write_sites(tmp_path / f"data-{seed}", seed)
+    shared = {
+        "task": "csv",
+        "data-dir": str(data),
+        "schema": grouped(data, "sex"),
+        "seed": seed,
+        "learning-rate": 0.1,
+    }
+    plain = ended(tmp_path / f"fedavg-{seed}", method="fedavg", **shared)
+    fair = ended(tmp_path / f"fairfed-{seed}", method="fairfed", **{"fairfed.beta": 0.2}, **shared)
+    assert gap(fair) < 0.5 * gap(plain)
+    before = plain.column("coefficient")
+    after = fair.column("coefficient")
+    assert all(after[name] < before[name] for name in ("site-0", "site-1"))
+
+
+def test_data_without_groups_end_the_run_with_a_remedy(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    data = write_sites(tmp_path / "data", 0, sites=2)
+    shared: dict[str, Any] = {
+        "task": "csv",
+        "data-dir": str(data),
+        "method": "fairfed",
+        "num-rounds": 1,
+    }
+    for without in ("", grouped(data, "severity>=-1", target="noise")):
+        with subtests.test(without=without):
+            with pytest.raises(FairbloomError, match="fairness between groups"):
+                ended(tmp_path / "refused", **shared, schema=without)
+            assert not (tmp_path / "refused").exists()
+    for number, remedy in enumerate((["sex"], ["severity>=0.5", "sex"])):
+        with subtests.test(number=number, remedy=remedy):
+            assert ended(tmp_path / str(number), **shared, schema=grouped(data, *remedy)).finished
+
+
+def test_a_client_with_one_group_takes_part_by_its_accuracy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_sites(tmp_path / "data", 0, sites=3)
+    lines = (data / "site-2.csv").read_text().splitlines()
+    men = [lines[0], *(line for line in lines if line.startswith("male"))]
+    (data / "site-2.csv").write_text("\n".join(men) + "\n")
+    with caplog.at_level(logging.WARNING, "flwr"):
+        shared = {"task": "csv", "data_dir": str(data), "method": "fairfed", "num_rounds": 3}
+        run = ended(tmp_path / "run", **shared, schema=grouped(data, "sex"))
+    assert "refused" not in caplog.text
+    assert run.rounds["replies_used"].tolist() == [3, 3, 3]

@@ -2,9 +2,16 @@
 loop.
 
 Which engine computes a run follows a rule, and is recorded.
+
+Methods with every local objective finish, are finite, repeat and resume to the same bits.
+
+Many registered clients, few a round: what a run takes grows with those who take part.
 """
 
 import json
+import subprocess
+import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,17 +19,31 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
+from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
+from fairbloom.client.states import ROUNDING
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.round import Round
+from fairbloom.rounds.sampling import sample
+from fairbloom.server.settings import Settings
 from fairbloom.simulation import choice, run as running
 from fairbloom.simulation.choice import Choice, choose, try_first_step
 from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
-from tests.rounds.implementations import CASES, bits, method_and_model, outcome, settings_of
+from tests.federation import KINDS
+from tests.rounds.implementations import (
+    CASES,
+    GROUPED,
+    bits,
+    method_and_model,
+    outcome,
+    settings_of,
+)
+from tests.tasks import mine
 
-from .helpers import run, small
+from .helpers import ROOT, StoppedError, newest_states, run, small, stop_after, table
 
 # At the seam: what clients reply, and each round --------------------------------------------------
 
@@ -265,3 +286,157 @@ def test_a_run_with_one_core_has_no_workers() -> None:
 def test_an_untrainable_model_gets_no_engine() -> None:
     with pytest.raises(FairbloomError, match="the model, Auxiliary, returns a tuple in training"):
         choose(small("", model="tests.client.nets:Auxiliary"), 2)
+
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "proximal": {"proximal-mu": 0.1},
+    "personal": {"personal-lambda": 0.5, "momentum": 0.9},
+    "stragglers, averaged models": {"stragglers": 0.5, "local-epochs": 3, "average-models": True},
+}
+ALONE: dict[str, tuple[str, dict[str, Any]]] = {
+    "noise in updates": (
+        "fedfv",
+        {"attack": "noise", "attackers": "client-1", "attack-from": 2, "defence": "clip"},
+    ),
+    "false labels": (
+        "fedavg",
+        {"attack": "label-flip", "attackers": "client-1", "defence": "krum"},
+    ),
+    "adamw on a schedule": (
+        "ditto",
+        {
+            **{
+                "optimizer": "adamw",
+                "learning-rate": 0.01,
+                "weight-decay": 0.01,
+                "gradient-clip": 1.0,
+            },
+            **{"schedule": "cosine", "warmup": 1, "model": "mlp", "engine": "stacked"},
+        },
+    ),
+    "frozen parameters": ("fedfv", {"model": "tests.nets:Adapted"}),
+    "updates in bfloat16": (
+        "fedfv",
+        {"wire-dtype": "bfloat16-updates", "model": "mlp", "engine": "workers"},
+    ),
+    "the model in bfloat16": ("fedmgda", {"wire-dtype": "bfloat16", "engine": "loop"}),
+    "an adaptive server": ("fedavg", {"server-optimizer": "adam", "server-optimizer-lr": 0.05}),
+}
+"""Objectives that are tried with one method."""
+
+REFUSED = {
+    *(("proximal", name) for name in ("fedprox", "mgdaprox")),
+    *(("personal", name) for name in ("ditto", "fcfl", "feddyn", "qfedsgd", "scaffold")),
+}
+"""What tests/rounds/test_compatibility.py tests to be refused."""
+
+SMALL: dict[str, Any] = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu"}
+
+
+def bits_of(folder: Path) -> dict[str, Any]:
+    personal = newest_states(folder)
+    return {
+        "model": (folder / "model.safetensors").read_bytes(),
+        "best": (folder / "model-best.safetensors").read_bytes(),
+        "clients": (folder / "clients.csv").read_bytes(),
+        "personal": sorted(personal.values()),
+        "errors": sorted(newest_states(folder, ROUNDING).values()),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [
+        *((name, "plain") for name in METHODS),
+        *((name, each) for each in OBJECTIVES for name in KINDS if (each, name) not in REFUSED),
+        *((name, each) for each, (name, _) in ALONE.items()),
+    ],
+)
+def test_a_run_repeats_and_resumes_to_the_same_bits(
+    method: str, objective: str, tmp_path: Path
+) -> None:
+    """The second run, which is interrupted, repeats two rounds of the first before it goes on from
+    its folder."""
+    _, alone = ALONE.get(objective, ("", {}))
+    config = {
+        **SMALL,
+        **OBJECTIVES.get(objective, {}),
+        **alone,
+        "method": method,
+        **GROUPED.get(method, {}),
+    }
+    whole, resumed = (Settings.of({**config, "out": str(tmp_path / name)}) for name in "ab")
+    expected = bits_of(simulate(whole))
+    assert all(
+        np.isfinite(array).all()
+        for array in load_file(tmp_path / "a" / "model.safetensors").values()
+    )
+    with pytest.raises(StoppedError):
+        simulate(resumed, stop_after(2))
+    assert bits_of(simulate(resumed)) == expected
+    assert bool(expected["errors"]) == ("bfloat16" in objective)
+    has_personal_models = "personal" in objective or method in ("ditto", "local")
+    assert bool(expected["personal"]) == has_personal_models
+
+
+LINE = f"{mine.__name__}:line"
+
+
+def settings(clients: int, a_round: int, **others: Any) -> dict[str, Any]:
+    share = a_round / clients
+    return {
+        "task": LINE,
+        "clients": clients,
+        "fraction": share,
+        "fraction-evaluate": share,
+        "device": "cpu",
+        **others,
+    }
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+GROWTH = r"""
+import re, sys
+from pathlib import Path
+from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from tests.simulation.test_engines import settings
+
+def largest():
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024
+
+for clients in (1_000, 1_000, 1_000_000):  # twice, so that what a second run in a process takes is no growth
+    simulate(Settings.of(settings(clients, 100, **{"num-rounds": 3, "out": f"{sys.argv[1]}/{len(sys.argv)}"})))
+    sys.argv.append(str(largest()))
+print(int(sys.argv[-1]) - int(sys.argv[-2]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="a process reads its largest resident memory from /proc"
+)
+def test_a_run_with_a_million_clients_takes_at_most_200_mb_more(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", GROWTH, str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # less than the names take would be no measurement
+    assert 50 < int(done.stdout.split()[-1]) <= 200
+
+
+# Draws --------------------------------------------------------------------------------------------
+
+
+def test_clients_are_drawn_by_the_order_of_their_names(tmp_path: Path) -> None:
+    """line-10 comes before line-9, and is the eleventh client of the task."""
+    folder = run(tmp_path / "run", **settings(30, 3, num_rounds=4, seed=5))
+    evaluated = defaultdict(list)
+    for row in table(folder / "clients.csv"):
+        evaluated[int(row["round"])].append(row["client"])
+    names = sorted(f"line-{number}" for number in range(30))
+    assert evaluated == {number: sample(names, 3, 5, "evaluate", number) for number in range(1, 5)}

@@ -476,7 +476,6 @@ class Run(RuleBasedStateMachine):
         seed=st.integers(0, 3),
     )
     def begin(self, method: str, fraction: float, seed: int) -> None:
-        """Choose the run."""
         self.config = {
             **{
                 "task": "synthetic",
@@ -504,7 +503,6 @@ class Run(RuleBasedStateMachine):
         evaluation: dict[str, Fault],
         restarted: set[str],
     ) -> None:
-        """Plan what happens in the next round."""
         CASES.update(rounds=1, faults=len(training) + len(evaluation))
         self.plans[len(self.plans) + 1] = Plan(
             frozenset(online), training, evaluation, frozenset(restarted)
@@ -533,7 +531,6 @@ class Run(RuleBasedStateMachine):
         self.check()
 
     def finished(self) -> int:
-        """Return the last round with a checkpoint, or 0."""
         last = load_last(self.folder / "checkpoint")
         return 0 if last is None else int(last[1]["strategy"]["round"])
 
@@ -558,7 +555,6 @@ class Run(RuleBasedStateMachine):
             shutil.rmtree(self.home)
 
     def end(self) -> None:
-        """Run to the end, and the same again without what must change nothing."""
         for number in range(len(self.plans) + 1, ROUNDS + 1):
             self.plans[number] = Plan()
         for _ in range(2 * ROUNDS):

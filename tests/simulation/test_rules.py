@@ -60,7 +60,7 @@ def test_a_thousand_clients_keep_a_few_versions_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", synced.append)  # the disk is not what this is about
+    monkeypatch.setattr(os, "fsync", synced.append)
     method = SCAFFOLD()
     config = {
         **config_of(clients=1000, task="tests.client.quadratic:many", batch_size=0),

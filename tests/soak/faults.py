@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from benchmarks.deployment import Deployment
 from tests.attacks.strangers import PREFACE, Stranger
-from tests.deploy.federation import Cable, Deployment
+from tests.deploy.federation import Cable
 
 from .hostile import ATTACKS, ORDER
 
@@ -70,7 +71,6 @@ def kill_client(site: Site, chance: random.Random) -> str:
 
 
 def kill_worker(site: Site, chance: random.Random) -> str:
-    """Kill a worker, which its client restarts."""
     name = chance.choice(site.clients)
     for pid in site.there.offspring(site.there.clients[name]):
         with contextlib.suppress(ProcessLookupError):

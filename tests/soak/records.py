@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import Message, MessageType
 from flwr.app.error import Error
 
+from benchmarks.deployment import rounds
 from fairbloom.client.app import app
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.rounds.flower import FlowerClients
@@ -18,7 +19,6 @@ from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import one_thread
-from tests.deploy.federation import rounds
 
 NOT_OF_THE_ROUND = (
     "evaluation: ",

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from tests.deploy.federation import federation, names, rounds, wait_for_rounds
-from tests.deploy.flower import ROOT, wait_until
-from tests.deploy.processes import pss
+from benchmarks.deployment import federation, names, rounds, wait_for_rounds
+from benchmarks.flower import ROOT, wait_until
+from benchmarks.processes import pss
 
 from .faults import FAULTS, Site
 from .records import trained_again

@@ -203,16 +203,15 @@ SUM_TO_ONE = [
 ]
 
 
+@pytest.mark.parametrize(("name", "arguments"), [case for case in CASES if case[0] in SUM_TO_ONE])
 @settings(max_examples=10)
 @given(U=edgy_updates())
-def test_coefficients_sum_to_one(U: FloatArray) -> None:
+def test_coefficients_sum_to_one(name: str, arguments: dict[str, Any], U: FloatArray) -> None:
     losses, counts = losses_and_counts(len(U))
-    for name, arguments in ((name, arguments) for name, arguments in CASES if name in SUM_TO_ONE):
-        cohort = cohort_of(U, losses=losses, **replied(name, arguments, U, counts))
-        c = make(
-            name, {**arguments, **({"server_lr": 1.0} if "server_lr" in arguments else {})}
-        ).weigh(cohort)
-        assert c.sum() == pytest.approx(1.0, abs=1e-9), (name, arguments)
+    cohort = cohort_of(U, losses=losses, **replied(name, arguments, U, counts))
+    given_step = {"server_lr": 1.0} if "server_lr" in arguments else {}
+    c = make(name, {**arguments, **given_step}).weigh(cohort)
+    assert c.sum() == pytest.approx(1.0, abs=1e-9)
 
 
 PLAIN = {

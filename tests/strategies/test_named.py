@@ -64,8 +64,12 @@ def test_a_method_of_torchjd_is_recorded_by_its_weighting() -> None:
 
 FAULTS: list[tuple[Mapping[str, Any], Mapping[str, Any], str]] = [
     ({"method": 3}, {}, r"method = 3: name a method in"),
-    ({"method": "collections:OrderedDict"}, {}, "it is no subclass of fairbloom.strategies.Fair"),
-    ({"method": "fairbloom.errors:join_names"}, {}, "it is no subclass of fairbloom.strategies"),
+    (
+        {"method": "collections:OrderedDict"},
+        {},
+        "it is not a subclass of fairbloom.strategies.Fair",
+    ),
+    ({"method": "fairbloom.errors:join_names"}, {}, "it is not a subclass of fairbloom.strategies"),
     ({}, {}, r"method = None: name a method in \[tool.flwr.app.config\] of pyproject.toml, as in"),
     ({"method": ""}, {}, r"method = '': name a method"),
     ({"method": "fedfvv"}, {}, "method = 'fedfvv': unknown method: did you mean FedFV?"),

@@ -234,8 +234,7 @@ def test_drfa_reaches_the_minimax_point_on_average() -> None:
     target = minimax(clients)
     best = losses(clients, minimax(clients)).max()
     strategy = METHODS["drfa"](gamma=0.04, local_steps=2, fraction_evaluate=0.0)
-    path = descend(strategy, clients, 400)
-    mean = path[150:].mean(axis=0)
+    mean = descend(strategy, clients, 400)[150:].mean(axis=0)
     plain = losses(clients, end("fedavg", clients, 100, weighting="uniform")).max()
     assert losses(clients, mean).max() <= best + 0.15 * (plain - best)
     assert np.linalg.norm(mean - target) <= 0.1

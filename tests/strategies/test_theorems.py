@@ -51,8 +51,7 @@ def products_with_others(G: FloatArray) -> FloatArray:
     losses = np.arange(1.0, len(G) + 1.0)
     d = step(FedFV(alpha=0.0, tau=0, rescale=False), G, losses=losses)
     np.testing.assert_allclose(d, P.mean(axis=0), atol=1e-9)
-    own = np.einsum("kj,kj->k", P, G) / len(G)
-    return G @ d - own
+    return G @ d - np.einsum("kj,kj->k", P, G) / len(G)
 
 
 def test_fedfv_theorem_1_later_targets_have_fewer_conflicts() -> None:
@@ -84,8 +83,8 @@ def bounds_of_theorem_2(G: FloatArray) -> FloatArray:
 
 
 def test_fedfv_theorem_2_bounds_the_others_part() -> None:
-    for G in conflicting(400):
-        assert (np.abs(products_with_others(G)) <= bounds_of_theorem_2(G) * ROUNDING + 1e-9).all()
+    others = [(np.abs(products_with_others(G)), bounds_of_theorem_2(G)) for G in conflicting(400)]
+    assert all((found <= bound * ROUNDING + 1e-9).all() for found, bound in others)
 
 
 def test_fedfv_theorem_2_does_not_bound_the_whole() -> None:
@@ -227,12 +226,12 @@ def test_fedmgda_theorem_1a_bounds_the_stationarity(seed: int) -> None:
             assert least <= 2.0 * fallen / (rate * (T + 1)) * ROUNDING + 1e-12
 
 
-def test_fedmgda_raises_no_participants_loss() -> None:
-    for seed in range(10):
-        clients = quadratics(seed)
-        for before, after in pairwise(mgda(clients, 30, lambda t: 0.5 / CURVATURE)):
-            for client in clients:
-                assert client.loss(after) <= client.loss(before) + 1e-12
+@pytest.mark.parametrize("seed", range(10))
+def test_fedmgda_raises_no_participants_loss(seed: int) -> None:
+    clients = quadratics(seed)
+    for before, after in pairwise(mgda(clients, 30, lambda t: 0.5 / CURVATURE)):
+        for client in clients:
+            assert client.loss(after) <= client.loss(before) + 1e-12
 
 
 def test_fedmgda_theorem_1b_needs_local_rates_that_vanish() -> None:
@@ -257,8 +256,7 @@ def test_fedmgda_theorem_1b_needs_local_rates_that_vanish() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_fedmgda_theorem_2_bounds_the_distance(seed: int) -> None:
     """Losses ½‖w − a‖², with c = 1: the stationary models are the hull of the optima."""
-    random = np.random.default_rng(seed)
-    optima = 2.0 * random.normal(size=(3, 3))
+    optima = 2.0 * np.random.default_rng(seed).normal(size=(3, 3))
     clients = [Bowl(str(k), np.eye(3), a) for k, a in enumerate(optima)]
     path = mgda(clients, 100, lambda t: min(1.0, 2.0 / (t + 2.0)))
     M = max(float(np.linalg.norm(c.gradient(w))) for c in clients for w in path)
@@ -366,12 +364,14 @@ def test_gifair_weighs_by_the_signs_of_its_objective() -> None:
     np.testing.assert_allclose(d, 1.0 / 3.0 + 0.6 / 6.0 * signs)
 
 
-def test_semivred_example_1_holds_for_a_harder_minority() -> None:
+@pytest.mark.parametrize(("first", "second", "factor"), [(2.0, 0.5, 25), (0.5, 2.0, 5)])
+def test_semivred_example_1_holds_for_a_harder_minority(
+    first: float, second: float, factor: int
+) -> None:
     """Equation 21 has client 1 alone above the mean; else the factor is (n − 1)(1 − α)²/n³."""
     n, alpha, beta = 6, 0.2, 0.7
-    for first, second, factor in ((2.0, 0.5, (n - 1) ** 2), (0.5, 2.0, n - 1)):
-        shares = np.full((n, 2), [alpha / 2.0, 1.0 - alpha / 2.0])
-        shares[0] = [1.0 - alpha / 2.0, alpha / 2.0]
-        F = shares @ [first, second]
-        expected = F.mean() + beta * factor * (1.0 - alpha) ** 2 / n**3 * (first - second) ** 2
-        assert semivred_of(F, beta) == pytest.approx(expected)
+    shares = np.full((n, 2), [alpha / 2.0, 1.0 - alpha / 2.0])
+    shares[0] = [1.0 - alpha / 2.0, alpha / 2.0]
+    F = shares @ [first, second]
+    expected = F.mean() + beta * factor * (1.0 - alpha) ** 2 / n**3 * (first - second) ** 2
+    assert semivred_of(F, beta) == pytest.approx(expected)

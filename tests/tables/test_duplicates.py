@@ -81,10 +81,14 @@ def test_rows_equal_by_chance_are_no_remark(folder: Folder) -> None:
     assert remarks(folder(a=answers(), b=answers())) == []
 
 
-def test_a_few_equal_rows_are_no_remark(folder: Folder) -> None:
+@pytest.mark.parametrize(
+    ("copies", "found"), [(4, []), (5, [("a", "5 rows repeat others of this client")])]
+)
+def test_a_few_equal_rows_are_no_remark(
+    folder: Folder, copies: int, found: list[tuple[str, str]]
+) -> None:
     rows = lines(40, 0)
-    for copies, found in ((4, []), (5, [("a", "5 rows repeat others of this client")])):
-        assert remarks(folder(a=table(rows, rows[:copies]))) == found
+    assert remarks(folder(a=table(rows, rows[:copies]))) == found
 
 
 @pytest.mark.parametrize("missing", ["error", "fill"])
@@ -100,8 +104,7 @@ def test_cells_that_cannot_be_read_make_no_rows_equal(folder: Folder) -> None:
 
 
 def test_a_run_counts_the_remark_on_rows(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
-    there = folder(a=csv_of(60), b=csv_of(60))
-    check_data(RunSettings.of(config(there)))
+    check_data(RunSettings.of(config(folder(a=csv_of(60), b=csv_of(60)))))
     assert "1 remark on the data" in caplog.text
 
 

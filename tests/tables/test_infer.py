@@ -391,8 +391,7 @@ def test_reasons_are_in_the_warning(folder: Folder, caplog: pytest.LogCaptureFix
 
 def test_sites_of_one_class_each_are_no_error(folder: Folder) -> None:
     zero = csv_of(20).replace(",1\n", ",0\n")
-    one = csv_of(20).replace(",0\n", ",1\n")
-    there = folder(a=zero, b=one)
+    there = folder(a=zero, b=csv_of(20).replace(",0\n", ",1\n"))
     assert parse_schema(inferred(there)).predicted.categories == ("0", "1")
     assert described(there)["faults"] == []
 

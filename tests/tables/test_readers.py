@@ -6,6 +6,7 @@ import datetime
 import gzip
 import io
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -215,8 +216,7 @@ def test_spaces_around_quotation_marks_are_no_part_of_a_value(
         '3, "two',
         ' ""lines"" "  ,"" ',
     ]
-    text = "\n".join(rows).replace(",", delimiter)
-    path.write_text(text)
+    path.write_text("\n".join(rows).replace(",", delimiter))
     table = read(path)
     assert [*table.columns] == ["id", f"x{delimiter} y", "z"]
     assert texts_of(table, "id") == ["1", "2", "3"]
@@ -364,12 +364,14 @@ def test_a_workbook_under_another_name_is_not_overlooked(tmp_path: Path) -> None
     assert [*files_in(str(tmp_path), ENDINGS)] == ["a"]
 
 
-def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("list_clients", [partial(files_in, endings=ENDINGS), folders_in])
+def test_a_link_to_nothing_is_refused(
+    tmp_path: Path, list_clients: Callable[[str], object]
+) -> None:
     (tmp_path / "a.csv").write_text(csv_of(20))
     (tmp_path / "b.csv").symlink_to(tmp_path / "gone.csv")
-    for list_clients in (partial(files_in, endings=ENDINGS), folders_in):
-        with pytest.raises(DataError, match=r"b\.csv: it is a link to .*gone\.csv"):
-            list_clients(str(tmp_path))
+    with pytest.raises(DataError, match=r"b\.csv: it is a link to .*gone\.csv"):
+        list_clients(str(tmp_path))
 
 
 def test_a_folder_of_parts_is_no_folder_of_clients(tmp_path: Path) -> None:

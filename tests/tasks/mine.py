@@ -49,8 +49,7 @@ def line(setup: Setup, *, noise: float = 0.1, slope: int = 2, bent: bool = False
 
 def recall(outputs: Tensor, targets: Tensor) -> float:
     """Return the share of the second class that is found."""
-    found = outputs.argmax(dim=1)[targets == 1] == 1
-    return found.double().mean().item()
+    return (outputs.argmax(dim=1)[targets == 1] == 1).double().mean().item()
 
 
 class Wards:

@@ -407,8 +407,7 @@ def test_units_that_cannot_be_split_are_faults(folder: Folder) -> None:
 
 
 def test_missing_values_are_dropped_or_filled_by_a_setting(folder: Folder) -> None:
-    text = csv_of(30).replace("north", "", 2)
-    there = folder(a=text, b=csv_of(30))
+    there = folder(a=csv_of(30).replace("north", "", 2), b=csv_of(30))
     with pytest.raises(FairbloomError, match="no value"):
         load(there).splits("a")
     assert sum(map(len, load(there, missing="fill").splits("a"))) == 30

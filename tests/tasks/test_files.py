@@ -144,14 +144,13 @@ def test_no_picture_is_left_out_in_silence(added: list[str], words: str, tmp_pat
         check_data(RunSettings.of(config(tmp_path)))
 
 
-def test_a_device_with_a_stray_picture_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["x.png", "cat/more/y.png"])
+def test_a_device_with_a_stray_picture_names_it(tmp_path: Path, place: str) -> None:
     images(tmp_path / "a")
     (tmp_path / "a" / "cat" / "more").mkdir()
-    for place in ("x.png", "cat/more/y.png"):
-        Image.new("RGB", (9, 7)).save(tmp_path / "a" / place)
-        with pytest.raises(FairbloomError, match=f"{place} lies in no class's folder"):
-            load(tmp_path / "a").splits("a")
-        (tmp_path / "a" / place).unlink()
+    Image.new("RGB", (9, 7)).save(tmp_path / "a" / place)
+    with pytest.raises(FairbloomError, match=f"{place} lies in no class's folder"):
+        load(tmp_path / "a").splits("a")
 
 
 def test_a_device_may_have_the_folders_of_classes_alone(tmp_path: Path) -> None:

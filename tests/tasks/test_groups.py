@@ -102,8 +102,7 @@ categories = [0, 1]
 def test_each_row_has_the_group_that_its_cells_say(
     folder: Folder, subtests: pytest.Subtests
 ) -> None:
-    there = folder(a=patients(40), b=patients(40, first=20))
-    task = load(there, PATIENTS)
+    task = load(folder(a=patients(40), b=patients(40, first=20)), PATIENTS)
     assert task.groupings == {"sex": ("F", "M", "other"), "age>=50": (">=50", "<50", "other")}
     for client, first in (("a", 30), ("b", 20)):
         with subtests.test(client=client, first=first):

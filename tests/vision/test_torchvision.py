@@ -177,8 +177,7 @@ def run(pictures: Path, out: Path, **changes: Any) -> fairbloom.Run:
 def test_a_run_is_exported_and_predicts(pictures: Path, tmp_path: Path) -> None:
     finished = run(pictures, tmp_path / "run")
     assert finished.finished
-    exported = finished.export(out=tmp_path / "model.onnx")
-    assert Path(exported).stat().st_size > 1_000_000
+    assert Path(finished.export(out=tmp_path / "model.onnx")).stat().st_size > 1_000_000
     predictor = load_predictor(finished.folder)
     assert predictor.predict_file(pictures / "north", tmp_path / "predicted.csv") == 100
 

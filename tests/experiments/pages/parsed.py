@@ -83,6 +83,5 @@ class Parsed(HTMLParser):
         return [dict(zip(headings, row, strict=True)) for row in rows]
 
     def chart(self, name: str) -> dict[str, Any]:
-        """Return a chart's specification."""
         found: dict[str, Any] = self.data[f"spec-{name}"]
         return found

@@ -1,9 +1,13 @@
 """Reports: one file that fetches nothing and runs nothing of others', with the numbers that the
-runs recorded."""
+runs recorded.
+
+No number in a table of a run folder keeps its pages from being opened.
+"""
 
 import base64
 import csv
 import hashlib
+import io
 import itertools
 import json
 import math
@@ -23,7 +27,8 @@ from fairbloom.experiments.render.html import as_script_data
 from fairbloom.experiments.results.presentation import write_report
 from fairbloom.experiments.results.run import REPORT, load
 from fairbloom.experiments.study import find_study
-from fairbloom.protocol.scores import Score
+from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
+from fairbloom.server.run_folder.csv_rows import WORDS
 from fairbloom.server.run_folder.files import (
     CLIENTS,
     COEFFICIENTS,
@@ -32,12 +37,13 @@ from fairbloom.server.run_folder.files import (
     ROUNDS,
     SCORES,
     SPLIT,
+    TableFile,
 )
 from fairbloom.strategies import find_method
 from tests.experiments.made_up import make_comparison, make_run
 from tests.simulation.helpers import table as table_of
 
-from ..helpers import fairbloom
+from ..helpers import as_json, captured, fairbloom
 from .parsed import Parsed
 
 FOUR = ["Cleveland", "Hungary", "Long Beach", "Switzerland"]
@@ -198,22 +204,21 @@ def test_each_client_has_the_mean_of_its_last_scores(
     assert base == sorted(base), "the worst served under the baseline first"
 
 
+@pytest.mark.parametrize("method", METHODS[1:])
 def test_differences_are_those_of_the_comparison(
-    hospitals: Path, report: Parsed, subtests: pytest.Subtests
+    hospitals: Path, report: Parsed, method: str
 ) -> None:
     comparison = api.load(hospitals)
     found = {(row["method"], row["measure"]): row for row in report.rows("differences")}
-    for method in METHODS[1:]:
-        with subtests.test(method=method):
-            row = found[find_method(method).__name__, "worst client"]
-            expected = comparison.difference(find_method(method).__name__, "worst_10")
-            assert numbers_of(row["difference"]) == pytest.approx(
-                [expected.mean, expected.low, expected.high], abs=0.051
-            )
-            assert (int(row["seeds better"]), int(row["seeds worse"])) == (
-                expected.better,
-                expected.worse,
-            )
+    row = found[find_method(method).__name__, "worst client"]
+    expected = comparison.difference(find_method(method).__name__, "worst_10")
+    assert numbers_of(row["difference"]) == pytest.approx(
+        [expected.mean, expected.low, expected.high], abs=0.051
+    )
+    assert (int(row["seeds better"]), int(row["seeds worse"])) == (
+        expected.better,
+        expected.worse,
+    )
 
 
 def test_curves_are_means_over_the_seeds_within_what_these_span(
@@ -269,20 +274,22 @@ def test_weights_are_of_all_rounds_evaluated_or_not(tmp_path: Path) -> None:
     assert rows == {row["client"] for row in table if row["FedFV"] != "–"}
 
 
-def test_time_and_traffic_are_sums_over_the_rounds(
-    hospitals: Path, report: Parsed, subtests: pytest.Subtests
-) -> None:
-    (row,) = [row for row in report.rows("cost") if row["method"] == "FedFV"]
-    for heading, column, write in (
+@pytest.mark.parametrize(
+    ("heading", "column", "write"),
+    [
         ("time of a run", "seconds", in_seconds),
         ("sent to clients", "bytes_sent", in_bytes),
-    ):
-        with subtests.test(heading=heading, column=column):
-            sums = [
-                sum(float(each[column]) for each in rows_of(hospitals, "fedfv", s, ROUNDS.name))
-                for s in range(3)
-            ]
-            assert row[heading] == write(statistics.fmean(sums))
+    ],
+)
+def test_time_and_traffic_are_sums_over_the_rounds(
+    hospitals: Path, report: Parsed, heading: str, column: str, write: Any
+) -> None:
+    (row,) = [row for row in report.rows("cost") if row["method"] == "FedFV"]
+    sums = [
+        sum(float(each[column]) for each in rows_of(hospitals, "fedfv", s, ROUNDS.name))
+        for s in range(3)
+    ]
+    assert row[heading] == write(statistics.fmean(sums))
 
 
 def test_the_front_has_the_methods_that_none_beats(report: Parsed) -> None:
@@ -498,8 +505,7 @@ def test_an_unfinished_comparison_is_refused(
 ) -> None:
     shutil.copytree(hospitals, tmp_path / "part")
     MODEL.path_in(tmp_path / "part" / "runs" / "fedfv-seed1").unlink()
-    assert fairbloom("report", tmp_path / "part") == 2
-    assert "8 of 9 runs" in capsys.readouterr().err
+    assert "8 of 9 runs" in captured(capsys, "report", tmp_path / "part", code=2).err
 
 
 # Read by everyone ---------------------------------------------------------------------------------
@@ -545,8 +551,7 @@ def numbers_in(value: Any) -> list[float]:
 def test_contributions_are_shown_against_gains(tmp_path: Path) -> None:
     shared = {"clients": 4, "seeds": 2, "rounds": 2, "progress": False}
     found = api.compare("digits", methods="fedavg,fedfv,local", out=tmp_path, **shared)
-    page = Parsed.of((tmp_path / REPORT).read_text(encoding="utf-8"))
-    spec = page.chart("contributions")
+    spec = Parsed.of((tmp_path / REPORT).read_text(encoding="utf-8")).chart("contributions")
     rows = {(row["method"], row["client"]): row for row in spec["data"]["values"]}
     assert {method for method, _ in rows} == {"FedFV"}  # Local takes no step
     first = found.runs["FedFV"][0].column("contribution")
@@ -557,3 +562,92 @@ def test_contributions_are_shown_against_gains(tmp_path: Path) -> None:
     by_method = {row["method"]: row["contribution_correlation"] for row in found.rows()}
     assert by_method["Local"] is None
     assert -1.0 <= by_method["FedFV"] <= 1.0
+
+
+EXTREMES = ("inf", "-inf", "nan", "1.7976931348623157e308", "-1.7976931348623157e308")
+EXTREMES += ("1e200", "1e100", "-1", "0", "5e-324", "9007199254740992")
+
+FILES = (CLIENTS, ROUNDS, COEFFICIENTS)
+
+NAMES = ("a", "b", "c", "d")
+
+
+def put(folder: Path, file: TableFile, number: str, *, last: bool) -> None:
+    """Write a number into all cells of numbers, or into those of the last row alone."""
+    path = file.path_in(folder)
+    head, *rows = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
+    kept = {"round", *WORDS}
+    for row in rows[-1:] if last else rows:
+        row[:] = [cell if name in kept else number for name, cell in zip(head, row, strict=True)]
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows([head, *rows])
+    path.write_text(written.getvalue(), encoding="utf-8")
+
+
+def open_pages(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Open what a folder holds in all ways; return the text."""
+    capsys.readouterr()
+    text = captured(capsys, "show", folder).out
+    assert fairbloom("report", folder) == 0
+    assert (folder / REPORT).exists()
+    assert fairbloom("show", folder.parent) == 0
+    as_json(capsys, "show", folder)
+    return text
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        LOSS_SCORE,
+        pytest.param(ACCURACY, marks=pytest.mark.slow),
+        pytest.param(Score("r2"), marks=pytest.mark.slow),
+    ],
+    ids=lambda each: each.name,
+)
+def test_every_page_of_a_run_opens(
+    score: Score,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subtests: pytest.Subtests,
+) -> None:
+    made = tmp_path / "made"
+    make_run(made, "fedavg", 0, NAMES, 4, np.random.default_rng(0), score)
+    for number in EXTREMES:
+        for last in (True, False):
+            with subtests.test(number=number, last=last):
+                folder = tmp_path / f"{number}-{last}" / "run"
+                shutil.copytree(made, folder)
+                for file in FILES:
+                    put(folder, file, number, last=last)
+                text = open_pages(folder, capsys)
+                if last:
+                    assert load(folder).final().keys() >= {"a", "b", "c"}
+                    assert "inf" not in text.replace(str(folder), "")
+
+
+@pytest.mark.slow
+def test_the_page_of_a_comparison_opens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    made = tmp_path / "made"
+    make_comparison(
+        made, ["fedavg", "fedfv"], range(3), NAMES, 4, personal=["fedfv"], score=LOSS_SCORE
+    )
+    for number in EXTREMES:
+        with subtests.test(number=number):
+            folder = tmp_path / number / "compared"
+            shutil.copytree(made, folder)
+            for run in (folder / "runs").iterdir():
+                for file in FILES:
+                    put(run, file, number, last=True)
+            open_pages(folder, capsys)
+
+
+def test_a_score_that_is_impossible_is_a_dash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    make_run(folder, "fedavg", 0, NAMES, 4, np.random.default_rng(0))
+    put(folder, CLIENTS, "5700", last=True)
+    assert load(folder).final().keys() == {"a", "b", "c"}
+    assert "Without a test accuracy: d." in open_pages(folder, capsys)

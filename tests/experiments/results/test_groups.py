@@ -1,4 +1,7 @@
-"""Groups of runs and comparisons: sums over clients, fairlearn's gaps, and what is left out."""
+"""Groups of runs and comparisons: sums over clients, fairlearn's gaps, and what is left out.
+
+A score over all clients says which clients it leaves out, at its number.
+"""
 
 import re
 from pathlib import Path
@@ -17,7 +20,7 @@ from fairbloom.experiments.results.run import REPORT, Run
 from fairbloom.server.run_folder.files import KNOWN
 from fairbloom.server.run_folder.values import Known
 from fairbloom.tasks import load_task
-from tests.experiments.helpers import as_json, fairbloom
+from tests.experiments.helpers import as_json, captured, fairbloom
 from tests.experiments.pages.parsed import Parsed
 from tests.simulation.helpers import table
 from tests.tables.helpers import grouped
@@ -203,8 +206,7 @@ def test_show_prints_groups_gaps_and_who_is_left_out(
     subtests: pytest.Subtests,
 ) -> None:
     capsys.readouterr()
-    assert fairbloom("show", here / "large") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "show", here / "large").out
     run = api.load(here / "large")
     report = report_of(run)
     for each in report.of(ALL, "sex"):
@@ -255,8 +257,7 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(
         "--out",
         out,
     )
-    assert fairbloom(*words, *settings) == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, *words, *settings).out
     assert "Gaps between groups over all clients" in printed
     comparison = api.load(out)
     assert list(comparison.by_group) == ["FedAvg", "Ditto", "Ditto (personal)"]
@@ -324,13 +325,9 @@ def test_every_score_says_over_which_clients_it_is_a_mean(
         tmp_path / "run",
     )
     settings = {"scores": "sensitivity,specificity,brier", "device": "cpu"}
-    assert (
-        fairbloom(
-            *words, *(word for item in settings.items() for word in ("--set", "=".join(item)))
-        )
-        == 0
-    )
-    printed = capsys.readouterr().out
+    printed = captured(
+        capsys, *words, *(word for item in settings.items() for word in ("--set", "=".join(item)))
+    ).out
     for score, reason in (
         ("AUC", "one class in its test examples"),
         ("sensitivity (1)", "no positive test example"),
@@ -379,8 +376,7 @@ def test_regression_that_is_worse_than_the_mean_says_so(
         "--set",
         "device=cpu",
     )
-    assert fairbloom("run", *words, "--out", tmp_path / "run") == 0
-    printed = capsys.readouterr().out
+    printed = captured(capsys, "run", *words, "--out", tmp_path / "run").out
     values = api.load(tmp_path / "run").final(api.load(tmp_path / "run").scores[1])
     assert values["far"] < 0.0
     worse = sum(value < 0.0 for value in values.values())
@@ -391,3 +387,68 @@ def test_regression_that_is_worse_than_the_mean_says_so(
         each for each in caveats_of_comparison({"A": [run], "Other": [run]}, "A") if "r2" in each
     )
     assert line.startswith("Under A and Other")
+
+
+SCHEMA = """
+target = "target"
+positive = "ill"
+groups = ["sex"]
+[fields.age]
+type = "number"
+[fields.sex]
+type = "string"
+categories = ["F", "M"]
+[fields.target]
+type = "string"
+categories = ["ill", "well"]
+"""
+
+
+def site(ill: int, well: int) -> str:
+    """Return a table in which each sex has as many ill and well patients."""
+    rows = [(k % 9, "FM"[k % 2], "ill") for k in range(2 * ill)]
+    rows += [((k + 4) % 9, "FM"[k % 2], "well") for k in range(2 * well)]
+    return "age,sex,target\n" + "".join(f"{age},{sex},{target}\n" for age, sex, target in rows)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    """Three sites, of which the last tests too few ill patients of a sex to report their rate."""
+    (tmp_path / "data").mkdir()
+    for name, ill, well in (("a", 60, 60), ("b", 60, 60), ("few", 8, 90)):
+        (tmp_path / "data" / f"{name}.csv").write_text(site(ill, well))
+    return tmp_path
+
+
+def test_a_rate_that_leaves_a_client_out_says_so(
+    sites: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: dict[str, Any] = {"data_dir": sites / "data", "schema": SCHEMA, "progress": False}
+    run = api.run("csv", rounds=3, out=sites / "run", **given)
+    report = run.by_group()
+    assert report is not None
+    for group in report.of("all clients", "sex"):
+        counts = {each.client: each.count for each in report.groups if each.group == group.group}
+        assert group.without == {"true-positive-rate": {"few": counts["few"]}}
+        assert group.count == sum(counts.values())
+    run.show()
+    shown = capsys.readouterr().out
+    table = shown[shown.index("Groups over all clients") :].splitlines()[3:5]
+    assert [line.count("†") for line in table] == [1, 1]
+    assert all(line.rstrip().endswith("†") for line in table)
+    few = report.of("few", "sex")[0].count
+    every = report.of("all clients", "sex")[0].count
+    words = f"sex, true positive rate (ill) of F: without few ({few} of {every} examples)"
+    assert words in " ".join(shown.split())
+    gaps = (
+        run.gaps.query("client == 'all clients'").set_index("score")["without"].fillna("").to_dict()
+    )
+    assert gaps == {"accuracy": "", "selection-rate": "", "true-positive-rate": "few"}
+
+
+def test_groups_that_leave_nobody_out_have_no_mark(
+    sites: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: dict[str, Any] = {"data_dir": sites / "data", "schema": SCHEMA, "progress": False}
+    api.run("csv", rounds=1, out=sites / "run", settings={"smallest-group": 1}, **given).show()
+    assert "†" not in capsys.readouterr().out

@@ -1,8 +1,17 @@
-"""The measures in which papers make their claims, against independent computations."""
+"""The measures in which papers make their claims, against independent computations.
+
+Sentences on clients that gain by the score of fairness and lose by another.
+
+Gaps between groups in comparisons: rows, tables and sentences agree with the formulas.
+"""
 
 import csv
+import dataclasses
 import itertools
+import math
 import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +19,24 @@ import pytest
 from scipy.optimize import minimize
 
 from fairbloom import compare
+from fairbloom.experiments.pages.comparison import brief_sections, gap_tables
 from fairbloom.experiments.recipe import load_recipe
+from fairbloom.experiments.render.page import Note
+from fairbloom.experiments.results.caveats import SharedData
 from fairbloom.experiments.results.comparison import Comparison
+from fairbloom.experiments.results.group_scores import Group, GroupReport
+from fairbloom.experiments.results.verdict import find_contradictions
+from fairbloom.protocol.scores import ACCURACY, F1, LOSS_SCORE, GroupScore, Score
 from fairbloom.server.fairness import against_baseline
+from fairbloom.server.run_folder.group_rows import Grouped
 from fairbloom.strategies.simplex import measure_conflicts
+from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY
+
+from ..helpers import compared_by_hand, compared_by_scores
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def compared_measures(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Return a comparison of two methods on digits with two seeds."""
     folder = tmp_path_factory.mktemp("measures") / "compared"
     settings = {"num-rounds": 3, "clients": 6, "partition": "shards"}
@@ -36,19 +55,22 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_improved_is_the_mean_over_rounds(compared: Comparison) -> None:
-    rows = rows_of(compared.folder / "comparison.csv")
-    for row, run in zip(rows, itertools.chain(*compared.runs.values()), strict=True):
-        rounds = rows_of(run.folder / "rounds.csv")
-        cells = [float(each["percent_of_participants_improved"]) for each in rounds]
-        assert float(row["improved"]) == pytest.approx(statistics.fmean(cells))
+def test_improved_is_the_mean_over_rounds(compared_measures: Comparison) -> None:
+    rows = rows_of(compared_measures.folder / "comparison.csv")
+    runs = itertools.chain(*compared_measures.runs.values())
+    rounds = [rows_of(run.folder / "rounds.csv") for run in runs]
+    means = [
+        statistics.fmean(float(each["percent_of_participants_improved"]) for each in of_run)
+        for of_run in rounds
+    ]
+    assert [float(row["improved"]) for row in rows] == pytest.approx(means)
 
 
-def test_shares_of_suffering_clients_are_counted_by_hand(compared: Comparison) -> None:
-    clients = rows_of(compared.folder / "clients.csv")
+def test_shares_of_suffering_clients_are_counted_by_hand(compared_measures: Comparison) -> None:
+    clients = rows_of(compared_measures.folder / "clients.csv")
     column = "test_accuracy" if "test_accuracy" in clients[0] else "accuracy"
     scores = {(r["method"], r["seed"], r["client"]): float(r[column]) for r in clients}
-    base, other = compared.methods
+    base, other = compared_measures.methods
     shares = []
     changes = []
     for seed in ("0", "1"):
@@ -58,14 +80,14 @@ def test_shares_of_suffering_clients_are_counted_by_hand(compared: Comparison) -
         gains = [scores[other, seed, name] - scores[base, seed, name] for name in low]
         shares.append(100 * sum(gain > 0 for gain in gains) / len(gains))
         changes.append(statistics.fmean(gains))
-    found = {row["measure"]: row for row in rows_of(compared.folder / "differences.csv")}
+    found = {row["measure"]: row for row in rows_of(compared_measures.folder / "differences.csv")}
     assert float(found["suffering_share"]["mean"]) == pytest.approx(statistics.fmean(shares))
     assert float(found["suffering_change"]["mean"]) == pytest.approx(statistics.fmean(changes))
     assert found["suffering_share"]["better"] == ""
 
 
-def test_methods_with_inner_products_record_conflicts(compared: Comparison) -> None:
-    fedavg, fedmgda = (of_seeds[0].rounds for of_seeds in compared.runs.values())
+def test_methods_with_inner_products_record_conflicts(compared_measures: Comparison) -> None:
+    fedavg, fedmgda = (of_seeds[0].rounds for of_seeds in compared_measures.runs.values())
     assert "conflicts" not in fedavg
     assert fedmgda["conflicts"].between(0.0, 1.0).all()
     assert fedmgda["stationarity"].between(0.0, 1.0).all()
@@ -129,3 +151,244 @@ def test_table_2_compares_with_the_first_row() -> None:
     row = next(row for row in recipe.rows if row.label == "Semi-VRed")
     means = [number.mean for number in recipe.published(row).values()]
     assert means == [65.40, 1.47, 53.17, -0.42, 0.64]
+
+
+CLIENTS = ("cleveland", "hungarian", "long-beach")
+
+Gains = Mapping[str, Mapping[str, float]]
+"""By score and client, how much higher the number is under the method."""
+
+
+def compared(
+    scores: Sequence[Score],
+    gains: Gains,
+    seeds: int = 10,
+    lacking: Mapping[str, Mapping[str, int]] | None = None,
+) -> Comparison:
+    """Return FedAvg and Local, which differ by these numbers; a client may lack a score from some
+    seed on."""
+    rng = np.random.default_rng(3)
+    level = {score.name: 60.0 if score.percent else 0.6 for score in scores}
+    finals: dict[str, list[dict[str, dict[str, float]]]] = {"FedAvg": [], "Local": []}
+    for seed in range(seeds):
+        base = dict[str, dict[str, float]]()
+        mine = dict[str, dict[str, float]]()
+        for score in scores:
+            noise = {client: 0.01 * level[score.name] * rng.normal() for client in CLIENTS}
+            there = [
+                c for c in CLIENTS if seed < ((lacking or {}).get(score.name, {}).get(c, seeds))
+            ]
+            base[score.name] = {c: level[score.name] + noise[c] for c in there}
+            mine[score.name] = {
+                c: base[score.name][c] + gains[score.name].get(c, 0.0) + 0.1 * noise[CLIENTS[0]]
+                for c in there
+            }
+        finals["FedAvg"].append(base)
+        finals["Local"].append(mine)
+    return compared_by_scores(finals, *scores)
+
+
+THREE = (ACCURACY, BALANCED_ACCURACY, AUC)
+HEART: Gains = {
+    "accuracy": {"cleveland": 2.0, "hungarian": 2.0, "long-beach": 11.6},
+    "balanced-accuracy": {"cleveland": 2.0, "hungarian": 2.0, "long-beach": -10.1},
+    "auc": {"cleveland": 0.02, "hungarian": 0.02, "long-beach": -0.133},
+}
+
+
+def test_who_gains_while_auc_or_balanced_accuracy_falls_is_named() -> None:
+    comparison = compared(THREE, HEART)
+    (said,) = find_contradictions(comparison)
+    assert (
+        said
+        == "long-beach gains 11.6 points of accuracy under Local, but loses 10.1 points of balanced"
+        " accuracy and 0.133 of AUC."
+    )
+    assert said in comparison.verdict.sentences
+
+
+@pytest.mark.parametrize("first", [ACCURACY, BALANCED_ACCURACY, AUC, F1, LOSS_SCORE])
+def test_scores_that_agree_and_losses_are_no_contradiction(first: Score) -> None:
+    scores = (first, *(each for each in (*THREE, F1, LOSS_SCORE) if each != first))
+    gains = {
+        s.name: dict.fromkeys(CLIENTS, (5.0 if s.percent else 0.05) * s.better(1.0, 0.0))
+        for s in scores
+    }
+    assert find_contradictions(compared(scores, gains)) == []
+    # long-beach loses by the first
+    assert find_contradictions(compared((BALANCED_ACCURACY, ACCURACY, AUC), HEART)) == []
+    of_loss = {"accuracy": {"hungarian": 9.0}, "loss": {"hungarian": 9.0}}
+    assert find_contradictions(compared((ACCURACY, LOSS_SCORE), of_loss)) == []
+
+
+def test_where_lower_is_better_a_fall_is_a_gain() -> None:
+    gains = {"loss": {"long-beach": -0.1}, "auc": {"long-beach": -0.2}}
+    said, *_ = find_contradictions(compared((LOSS_SCORE, AUC), gains))
+    assert said.startswith("long-beach gains 0.1 of loss")
+
+
+@pytest.mark.parametrize(("seeds", "expected"), [(2, 0), (3, 1)])
+def test_a_contradiction_needs_three_seeds_with_both_scores(seeds: int, expected: int) -> None:
+    lacking = {"balanced-accuracy": {"long-beach": seeds}, "auc": {"long-beach": 0}}
+    assert len(find_contradictions(compared(THREE, HEART, lacking=lacking))) == expected
+    assert find_contradictions(compared(THREE, HEART, seeds=2)) == []
+
+
+def test_of_many_contradictions_three_are_said() -> None:
+    finals = {
+        method: [
+            {
+                "accuracy": {f"c{k}": 50.0 + sign * (5.0 + seed) for k in range(5)},
+                "auc": {f"c{k}": 0.5 - sign * (0.1 + 0.01 * seed) for k in range(5)},
+            }
+            for seed in range(3)
+        ]
+        for method, sign in (("FedAvg", 0.0), ("Local", 1.0))
+    }
+    verdict = compared_by_scores(finals, ACCURACY, AUC).verdict
+    assert sum("but loses" in each for each in (*verdict.sentences, *verdict.further)) == 3
+
+
+def test_a_loss_within_its_interval_is_no_contradiction() -> None:
+    """HI gains for sure, and its AUC falls by chance in most seeds."""
+    drift = (-0.0004, 0.0003, -0.0002, -0.0001, -0.0001)
+    finals = {
+        "FedAvg": [{"accuracy": {"HI": 60.0 + k}, "auc": {"HI": 0.7}} for k in range(5)],
+        "Local": [
+            {"accuracy": {"HI": 63.0 + 1.1 * k}, "auc": {"HI": 0.7 + each}}
+            for k, each in enumerate(drift)
+        ],
+    }
+    assert find_contradictions(compared_by_scores(finals, ACCURACY, AUC)) == []
+
+
+def test_of_clients_that_differ_by_seed_nothing_is_said() -> None:
+    dealt = replace(compared(THREE, HEART), shared=SharedData(clients_differ=True))
+    assert find_contradictions(dealt) == []
+
+
+def test_a_verdict_by_any_score_names_it_and_its_unit(subtests: pytest.Subtests) -> None:
+    names = {"auc": "AUC", "balanced-accuracy": "balanced accuracy", "f1": "f1", "loss": "loss"}
+    for score in (AUC, BALANCED_ACCURACY, F1, LOSS_SCORE):
+        with subtests.test(score=score):
+            size = score.better(8.0 if score.percent else 0.08, 0.0)
+            gains = {score.name: dict.fromkeys(CLIENTS, size), "accuracy": {}}
+            comparison = compared((score, ACCURACY), gains, lacking={score.name: {"hungarian": 4}})
+            verdict = comparison.verdict
+            assert f"test {names[score.name]} " in verdict.headline
+            assert verdict.improving == ("Local",)
+            assert ("points" in verdict.sentences[0]) is score.percent
+            assert {row["measure"] for row in comparison.difference_rows()} >= {
+                f"client:{client}" for client in CLIENTS
+            }
+
+
+T = 4.302652729911275
+"""The 97.5th percentile of Student's t with two degrees of freedom."""
+
+RATE = GroupScore("selection-rate", percent=True)
+ERROR = GroupScore("mae", higher_is_better=False)
+
+
+def report(gap: float, score: GroupScore = RATE) -> GroupReport:
+    """Return what one client reports of two groups that are so far apart; with NaN it reports but
+    one of them."""
+    groups = [Group("a", "sex", "F", 10, {score.name: 10}, {score.name: 40.0})]
+    if math.isfinite(gap):
+        groups.append(Group("a", "sex", "M", 10, {score.name: 10}, {score.name: 40.0 + gap}))
+    return GroupReport(Grouped({"sex": ("F", "M")}, (score,)), tuple(groups), {"a": 20})
+
+
+def compared_gaps(score: GroupScore = RATE, **gaps: Sequence[float]) -> Comparison:
+    """Return a comparison in which methods differ in nothing but the gaps between groups, one a
+    seed."""
+    scores = {method: [{"a": 70.0, "b": 80.0}] * len(each) for method, each in gaps.items()}
+    by_group = {method: [report(gap, score) for gap in each] for method, each in gaps.items()}
+    return dataclasses.replace(compared_by_hand(**scores), by_group=by_group)
+
+
+BY_HAND = compared_gaps(
+    FedAvg=[30.0, 32.0, 34.0], FairFed=[10.0, 13.0, 12.0], FedFV=[31.0, 30.0, 36.0]
+)
+NARROWER = {"FairFed": np.array([20.0, 19.0, 22.0]), "FedFV": np.array([-1.0, 2.0, -2.0])}
+
+
+@pytest.mark.parametrize(("method", "each"), NARROWER.items())
+def test_a_narrower_gap_is_better_with_the_interval_of_others(method: str, each: object) -> None:
+    rows = {(row["method"], row["measure"]): row for row in BY_HAND.difference_rows()}
+    mean = each.mean()
+    error = each.std(ddof=1) / math.sqrt(3.0)
+    row = rows[method, "group-gap:selection-rate"]
+    assert (row["better"], row["worse"], row["seeds"]) == (
+        (each > 0).sum(),
+        (each < 0).sum(),
+        3,
+    )
+    expected = (mean, error, mean - T * error, mean + T * error)
+    assert [row[key] for key in ("mean", "error", "low", "high")] == pytest.approx(expected)
+    assert row["p_value"] is None  # the one family of tests is of the worst served and the mean
+    assert rows["FairFed", "group-gap:selection-rate:a"]["mean"] == pytest.approx(
+        NARROWER["FairFed"].mean()
+    )
+    assert ("FairFed", "group-gap:selection-rate:b") not in rows  # who reports no groups
+
+
+def test_of_dealt_clients_only_gaps_over_all_have_rows() -> None:
+    dealt = dataclasses.replace(
+        BY_HAND, shared=dataclasses.replace(BY_HAND.shared, clients_differ=True)
+    )
+    measures = {row["measure"] for row in dealt.difference_rows()}
+    assert {measure for measure in measures if measure.startswith("group-gap:")} == {
+        "group-gap:selection-rate"
+    }
+
+
+def test_the_terminal_has_gaps_with_intervals() -> None:
+    sizes, differences = gap_tables(BY_HAND)
+    assert [row[0].text for row in sizes.rows] == ["FedAvg", "FairFed", "FedFV"]
+    assert differences.headings == ["method", "selection rate gap"]
+    assert differences.caption == "How much narrower the gaps by sex are than under FedAvg"
+    fair, other = ([cell.text for cell in row] for row in differences.rows)
+    assert fair == ["FairFed", "+20.3 (16.5 to 24.1)"]
+    assert other == ["FedFV", "-0.3 (-5.5 to 4.8)"]
+    assert "not tested" in differences.note
+
+
+def test_gaps_in_an_error_are_in_its_unit() -> None:
+    comparison = compared_gaps(ERROR, FedAvg=[0.30, 0.32, 0.34], FairFed=[0.10, 0.13, 0.12])
+    (cells,) = gap_tables(comparison)[1].rows
+    assert "+0.203 (0.165 to 0.241)" in cells[1].text
+
+
+def test_a_gap_counts_with_the_seeds_that_have_it() -> None:
+    some = compared_gaps(FedAvg=[30.0, math.nan, 34.0], FairFed=[10.0, 13.0, 12.0])
+    assert some.difference("FairFed", "group-gap:selection-rate").seeds == 2
+    none = compared_gaps(FedAvg=[30.0, math.nan], FairFed=[math.nan, 13.0])
+    assert none.gaps_compared == {}
+    assert [each.caption for each in gap_tables(none)] == [gap_tables(BY_HAND)[0].caption]
+    assert not any(row["measure"].startswith("group-gap:") for row in none.difference_rows())
+
+
+def test_a_grouping_without_a_gap_is_named() -> None:
+    """Of two groups, one is too small to be reported: the table of gaps has no row for it."""
+    small = compared_gaps(FedAvg=[math.nan], FairFed=[math.nan])
+    sentence = "No gap by sex: over all clients, fewer than two groups have enough test examples"
+    assert any(sentence in text for text in texts_of(small))
+    assert not any("No gap" in text for text in texts_of(BY_HAND))
+
+
+def texts_of(comparison: Comparison) -> list[str]:
+    """Return the sentences below the tables of a comparison in the terminal."""
+    blocks = [block for section in brief_sections(comparison) for block in section.blocks]
+    return [text for block in blocks if isinstance(block, Note) for text in block.sentences]
+
+
+def test_without_groups_or_methods_no_gaps_are_compared() -> None:
+    alone = compared_gaps(FedAvg=[30.0, 32.0])
+    assert len(gap_tables(alone)) == 1
+    assert alone.difference_rows() == []
+    without = dataclasses.replace(BY_HAND, by_group={})
+    assert gap_tables(without) == []
+    assert without.verdict == BY_HAND.verdict
+    rows = [row for row in BY_HAND.difference_rows() if not row["measure"].startswith("group-gap:")]
+    assert without.difference_rows() == rows

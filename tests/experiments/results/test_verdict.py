@@ -1,21 +1,39 @@
-"""The sentences of a verdict: both directions of a score, names, and no finding."""
+"""The sentences of a verdict: both directions of a score, names, and no finding.
+
+Differences over seeds: intervals, Holm's correction, shared data.
+
+The numbers of comparison.csv and differences.csv, recomputed from the runs' clients.csv.
+"""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from scipy import stats
 
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments import api
+from fairbloom.experiments.arms import Named
 from fairbloom.experiments.results.caveats import SharedData
+from fairbloom.experiments.results.compared_scores import ComparedScores
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import difference_of, differences_of
 from fairbloom.experiments.results.measures import measure_title
 from fairbloom.experiments.results.verdict import MOST_WORDS, Verdict
 from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.strategies import FedFV
+from tests.simulation.helpers import table
 
 from ..helpers import compared_by_hand, compared_by_scores
+from ..made_up import make_comparison
 
 HOSPITALS = ("Cleveland", "Hungary", "Long Beach", "Switzerland")
 MAE = Score("mae", higher_is_better=False)
@@ -82,16 +100,18 @@ def test_first_the_baseline_then_who_gains_without_loss() -> None:
     assert claims == {key: each.mean for key, each in comparison.claims.items() if each.significant}
 
 
-def test_where_nothing_is_separated_no_estimate_is_said(subtests: pytest.Subtests) -> None:
-    for comparison in (
+@pytest.mark.parametrize(
+    "comparison",
+    [
         made(4, FedFV=(2.0, 0.0), noise=3.0),
         made(5, FedFV=(3.0, 1.0), TERM=(2.0, -1.0)),
-    ):
-        with subtests.test(comparison=comparison):
-            verdict = comparison.verdict
-            assert (verdict.claims, verdict.improving) == ((), ())
-            assert "differ" in verdict.sentences[0]
-            assert not re.search(r"\d", verdict.sentences[0])
+    ],
+)
+def test_where_nothing_is_separated_no_estimate_is_said(comparison: Comparison) -> None:
+    verdict = comparison.verdict
+    assert (verdict.claims, verdict.improving) == ((), ())
+    assert "differ" in verdict.sentences[0]
+    assert not re.search(r"\d", verdict.sentences[0])
     costly = made(20, FedFV=(8.0, -6.0)).verdict  # a gain that is paid for by the mean is no answer
     assert costly.improving == ()
     assert "without a significant loss" not in str(costly)
@@ -144,33 +164,28 @@ def test_gains_before_the_correction_are_suggestions() -> None:
     assert sentences[2] == f"Look first at Local ({found.mean:.1f} points)."
 
 
-def test_the_precision_is_said_now_and_with_twice_the_seeds(subtests: pytest.Subtests) -> None:
-    for share in (0.0, 0.25):
-        with subtests.test(share=share):
-            comparison = made(5, FedFV=(0.5, 0.0))
-            comparison = dataclasses.replace(comparison, shared=SharedData(test_share=share))
-            spread = np.std(comparison.gains("FedFV", "worst_10"), ddof=1)
-            now, then = (
-                stats.t.isf(0.025, n - 1) * spread * (1.0 / n + share) ** 0.5 for n in (5, 10)
-            )
-            assert comparison.verdict.sentences[-1] == (
-                f"Intervals for the worst served are typically ±{now:.1f} points; with 10 seeds"
-                f" instead of 5, about ±{then:.1f}."
-            )
-            assert "Look first" not in str(comparison.verdict)
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_the_precision_is_said_now_and_with_twice_the_seeds(share: float) -> None:
+    comparison = made(5, FedFV=(0.5, 0.0))
+    comparison = dataclasses.replace(comparison, shared=SharedData(test_share=share))
+    spread = np.std(comparison.gains("FedFV", "worst_10"), ddof=1)
+    now, then = (stats.t.isf(0.025, n - 1) * spread * (1.0 / n + share) ** 0.5 for n in (5, 10))
+    assert comparison.verdict.sentences[-1] == (
+        f"Intervals for the worst served are typically ±{now:.1f} points; with 10 seeds"
+        f" instead of 5, about ±{then:.1f}."
+    )
+    assert "Look first" not in str(comparison.verdict)
 
 
-def test_a_client_below_its_larger_class_is_said_to_be(subtests: pytest.Subtests) -> None:
-    for score, said in ((ACCURACY, True), (Score("balanced-accuracy"), False)):
-        with subtests.test(score=score.name):
-            base = [{"Davos": 37.8, "Sion": 70.0}] * 10
-            comparison = compared_by_hand(score, FedAvg=base)
-            vars(comparison)["larger_classes"] = {"Davos": 59.2, "Sion": 55.0}
-            guess = ", below always guessing its larger class (59 %)"
-            assert comparison.verdict.headline.startswith(
-                "FedAvg serves Davos worst (in 10 of 10 seeds): its test"
-            )
-            assert (guess in comparison.verdict.headline) is said
+@pytest.mark.parametrize(("score", "said"), [(ACCURACY, True), (Score("balanced-accuracy"), False)])
+def test_a_client_below_its_larger_class_is_said_to_be(score: Score, said: bool) -> None:
+    comparison = compared_by_hand(score, FedAvg=[{"Davos": 37.8, "Sion": 70.0}] * 10)
+    vars(comparison)["larger_classes"] = {"Davos": 59.2, "Sion": 55.0}
+    guess = ", below always guessing its larger class (59 %)"
+    assert comparison.verdict.headline.startswith(
+        "FedAvg serves Davos worst (in 10 of 10 seeds): its test"
+    )
+    assert (guess in comparison.verdict.headline) is said
 
 
 def test_the_worst_client_has_a_name_if_it_is_one() -> None:
@@ -237,17 +252,19 @@ def test_the_correction_for_shared_data_decides_what_is_claimed() -> None:
     )
 
 
-def test_one_or_two_seeds_or_one_method_claim_nothing(subtests: pytest.Subtests) -> None:
-    for comparison, said in (
+@pytest.mark.parametrize(
+    ("comparison", "said"),
+    [
         (made(1, FedFV=(8.0, -3.0)), "A single seed does not show"),
         (made(2, noise=0.1, FedFV=(8.0, -3.0)), "Two seeds do not show"),
         (made(3), "No other method was run"),
-    ):
-        with subtests.test(comparison=comparison, said=said):
-            verdict = comparison.verdict
-            assert verdict.sentences[0].startswith(said)
-            assert verdict.claims == ()
-            assert " points" not in str(verdict)
+    ],
+)
+def test_one_or_two_seeds_or_one_method_claim_nothing(comparison: Comparison, said: str) -> None:
+    verdict = comparison.verdict
+    assert verdict.sentences[0].startswith(said)
+    assert verdict.claims == ()
+    assert " points" not in str(verdict)
 
 
 def test_equal_models_are_no_claim() -> None:
@@ -316,8 +333,9 @@ def test_an_interval_is_that_of_the_test() -> None:
     assert "-0.0 " not in str(tiny.verdict)
 
 
-def test_the_worst_tenth_of_few_is_called_the_worst_client(subtests: pytest.Subtests) -> None:
-    for measure, clients, title in (
+@pytest.mark.parametrize(
+    ("measure", "clients", "title"),
+    [
         ("worst_10", 10, "worst client"),
         ("worst_10", 11, "worst 10 %"),
         ("best_10", 4, "best client"),
@@ -328,6 +346,205 @@ def test_the_worst_tenth_of_few_is_called_the_worst_client(subtests: pytest.Subt
         ("client:Long Beach", 4, "Long Beach"),
         ("group-gap:true-positive-rate", 4, "true positive rate gap"),
         ("group-gap:auc:porto", 4, "AUC gap, porto"),
-    ):
-        with subtests.test(measure=measure, clients=clients):
-            assert measure_title(measure, clients) == title
+    ],
+)
+def test_the_worst_tenth_of_few_is_called_the_worst_client(
+    measure: str, clients: int, title: str
+) -> None:
+    assert measure_title(measure, clients) == title
+
+
+FIVE = (8.0, 7.0, 9.0, 12.0, 3.0)
+
+
+def test_a_difference_is_that_of_the_paired_t_test() -> None:
+    found = difference_of(FIVE)
+    by_scipy = stats.ttest_1samp(FIVE, 0.0)
+    interval = by_scipy.confidence_interval(0.95)
+    assert found.mean == pytest.approx(7.8)
+    assert found.error == pytest.approx(stats.sem(FIVE))
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.p_value == pytest.approx(by_scipy.pvalue)
+    assert (found.better, found.worse, found.seeds, found.significant) == (5, 0, 5, True)
+
+
+def test_a_single_seed_says_nothing() -> None:
+    found = difference_of([4.0])
+    assert (found.mean, found.better, found.seeds) == (4.0, 1, 1)
+    assert all(map(math.isnan, (found.error, found.low, found.high)))
+    assert (found.p_value, found.significant) == (1.0, False)
+
+
+@pytest.mark.parametrize("value", [0.0, 6.25, -1 / 3])
+def test_differences_that_do_not_vary_are_no_claim(value: float) -> None:
+    found = difference_of([value, value + value * 1e-15, value])
+    assert (found.p_value, found.error, found.significant) == (1.0, 0.0, False)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
+@given(st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=20), st.floats(0.0, 2.0))
+def test_a_difference_is_as_sure_as_its_mirror_image(
+    differences: Sequence[float], test_share: float
+) -> None:
+    found = difference_of(differences, test_share=test_share)
+    mirrored = difference_of([-each for each in differences], test_share=test_share)
+    assert found.p_value == pytest.approx(mirrored.p_value)
+    assert (found.better, found.worse) == (mirrored.worse, mirrored.better)
+    assert found.significant == (
+        found.low > 0.0 or found.high < 0.0
+    ) or found.p_value == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("differences", "test_share"), [([], 0.0), ([1.0, math.nan], 0.0), ([1.0, 2.0], -0.5)]
+)
+def test_what_is_no_difference_is_refused(differences: list[float], test_share: float) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 (its type is the promise)
+        difference_of(differences, test_share=test_share)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("fedfv", "FedFV (alpha=0.2)"),
+        ("FedFV (alpha=0.2)", "FedFV (alpha=0.2)"),
+        ("fedfv(alpha=0.2)", "FedFV (alpha=0.2)"),
+        (FedFV, "FedFV (alpha=0.2)"),
+        ("fairbloom.strategies.afl:AFL", "AFL"),
+        ("ditto (personal)", "Ditto (personal)"),
+        ("qfedavg(q=5)", "QFedAvg (q=5)"),
+        ("qfedavg", None),  # there are two
+        ("fedfv(alpha=0.1)", None),
+        ("nothing", None),
+    ],
+)
+def test_a_method_is_found_as_compare_takes_it(name: Named, label: str | None) -> None:
+    labels = ("FedFV (alpha=0.2)", "AFL", "Ditto", "Ditto (personal)", "QFedAvg (q=1)")
+    labels = (*labels, "QFedAvg (q=5)")
+    moved = {each: [{"a": 10.0 + k + s} for s in range(3)] for k, each in enumerate(labels, 1)}
+    comparison = compared_by_hand(FedAvg=[{"a": 10.0}] * 3, **moved)
+    if label is None:
+        with pytest.raises(FairbloomError, match=r"are FedFV \(alpha=0.2\), AFL, Ditto"):
+            comparison.difference(name, "mean")
+    else:
+        assert comparison.difference(name, "mean") == comparison.difference(label, "mean")
+
+
+METHODS = {"FedAvg": "fedavg", "FedFV": "fedfv", "TERM": "term"}
+SEEDS = range(4)
+CLIENTS = [f"client-{k}" for k in range(23)]
+ROUNDS = 3
+# test by training examples: the seeds split the rows of the same clients' files, a fifth for the
+# test
+SHARE = 0.25
+
+RECOMPUTED = {
+    "mean": lambda x: x.mean(),
+    "std": lambda x: x.std(),
+    "var": lambda x: x.var(),
+    "worst": lambda x: x[0],
+    "best": lambda x: x[-1],
+    "worst_5": lambda x: x[:2].mean(),  # two of 23 clients
+    "worst_10": lambda x: x[:3].mean(),
+    "worst_20": lambda x: x[:5].mean(),
+    "worst_30": lambda x: x[:7].mean(),
+    "best_5": lambda x: x[-2:].mean(),
+    "best_10": lambda x: x[-3:].mean(),
+    "best_20": lambda x: x[-5:].mean(),
+    "best_30": lambda x: x[-7:].mean(),
+    "gap": lambda x: abs(x[-1] - x[0]),
+    "jain": lambda x: x.sum() ** 2 / (len(x) * (x**2).sum()),
+    "gini": lambda x: np.abs(x[:, None] - x).sum() / (2 * len(x) ** 2 * x.mean()),
+    "entropy": lambda x: stats.entropy(x),
+    "cosine": lambda x: x.sum() / math.sqrt(len(x) * (x**2).sum()),
+}
+"""Measures of the scores of clients, the worst served first."""
+
+
+@pytest.mark.parametrize(
+    "score", [ACCURACY, Score("mae", higher_is_better=False)], ids=lambda score: score.name
+)
+def test_numbers_of_a_comparison_are_those_of_its_runs(score: Score, tmp_path: Path) -> None:
+    make_comparison(
+        tmp_path, list(METHODS.values()), SEEDS, CLIENTS, ROUNDS, score=score, dealt=False
+    )
+    found = api.load(tmp_path)
+    sign = 1.0 if score.higher_is_better else -1.0
+    served = {}
+    for method, name in METHODS.items():
+        for seed in SEEDS:
+            (folder,) = (tmp_path / "runs").glob(f"{name}*seed{seed}")
+            rows = [row for row in table(folder / "clients.csv") if row["round"] == str(ROUNDS)]
+            served[method, seed] = {row["client"]: float(row[score.column()]) for row in rows}
+
+    def measured(method: str, seed: int, measure: str) -> float:
+        if measure.startswith("client:"):
+            return served[method, seed][measure.removeprefix("client:")]
+        return float(
+            RECOMPUTED[measure](sign * np.sort(sign * np.array([*served[method, seed].values()])))
+        )
+
+    assert [
+        row
+        for row in found.rows()
+        if {key: row[key] for key in RECOMPUTED}
+        != pytest.approx({key: measured(row["method"], row["seed"], key) for key in RECOMPUTED})
+    ] == []
+
+    good_low = {"std", "var", "gap", "gini"}
+    good_high = {"jain", "entropy", "cosine"}
+    rows = found.difference_rows()
+    against = [row for row in rows if row["measure"].startswith(("suffering", "well_performing"))]
+    assert len(against) == 4 * (len(METHODS) - 1)  # computed again in test_papers_measures
+    rows = [row for row in rows if row not in against]
+    assert {row["measure"] for row in rows} == {
+        *RECOMPUTED,
+        *(f"client:{client}" for client in CLIENTS),
+    }
+    raw = {}
+    for row in rows:
+        method = row["method"]
+        measure = row["measure"]
+        way = -1.0 if measure in good_low else 1.0 if measure in good_high else sign
+        x = way * np.array(
+            [measured(method, s, measure) - measured("FedAvg", s, measure) for s in SEEDS]
+        )
+        error = x.std(ddof=1) * math.sqrt(1 / len(x) + SHARE)
+        reach = stats.t.ppf(0.975, len(x) - 1) * error
+        expected = [
+            fmean(x),
+            error,
+            x.mean() - reach,
+            x.mean() + reach,
+            (x > 0).sum(),
+            (x < 0).sum(),
+            len(x),
+        ]
+        names = ("mean", "error", "low", "high", "better", "worse", "seeds")
+        assert [row[name] for name in names] == pytest.approx(expected), (method, measure)
+        if measure in ("worst_10", "mean"):
+            raw[method, measure] = 2 * stats.t.sf(abs(x.mean()) / error, len(x) - 1)
+        else:
+            assert row["p_value"] is None
+    # by Holm: the smallest of four counts four times, the next three times, and none is smaller
+    largest = 0.0
+    for place, (key, p) in enumerate(sorted(raw.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(raw) - place) * p))
+        (row,) = (row for row in rows if (row["method"], row["measure"]) == key)
+        assert row["p_value"] == pytest.approx(largest)
+
+
+def test_correlations_have_the_same_bits_in_each_process() -> None:
+    """The order of a set of names is another in each process."""
+    draws = np.random.default_rng(0)
+    names = [f"client-{k:02}" for k in range(30)]
+    values = [dict(zip(names, each, strict=True)) for each in draws.random((9, 30))]
+    contributions = [dict(zip(names, each, strict=True)) for each in draws.random((9, 30))]
+    compared: Any = SimpleNamespace(
+        values={"FedFV": values}, contributions={"FedFV": contributions}, seeds=[], score=ACCURACY
+    )
+    assert ComparedScores.contribution_correlations(compared, "FedFV") == [
+        np.corrcoef(np.array([(gave[name], got[name]) for name in names]).T)[0, 1]
+        for got, gave in zip(values, contributions, strict=True)
+    ]

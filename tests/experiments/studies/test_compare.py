@@ -1,8 +1,13 @@
-"""Comparisons: tables, figures, and the numbers in them."""
+"""Comparisons: tables, figures, and the numbers in them.
+
+Progress bars: of a run's rounds, and of a study's runs.
+"""
 
 import contextlib
 import csv
+import io
 import json
+import logging
 import multiprocessing
 import os
 import re
@@ -14,25 +19,34 @@ import time
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from benchmarks.flower import wait_until
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
 from fairbloom.experiments.api import compare, load
+from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.results.run import REPORT
+from fairbloom.experiments.studies import progress
 from fairbloom.experiments.studies.compare import seeds_before, warn_of_idle
 from fairbloom.experiments.studies.pool import check_runs
-from fairbloom.experiments.study import find_study
-from fairbloom.protocol.scores import Score
+from fairbloom.experiments.studies.progress import study_progress
+from fairbloom.experiments.studies.running import carry_out
+from fairbloom.experiments.study import Study, find_study
+from fairbloom.logs import log
+from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.lock import locked_folder
+from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings, Value
 from fairbloom.simulation.run import simulate
-from tests.deploy.flower import wait_until
+from tests.server.run_folder.test_recorder import a_round
 from tests.simulation.helpers import Outcome, table
 
-from ..helpers import compared_by_hand, fairbloom, start, times_in
+from ..helpers import captured, compared_by_hand, fairbloom, start, times_in
 from ..made_up import make_comparison
 
 SMALL = (
@@ -100,8 +114,7 @@ def test_the_report_is_there_and_the_command_writes_the_same_one(
     )
     assert fairbloom("report", compared) == 0
     assert (compared / REPORT).read_text(encoding="utf-8") == written
-    assert fairbloom("show", compared) == 0
-    assert capsys.readouterr().out.count(str(compared / REPORT)) == 2
+    assert captured(capsys, "show", compared).out.count(str(compared / REPORT)) == 2
 
 
 def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: Path) -> None:
@@ -209,8 +222,7 @@ def test_a_comparison_with_more_seeds_says_how_many_it_had(
             capsys.readouterr()
             assert fairbloom(*small, "--seeds", seeds, "--out", tmp_path / "cmp") == 0
             assert api.load(tmp_path / "cmp").extended_from == said
-            printed = capsys.readouterr().out
-            assert ("extended from 2 seeds" in printed) is bool(said)
+            assert ("extended from 2 seeds" in capsys.readouterr().out) is bool(said)
     make_comparison(tmp_path / "made", ["fedavg", "fedfv"], [0, 1], ["a", "b"], 1)
     study = find_study(tmp_path / "made")
     more = replace(study, seeds=[0, 1, 2])
@@ -256,12 +268,13 @@ def test_processes_do_not_run_the_script_that_compares(tmp_path: Path) -> None:
     assert ended.stdout == f"begun\nComparison('{tmp_path}/cmp': FedAvg; 1 seed, accuracy, %)\n"
 
 
-def test_what_a_script_defines_is_refused_at_once(subtests: pytest.Subtests) -> None:
-    for key in ("task", "model", "method", "partition", "optimizer", "client-rule"):
-        with subtests.test(key=key):
-            run = Settings.of({}).model_copy(update={key.replace("-", "_"): "__main__:Mine"})
-            with pytest.raises(FairbloomError, match=f"^{key} = '__main__:Mine'"):
-                check_runs({("FedAvg", 0): run})
+@pytest.mark.parametrize(
+    "key", ["task", "model", "method", "partition", "optimizer", "client-rule"]
+)
+def test_what_a_script_defines_is_refused_at_once(key: str) -> None:
+    run = Settings.of({}).model_copy(update={key.replace("-", "_"): "__main__:Mine"})
+    with pytest.raises(FairbloomError, match=f"^{key} = '__main__:Mine'"):
+        check_runs({("FedAvg", 0): run})
 
 
 @pytest.mark.slow
@@ -373,16 +386,18 @@ def test_a_failing_comparison_ends_no_process_of_the_caller(tmp_path: Path) -> N
 BY_HAND = compared_by_hand(FedAvg=[{"a": 10.0, "b": 50.0}] * 2, FedFV=[{"a": 40.0, "b": 50.0}] * 2)
 
 
-def test_what_is_no_method_or_measure_is_refused(subtests: pytest.Subtests) -> None:
-    for ask, fault in (
+@pytest.mark.parametrize(
+    ("ask", "fault"),
+    [
         (lambda: BY_HAND.difference("FedAvg", "worst"), "'FedAvg'.*FedFV"),
         (lambda: BY_HAND.gains("TERM", "worst"), "'TERM'.*FedAvg, FedFV"),
         (lambda: BY_HAND.differences("best of all"), "'best of all'.*mean, std.*client:NAME"),
         (lambda: BY_HAND.differences("client:z"), "'client:z'"),
-    ):
-        with subtests.test(ask=ask, fault=fault):
-            with pytest.raises(FairbloomError, match=fault):
-                ask()
+    ],
+)
+def test_what_is_no_method_or_measure_is_refused(ask: object, fault: str) -> None:
+    with pytest.raises(FairbloomError, match=fault):
+        ask()
 
 
 def test_equal_measures_are_equal_in_spite_of_rounding() -> None:
@@ -441,3 +456,132 @@ def test_arms_with_idle_parameters_have_one_warning(caplog: pytest.LogCaptureFix
 def test_no_idle_parameter_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_idle({"FedAvg": Settings.of({})})
     assert not caplog.messages
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What a terminal of 120 columns is sent."""
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=120, color_system=None)
+    monkeypatch.setattr(progress, "Terminal", lambda **options: console)
+    return written
+
+
+def test_a_study_has_one_bar_which_counts_its_runs(screen: io.StringIO) -> None:
+    with progress.progress() as bar:
+        shown = progress.StudyBar(bar, "comparing")
+        shown.expect(2)
+        shown.count()
+        (task,) = bar.tasks
+        assert (task.completed, task.total) == (1, 2)
+        bar.refresh()
+    assert "runs done" in screen.getvalue()
+
+
+def test_a_long_round_shows_how_many_clients_have_trained(
+    screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with progress.progress() as bar:
+        shown = progress.RunBar(bar, "FedAvg", 5)
+        (task,) = bar.tasks
+        shown.show_within(1, 4)
+        assert task.fields["measured"] == ""  # the round may be over at once
+        now[0] = 3.0
+        shown.show_within(2, 4)
+        assert task.fields["measured"] == "2 of 4 clients trained"
+        assert 0.0 < task.completed < 1.0
+        row = {f"test_accuracy_of_global_model_{measure}": 50.0 for measure in ("mean", "worst_10")}
+        shown.count(RecordedRound.of(a_round(1), row, ACCURACY), ACCURACY)
+        assert task.fields["measured"] == "mean 50.0 %, worst client 50.0 %"
+        assert task.completed == 1
+
+
+def test_a_log_line_is_written_above_the_bars(screen: io.StringIO) -> None:
+    handlers = logging.getLogger("flwr").handlers
+    before = [getattr(each, "stream", None) for each in handlers]
+    with progress.progress() as bar:
+        progress.RunBar(bar, "FedAvg", 5)
+        bar.refresh()
+        log.warning("client-3 decides")
+    assert [getattr(each, "stream", None) for each in handlers] == before
+    cleared, _, line = screen.getvalue().partition("client-3 decides")[0].rpartition("\x1b[2K")
+    assert "FedAvg" in cleared
+    assert "FedAvg" not in line
+    assert "client-3 decides" in screen.getvalue()
+
+
+@pytest.mark.slow
+def test_warnings_of_runs_are_written_above_the_bars(
+    tmp_path: Path, screen: io.StringIO, subtests: pytest.Subtests
+) -> None:
+    # a rate too large
+    config: dict[str, Value] = {"clients": 4, "num-rounds": 1, "device": "cpu", "optimizer": "adam"}
+    study = Study("compare", [Arm("FedAvg", "fedavg")], [0, 1], "FedAvg", config)
+    with study_progress("comparing") as bar, carry_out(study, tmp_path, 2, bar) as work:
+        work.run(study.runs(tmp_path))
+    lines = [
+        line
+        for line in screen.getvalue().splitlines()
+        if "learning-rate = 0.1 is the default" in line
+    ]
+    assert len(lines) == 1  # a study prints equal lines once
+    for line in lines:
+        with subtests.test(line=line):
+            written = line.rpartition("\x1b[2K")[-1]
+            assert written.startswith("WARNING")
+            assert written.endswith("for example 0.001")
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, in seconds, which a test changes."""
+    found = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: found[0]))
+    return found
+
+
+def test_short_work_prints_no_line_in_a_log(
+    now: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with study_progress("comparing") as bar:
+        bar.count("fedavg-seed0 has finished")
+    with study_progress("comparing", shown=False) as bar:
+        now[0] = 3600.0
+        bar.count("fedavg-seed0 has finished")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_each_run_of_a_long_study_has_a_line_in_a_log(
+    now: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with study_progress("comparing") as bar:
+        bar.expect(3)
+        bar.count()  # it was finished before
+        now[0] = 11.0
+        bar.count("fedavg-seed0 has finished")
+        bar.count("fedfv-seed0 has failed: no client was evaluated")
+    assert capsys.readouterr() == (
+        "",
+        "comparing: 2 of 3 runs done, fedavg-seed0 has finished\n"
+        "comparing: 3 of 3 runs done, fedfv-seed0 has failed: no client was evaluated\n",
+    )
+
+
+def test_a_long_run_has_a_line_a_minute_in_a_log(
+    now: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {f"test_accuracy_of_global_model_{measure}": 50.0 for measure in ("mean", "worst_10")}
+    with progress.progress() as bar:
+        shown = progress.RunBar(bar, "FedAvg", 5)
+        for number, seconds in ((1, 30.0), (2, 61.0), (3, 90.0)):
+            now[0] = seconds
+            shown.count(RecordedRound.of(a_round(number), row, ACCURACY), ACCURACY)
+        now[0] = 122.0
+        shown.show_within(2, 4)
+    measured = "mean 50.0 %, worst client 50.0 %"
+    assert capsys.readouterr().err.splitlines() == [
+        f"FedAvg: round 2 of 5, {measured}",
+        f"FedAvg: round 4 of 5: 2 of 4 clients trained, {measured}",
+    ]

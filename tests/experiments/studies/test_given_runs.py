@@ -14,7 +14,7 @@ from fairbloom.server.run_folder.files import CONFIG, MODEL
 from fairbloom.strategies import FedAvg, FedFV, from_config
 from tests.server.run_folder.test_flower import start
 
-from ..helpers import as_json, fairbloom
+from ..helpers import as_json, captured, fairbloom
 from ..made_up import make_run
 
 
@@ -91,8 +91,7 @@ def test_the_folder_is_a_comparison_to_every_command(
     assert "3 methods compared</title>" in Path("page.html").read_text()
     capsys.readouterr()
     # again, with the folder itself among the runs
-    assert fairbloom("compare", "--runs", *folders(), "--out", "runs/all") == 0
-    out = capsys.readouterr().out
+    out = captured(capsys, "compare", "--runs", *folders(), "--out", "runs/all").out
     assert out.startswith("3 methods compared\nbaseline FedAvg")
     assert "left out" not in out
 
@@ -100,8 +99,10 @@ def test_the_folder_is_a_comparison_to_every_command(
 def test_the_page_of_an_apps_run_names_the_command(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fairbloom("show", "runs/fedfv-0") == 0
-    assert "compare runs that exist by fairbloom compare --runs." in capsys.readouterr().out
+    assert (
+        "compare runs that exist by fairbloom compare --runs."
+        in captured(capsys, "show", "runs/fedfv-0").out
+    )
 
 
 def test_what_is_left_out_is_named(here: Path) -> None:
@@ -181,8 +182,7 @@ def test_other_clients_scores_or_data_are_refused_by_name(
 
 def test_other_numbers_of_test_examples_are_named(here: Path) -> None:
     table = here / "runs/fedfv-0/clients.csv"
-    rows = table.read_text()
-    table.write_text(rows.replace(",2,", ",3,"))
+    table.write_text(table.read_text().replace(",2,", ",3,"))
     said = " ".join(compare(runs=folders("fed*-0"), out="all", progress=False).caveats)
     assert "runs/fedfv-0 and runs/fedavg-0 have other numbers of test examples of site-0," in said
 
@@ -225,16 +225,14 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize(("words", "said"), FAULTS.items())
 def test_what_cannot_be_is_said_and_nothing_is_written(
-    here: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     before = {path for path in here.rglob("*") if ".lock" not in path.name}
-    for words, said in FAULTS.items():
-        with subtests.test(words=words):
-            given = ("--runs", "runs/fedavg-0", "runs/fedfv-0", *words)
-            assert fairbloom("compare", *given) == 2
-            assert said in capsys.readouterr().err
-            assert {path for path in here.rglob("*") if ".lock" not in path.name} == before
+    given = ("--runs", "runs/fedavg-0", "runs/fedfv-0", *words)
+    assert said in captured(capsys, "compare", *given, code=2).err
+    assert {path for path in here.rglob("*") if ".lock" not in path.name} == before
 
 
 def test_no_seed_in_common_is_an_error(here: Path) -> None:

@@ -35,7 +35,6 @@ class Noting(FedAvg):
     """Notes on which node of the cluster it has weighed."""
 
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the prior."""
         if ray.is_initialized():
             Path(f"node-{ray.get_runtime_context().get_node_id()}").touch()
         return super().weigh(cohort)
@@ -46,10 +45,7 @@ class Other(Noting):
 
 
 class Failing(FedAvg):
-    """Fails in each round."""
-
     def weigh(self, cohort: Cohort) -> FloatArray:
-        """Raise an error."""
         raise FairbloomError("it does not weigh")
 
 

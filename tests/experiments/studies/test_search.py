@@ -22,7 +22,7 @@ from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
 
-from ..helpers import as_json, fairbloom, times_in
+from ..helpers import as_json, captured, times_in
 
 SMALL: dict[str, Any] = {
     "clients": 5,
@@ -82,8 +82,7 @@ def test_every_method_declares_values_that_it_accepts(subtests: pytest.Subtests)
 
 @pytest.mark.parametrize(("rounds", "count"), [(50, 4), (300, 28)])
 def test_values_that_change_nothing_are_not_tried(rounds: int, count: int) -> None:
-    arms = arms_of("fedmgdaplus", {}, "fedavg", {"num-rounds": rounds})
-    assert len(arms) == count + 1
+    assert len(arms_of("fedmgdaplus", {}, "fedavg", {"num-rounds": rounds})) == count + 1
 
 
 def test_all_methods_have_arms_those_for_groups_with_a_gap() -> None:
@@ -121,10 +120,9 @@ def test_what_cannot_be_tried_is_refused_with_a_remedy(subtests: pytest.Subtests
                 parse_grid([text])
 
 
-def test_impossible_options_are_refused_before_any_training(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for options, words in (
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
         ({"seeds": 0}, "seeds = 0"),
         ({"budget": 0.0}, "budget = 0"),
         ({"mean_within": -1.0}, "mean-within = -1"),
@@ -133,10 +131,13 @@ def test_impossible_options_are_refused_before_any_training(
         ({"criterion": "client:nobody"}, "nobody is not a client"),
         ({"criterion": "group-gap:accuracy"}, "no groups"),
         ({"settings": {"validation-share": 0.0}}, "validation-share = 0"),
-    ):
-        with subtests.test(options=options, words=words):
-            with pytest.raises(FairbloomError, match=words):
-                api.search(out=tmp_path / "out", **{**WORDS, **options})
+    ],
+)
+def test_impossible_options_are_refused_before_any_training(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        api.search(out=tmp_path / "out", **{**WORDS, **options})
     assert not [*tmp_path.glob("out/**/rounds.csv")]
 
 
@@ -203,8 +204,7 @@ def test_the_same_folder_gives_the_same_answer(
     assert times_in(found.folder / "runs") == before
     assert again.as_json == found.as_json == api.load(found.folder).as_json
     assert as_json(capsys, "show", found.folder) == json.loads(json.dumps(found.as_json))
-    assert fairbloom("show", found.folder) == 0
-    assert found.best in capsys.readouterr().out
+    assert found.best in captured(capsys, "show", found.folder).out
 
 
 def test_as_many_fresh_seeds_are_tested_as_asked_for(tmp_path: Path) -> None:
@@ -271,18 +271,16 @@ def judged(label: str, value: float, mean: float) -> ArmScore:
     return ArmScore(Arm(label, label), [value], [mean])
 
 
-def test_an_arm_whose_mean_is_too_low_is_not_chosen(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("within", "label"), [(None, "a"), (10.0, "a"), (1.0, "b")])
+def test_an_arm_whose_mean_is_too_low_is_not_chosen(within: float | None, label: str) -> None:
     worst = find_measure("worst-10")
     base = judged("base", 50.0, 80.0)
     arms = [judged("a", 70.0, 70.0), judged("b", 60.0, 79.5), ArmScore(Arm("c", "c"))]
-    for within, label in ((None, "a"), (10.0, "a"), (1.0, "b")):
-        with subtests.test(within=within, label=label):
-            best = choose(worst, ACCURACY, arms, within, base)
-            assert best is not None
-            assert best.arm.label == label
+    best = choose(worst, ACCURACY, arms, within, base)
+    assert best is not None
+    assert best.arm.label == label
     assert choose(worst, ACCURACY, arms[:1], 1.0, base) is None
-    error = Score("mae", higher_is_better=False)
-    lowest = choose(worst, error, arms)
+    lowest = choose(worst, Score("mae", higher_is_better=False), arms)
     assert lowest is not None
     assert lowest.arm.label == "b"
 
@@ -307,16 +305,20 @@ def test_measures_are_found_by_their_names(subtests: pytest.Subtests) -> None:
     assert {name: find_measure(name) for name in REGISTRY} == REGISTRY
 
 
-def test_measures_know_which_direction_is_good(subtests: pytest.Subtests) -> None:
-    error = Score("mae", higher_is_better=False)
-    for name, high, high_of_an_error in (
+@pytest.mark.parametrize(
+    ("name", "high", "high_of_an_error"),
+    [
         ("mean", True, False),
         ("std", False, False),
         ("jain", True, True),
-    ):
-        with subtests.test(name=name, high=high):
-            assert find_measure(name).is_good_high(ACCURACY) is high
-            assert find_measure(name).is_good_high(error) is high_of_an_error
+    ],
+)
+def test_measures_know_which_direction_is_good(
+    name: str, high: bool, high_of_an_error: bool
+) -> None:
+    error = Score("mae", higher_is_better=False)
+    assert find_measure(name).is_good_high(ACCURACY) is high
+    assert find_measure(name).is_good_high(error) is high_of_an_error
     assert find_measure("group-gap:accuracy").better(3.0, 5.0, ACCURACY) == 2.0
 
 

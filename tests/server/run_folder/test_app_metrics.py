@@ -1,5 +1,8 @@
 """All that a user's app reports is in one table of the run folder: by client, together, and of the
-server."""
+server.
+
+What clients keep in `context.state` of an app lasts as long as the run folder.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,14 @@ from flwr.serverapp.strategy import Result
 
 import fairbloom
 from fairbloom import RunFolder, Score
+from fairbloom.client.fair import fair
 from fairbloom.errors import FairbloomError
+from fairbloom.server.polling import PollingGrid
 from fairbloom.server.run_folder.metrics import LONGEST_NAME, MOST_METRICS
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FairStrategy, FedAvg
-from tests.simulation.helpers import StoppedError, stop_after
+from fairbloom.system.versions import Versions
+from tests.simulation.helpers import StoppedError, stop_after, table
 
 ROUNDS = 4
 SCORES = [Score("eval_acc", percent=True), "auc"]
@@ -69,7 +75,7 @@ def on_server(number: int, arrays: ArrayRecord) -> MetricRecord:
     return MetricRecord({"central_acc": number / 10.0, "by_class": [float(number), 1.0]})
 
 
-def start(
+def start_measured(
     folder: Path,
     app: ClientApp | None = None,
     *,
@@ -101,7 +107,7 @@ def values(folder: Path, **where: object) -> list[float]:
 def test_client_metrics_of_training_and_evaluation_are_recorded(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    start(tmp_path / "run")
+    start_measured(tmp_path / "run")
     for number in range(1, ROUNDS + 1):
         with subtests.test(number=number):
             trained = rows(tmp_path / "run", round=number, phase="train", metric="train_loss")
@@ -117,7 +123,7 @@ def test_client_metrics_of_training_and_evaluation_are_recorded(
 
 
 def test_the_scores_and_the_loss_are_in_the_table_of_clients(tmp_path: Path) -> None:
-    start(tmp_path / "run")
+    start_measured(tmp_path / "run")
     run = fairbloom.load(tmp_path / "run")
     assert [score.name for score in run.scores] == ["eval_acc", "auc"]
     assert run.score.percent
@@ -135,7 +141,7 @@ def test_means_equal_the_result_also_with_own_aggregation(
     tmp_path: Path,
     subtests: pytest.Subtests,
 ) -> None:
-    result = start(tmp_path / "means")
+    result = start_measured(tmp_path / "means")
     for number in range(1, ROUNDS + 1):
         with subtests.test(number=number):
             for phase, found in (
@@ -152,7 +158,7 @@ def test_means_equal_the_result_also_with_own_aggregation(
             {"largest": max(float(str(each["metrics"]["num-examples"])) for each in contents)}
         )
 
-    start(
+    start_measured(
         tmp_path / "own",
         strategy=FedAvg(evaluate_metrics_aggr_fn=worst, train_metrics_aggr_fn=worst),
     )
@@ -162,7 +168,7 @@ def test_means_equal_the_result_also_with_own_aggregation(
 
 
 def test_server_metrics_begin_with_the_initial_model(tmp_path: Path) -> None:
-    start(tmp_path / "run")
+    start_measured(tmp_path / "run")
     assert values(tmp_path / "run", phase="server", metric="central_acc") == pytest.approx(
         [0.0, 0.1, 0.2, 0.3, 0.4]
     )
@@ -173,10 +179,10 @@ def test_a_continued_run_has_the_table_of_an_uninterrupted_one(tmp_path: Path) -
     """With a metric that comes in round 3, and one that a single client has."""
 
     app = clients(of_last={"extra": 1.5})
-    start(tmp_path / "whole", app)
+    start_measured(tmp_path / "whole", app)
     with pytest.raises(StoppedError):
-        start(tmp_path / "run", app, on_round=stop_after(2))
-    start(tmp_path / "run", app)
+        start_measured(tmp_path / "run", app, on_round=stop_after(2))
+    start_measured(tmp_path / "run", app)
     whole, run = ((tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "run"))
     assert whole == run
     assert values(tmp_path / "run", metric="late", client="site-1") == [3.0, 4.0]
@@ -194,9 +200,9 @@ def test_initial_metrics_are_written_once_despite_an_early_kill(
     with monkeypatch.context() as patched:
         patched.setattr("fairbloom.server.run_folder.recorder.save_round", killed)
         with pytest.raises(KeyboardInterrupt):
-            start(tmp_path / "run")
+            start_measured(tmp_path / "run")
     assert "0,server,,central_acc" in (tmp_path / "run" / "metrics.csv").read_text()
-    start(tmp_path / "run")
+    start_measured(tmp_path / "run")
     assert len(values(tmp_path / "run", round=0, metric="central_acc")) == 1
 
 
@@ -205,15 +211,15 @@ def test_initial_metrics_are_written_once_despite_an_early_kill(
     [("servers,,central_acc,0.0", "it has no 'servers'"), ("server,,central_acc,x", "float: 'x'")],
 )
 def test_a_damaged_cell_names_the_table(tmp_path: Path, damaged: str, words: str) -> None:
-    start(tmp_path / "run")
+    start_measured(tmp_path / "run")
     file = tmp_path / "run" / "metrics.csv"
     file.write_text(file.read_text().replace("server,,central_acc,0.0", damaged, 1))
     with pytest.raises(FairbloomError, match=f"metrics.csv cannot be read: .*{words}"):
-        start(tmp_path / "run")
+        start_measured(tmp_path / "run")
 
 
 def test_a_list_is_in_no_mean_and_no_table_and_ends_nothing(tmp_path: Path) -> None:
-    result = start(
+    result = start_measured(
         tmp_path / "run", clients({"by_class": [1.0, 2.0]}, of_last={"by_class": [1.0] * 300_000})
     )
     assert "by_class" not in result.evaluate_metrics_clientapp[1]
@@ -232,7 +238,7 @@ def test_metric_names_may_have_commas_quotes_and_column_names(
         "client": 4.0,
         "test_accuracy_of_global_model": 5.0,
     }
-    start(tmp_path / "run", clients(names))
+    start_measured(tmp_path / "run", clients(names))
     for name, value in names.items():
         with subtests.test(name=name, value=value):
             assert values(tmp_path / "run", round=1, client="site-0", metric=name) == [value]
@@ -247,7 +253,7 @@ def test_absurd_metrics_of_a_client_are_left_out_with_a_warning(
     for place, report in enumerate(({"two\nlines": 1.0, "x" * (LONGEST_NAME + 1): 1.0}, many)):
         with subtests.test(place=place, report=report):
             caplog.clear()
-            start(tmp_path / str(place), clients(of_last=report), rounds=1)
+            start_measured(tmp_path / str(place), clients(of_last=report), rounds=1)
             there = set(rows(tmp_path / str(place), client="site-3", phase="evaluate")["metric"])
             assert len(there) <= MOST_METRICS
             assert "eval_loss" in there
@@ -260,23 +266,164 @@ def test_a_score_that_no_client_ever_replies_ends_the_run(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(FairbloomError, match=r"not 'aucc'.* name one of those"):
-        start(tmp_path / "a", score=["eval_acc", Score("aucc")])
+        start_measured(tmp_path / "a", score=["eval_acc", Score("aucc")])
     with pytest.raises(FairbloomError, match="not 'loss_eval'"):
-        start(tmp_path / "b", loss="loss_eval")
+        start_measured(tmp_path / "b", loss="loss_eval")
     with pytest.raises(FairbloomError, match="test_auc_of_global_model"):
         RunFolder(tmp_path / "c", score=["auc", Score("auc")])
     with pytest.raises(FairbloomError, match=r"score = \[\]"):
         RunFolder(tmp_path / "d", score=[])
-    start(tmp_path / "e", rounds=1)
+    start_measured(tmp_path / "e", rounds=1)
     with pytest.raises(FairbloomError, match="loss = 'eval_loss' there and None here"):
-        start(tmp_path / "e", rounds=2, loss="")
+        start_measured(tmp_path / "e", rounds=2, loss="")
 
 
 def test_show_prints_what_the_app_reported_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start(tmp_path / "run")
+    start_measured(tmp_path / "run")
     fairbloom.load(tmp_path / "run").show()
     shown = capsys.readouterr().out
     assert "Metrics of round 4" in shown
     assert "central_acc" in shown
+
+
+CLIENTS = 3
+
+
+def app_of(*, keeps: bool = True) -> ClientApp:
+    """Return an app that counts in its context how often it has trained and evaluated."""
+    app = ClientApp()
+
+    def count(context: Context, kind: str) -> int:
+        before = context.state.metric_records.get("counts", MetricRecord())
+        number = int(str(before.get(kind, 0))) + 1
+        if keeps:
+            context.state["counts"] = MetricRecord({**before, kind: number})
+        return number
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        number = count(context, "train")
+        weights = message.content["arrays"]["w"].numpy() + np.float32(number)
+        metrics = MetricRecord({"num-examples": 10, "times": number})
+        arrays = ArrayRecord({"w": Array(weights)})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = {"num-examples": 2, "eval_acc": 0.5, "times": count(context, "evaluate")}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    return app
+
+
+def start_stateful(
+    folder: Path, rounds: int, grid: InProcessGrid | None = None, **given: Any
+) -> Result:
+    grid = grid or InProcessGrid(app_of(), {}, CLIENTS)
+    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    strategy = FedAvg(fraction_train=0.5, seed=4)
+    return RunFolder(folder, score="eval_acc").start(strategy, grid, arrays, rounds, **given)
+
+
+def assert_like_whole(folder: Path, whole: Path) -> None:
+    """Assert that a run has the counts and the model of one that was not interrupted."""
+    assert table(folder / "metrics.csv") == table(whole / "metrics.csv")
+    name = "model.safetensors"
+    assert (folder / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    start_stateful(tmp_path / "whole", 6)
+    return tmp_path / "whole"
+
+
+def test_an_extended_run_goes_on_with_the_states_of_clients(tmp_path: Path, whole: Path) -> None:
+    start_stateful(tmp_path / "run", 5)
+    start_stateful(tmp_path / "run", 6)
+    assert_like_whole(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("same_grid", [False, True])
+def test_a_round_that_was_under_way_counts_once(
+    tmp_path: Path, whole: Path, same_grid: bool
+) -> None:
+    def evaluate(number: int, arrays: ArrayRecord) -> None:
+        if number == 3:
+            raise StoppedError
+
+    grid = InProcessGrid(app_of(), {}, CLIENTS) if same_grid else None
+    with pytest.raises(StoppedError):
+        start_stateful(tmp_path / "run", 6, grid, evaluate_fn=evaluate)
+    start_stateful(tmp_path / "run", 6, grid)
+    assert_like_whole(tmp_path / "run", whole)
+
+
+def test_a_damaged_checkpoint_goes_back_with_its_states(tmp_path: Path, whole: Path) -> None:
+    with pytest.raises(StoppedError):
+        start_stateful(tmp_path / "run", 6, on_round=stop_after(4))
+    (tmp_path / "run/checkpoint/4.safetensors").write_bytes(b"damaged")
+    start_stateful(tmp_path / "run", 6)
+    assert_like_whole(tmp_path / "run", whole)
+
+
+def test_states_are_kept_with_the_checkpoints_alone(tmp_path: Path) -> None:
+    start_stateful(tmp_path / "run", 6)
+    kept = {step.round for step in Versions(tmp_path / "run" / "contexts").steps("2")}
+    assert {5, 6} <= kept <= {4, 5, 6}
+    start_stateful(tmp_path / "none", 3, InProcessGrid(app_of(keeps=False), {}, CLIENTS))
+    assert not (tmp_path / "none" / "contexts").exists()
+
+
+def test_damaged_states_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    start_stateful(tmp_path / "run", 2)
+    *_, file = sorted((tmp_path / "run" / "contexts").iterdir())
+    file.write_bytes(file.read_bytes()[:-9])
+    start_stateful(tmp_path / "run", 3)
+    assert f"{file} is damaged: " in caplog.text
+
+
+# Nodes that keep a state for one run of Flower's only ---------------------------------------------
+
+
+def made_fair(app: ClientApp) -> ClientApp:
+    """Return an app by `fair` with the handlers of another one."""
+    made = fair(lambda model, loader: None, lambda model, loader: (0.0, 0.0))
+    made.train()(lambda message, context: app(message, context))
+    made.evaluate()(lambda message, context: app(message, context))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("app", "words"),
+    [
+        (made_fair(app_of()), "the state of client-0, client-1, client-2 in context.state"),
+        (made_fair(app_of(keeps=False)), ""),
+        (app_of(), "what 2, 3, 4 may have kept in context.state is lost"),
+    ],
+)
+def test_a_continued_run_warns_of_states_that_are_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, app: ClientApp, words: str
+) -> None:
+    for rounds in (2, 4):
+        caplog.clear()
+        grid = PollingGrid(InProcessGrid(app, {}, CLIENTS))  # has no contexts of its own
+        arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+        RunFolder(tmp_path / "run", score="eval_acc").start(FedAvg(), grid, arrays, rounds)
+        warnings = [each for each in caplog.messages if "context.state" in each]
+        assert len(warnings) == (rounds == 4 and bool(words))
+    assert words in "".join(warnings)
+
+
+def test_a_message_names_no_folder_of_a_device(tmp_path: Path) -> None:
+    app = made_fair(app_of())
+    context = Context(1, 2, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
+    config = ConfigRecord(
+        {"server-round": 1, "run-folder": "0123456789abcdef", "contexts": str(tmp_path)}
+    )
+    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    reply = app(Message(RecordDict({"arrays": arrays, "config": config}), 2, "train"), context)
+    assert reply.content["client"]["context-state"] is True
+    assert not list(tmp_path.iterdir())

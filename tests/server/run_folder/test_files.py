@@ -1,16 +1,39 @@
 """The files of a run folder: each is declared once, read as it was written, and refused with a
-remedy where damaged."""
+remedy where damaged.
 
+The tables of a finished run: read where they are whole, refused with file and fault where
+not.
+
+A run continues with data at another path, and with files that were damaged in between.
+
+Run folders of format 6 stay readable: this pins their content, which other tests read.
+"""
+
+import csv
+import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
+from hypothesis import example, given, strategies as st
+from safetensors import safe_open
 
+import fairbloom
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
+from fairbloom.protocol.version import RUN_FOLDER_FORMAT
+from fairbloom.server.app import choose_run_folder
 from fairbloom.server.run_folder import files
+from fairbloom.server.run_folder.csv_rows import (
+    ClientTable,
+    format_round,
+    parse_names,
+    parse_refusals,
+)
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import (
     BEST,
@@ -35,13 +58,19 @@ from fairbloom.server.run_folder.files import (
     record_known,
 )
 from fairbloom.server.run_folder.group_rows import Grouped
+from fairbloom.server.run_folder.tables import format_csv, read_table
 from fairbloom.server.run_folder.values import Known, RecordedSettings, RunStart
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
+from fairbloom.system.versions import Point, Versions
 from fairbloom.tables.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks import load_task
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
 from fairbloom.tasks.split import Split
 from tests.simulation.helpers import run
+from tests.tables.helpers import csv_of
+
+from .test_recorder import a_round
 
 VALUES: dict[File[Any], Any] = {
     CONFIG: RecordedSettings({"seed": 1, "task": "digits", "num-rounds": 3}),
@@ -220,3 +249,181 @@ def test_until_the_final_model_the_last_checkpoints_is_read(finished: Path, tmp_
     }
     assert MODEL.read_about(finished).keys() == {"sha256"}
     assert MODEL.read_about(finished) != {"sha256": BEST.read_about(finished)["sha256"]}
+
+
+ROWS = [
+    {"round": number, "client": name}
+    for number in (1, 2)
+    for name in ("a", 'b, "the second"\nof two')
+]
+
+DAMAGED = {
+    b"": "no column",
+    b"round,client\n1,a\n2": "torn",
+    b'round,client\n1,"a\n': "unexpected end",  # torn at the end of a line
+    b"\x89PNG\r\n\x00\xff\n": "byte 0x89",
+    b"epoch,client\n1,2\n": "round",
+    b"round,gains\n1,2\n": "no column client",
+    b"round,client,client\n1,a,a\n": "client",
+    b"round,client\n-1,a\n": "line 2 is '-1'",
+    b"round,client\n1,a\n,\n": "line 3 is ''",
+    b"round,client\n1,a\n2\n": "line 3",
+    b"round,client\n1,a,b\n": "line 2",
+}
+"""Contents of no finished table, and what the refusal names."""
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "clients.csv").write_text(format_csv(ClientTable().columns, ROWS))
+    read = read_table(tmp_path / "clients.csv", ClientTable().columns, finished=True)
+    assert [(row["round"], row["client"]) for row in read] == [
+        (str(row["round"]), row["client"]) for row in ROWS
+    ]
+
+
+@pytest.mark.parametrize(("content", "fault"), {None: "No such file", **DAMAGED}.items())
+def test_a_damaged_or_missing_table_is_refused_with_a_remedy(
+    tmp_path: Path, content: bytes | None, fault: str
+) -> None:
+    path = tmp_path / "clients.csv"
+    path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
+    with pytest.raises(RunFolderError) as refusal:
+        read_table(path, ("client",), finished=True)
+    assert str(refusal.value).startswith(f"{path} cannot be read: ")
+    assert fault in str(refusal.value)
+    assert "(--out)" in str(refusal.value)
+
+
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_categories=["C", "Z"], include_characters=" '|:"),
+    min_size=1,
+)
+
+
+@given(names=st.lists(NAMES, unique=True), reason=st.text(min_size=1))
+@example(names=[" | ", "b"], reason="0")
+@example(names=["a", "b"], reason="| ends with |")
+def test_no_name_of_those_who_were_absent_is_lost(names: list[str], reason: str) -> None:
+    """Whatever a client calls itself, or writes as the reason of its error."""
+    finished = a_round(1, missing=names, offline=names[:1], refused=dict.fromkeys(names, reason))
+    row = format_round(finished, 0.0)
+    assert parse_names(str(row["missing"])) == names
+    assert parse_names(str(row["offline"])) == names[:1]
+    assert [name for name, _ in parse_refusals(str(row["refused"]))] == names
+
+
+def test_a_reason_can_not_name_another_client() -> None:
+    row = format_round(a_round(1, refused={"Site A": "no | honest: NaN", "b": "x"}), 0.0)
+    assert row["refused"] == "'Site A': no / honest: NaN | b: x"
+    assert [name for name, _ in parse_refusals(str(row["refused"]))] == ["Site A", "b"]
+
+
+def test_names_without_spaces_have_no_quotation_marks() -> None:
+    assert (
+        format_round(a_round(1, missing=("site-a", "site_b.c")), 0.0)["missing"]
+        == "site-a site_b.c"
+    )
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_long_cells_are_read_and_csvs_limit_is_restored(tmp_path: Path, finished: bool) -> None:
+    limit = csv.field_size_limit()
+    reasons = "site-a: " + "it was refused " * limit
+    (tmp_path / "rounds.csv").write_text(
+        format_csv(("round", "refused"), [{"round": 1, "refused": reasons}])
+    )
+    (row,) = read_table(tmp_path / "rounds.csv", ["round", "refused"], finished=finished)
+    assert row["refused"] == reasons
+    assert csv.field_size_limit() == limit
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, which has the data of two clients in `data`."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for seed, name in enumerate("ab"):
+        Path("data", f"{name}.csv").write_text(csv_of(30, seed))
+    return tmp_path
+
+
+def run_at(data: str | Path, rounds: int = 1, **more: Any) -> fairbloom.Run:
+    given = {"device": "cpu", "progress": False, "out": "run", **more}
+    return fairbloom.run("csv", data_dir=data, rounds=rounds, **given)
+
+
+def test_a_run_continues_with_its_data_at_another_path(
+    there: Path, subtests: pytest.Subtests
+) -> None:
+    run_at("data")
+    Path("link").symlink_to("data")
+    for rounds, place in enumerate((there / "data", "./data/../data", "link"), start=2):
+        with subtests.test(place=place):
+            assert run_at(place, rounds).rounds_done == rounds
+    Path("data").rename("moved")
+    assert run_at("moved", 5).rounds_done == 5
+    Path("moved", "a.csv").write_text(csv_of(30, 7))
+    with pytest.raises(FairbloomError, match=r"the data have changed .*a\.csv"):
+        run_at("moved", 6)
+
+
+def test_clients_find_their_states_beside_an_inferred_schema(there: Path) -> None:
+    settings = {"personal-lambda": 0.5}
+    run_at("data", 1, settings=settings)
+    continued = run_at("data", 3, settings=settings)
+    whole = run_at("data", 3, settings=settings, out="whole")
+    found, expected = (each.final(model="personal") for each in (continued, whole))
+    assert found == expected
+    assert len([path for path in (there / "run" / "clients").iterdir() if path.is_dir()]) == 1
+
+
+def test_a_default_folder_is_that_of_the_data(there: Path) -> None:
+    places = ("data", str(there / "data"), "data/")
+    folders = {choose_run_folder(Settings.of({"task": "csv", "data-dir": each})) for each in places}
+    assert len(folders) == 1
+    assert choose_run_folder(Settings.of({"task": "csv", "data-dir": "other"})) not in folders
+
+
+@pytest.mark.parametrize("rounds", [1, 2], ids=["finished", "continued"])
+@pytest.mark.parametrize("folder", ["", "clients/*/"], ids=["run", "clients"])
+@pytest.mark.parametrize("kept", [0, 2, 100], ids=["empty", "two bytes", "cut off"])
+def test_a_damaged_preprocessing_is_written_again(
+    kept: int, folder: str, rounds: int, there: Path
+) -> None:
+    run_at("data")
+    (file,) = (there / "run").glob(f"{folder}{PREPROCESSING.name}")
+    before = file.read_bytes()
+    file.write_bytes(before[:kept])
+    continued = run_at("data", rounds)
+    assert file.read_bytes() == before
+    assert len(continued.predict(pandas.read_csv("data/a.csv"), client="a")) == 30
+
+
+def test_a_config_that_is_cut_off_is_named(there: Path, subtests: pytest.Subtests) -> None:
+    run_at("data")
+    file = there / "run" / CONFIG.name
+    whole = file.read_text()
+    for lines in range(3, whole.count("\n"), 7):
+        with subtests.test(lines=lines):
+            kept = whole.splitlines(keepends=True)[:lines]
+            for text in ("".join(kept), "".join(kept)[:-2]):
+                file.write_text(text)
+                with pytest.raises(FairbloomError, match=r"config\.toml cannot be read: .*cut off"):
+                    run_at("data", 2)
+    file.write_text(whole)
+    assert run_at("data", 2).rounds_done == 2
+
+
+def test_a_run_folder_is_laid_out_as_format_6(tmp_path: Path) -> None:
+    assert RUN_FOLDER_FORMAT == 6
+    config = {"task": "digits", "clients": 2, "method": "ditto", "num-rounds": 2, "device": "cpu"}
+    simulate(Settings.of({**config, "out": str(tmp_path)}))
+    with safe_open(tmp_path / "checkpoint" / "2.safetensors", framework="numpy") as file:
+        state = json.loads(file.metadata()["about"])["state"]["dict"]
+    assert state.keys() == {"strategy", "best", "losses", "participations", "tables"}
+    of_method = {"method", "round", "steps", "rows", "memory", "first-counts", "lengths", "skipped"}
+    assert state["strategy"]["dict"].keys() == of_method
+    (folder,) = tmp_path.glob("clients/*")
+    kept = Versions(folder)
+    for client in ("client-0", "client-1"):
+        assert kept.steps(json.dumps([client, "personal"]))[-1] == Point(2)

@@ -1,8 +1,12 @@
-"""The run folder of a user's ServerApp."""
+"""The run folder of a user's ServerApp.
+
+StopRun ends a run as finished, whichever function of an app raises it.
+"""
 
 import json
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,10 +14,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Result
 from safetensors.numpy import load_file
 
 import fairbloom
+from fairbloom import StopRun
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.flower import RunFolder
@@ -91,8 +96,7 @@ def test_the_result_of_a_continued_run_has_all_rounds(tmp_path: Path) -> None:
         return MetricRecord({"length": float(np.linalg.norm(arrays["w"].numpy())), "count": number})
 
     def run(folder: str, rounds: int) -> Result:
-        strategy = FedFV(evaluate_every=2)
-        return start(tmp_path / folder, strategy, rounds, evaluate_fn=central)
+        return start(tmp_path / folder, FedFV(evaluate_every=2), rounds, evaluate_fn=central)
 
     whole = run("whole", ROUNDS)
     run("run", 4)
@@ -184,10 +188,11 @@ def test_a_run_that_stops_goes_on_to_the_same_bits(
         start(tmp_path / "run", strategy(fraction_train=0.5), on_round=stop_after(stopped_after))
     assert not (tmp_path / "run" / "model.safetensors").exists()
     start(tmp_path / "run", strategy(fraction_train=0.5))
-    for name in ("clients.csv", "rounds.csv"):
-        assert without_seconds(tmp_path / "run" / name) == without_seconds(
-            tmp_path / "whole" / name
-        )
+    assert [
+        name
+        for name in ("clients.csv", "rounds.csv")
+        if without_seconds(tmp_path / "run" / name) != without_seconds(tmp_path / "whole" / name)
+    ] == []
     one, other = (
         load_file(tmp_path / run / "model.safetensors")["w"].tobytes() for run in ("run", "whole")
     )
@@ -231,11 +236,9 @@ def test_a_run_with_steps_that_decay_cannot_be_extended(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_a_folder_of_another_run_is_refused_with_what_differs(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    start(tmp_path / "run", FedFV(), rounds=2)
-    other: list[tuple[FairStrategy, dict[str, Any], str]] = [
+@pytest.mark.parametrize(
+    ("strategy", "given", "words"),
+    [
         (FedFV(alpha=0.3), {}, "alpha = 0.1 there and 0.3 here"),
         (FedAvg(), {}, "method = 'FedFV' there and 'FedAvg' here"),
         (FedFV(seed=1), {}, "seed = 0 there and 1 here"),
@@ -246,11 +249,14 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(
             "train.lr = None there and 0.1 here",
         ),
         (FedFV(training_clients=("site-0",)), {}, "training-clients = '' there and 'site-0' here"),
-    ]
-    for strategy, given, words in other:
-        with subtests.test(strategy=strategy, given=given):
-            with pytest.raises(FairbloomError, match=words):
-                start(tmp_path / "run", strategy, rounds=2, **given)
+    ],
+)
+def test_a_folder_of_another_run_is_refused_with_what_differs(
+    tmp_path: Path, strategy: FedFV | FedAvg, given: dict[str, ConfigRecord], words: str
+) -> None:
+    start(tmp_path / "run", FedFV(), rounds=2)
+    with pytest.raises(FairbloomError, match=words):
+        start(tmp_path / "run", strategy, rounds=2, **given)
 
 
 def test_the_error_for_a_missing_score_names_the_replied_metrics(
@@ -273,13 +279,12 @@ def test_only_chosen_settings_are_shown(tmp_path: Path) -> None:
     }
 
 
-def test_the_name_of_a_score_says_which_way_is_better(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for score in ("eval_acc", "roc_auc", "f1_score", "R2", "eval_loss", "val-rmse"):
-        with subtests.test(score=score):
-            higher = score not in ("eval_loss", "val-rmse")
-            assert RunFolder(tmp_path, score=score).score == Score(score, higher_is_better=higher)
+@pytest.mark.parametrize(
+    "score", ["eval_acc", "roc_auc", "f1_score", "R2", "eval_loss", "val-rmse"]
+)
+def test_the_name_of_a_score_says_which_way_is_better(tmp_path: Path, score: str) -> None:
+    higher = score not in ("eval_loss", "val-rmse")
+    assert RunFolder(tmp_path, score=score).score == Score(score, higher_is_better=higher)
 
 
 def test_a_score_of_unknown_direction_asks_for_it(tmp_path: Path) -> None:
@@ -309,9 +314,8 @@ def test_only_constructor_parameters_are_settings_of_a_run(tmp_path: Path) -> No
         start(tmp_path / "run", Dated(alpha=0.2, width=3), 4)
 
 
-def test_keys_of_the_strategy_are_refused_in_a_users_config(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("name", ["train_config", "evaluate_config"])
+def test_keys_of_the_strategy_are_refused_in_a_users_config(tmp_path: Path, name: str) -> None:
     refused = {
         "local-steps": 7.5,
         "proximal-mu": 0.1,
@@ -319,14 +323,136 @@ def test_keys_of_the_strategy_are_refused_in_a_users_config(
         "full-batch-step": True,
         "measure": "all",
     }
-    for name in ("train_config", "evaluate_config"):
-        with subtests.test(name=name):
-            for key, value in refused.items():
-                with pytest.raises(FairbloomError, match=f"{name} has .*{key}"):
-                    start(tmp_path / name / key, FedAvg(), **{name: ConfigRecord({key: value})})
-            start(
-                tmp_path / name / "own",
-                FedAvg(),
-                1,
-                **{name: ConfigRecord({"lr": 0.1, "measure": ["loss-before"]})},
-            )
+    for key, value in refused.items():
+        with pytest.raises(FairbloomError, match=f"{name} has .*{key}"):
+            start(tmp_path / name / key, FedAvg(), **{name: ConfigRecord({key: value})})
+    start(
+        tmp_path / name / "own",
+        FedAvg(),
+        1,
+        **{name: ConfigRecord({"lr": 0.1, "measure": ["loss-before"]})},
+    )
+
+
+# Whether the round in which a hook raises counts: its replies are aggregated before.
+HOOKS = {
+    "configure_train": False,
+    "choose": False,
+    "weigh": True,
+    "remember": True,
+    "aggregate_train": True,
+    "configure_evaluate": True,
+    "aggregate_evaluate": True,
+}
+
+
+def stopping(hook: str, *, first: bool) -> FairStrategy:
+    """Return a strategy with a hook that raises StopRun in round 2, before or after super()."""
+
+    def raising(self: Any, *given: Any, **named: Any) -> Any:
+        inner = partial(getattr(FedAvg, hook), self)
+        is_before = hook in ("configure_train", "choose", "aggregate_train")
+        if self.progress.finished_rounds + is_before != 2:
+            return inner(*given, **named)
+        if not first:
+            inner(*given, **named)
+        raise StopRun("plateau")
+
+    Stopping = type("Stopping", (FedAvg,), {hook: raising})  # a class
+    strategy: FairStrategy = Stopping()
+    return strategy
+
+
+# Before super(), aggregate_train has not aggregated the replies: see the next test.
+CASES = [
+    (hook, first)
+    for hook in HOOKS
+    for first in (True, False)
+    if (hook, first) != ("aggregate_train", True)
+]
+
+
+@pytest.mark.parametrize(("hook", "first"), CASES)
+def test_a_hook_ends_the_run_as_finished(tmp_path: Path, hook: str, first: bool) -> None:
+    result = start(tmp_path / "run", stopping(hook, first=first), 5)
+    run = fairbloom.load(tmp_path / "run")
+    assert (run.state, run.stopped) == ("finished", "plateau")
+    assert run.rounds_done == (2 if HOOKS[hook] else 1)
+    rows = table(tmp_path / "run" / "rounds.csv")
+    assert bool(rows[-1]["test_eval_acc_of_global_model_mean"]) == (hook != "configure_evaluate")
+    start(tmp_path / "run", stopping(hook, first=first), 5)
+    assert fairbloom.load(tmp_path / "run").rounds_done == run.rounds_done
+    assert result.arrays["w"].numpy().any()
+
+
+def test_a_round_without_aggregation_does_not_count(tmp_path: Path) -> None:
+    class Stops(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            if server_round == 3:
+                raise StopRun("plateau")
+            return super().aggregate_train(server_round, replies)
+
+    start(tmp_path / "run", Stops(), 5)
+    assert fairbloom.load(tmp_path / "run").rounds_done == 2
+
+
+def test_a_step_after_the_stop_is_kept(tmp_path: Path) -> None:
+    stopped = start(tmp_path / "run", stopping("aggregate_train", first=False), 5)
+    whole = start(tmp_path / "whole", FedAvg(), 2)
+    assert stopped.arrays["w"].data == whole.arrays["w"].data
+    (last,) = table(tmp_path / "run" / "rounds.csv")[1:]
+    (expected,) = table(tmp_path / "whole" / "rounds.csv")[1:]
+    name = "test_eval_acc_of_global_model_mean"
+    assert last[name] == expected[name] != ""
+
+
+@pytest.mark.parametrize("argument", ["train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"])
+def test_a_function_of_the_app_ends_the_run_as_finished(tmp_path: Path, argument: str) -> None:
+    def stop(contents: Any, weighted_by_key: str) -> Any:
+        raise StopRun("plateau")
+
+    given: dict[str, Any] = {argument: stop}
+    start(tmp_path / "run", FedAvg(**given), 5)
+    run = fairbloom.load(tmp_path / "run")
+    assert (run.state, run.rounds_done) == ("finished", 1)
+    assert run.final()
+
+
+@pytest.mark.parametrize("hook", ["summary", "configure_train"])
+def test_a_hook_before_the_first_round_ends_the_run_as_finished(tmp_path: Path, hook: str) -> None:
+    def stop(*given: Any) -> None:
+        raise StopRun("plateau")
+
+    strategy: FairStrategy = type("Stopping", (FedAvg,), {hook: stop})()
+    start(tmp_path / "run", strategy, 5)
+    run = fairbloom.load(tmp_path / "run")
+    assert (run.state, run.stopped, run.rounds_done) == ("finished", "plateau", 0)
+
+
+def test_a_timeout_function_ends_the_run_as_finished(tmp_path: Path) -> None:
+    def seconds(number: int) -> float:
+        if number == 3:
+            raise StopRun("plateau")
+        return 60.0
+
+    start(tmp_path / "run", FedAvg(), 5, timeout=seconds)
+    assert fairbloom.load(tmp_path / "run").rounds_done == 2
+
+
+def test_a_hook_inside_a_wrapper_leaves_no_model_without_noise(tmp_path: Path) -> None:
+    wrapped = DifferentialPrivacyServerSideFixedClipping(
+        stopping("aggregate_train", first=False),
+        noise_multiplier=0.1,
+        clipping_norm=1.0,
+        num_sampled_clients=4,
+    )
+    strategy: Any = wrapped
+    models = list[bytes]()
+    start(
+        tmp_path / "run",
+        strategy,
+        5,
+        on_round=lambda finished: models.append(finished.arrays["w"].data),
+    )
+    assert models[0] == models[1]
+    assert fairbloom.load(tmp_path / "run").rounds_done == 2

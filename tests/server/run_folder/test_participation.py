@@ -1,17 +1,33 @@
-"""Who was asked, answered and counted, and how far it pointed along the steps."""
+"""Who was asked, answered and counted, and how far it pointed along the steps.
+
+A user's app chooses its best model, and stops early, by a metric of validation examples.
+"""
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Result
+from safetensors.numpy import load_file
 
-from fairbloom import load
+import fairbloom
+from fairbloom import RunFolder, Score, load
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run
-from fairbloom.rounds.round import Contribution, Round
+from fairbloom.rounds.round import Contribution, Round, StopRun
+from fairbloom.server.run_folder.files import BEST
 from fairbloom.server.run_folder.participation import COLUMNS, Participations
+from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
+from fairbloom.strategies import FairStrategy, FedAvg
+from tests.simulation.helpers import StoppedError, stop_after, table, without_seconds
 
 
 def round_of(number: int, missing: tuple[str, ...] = (), **contributions: float) -> Round:
@@ -72,18 +88,244 @@ def test_the_state_continues_to_the_same_numbers() -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("taken") / "run"
     settings = {"clients": 6, "num-rounds": 4, "fraction": 0.5, "seed": 3, "out": str(out)}
     return load(simulate(Settings.of(settings)))
 
 
-def test_the_table_has_the_rounds_of_each_client(run: Run) -> None:
-    last = run.clients[run.clients["round"] == 4].set_index("client")
-    taken = run.clients.groupby("client")["participated"].sum()
-    for column in ("rounds_asked", "rounds_answered", "rounds_counted"):
-        assert last[column].to_dict() == taken.to_dict()
+def test_the_table_has_the_rounds_of_each_client(drawn: Run) -> None:
+    last = drawn.clients[drawn.clients["round"] == 4].set_index("client")
+    taken = drawn.clients.groupby("client")["participated"].sum()
+    assert [
+        column
+        for column in ("rounds_asked", "rounds_answered", "rounds_counted")
+        if last[column].to_dict() != taken.to_dict()
+    ] == []
     trained = last[last["rounds_counted"] > 0]
     assert trained["contribution"].between(-1.0, 1.0).all()
     assert last["contribution"].isna().equals(last["rounds_counted"] == 0)
     assert np.isfinite(trained["product_with_others_step"]).all()
+
+
+VALIDATION = (0.1, 0.4, 0.3, 0.6, 0.5, 0.5, 0.2, 0.9)
+"""The clients' mean validation accuracy after each round: best of the first seven after round 4."""
+
+VALIDATED = len(VALIDATION)
+COLUMN = "validation_val_acc_of_global_model_mean"
+
+falling = ClientApp()
+"""Clients that get better on test examples in each round, and not on validation examples."""
+
+
+@falling.train()
+def train(message: Message, context: Context) -> Message:
+    arrays = ArrayRecord({"w": Array(message.content["arrays"]["w"].numpy() + np.float32(1.0))})
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+@falling.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    number = int(str(message.content["config"]["server-round"]))
+    place = int(str(context.node_config["partition-id"]))
+    mean = VALIDATION[number - 1]
+    metrics = {
+        "num-examples": 2,
+        "eval_acc": 0.1 * number,
+        "val_acc": mean + 0.05 * (1 - 2 * place),
+        "val_loss": 1.0 - mean,
+        "odd": -1.0,
+    }
+    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+
+def start(
+    folder: Path,
+    rounds: int = VALIDATED,
+    strategy: FairStrategy | None = None,
+    on_round: Any = None,
+    **given: Any,
+) -> Result:
+    """Run two clients with the arguments of the run folder, by default with a patience of 2."""
+    given = {"score": "eval_acc", "best_model": "val_acc", "early_stopping": 2} | given
+    arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    run_folder = RunFolder(folder, wait=False, **given)
+    return run_folder.start(
+        strategy or FedAvg(), InProcessGrid(falling, {}, 2), arrays, rounds, on_round=on_round
+    )
+
+
+def rounds_done(folder: Path) -> int:
+    return fairbloom.load(folder).rounds_done
+
+
+def best_round(folder: Path) -> int:
+    number = int(BEST.read_about(folder)["round"])
+    assert set(load_file(folder / BEST.name)["w"]) == {float(number)}
+    return number
+
+
+# The best model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("best_model", "best"),
+    [
+        ("", 7),
+        ("eval_acc", 7),
+        ("val_acc", 4),
+        ("val_loss", 4),
+        (Score("val_acc", higher_is_better=False), 1),
+    ],
+)
+def test_the_best_model_is_that_of_the_best_mean(
+    best_model: str | Score, best: int, tmp_path: Path
+) -> None:
+    start(tmp_path / "run", 7, best_model=best_model, early_stopping=0)
+    assert best_round(tmp_path / "run") == best
+    assert rounds_done(tmp_path / "run") == 7
+
+
+def test_rounds_csv_has_the_mean_that_chooses(tmp_path: Path) -> None:
+    start(tmp_path / "run", early_stopping=0)
+    found = [float(row[COLUMN]) for row in table(tmp_path / "run" / "rounds.csv")]
+    assert found == pytest.approx(VALIDATION)
+    start(tmp_path / "plain", early_stopping=0, best_model="")
+    assert COLUMN not in table(tmp_path / "plain" / "rounds.csv")[0]
+
+
+def test_a_score_in_percent_is_shown_and_checked_as_such(tmp_path: Path) -> None:
+    start(tmp_path / "run", best_model=Score("val_acc", percent=True))
+    assert float(table(tmp_path / "run" / "rounds.csv")[3][COLUMN]) == pytest.approx(60.0)
+    assert "was best in round 4, 60.0 %, and" in fairbloom.load(tmp_path / "run").stopped
+
+
+# An early end -------------------------------------------------------------------------------------
+
+
+def test_rounds_without_a_gain_end_the_run_as_finished(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = start(tmp_path / "run")
+    run = fairbloom.load(tmp_path / "run")
+    assert (run.rounds_done, run.finished) == (6, True)
+    assert run.stopped == (
+        "the mean validation val_acc was best in round 4, 0.6, and not better in the 2 rounds"
+        " since (early-stopping = 2)"
+    )
+    assert set(result.arrays["w"].numpy()) == {6.0}
+    assert best_round(tmp_path / "run") == 4
+    with caplog.at_level("INFO", "flwr"):
+        again = start(tmp_path / "run")
+    assert list(again.train_metrics_clientapp) == [1, 2, 3, 4, 5, 6]
+    assert "is finished, since the mean validation val_acc was best in round 4" in caplog.text
+    start(tmp_path / "run", rounds=20)  # it has stopped because of its patience, not its rounds
+    assert rounds_done(tmp_path / "run") == 6
+
+
+@pytest.mark.parametrize("patience", [4, 0])
+def test_more_patience_continues_to_the_bits_of_a_whole_run(patience: int, tmp_path: Path) -> None:
+    start(tmp_path / "whole", early_stopping=patience)
+    start(tmp_path / "run")
+    start(tmp_path / "run", early_stopping=patience)
+    assert [
+        name
+        for name in ("rounds.csv", "clients.csv")
+        if without_seconds(tmp_path / "run" / name) != without_seconds(tmp_path / "whole" / name)
+    ] == []
+    assert rounds_done(tmp_path / "run") == 8
+    assert best_round(tmp_path / "run") == best_round(tmp_path / "whole") == 8
+    with pytest.raises(FairbloomError, match=r"early-stopping = .* there and 1 here"):
+        start(tmp_path / "run", early_stopping=1, rounds=20)
+
+
+@pytest.mark.parametrize("lost", [3, 5])
+def test_a_run_that_was_lost_stops_in_the_same_round(tmp_path: Path, lost: int) -> None:
+    folder = tmp_path / str(lost)
+    with pytest.raises(StoppedError):
+        start(folder, on_round=stop_after(lost))
+    start(folder)
+    assert rounds_done(folder) == 6
+    assert best_round(folder) == 4
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_a_run_lost_before_its_final_model_trains_no_more(
+    average: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last checkpoint says that it had stopped."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(RunRecorder, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            start(folder, strategy=FedAvg(average_models=average))
+    assert not fairbloom.load(folder).finished
+    result = start(folder, strategy=FedAvg(average_models=average))
+    assert (rounds_done(folder), fairbloom.load(folder).finished) == (6, True)
+    assert "was best in round 4" in fairbloom.load(folder).stopped
+    assert set(result.arrays["w"].numpy()) == {3.5 if average else 6.0}
+
+
+def test_on_round_sees_the_last_round_and_may_stop_before(tmp_path: Path) -> None:
+    seen = list[int]()
+
+    def on_round(finished: Round) -> None:
+        seen.append(finished.number)
+        if finished.number == 2:
+            raise StopRun("enough")
+
+    start(tmp_path / "run", on_round=on_round)
+    assert (seen, fairbloom.load(tmp_path / "run").stopped) == ([1, 2], "enough")
+    start(tmp_path / "other", on_round=lambda finished: seen.append(finished.number))
+    assert seen == [1, 2, 1, 2, 3, 4, 5, 6]
+
+
+# What has no effect is refused --------------------------------------------------------------------
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"best_model": ""},
+        r"early_stopping = 2 uses .* validation examples: .* best_model='val_acc'",
+    ),
+    ({"best_model": "harm"}, r"'harm' does not say .* Score\('harm', higher_is_better=True\)"),
+    ({"early_stopping": -1}, r"early_stopping = -1: allowed is int at least 0"),
+    ({"early_stopping": 1.5}, r"early_stopping = 1.5: allowed is int"),
+    (
+        {"best_model": "valid_acc"},
+        r"reply eval_acc, num-examples, odd, val_acc, val_loss, and not 'valid_acc', which is named",
+    ),
+    (
+        {"strategy": FedAvg(fraction_evaluate=0.0)},
+        r"best_model = 'val_acc' has no effect with fraction_evaluate = 0.*: raise",
+    ),
+    (
+        {"strategy": FedAvg(evaluate_every=0)},
+        r"early_stopping = 2 has no effect with evaluate_every = 0.*: set evaluate_every",
+    ),
+    (
+        {"best_model": Score("odd", percent=True)},
+        r"early-stopping = 2 uses the mean validation odd, and up to round 2 no client has",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), REFUSED)
+def test_a_wrong_choice_is_refused_with_the_remedy(
+    given: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        start(tmp_path / "run", **given)
+
+
+def test_another_metric_is_another_run(tmp_path: Path) -> None:
+    start(tmp_path / "run", 2)
+    with pytest.raises(
+        FairbloomError, match="validation-metric = 'val_acc' there and 'val_loss' here"
+    ):
+        start(tmp_path / "run", 3, best_model="val_loss")

@@ -168,8 +168,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_new_run_has_nothing_to_continue_and_empty_tables(tmp_path: Path) -> None:
-    folder = records(tmp_path, settings())
-    assert folder.resume() is None
+    assert records(tmp_path, settings()).resume() is None
     assert (tmp_path / "rounds.csv").read_text() == ",".join(
         round_columns(settings().strategy())
     ) + "\n"
@@ -281,18 +280,16 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.parametrize("damage", DAMAGES.values())
 def test_a_damaged_final_model_is_written_again_once_deleted(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, damage: Callable[..., Any]
 ) -> None:
     folder = run(tmp_path / "run", num_rounds=2)
     whole = Outcome.of(folder)
     model = folder / "model.safetensors"
-    content = model.read_bytes()
-    for damage in DAMAGES.values():
-        with subtests.test(damage=damage):
-            model.write_bytes(damage(content))
-            with pytest.raises(RunFolderError, match=r"model\.safetensors"):
-                run(folder, num_rounds=2)
+    model.write_bytes(damage(model.read_bytes()))
+    with pytest.raises(RunFolderError, match=r"model\.safetensors"):
+        run(folder, num_rounds=2)
     model.unlink()
     assert not Outcome.of(run(folder, num_rounds=2)).differences(whole)
 
@@ -339,7 +336,6 @@ def shared(path: Path, *seconds: float, **options: Any) -> RunRecorder:
 
 
 def saved(path: Path) -> list[int]:
-    """Return the rounds with a checkpoint in a folder."""
     return [int(file.stem) for file in list_checkpoints(path / "checkpoint")]
 
 
@@ -411,8 +407,7 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(
     last, before = saved(tmp_path)
     kept = (tmp_path / "checkpoint" / f"{before}.safetensors").read_bytes()
     shared(tmp_path, *seconds[-1:] * (last - before))
-    newest = saved(tmp_path)[0]
-    for number in (last, newest):
+    for number in (last, saved(tmp_path)[0]):
         (tmp_path / "checkpoint" / f"{number}.safetensors").unlink()
     (tmp_path / "checkpoint" / f"{before}.safetensors").write_bytes(kept)
     assert shared(tmp_path).saved == before

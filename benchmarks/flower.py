@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .processes import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
 # seconds to wait for a certain event: machines differ, and may be busy
 PATIENCE = 600.0
