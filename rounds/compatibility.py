@@ -107,8 +107,8 @@ NEEDS: Mapping[str, Requirement] = {
     ),
     PERSONAL_MODELS: Requirement(
         "has personal models already",
-        "{option} = {value!r}: with {method}, clients have personal models"
-        " already: leave {option} out, or choose another method",
+        "{option} = {value!r}: with {method} and its other options, clients have personal models"
+        " already: leave {option} out, or choose other ones",
         lambda method: method.trains_personal_models,
     ),
     OWN_DRAW: Requirement(

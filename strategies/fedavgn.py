@@ -27,20 +27,20 @@ class StepOptions(Options, total=False):
         float,
         Range("(0, inf)"),
         Default(1.0),
-        Meaning("Step size η, a factor of the step"),
+        Meaning("Step size η, a factor of the step."),
     ]
     decay: Annotated[
         float,
         Range("[0, 1]"),
         Default(0.0),
-        Meaning("Share of the step size that is left at the end of the run; 0: no decay"),
+        Meaning("Share of the step size that is left at the end of the run; 0: no decay."),
     ]
     decay_every: Annotated[
         int,
         Range("[1, inf)"),
         Default(DECAY_EVERY),
         Meaning(
-            "Number of rounds after which a decaying step size falls, with the schedule staircase"
+            "Number of rounds after which a decaying step size falls, with the schedule staircase."
         ),
     ]
     server_schedule: Annotated[
@@ -49,7 +49,7 @@ class StepOptions(Options, total=False):
         Default(STAIRCASE),
         Meaning(
             "How the step size falls: staircase, exponential (in every round), or inverse, which is"
-            " 2 server_lr / (t + 1) in round t, from 1, and needs no decay"
+            " 2 server_lr / (t + 1) in round t, from 1, and needs no decay."
         ),
     ]
 

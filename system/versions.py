@@ -146,7 +146,7 @@ class Versions:
                     key, number, work, size, digest = json.loads(line)
                     start = opened.tell()
                     opened.seek(start + size)
-                except (ValueError, TypeError, OSError):  # what flipped bits cause
+                except (ValueError, TypeError, OSError, RecursionError):  # what damage causes
                     place = opened.tell()
                     log.warning("%s is damaged: its versions from byte %d on are lost", file, place)
                     return

@@ -1,8 +1,8 @@
 """The schemas that a device's owner has accepted: only by them its tables are read.
 
 In the state folder, `schemas` has the text of each schema that was ever accepted, `DIGEST.toml`,
-and what became of it, `accepted.json`. `runs.json` has the schema with which each run was let in
-last, and the fingerprint of the run's settings, because the server chooses the number of a run.
+and what became of it, `accepted.json`. `admitted.json` has the schema with which each run was let
+in last, and the fingerprint of the run's settings, because the server chooses the number of a run.
 `refused.toml` is the schema that was refused last, which `fairbloom client accept` takes.
 """
 
@@ -26,7 +26,7 @@ from .accepted_settings import FINGERPRINT, SCHEMA, SettingRefusedError
 
 FOLDER = "schemas"
 ACCEPTED = "accepted.json"
-RUNS = "runs.json"
+RUNS = "admitted.json"
 REFUSED = "refused.toml"
 
 # Runs that keep their schema after it has ended: the latest ones.

@@ -336,7 +336,9 @@ class RoundWriter:
         reported = sorted(
             {metric for metrics in finished.evaluations.values() for metric in metrics}
         )
-        if reported and (missing := [name for name in self._unseen if name not in reported]):
+        if finished.evaluations and (
+            missing := [name for name in self._unseen if name not in reported]
+        ):
             use = "which is named"
             if missing[0] == self._scores[0].name:
                 use = "in which fairness is to be measured"
@@ -347,8 +349,8 @@ class RoundWriter:
                     " of the client app, or name another metric"
                 )
             raise FairbloomError(
-                f"clients that evaluate reply {one_line(', '.join(reported))}, and not"
-                f" {missing[0]!r}, {use}: name one of those, as in RunFolder(path,"
+                f"clients that evaluate reply {one_line(', '.join(reported)) or 'no metric'}, and"
+                f" not {missing[0]!r}, {use}: name one of those, as in RunFolder(path,"
                 " score=Score('eval_acc', percent=True), loss='eval_loss')"
             )
         if reported:

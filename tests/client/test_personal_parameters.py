@@ -272,7 +272,7 @@ def test_methods_with_states_of_whole_models_refuse(method: type[Method]) -> Non
 
 def test_fine_tuning_and_personal_models_are_refused() -> None:
     with pytest.raises(
-        ValueError, match="fine_tune_epochs = 1: with FedAvg, clients have personal models"
+        ValueError, match="fine_tune_epochs = 1: with FedAvg and its other options, clients have"
     ):
         FedAvg(fine_tune_epochs=1, personal_lambda=0.1)
 

@@ -182,13 +182,13 @@ def test_a_damaged_version_costs_one_client_one_version(
     assert caplog.text.count("2.versions is damaged: ") == 1
 
 
-@pytest.mark.parametrize("cut", [0, 20])
+@pytest.mark.parametrize(("cut", "rest"), [(0, b""), (20, b""), (0, b"[" * 10**5)])
 def test_a_damaged_file_costs_its_versions_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int, rest: bytes
 ) -> None:
     stored(tmp_path, 3, 4)
     file = tmp_path / "2.versions"
-    file.write_bytes(file.read_bytes()[:cut])
+    file.write_bytes(file.read_bytes()[:cut] + rest)
     resumed = Fleet(tmp_path)
     assert [resumed.last(name) for name in NAMES] == pytest.approx(
         [3 + place / 100 for place in range(len(NAMES))]

@@ -254,7 +254,7 @@ def test_a_fault_of_all_clients_ends_a_run_before_round_1(
     assert said.index(CAUSES[fails]) < said.index(
         "a trial step of client a failed before the first round"
     )
-    assert "those of 2 others" in said
+    assert "as did 2 others" in said
     assert not (tmp_path / "run").exists()
     assert "refused" not in caplog.text
 

@@ -524,7 +524,7 @@ def test_warnings_of_runs_are_written_above_the_bars(
     lines = [
         line
         for line in screen.getvalue().splitlines()
-        if "learning-rate = 0.1 is the default" in line
+        if "learning-rate 0.1 suits SGD" in line
     ]
     assert len(lines) == 1  # a study prints equal lines once
     for line in lines:

@@ -146,18 +146,20 @@ def test_a_score_that_is_no_number_leaves_the_client_uncounted(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
+        ({}, "evaluate reply no metric, and not 'eval_acc', in which fairness is to be measured"),
         ({"eval_acc": math.nan}, "'eval_acc', in which fairness is to be measured, is NaN at all"),
         ({"eval_acc": 0.5, "eval_loss": math.nan}, "'eval_loss', which is named, is NaN at all"),
         ({"eval_acc": math.inf}, "'eval_acc', in which fairness is to be measured, is infinite at"),
     ],
 )
-def test_a_metric_that_is_nan_at_all_clients_is_named(
+def test_a_metric_that_no_client_has_as_a_number_is_named(
     tmp_path: Path, metrics: dict[str, float], words: str
 ) -> None:
     def odd(message: Message, context: Context) -> Message:
         reply = app(message, context)
         if message.metadata.message_type == "evaluate":
-            reply.content["metrics"] = MetricRecord({"num-examples": 2, **metrics})
+            count = {"num-examples": 2} if metrics else {}
+            reply.content["metrics"] = MetricRecord(count | metrics)
         return reply
 
     arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
