@@ -21,7 +21,7 @@ ROOMS: Mapping[str, int] = {
     "checks": 713,
     "cli": 679,
     "client": 1_882,
-    "client/guard": 699,
+    "client/guard": 727,
     "client/rules": 672,
     "deploy/fleet": 2_517,
     "experiments": 823,
@@ -49,10 +49,10 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_100
+WHOLE = 33_200
 """The most statements in all packages."""
 
-TESTS = 39_000
+TESTS = 39_100
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900

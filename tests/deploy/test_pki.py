@@ -470,10 +470,11 @@ def test_many_clients_are_enrolled_by_one_read(made: Path, monkeypatch: pytest.M
     read = Federation.members
     monkeypatch.setattr(Federation, "members", lambda self: (reads.append(self), read(self))[1])
     federation = Federation.read(made)
-    first = enrolment.enroll_all(federation, ["a", "b"], examples=7)
-    assert [bundle.name for bundle in first] == ["a", "b"]
-    again = enrolment.enroll_all(federation, ["b", "c", "d"])
-    assert [bundle.name for bundle in again] == ["b", "c", "d"]
+    made_now = [
+        *enrolment.enroll_all(federation, ["a", "b"], examples=7),
+        *enrolment.enroll_all(federation, ["b", "c", "d"]),
+    ]
+    assert [bundle.name for bundle in made_now] == [*"abbcd"]
     assert len(reads) == 2
     found = {name: (each.partition, each.examples) for name, each in members(made).items()}
     assert found == {"a": (0, 7), "b": (1, 7), "c": (2, 0), "d": (3, 0)}

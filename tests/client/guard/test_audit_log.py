@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -231,7 +230,8 @@ def test_a_reply_leaves_only_once_it_is_in_the_log(
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(audit_log, "time", SimpleNamespace(time=lambda: now[0], sleep=wait(now)))
+    clock = SimpleNamespace(time=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+    monkeypatch.setattr(audit_log, "time", clock)
     with (
         pytest.raises(ReportableError, match="log of what leaves")
         if failures == 40
@@ -239,11 +239,6 @@ def test_a_reply_leaves_only_once_it_is_in_the_log(
     ):
         assert device.evaluate(lives=30.0)["num-examples"] > 0
     assert len(synced) == failures + 1 if failures < 40 else 25 < len(synced) <= 40
-
-
-def wait(now: list[float]) -> Callable[[float], None]:
-    """Return a sleep that only moves the clock."""
-    return lambda seconds: now.__setitem__(0, now[0] + seconds)
 
 
 def test_texts_of_a_server_steer_no_terminal(

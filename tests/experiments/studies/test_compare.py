@@ -522,9 +522,7 @@ def test_warnings_of_runs_are_written_above_the_bars(
     with study_progress("comparing") as bar, carry_out(study, tmp_path, 2, bar) as work:
         work.run(study.runs(tmp_path))
     lines = [
-        line
-        for line in screen.getvalue().splitlines()
-        if "learning-rate 0.1 suits SGD" in line
+        line for line in screen.getvalue().splitlines() if "learning-rate 0.1 suits SGD" in line
     ]
     assert len(lines) == 1  # a study prints equal lines once
     for line in lines:
