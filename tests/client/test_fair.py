@@ -1051,7 +1051,7 @@ def test_a_term_that_a_function_cannot_keep_is_named(subtests: pytest.Subtests) 
         *(
             {"local-only": True},
             {"full-batch-step": True},
-            {"local-steps": 7.5},
+            {"local-steps": 7},
             {"baseline-epochs": 200},
         ),
         *({"control-variates": True}, {"dynamic-alpha": 0.1}, {"disparity": "demographic-parity"}),
