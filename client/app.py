@@ -26,6 +26,7 @@ from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
 from fairbloom.recorddict import read_values
+from fairbloom.system.retry import deadline
 from fairbloom.tables.schema import with_files
 from fairbloom.tasks import find_task, forget_tasks, load_task
 
@@ -153,6 +154,7 @@ def _answer(
     from .local import LocalClient
     from .states import INITIAL
 
+    until = deadline(message.metadata.ttl)
     with redact_data_errors(context):
         config = message.content.config_records[wire.CONFIG]
         check_protocol(config)
@@ -163,7 +165,9 @@ def _answer(
                 "pooled = true: the training data of all clients lie together in one process only:"
                 " leave it out with deployed clients, or use fairbloom run"
             )
-        local = LocalClient.of(settings, partition, name, load_states(context), _min_rows(context))
+        local = LocalClient.of(
+            settings, partition, name, load_states(context), _min_rows(context), until
+        )
         arrays = message.content.array_records[wire.ARRAYS]
         received = _received(arrays, terms.codec, local.model)
         own = personal_arrays(local.model, terms.personal_parameters)

@@ -3,6 +3,7 @@
 It knows neither Flower nor messages, and no rules of methods: see `fairbloom.client.local_round`.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -65,6 +66,7 @@ class LocalClient:
         name: str | None = None,
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
         min_rows: int | None = None,
+        until: float = -math.inf,
     ) -> "LocalClient":
         """Return the client of a partition of the task's data.
 
@@ -79,6 +81,8 @@ class LocalClient:
         min_rows
             Fewest rows behind a number that leaves the device; None in one process, where nothing
             leaves.
+        until
+            The moment up to which a write of its states is tried again; see `ClientStates`.
         """
         settings = RunSettings.of(settings)
         task, model = load_task_and_model(settings)
@@ -91,7 +95,7 @@ class LocalClient:
         if folder is not None:
             with explain_disk_errors("read from"):
                 files = Versions(folder)
-        own_states = ClientStates(files, in_memory=states)
+        own_states = ClientStates(files, in_memory=states, until=until)
         return cls(name or key, key, settings, task, splits, model, own_states, gate)
 
     def describe_tests(self) -> Metrics:

@@ -8,6 +8,7 @@ versions as the first time.
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch import Tensor
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
+from fairbloom.system.retry import write_until
 from fairbloom.system.versions import Entry, Point, Versions, needed_since
 from fairbloom.tables.preprocessing import PREPROCESSING
 
@@ -57,7 +59,8 @@ class ClientStates:
 
     `in_memory` has the versions in memory. They are also stored in `files`, if there are any: at
     once, or with the states of other clients by `store`. `unstored` has the rounds of the versions
-    that are not on disk.
+    that are not on disk. A write that the disk refuses is tried again up to the moment `until`; see
+    `fairbloom.system.retry`.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class ClientStates:
         in_memory: Mapping[str, Mapping[int, StateDict]] | None = None,
         *,
         at_once: bool = True,
+        until: float = -math.inf,
     ) -> None:
         self.in_memory = {
             name: dict(sorted(each.items())) for name, each in (in_memory or {}).items()
@@ -75,6 +79,7 @@ class ClientStates:
         self._files = files
         self._client = client
         self._at_once = at_once
+        self._until = until
         self._origins = dict[str, int | None]()
 
     def find(self, name: str, before: int) -> Version | None:
@@ -125,9 +130,9 @@ class ClientStates:
         self._origins[name] = origin
         if origin is not None:
             self._retain(name, [made for made in self._stored(name) if made <= origin])
-        if self._at_once:
+        if self._at_once and (files := self._files) is not None:
             with explain_disk_errors("written to"):
-                store(self._files, [self], since=number - 1)
+                write_until(lambda: store(files, [self], number - 1), self._until, files.folder)
 
     def made_in(self, number: int) -> dict[str, tuple[int | None, StateDict]]:
         """Return the versions of round `number`: by name, the origin and the tensors."""

@@ -57,7 +57,7 @@ class Versions:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._places: dict[str, dict[Point, Place]] = {}
         self._counts: dict[Path, int] = {}
         for number in self._numbers():
@@ -90,7 +90,7 @@ class Versions:
 
     def write(self, versions: Iterable[Entry]) -> None:
         """Write versions to the next file, one after the other."""
-        make_folder(self._folder)
+        make_folder(self.folder)
         file = self._path(max(self._numbers(), default=0) + 1)
         with whole_file(file, 0o600) as opened:
             for key, step, content in versions:
@@ -111,7 +111,7 @@ class Versions:
         for file in self._counts.keys() - used.keys():
             del self._counts[file]
             file.unlink(missing_ok=True)
-        for draft in self._folder.glob(".*.draft"):  # of a process that was killed
+        for draft in self.folder.glob(".*.draft"):  # of a process that was killed
             draft.unlink(missing_ok=True)
         if 2 * used.total() < sum(self._counts.values()):
             self.write(
@@ -156,11 +156,11 @@ class Versions:
 
     def _numbers(self) -> list[int]:
         """Return the numbers of the files, in ascending order."""
-        names = [path.stem for path in self._folder.glob("[0-9]*.versions")]
+        names = [path.stem for path in self.folder.glob("[0-9]*.versions")]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"{number}.versions"
+        return self.folder / f"{number}.versions"
 
 
 def digest_of(key: str, step: Point, content: bytes) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairbloom.errors import ReportableError, reportable
-from fairbloom.logs import log
 from fairbloom.protocol.names import CONFIG, FROZEN
+from fairbloom.system.retry import deadline, write_until
 
 from .accepted_schemas import SHOWN, digest_of
 from .accepted_settings import FINGERPRINT, SCHEMA
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
 
     from fairbloom.flower import ClientAppCallable
-
-# Seconds until an entry that the disk has refused is tried again.
-RETRY_SECONDS = 1.0
 
 # Further notes on the reply that is being made; None if replies are not logged.
 NOTED: ContextVar[dict[str, Any] | None] = ContextVar("NOTED", default=None)
@@ -43,6 +39,7 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
     """
     place = str(context.node_config.get("state-dir", ""))
     folder = Path(place)
+    until = deadline(message.metadata.ttl)
     # another one of this mod, around the app, logs already
     if NOTED.get() is not None or not place or not folder.is_dir():
         return answer(message, context)
@@ -70,29 +67,24 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
         open_log(folder).note({**entry, "refused": str(reply.error.reason)}, settings)
     else:
         sent = {**entry, "sent": plain_values(reply.content), **noted}
-        _log_sent(folder, sent, settings, message.metadata.created_at + message.metadata.ttl)
+        _log_sent(folder, sent, settings, until)
     return reply
 
 
 def _log_sent(
     folder: Path, entry: Mapping[str, Any], settings: Mapping[str, Any], until: float
 ) -> None:
-    """Log a reply before it leaves; try again where the disk refuses it, `until` a time.
+    """Log a reply before it leaves; try again where the disk refuses it, `until` a moment.
 
     Raise ReportableError then.
     """
-    while True:
-        try:
-            open_log(folder).note({**entry}, settings)
-            return
-        except OSError as error:
-            if time.time() + RETRY_SECONDS > until:
-                raise ReportableError(
-                    "the log of what leaves this client cannot be written to its state-dir"
-                    f" ({error.strerror}), and nothing leaves unlogged: free space on its disk"
-                ) from error
-            log.warning("the log in %s cannot be written: %s", folder, error.strerror)
-            time.sleep(RETRY_SECONDS)
+    try:
+        write_until(lambda: open_log(folder).note({**entry}, settings), until, folder)
+    except OSError as error:
+        raise ReportableError(
+            "the log of what leaves this client cannot be written to its state-dir"
+            f" ({error.strerror}), and nothing leaves unlogged: free space on its disk"
+        ) from error
 
 
 def plain_values(content: RecordDict) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Client-side rules: what SCAFFOLD's and FedDyn's clients do and keep, and a user's own rule."""
 
+import errno
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from fairbloom.protocol.names import MIN_ROWS
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
+from fairbloom.system import retry
 from fairbloom.system.versions import Entry, Point, Versions
 
 from .helpers import ask, context, run_config, work
@@ -191,7 +194,9 @@ def where(**node: Any) -> Context:
     return context(0, config_of(), **{MIN_ROWS: 1, **node})  # its clients have few rows
 
 
-def tell(place: Context, number: int, state_round: int, **asked: Any) -> RecordDict:
+def tell(
+    place: Context, number: int, state_round: int, lives: float = 0.5, **asked: Any
+) -> RecordDict:
     """Return what a client replies to a round of SCAFFOLD."""
     terms = {
         "server-round": number,
@@ -206,7 +211,8 @@ def tell(place: Context, number: int, state_round: int, **asked: Any) -> RecordD
             "control": ArrayRecord(split([0.1, 0.2, 0.3])),
         }
     )
-    return app(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), place).content
+    message = Message(content, dst_node_id=2, message_type=MessageType.TRAIN, ttl=lives)
+    return app(message, place).content
 
 
 def states(content: RecordDict) -> tuple[float, dict[str, bytes]]:
@@ -290,6 +296,33 @@ def test_a_failing_disk_is_told_to_the_server_with_a_remedy(
             mend(place)
             aside.rename(place)
             assert states(tell(where(**folder), number, number - 1)) == expected[number - 1]
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third write succeeds; to the write that fails last, the file is there, as on NFS."""
+    here, there = (where(**{"state-dir": str(tmp_path / name)}) for name in ("here", "there"))
+    expected = [states(tell(here, number, number - 1)) for number in (1, 2, 3, 4)]
+    refusals = iter(range(2))
+    replace = Path.replace
+
+    def refuse(draft: Path, target: Path) -> Path:
+        if target.suffix == ".versions" and (refusal := next(refusals, None)) is not None:
+            if refusal == 1:
+                replace(draft, target)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return replace(draft, target)
+
+    waits: list[float] = []
+    monkeypatch.setattr(
+        retry, "time", SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
+    )
+    assert states(tell(there, 1, 0)) == expected[0]
+    monkeypatch.setattr(Path, "replace", refuse)
+    for number in (2, 3, 4):
+        assert states(tell(there, number, number - 1, lives=10.0)) == expected[number - 1]
+    assert len(waits) == 2
 
 
 def test_a_round_that_fails_leaves_no_state_behind() -> None:

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import time
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from flwr.app import Context, RecordDict
 from hypothesis import example, given, strategies as st
 
 from fairbloom.client.app import app
-from fairbloom.client.guard import audit_log, log_files
+from fairbloom.client.guard import log_files
 from fairbloom.client.guard.audit_log import log_exchange
 from fairbloom.client.guard.log_entries import describe_entries, shorten
 from fairbloom.client.guard.log_files import AuditLog, open_log, read_entries
@@ -25,6 +24,7 @@ from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.errors import FairbloomError, ReportableError
+from fairbloom.system import retry
 from tests.experiments.helpers import fairbloom
 
 from ..hospital import SCHEMA, Device, write_hospital
@@ -221,7 +221,7 @@ def test_a_reply_leaves_only_once_it_is_in_the_log(
 ) -> None:
     """A full disk is tried again while the message's time lasts, here 30 seconds."""
     synced: list[int] = []
-    now = [time.time()]
+    now = [0.0]
 
     def sync(file: int) -> None:
         if os.path.samestat(os.fstat(file), (device.state / log_files.SENT).stat()):
@@ -230,8 +230,10 @@ def test_a_reply_leaves_only_once_it_is_in_the_log(
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", sync)
-    clock = SimpleNamespace(time=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
-    monkeypatch.setattr(audit_log, "time", clock)
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)
+    )
+    monkeypatch.setattr(retry, "time", clock)
     with (
         pytest.raises(ReportableError, match="log of what leaves")
         if failures == 40
