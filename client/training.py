@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -262,16 +263,15 @@ def count_rows(count: int, work: LocalWork, steps: int, min_batch: int = 1) -> i
 def count_rows_after(count: int, work: LocalWork, first: int, last: int, min_batch: int = 1) -> int:
     """Return the number of different examples in the steps after `first`, up to `last`, at least.
 
-    The steps of one epoch have different examples; of two epochs, the one with more is counted.
+    The steps of one epoch have different examples; of several epochs, the one with most is counted.
     """
-    size = batch_of(count, work)
-    whole, rest = divmod(count, size)
-    sizes = [size] * whole + [rest] * (rest >= max(1, min_batch))
-    epochs: dict[int, int] = {}
-    for step in range(max(first, last - 2 * len(sizes)), last):
-        epoch, place = divmod(step, len(sizes))
-        epochs[epoch] = epochs.get(epoch, 0) + sizes[place]
-    return max(epochs.values(), default=0)
+    epoch = count_steps(count, replace(work, epochs=1, steps=None), min_batch)
+    begun, place = divmod(first, epoch)
+    last -= begun * epoch
+    return max(
+        count_rows(count, work, last, min_batch) - count_rows(count, work, place, min_batch),
+        count_rows(count, work, max(0, last - epoch), min_batch),
+    )
 
 
 def min_batch_of(model: nn.Module) -> int:

@@ -74,8 +74,6 @@ class Gate:
         """Raise ReportableError if a model would leave after steps on too few rows."""
         count = len(self._splits.train)
         smallest = min_batch_of(model)
-        count = len(self._splits.train)
-        smallest = min_batch_of(model)
         snapshot = min(steps, terms.snapshot_step or steps)
         taken = {
             f"the trained model, after {steps} of its steps": count_rows(

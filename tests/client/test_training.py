@@ -24,7 +24,14 @@ from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
 from fairbloom.client.plan import global_work
 from fairbloom.client.rules.personal import PersonalModel
-from fairbloom.client.training import EVALUATION_BATCH, batches, count_steps, measure, train
+from fairbloom.client.training import (
+    EVALUATION_BATCH,
+    batches,
+    count_rows_after,
+    count_steps,
+    measure,
+    train,
+)
 from fairbloom.client.work import LocalWork, clip_norms, learning_rate_in, run_work, schedule_factor
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.settings import RunSettings
@@ -440,6 +447,20 @@ def test_steps_are_counted_as_they_are_taken(count: int, size: int, fewest: int)
     todo = work(epochs=3, batch_size=size)
     assert count_steps(count, todo, fewest) == len(list(batches(count, todo, fewest)))
     assert count_steps(count, replace(todo, steps=5), fewest) == 5
+
+
+@pytest.mark.parametrize(("count", "size", "fewest"), [(9, 4, 1), (9, 4, 2), (8, 4, 1), (5, 0, 1)])
+def test_rows_between_two_steps_are_those_of_one_epoch(count: int, size: int, fewest: int) -> None:
+    """Of two epochs, the one with more; the rows that both have cannot be told apart."""
+    todo = work(epochs=3, batch_size=size)
+    steps = list(batches(count, todo, fewest))
+    epoch = len(steps) // 3
+    for last in range(len(steps) + 1):
+        for first in range(last + 1):
+            seen = [0, 0, 0]
+            for step in range(first, last):
+                seen[step // epoch] += len(steps[step])
+            assert count_rows_after(count, todo, first, last, fewest) == max(seen)
 
 
 # What settings and terms make of it ---------------------------------------------------------------
