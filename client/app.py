@@ -240,12 +240,11 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
             terms.server_round,
         )
         return
-    settings, _, _ = _own_settings(context)
     serves = wire.PERSONAL if terms.local_only else "global"
     try:
         keep_model(
             Path(str(state_dir)),
-            settings,
+            local.settings,
             local.task,
             local.key,
             arrays_of(received),

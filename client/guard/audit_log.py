@@ -39,10 +39,10 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
     """
     place = str(context.node_config.get("state-dir", ""))
     folder = Path(place)
-    until = deadline(message.metadata.ttl)
     # another one of this mod, around the app, logs already
     if NOTED.get() is not None or not place or not folder.is_dir():
         return answer(message, context)
+    until = deadline(message.metadata.ttl)
     config: Mapping[str, Any] = message.content.config_records.get(CONFIG) or {}
     settings = context.run_config
     entry: dict[str, Any] = {
