@@ -60,14 +60,7 @@ class Deployment(Flower):
         self.wait_for_clients(*names)
 
     def fairbloom(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [self.scripts / "fairbloom", *command],
-            env=self.environment,
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        done = self.execute("fairbloom", *command)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 

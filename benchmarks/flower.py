@@ -76,16 +76,19 @@ class Flower:
         ended = process.wait(timeout=seconds)
         assert ended == code, f"exit code {ended}:\n{self.log(process)[-3000:]}"
 
-    def command(self, *command: str) -> str:
-        done = subprocess.run(
-            [self.scripts / "flwr", *command],
+    def execute(self, program: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run one of the installed programs in the home folder to its end."""
+        return subprocess.run(
+            [self.scripts / program, *command],
             env=self.environment,
             cwd=self.home,
             capture_output=True,
             text=True,
             timeout=PATIENCE,
         )
-        return done.stdout
+
+    def command(self, *command: str) -> str:
+        return self.execute("flwr", *command).stdout
 
     def run(
         self,

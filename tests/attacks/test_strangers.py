@@ -180,15 +180,6 @@ def test_all_of_it_is_a_few_lines_in_the_log(there: Deployment) -> None:
     assert len(there.log(there.server).splitlines()) < 40
 
 
-HONEST: dict[str, Any] = {
-    "clients": 1,
-    "fraction": 1.0,
-    "num-rounds": 100_000,
-    "evaluate-every": 0,
-    "device": "cpu",
-}
-
-
 @pytest.fixture(scope="module")
 def with_mallory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A federation with an honest client in an endless run, and an enrolled hostile device."""
@@ -196,7 +187,7 @@ def with_mallory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploymen
         runtime.enroll("honest", "mallory")
         start_unhurried_client(runtime, "honest")
         settings = {
-            **HONEST,
+            **ENDLESS,
             "min-clients": 1,
             "training-clients": "honest",
             "out": str(runtime.home / "run"),
