@@ -90,6 +90,17 @@ def no_module_of_ours_has_two_names() -> Iterator[None]:
     assert not PACKAGES & {name.partition(".")[0] for name in sys.modules}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def modules_of_users_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Files of tests write users' modules of the same names, my_task say, which one process
+    imports."""
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(written):
+            del sys.modules[name]
+
+
 @pytest.fixture(autouse=True)
 def task_identity() -> Iterator[None]:
     """Flower writes messages only inside a run, or as if inside one."""

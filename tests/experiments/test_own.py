@@ -5,7 +5,6 @@ Data frames in place of files: kept, read and refused as files are.
 
 import re
 import shutil
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -44,8 +43,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in OWN.glob("*.py"):
         shutil.copy(file, here)
     with pytest.MonkeyPatch.context() as patch:
-        for file in here.glob("*.py"):  # another test's module may have the same name
-            patch.delitem(sys.modules, file.stem, raising=False)
         patch.chdir(here)
         words = (
             *WORDS,
