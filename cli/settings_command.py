@@ -18,7 +18,7 @@ from fairbloom.experiments import api
 from fairbloom.experiments.options import CommonOptions, as_settings, merge_settings
 from fairbloom.protocol.settings import SETTINGS, Value, key_of, parse_assignments, parsed
 from fairbloom.server.settings import default_config
-from fairbloom.system.processors import processors_here
+from fairbloom.system.machine import processors_here
 
 # Parameters of API functions that no command has.
 IN_PYTHON = ("progress", "on_round", "on_run", "data", "target")

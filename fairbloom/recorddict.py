@@ -6,8 +6,9 @@ writes and reads the arrays' parts of the format, and leaves all else to Protoco
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import BytesIO
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,12 @@ EMPTY = memoryview(b"")
 
 # The type of a field on the wire that has a length and then bytes.
 WITH_LENGTH = 2
+
+# Most dimensions of a NumPy array.
+MAX_DIMENSIONS = 64
+
+# The name of what is counted in a content (0), and in its records by their field on the wire.
+COUNTED: Mapping[int, str] = {0: "records", 2: "arrays", 3: "values", 4: "values"}
 
 
 class BorrowedArray(Array):
@@ -146,25 +153,42 @@ class UnusualError(ValueError):
     """Content that Flower would write in another way, or that is damaged."""
 
 
-def deserialize(data: bytes | bytearray | memoryview) -> RecordDict:
+def deserialize(
+    data: bytes | bytearray | memoryview, most: Mapping[str, int] | None = None
+) -> RecordDict:
     """Return the content that `serialize` was given; errors are Protocol Buffers'.
 
     Its arrays refer to `data`, which must not change. Content that is written in another way than
     Flower's is left to Protocol Buffers.
+
+    With `most`, raise ValueError if there are more records, or more arrays or values in one. They
+    are counted before they are read, so content that is written in another way is refused, too.
     """
     view = memoryview(data)
     try:
-        return _read_content(view)
+        return _read_content(view, most or {})
     except UnusualError:
+        if most:
+            raise UnusualError("it is damaged, or not written as Flower writes it") from None
         return from_proto(bytes(view))
 
 
-def _read_content(view: memoryview) -> RecordDict:
+def _check_counts(parts: Mapping[int, memoryview], most: Mapping[str, int]) -> None:
+    """Raise ValueError if a part has more items than it may, and count no further."""
+    for field, part in parts.items():
+        name = COUNTED.get(field, "")
+        if name in most and sum(1 for _ in islice(_read_fields(part), most[name] + 1)) > most[name]:
+            raise ValueError(f"more than {most[name]:,} {name}, the limit for this message")
+
+
+def _read_content(view: memoryview, most: Mapping[str, int]) -> RecordDict:
+    _check_counts({0: view}, most)
     content = RecordDict()
     for number, item, whole in _read_fields(view):
         if number != 1:
             raise UnusualError
         fields = _read_parts(item)
+        _check_counts(fields, most)
         if fields.keys() == {1, 2}:
             content[_read_text(fields[1])] = _read_arrays(fields[2])
         else:
@@ -229,7 +253,7 @@ def _read_shape(view: memoryview) -> tuple[int, ...]:
     place = 0
     while place < len(view):
         size, place = _read_number(view, place)
-        if size >= SIZES:
+        if size >= SIZES or len(shape) == MAX_DIMENSIONS:
             raise UnusualError
         shape.append(size)
     return tuple(shape)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.bfloat16 import BITS, widen
-from fairbloom.system.processors import processors_here
+from fairbloom.system.machine import processors_here
 
 from . import arrays
 from .arrays import FloatArray, Model, column_chunks, split_at

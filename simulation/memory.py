@@ -15,6 +15,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.rounds.arrays import FloatArray, split_at
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.vectors import DeviceRows, Matrix, Sum, Vectors
+from fairbloom.system.machine import half_of_memory
 from fairbloom.tasks.inputs import move
 from fairbloom.tasks.models import arrays_of
 
@@ -38,9 +39,7 @@ def empty_matrix(
     """
     size = rows * columns * np.dtype(dtype).itemsize
     folder = tempfile.gettempdir()
-    budget = gigabytes * GIGABYTE
-    if not budget:
-        budget = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    budget = gigabytes * GIGABYTE or half_of_memory()
     if size * of <= budget:
         return np.empty((rows, columns), dtype)
     with tempfile.TemporaryFile() as file:

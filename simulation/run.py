@@ -26,7 +26,7 @@ from fairbloom.server.run_folder.files import (
 )
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings
-from fairbloom.system.processors import processors_here
+from fairbloom.system.machine import processors_here
 from fairbloom.system.values import decode_as
 from fairbloom.tasks import check_data, load_task
 

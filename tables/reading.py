@@ -19,6 +19,8 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.system.machine import half_of_memory
+
 from .cells import format_number, shorten
 from .folders import REMEDY
 from .reasons import MAX_FAULTS, DataError, Known, raise_faults
@@ -46,9 +48,6 @@ STARTS = {
 
 # Bytes of a row: pyarrow parses as many at a time.
 MAX_ROW = 2**20
-
-# Cells of a Parquet file: a few bytes of a hostile file may stand for any number of rows.
-MAX_CELLS = 2**31
 
 # Cells between the first and the last one of a sheet: calamine holds all of them in memory.
 MAX_SHEET_CELLS = 20_000_000
@@ -472,10 +471,19 @@ def _read_parquet(path: Path, file: File) -> Table:
         with parquet.ParquetFile(path) as content:
             kinds = content.schema_arrow
             rows = content.metadata.num_rows
-            if rows * len(kinds) > MAX_CELLS:
+            # A few bytes of a hostile file may stand for any number of rows, and the groups of its
+            # rows may have more than it says. In memory, each cell has 8 bytes, and each line.
+            row_bytes = 8 * (1 + len(kinds))
+            sizes = [
+                max(row_bytes * group.num_rows, group.total_byte_size)
+                for group in map(content.metadata.row_group, range(content.num_row_groups))
+            ]
+            if max(row_bytes * rows, sum(sizes)) > half_of_memory():
                 raise DataError(
-                    f"{path} has {rows:,} rows of {len(kinds):,} columns, and {MAX_CELLS:,} values"
-                    " are the most: take a part of it"
+                    f"{path} has {rows:,} rows of {len(kinds):,} columns, which may take more than"
+                    f" half of the memory here ({half_of_memory() / 1e9:.1f} GB): take a part of"
+                    " it, or leave out columns that the task does not need",
+                    "too-large",
                 )
             # pandas writes its index as such a column
             shown = [each for each in kinds if not each.name.startswith("__index_level_")]

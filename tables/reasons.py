@@ -35,6 +35,7 @@ REASONS = {
     "no-table": (
         "its file cannot be read as a table of the kind that its ending names: its own log says why"
     ),
+    "too-large": "its file may take more than half of the memory of its machine: split it",
     "no-extra": (
         "its file needs a package that is not installed on the device: its own log says which one"
     ),

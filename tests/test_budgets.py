@@ -23,21 +23,21 @@ ROOMS: Mapping[str, int] = {
     "client": 1_882,
     "client/guard": 727,
     "client/rules": 672,
-    "deploy/fleet": 2_517,
+    "deploy/fleet": 2_527,
     "experiments": 823,
     "experiments/pages": 1_232,
     "experiments/results": 1_928,
     "experiments/studies": 960,
     "prediction": 829,
-    "fairbloom": 704,
+    "fairbloom": 717,
     "protocol": 939,
     "rounds": 3_284,
     "server": 953,
     "server/run_folder": 1_438,
-    "simulation": 1_151,
+    "simulation": 1_150,
     "simulation/stacked": 1_106,
     "strategies": 2_153,
-    "tables": 2_788,
+    "tables": 2_790,
     "tasks": 1_898,
     "tasks/datasets": 736,
 }
@@ -49,10 +49,10 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_250
+WHOLE = 33_294
 """The most statements in all packages."""
 
-TESTS = 39_150
+TESTS = 39_207
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900

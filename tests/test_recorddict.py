@@ -3,13 +3,20 @@
 import copy
 import pickle
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fairbloom.flower import from_proto, to_proto
-from fairbloom.recorddict import deserialize, read_values, serialize, serialize_in_pieces
+from fairbloom.recorddict import (
+    UnusualError,
+    deserialize,
+    read_values,
+    serialize,
+    serialize_in_pieces,
+)
 
 CONTENTS = {
     "nothing": RecordDict(),
@@ -78,6 +85,51 @@ def test_damaged_content_is_read_as_protobuf_reads_it() -> None:
             read_both += 1
             assert to_proto(deserialize(damaged)) == to_proto(expected)
     assert read_both > 500
+
+
+MOST = {"records": 3, "arrays": 2, "values": 4}
+
+
+def field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+def item(value: bytes = b"") -> bytes:
+    return field(1, field(1, b"same name") + field(2, value))
+
+
+@pytest.mark.parametrize(
+    ("part", "one", "words"),
+    [
+        (lambda records: records, item(), "3 records"),
+        (lambda items: field(1, field(1, b"r") + field(2, items)), item(), "2 arrays"),
+        (lambda items: field(1, field(2, items)), item(), "2 arrays"),  # without a name
+        (lambda items: field(1, field(3, items)), item(b"\x09" + bytes(8)), "4 values"),
+        (lambda items: field(1, field(4, items)), item(b"\x09" + bytes(8)), "4 values"),
+    ],
+)
+def test_items_are_counted_before_they_are_read(
+    part: Callable[[bytes], bytes], one: bytes, words: str
+) -> None:
+    most = part(one * int(words[0]))
+    assert deserialize(most, MOST) == deserialize(most)
+    more = part(one * (int(words[0]) + 1) + b"\xff")  # the damage behind is not met
+    with pytest.raises(ValueError, match=f"more than {words}, the limit"):
+        deserialize(more, MOST)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        field(2, field(1, b"int8")) + field(1, b"k"),  # the value comes before its name
+        field(1, b"k") + field(2, field(2, b"\x01" * 65)),  # it has 65 dimensions
+    ],
+)
+def test_counted_content_is_written_as_flower_writes_it(strange: bytes) -> None:
+    written = field(1, field(1, b"r") + field(2, field(1, strange)))
+    assert [*deserialize(written)["r"]] == ["k"]
+    with pytest.raises(UnusualError, match="as Flower writes it"):
+        deserialize(written, MOST)
 
 
 def test_arrays_are_neither_written_nor_read_by_copies() -> None:

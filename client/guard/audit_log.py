@@ -47,6 +47,7 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
     settings = context.run_config
     entry: dict[str, Any] = {
         "run": message.metadata.run_id,
+        "message": message.metadata.message_id,
         "asked": message.metadata.message_type,
         "task": shorten(settings.get("task", "unknown")),
         "settings-digest": str(settings.get(FINGERPRINT, ""))[:SHOWN],

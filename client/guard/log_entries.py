@@ -56,7 +56,7 @@ def condense(entries: Iterable[Entry]) -> list[Entry]:
             record: each if isinstance(each, str) else [*each]
             for record, each in entry.get("sent", {}).items()
         }
-        kept = {name: entry[name] for name in entry if name not in ("terms", "settings")}
+        kept = {name: entry[name] for name in entry if name not in ("message", "terms", "settings")}
         one = found.setdefault(key, {**kept, "sent": names, "times": 0})
         one["times"] += entry.get("times", 1)
         one["until"] = entry.get("until", entry["time"])

@@ -1,9 +1,8 @@
 """A device's calls to the fleet port, repeated after faults."""
 
-import contextlib
 import math
-import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fairbloom.logs import log
+from fairbloom.system.machine import half_of_memory
 
 from ..processes import duration
 from .content import MEMORY_FILE_BYTES, Content, MemoryBudget, StoredContent
@@ -253,20 +253,6 @@ def reason_of(error: Any) -> str:
     return str(error.details())[:MAX_REASON]
 
 
-def half_of_memory(root: Path = Path("/")) -> int:
-    """Return half of the memory, in bytes, of the machine or of this process's service.
-
-    `root` is the folder of the system's files.
-    """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # without cgroups of version 2, or without a limit ("max"), the machine's memory counts
-    with contextlib.suppress(OSError, ValueError):
-        group = (root / "proc/self/cgroup").read_text().strip().rpartition("::")[2]
-        limit = root / "sys/fs/cgroup" / group.strip("/") / "memory.max"
-        memory = min(memory, int(limit.read_text()))
-    return memory // 2
-
-
 def receive(
     chunks: Iterable[bytes], budget: MemoryBudget, max_bytes: float = math.inf
 ) -> Received | None:
@@ -286,9 +272,9 @@ def receive(
     head = first.head
     if len(head.id) > MAX_ID:
         raise IncompleteError(f"a message's id has {len(head.id)} characters")
-    if refused := refuse_head(head, max_bytes):
-        return Received(head, Content(), refused)
     try:
+        if refused := refuse_head(head, max_bytes, budget.folder):
+            return Received(head, Content(), refused)
         content = StoredContent(budget, head.size)
         content.append(first.data)
         for chunk in rest:
@@ -304,8 +290,11 @@ def receive(
     return Received(head, content)
 
 
-def refuse_head(head: Head, max_bytes: float) -> str:
-    """Return the reason to refuse a message, only by its head, or ""."""
+def refuse_head(head: Head, max_bytes: float, folder: Path) -> str:
+    """Return the reason to refuse a message, only by its head, or "".
+
+    A message above MEMORY_FILE_BYTES rests in `folder`.
+    """
     kind, dot, handler = head.type.partition(".")
     if kind not in TYPES or (dot and not handler.isidentifier()) or len(handler) > MAX_ID:
         return f"the message is of an unknown type: this client knows {', '.join(TYPES)}"
@@ -318,5 +307,11 @@ def refuse_head(head: Head, max_bytes: float) -> str:
         return (
             f"the message has {head.size / GIGABYTE:.3g} GB, and this device takes at most"
             f" {max_bytes / GIGABYTE:.3g}: its owner may raise it (limits.memory in owner.toml)"
+        )
+    # otherwise a server could fill the disk, and nothing could be logged
+    if head.size > MEMORY_FILE_BYTES and head.size > shutil.disk_usage(folder).free / 2:
+        return (
+            f"the message has {head.size / GIGABYTE:.3g} GB, more than half of the free space on"
+            " the disk of this device's state-dir: make room there"
         )
     return ""

@@ -3,7 +3,8 @@
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,6 +24,20 @@ from .passing import receive, send
 
 # Code of the error that replaces a reply which cannot be read. Flower's codes are below 100.
 UNREADABLE_REPLY = 422
+
+# A client with this number of unreadable replies in a run gets no further message of it.
+MAX_UNREADABLE = 3
+
+# What a reply may have more than its message: records, and arrays in each of them.
+MORE_ITEMS = 16
+
+# Most arrays in a record of a reply to a message without a round or without arrays: more than a
+# whole model has. An own app's message may ask for one.
+MAX_ARRAYS = 4_000
+
+# Most values in a record of a reply beyond the message's own. The client decides how many metrics
+# there are: scores of each group in up to ten groupings. Reading as many takes about 0.1 s.
+MAX_VALUES = 50_000
 
 # Pause in seconds before the server is asked again to store a message for which its disk was full.
 AGAIN_SECONDS = 1.0
@@ -44,8 +59,11 @@ class RunGrid(OwnGrid):
         self._saves = False
         # Whether a reply since the last messages had its content in a file.
         self._has_files = False
-        # The unanswered messages by id, without content.
-        self._sent: dict[str, Message] = {}
+        # The unanswered messages by id, without content, with the client's name and the most items
+        # of the reply.
+        self._sent: dict[str, tuple[Message, str, Mapping[str, int]]] = {}
+        # How many replies of each client could not be read. It begins again with the process.
+        self._unreadable = Counter[str]()
 
     def save(self, last: int) -> None:
         """Report that rounds up to `last` are saved; 0: the run will save, so keep replies."""
@@ -61,7 +79,10 @@ class RunGrid(OwnGrid):
         return [node_info(node_id, name) for node_id, name in self._call("nodes")[0]]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages; return their ids, "" for a device that is not enrolled."""
+        """Send messages; return their ids, "" for one that is not sent.
+
+        Its device is not enrolled, or has given MAX_UNREADABLE unreadable replies.
+        """
         if self._has_files:
             free_cycles()
             self._has_files = False
@@ -75,17 +96,17 @@ class RunGrid(OwnGrid):
             "names", [message.metadata.dst_node_id for message in messages]
         )[0]
         now = time.time()
-        for known, sent in [*self._sent.items()]:  # drop expired messages
+        for known, (sent, _, _) in [*self._sent.items()]:  # drop expired messages
             if sent.metadata.created_at + sent.metadata.ttl < now:
                 del self._sent[known]
         envelopes = list[Envelope]()
         for message, content in zip(messages, contents, strict=True):
             name = names.get(message.metadata.dst_node_id)
             set_message_id(message, "")
-            if name is not None:
+            if name is not None and self._unreadable[name] < MAX_UNREADABLE:
                 envelopes.append(self._envelope(message, name, digests[id(content)]))
                 set_message_id(message, envelopes[-1].id)
-                self._sent[envelopes[-1].id] = without_content(message)
+                self._sent[envelopes[-1].id] = without_content(message), name, most_items(message)
         self._call("send", envelopes)
         return [message.metadata.message_id for message in messages]
 
@@ -156,15 +177,26 @@ class RunGrid(OwnGrid):
 
     def _read(self, reply: Collected, content: Content) -> Message | None:
         """Return a reply as Flower's message, or None if this process did not send its message."""
-        if (sent := self._sent.pop(reply.id, None)) is None:
+        if (found := self._sent.pop(reply.id, None)) is None:
             return None
+        sent, name, most = found
         if reply.code:
             return Message(Error(reply.code, reply.reason), reply_to=sent)
         try:
-            return Message(deserialize(content.map()), reply_to=sent)
+            return Message(deserialize(content.map(), most), reply_to=sent)
         except Exception as error:  # a device's bytes may raise anything
-            reason = f"the reply cannot be read ({type(error).__name__})"
-            return Message(Error(UNREADABLE_REPLY, reason), reply_to=sent)
+            reason = (
+                f"the reply of client {name} cannot be read ({type(error).__name__}:"
+                f" {error!s:.200})"
+            )
+        self._unreadable[name] += 1
+        if self._unreadable[name] == MAX_UNREADABLE:
+            log.warning(
+                "client %s is not asked again in this run: %d of its replies could not be read",
+                name,
+                MAX_UNREADABLE,
+            )
+        return Message(Error(UNREADABLE_REPLY, reason), reply_to=sent)
 
     def _call(
         self, name: str, *arguments: Any, content: Sequence[Content] = ()
@@ -209,6 +241,18 @@ def without_content(message: Message) -> Message:
     )
     set_message_id(copy, metadata.message_id)
     return copy
+
+
+def most_items(message: Message) -> dict[str, int]:
+    """Return how many records a reply may have, and how many arrays and values in each."""
+    content = message.content
+    arrays = sum(map(len, content.array_records.values()))
+    in_round = message.metadata.message_type != MessageType.QUERY and read_round(content) > 0
+    return {
+        "records": len(content) + MORE_ITEMS,
+        "arrays": arrays + MORE_ITEMS if arrays and in_round else MAX_ARRAYS,
+        "values": sum(map(len, content.config_records.values())) + MAX_VALUES,
+    }
 
 
 def group_of(content: RecordDict, number: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fairbloom.client.guard.log_files import SENT, read_entries
 from fairbloom.server.progress import find_announced
 
 from .. import pki
@@ -18,6 +19,7 @@ from ..fleet.connections import FULL
 from ..fleet.daemon import read_identity
 from ..fleet.federation import Federation, read_now
 from ..fleet.runs import list_runs
+from ..fleet.session import KeptReply
 from ..processes import split_address
 
 # Seconds that a port or a command may take to answer.
@@ -68,6 +70,7 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
         else:
             yield ok("server", f"{client.server} answers")
     yield check_private("state-dir", [Path(client.state_dir)], warning)
+    yield check_log(Path(client.state_dir))
     yield check_clock()
     yield check_disk(Path(client.state_dir))
 
@@ -149,6 +152,20 @@ def check_server(federation: Federation) -> CheckResult:
             "server",
             f"port {port} does not answer here: {error.strerror or error}: see the server's log",
         )
+
+
+def check_log(state: Path) -> CheckResult:
+    """Check that the log of what left a device has the last reply, unless that is an error."""
+    head = KeptReply(str(state)).head
+    entries = read_entries(state) if (state / SENT).exists() else ()
+    if head.id and not head.code and all(each.get("message") != head.id for each in entries):
+        return fault(
+            "log",
+            f"the last reply, of run {head.run}, is not in {state / SENT}: what left this device is"
+            " not all logged. Stop the client, look for who changes this folder, and tell the"
+            " device's owner",
+        )
+    return ok("log", "has the last reply" if head.id else "no reply is kept")
 
 
 def check_clock() -> CheckResult:

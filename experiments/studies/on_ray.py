@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.settings import Settings
-from fairbloom.system.processors import processors_here
+from fairbloom.system.machine import processors_here
 
 from ..apps import App
 from ..study import Runs, is_done

@@ -20,7 +20,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
 from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.settings import Settings
-from fairbloom.system.processors import processors_here
+from fairbloom.system.machine import processors_here
 from fairbloom.system.supervise import hold_signals, release_signals
 from fairbloom.tasks import check_data, digests
 

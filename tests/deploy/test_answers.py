@@ -79,6 +79,7 @@ def test_an_owners_own_app_is_in_the_owners_log(home: Path) -> None:
         Installed("tried_app:app", distribution=("tried", "1")), node, task_of("reply", run=other)
     )
     sent, *refused = read_entries(home)
+    assert sent["message"] == "m"
     assert sent["sent"] == {"metrics": {"calls": 1, "version": 7, "state-dir": len(str(home))}}
     words = [each["refused"].partition(" in ")[0] for each in refused]
     assert words[:2] == ["ValueError", "SystemExit"]

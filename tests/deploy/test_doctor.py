@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from fairbloom.client.guard.log_files import AuditLog
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.deploy.fleet.content import Content
 from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.deploy.fleet.session import KeptReply
+from fairbloom.deploy.fleet.wire_pb2 import Head
 from fairbloom.deploy.operator import doctor
 from fairbloom.deploy.operator.doctor import CheckResult, examine, examine_device
 from fairbloom.system.lock import exclusive_lock
@@ -76,10 +80,33 @@ def test_a_device_learns_what_its_server_would_answer(bundle: Path) -> None:
     client = ClientSettings.of({}, bundle / "client.toml")
     checks = {check.subject: check for check in examine_device(client)}
     assert checks["server"].words.startswith("localhost:1 cannot be reached: Connection refused")
-    assert checks["private key"].verdict == "ok"
+    assert checks["private key"].verdict == checks["log"].verdict == "ok"
     (bundle / "key").chmod(0o644)
     checks = {check.subject: check for check in examine_device(client)}
     assert f"chmod go-rwx {bundle / 'key'}" in checks["private key"].words
+
+
+@pytest.mark.parametrize(
+    ("kept", "logged", "verdict"),
+    [
+        (Head(), ["0"], "ok"),
+        (Head(), [], "ok"),
+        (Head(id="1", run=7), ["0", "1"], "ok"),
+        (Head(id="1", run=7), ["1", "2"], "ok"),
+        (Head(id="1", run=7), ["0"], "fault"),
+        (Head(id="1", run=7), [], "fault"),
+        (Head(id="1", run=7, code=2, reason="it raised"), [], "ok"),
+    ],
+)
+def test_the_last_reply_must_be_in_the_log(
+    tmp_path: Path, kept: Head, logged: list[str], verdict: str
+) -> None:
+    KeptReply(str(tmp_path)).save(kept, Content(b"an update"))
+    for each in logged:
+        AuditLog(tmp_path).note({"run": 7, "asked": "train", "message": each, "sent": {}}, {})
+    check = doctor.check_log(tmp_path)
+    assert check.verdict == verdict
+    assert ("run 7, is not in" in check.words) == (verdict == "fault")
 
 
 def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ from fairbloom.server import polling
 from fairbloom.system.versions import Point, Versions
 
 NODE = node_id_of("a")
+NAMES = {node_id_of(name): name for name in ("a", "b")}
 
 
 class Server:
@@ -87,7 +88,7 @@ class Server:
             found = [each for each in self.replies if each[0].id in arguments[0]]
             self.replies = []
             return ([each for each, _ in found], False), [Content(data) for _, data in found]
-        return {"nodes": self.online, "names": {NODE: "a"}}.get(name), []
+        return {"nodes": self.online, "names": NAMES}.get(name), []
 
 
 @pytest.fixture
@@ -155,6 +156,56 @@ def test_replies_are_flowers_messages(server: Server) -> None:
     assert {reply.metadata.src_node_id for reply in replies} == {NODE}
     assert replies[0].content.config_records["config"]["x"] == 1
     assert [reply.error.code for reply in replies[1:]] == [UNREADABLE_REPLY, 8]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\xff\xff", "UnusualError: it is damaged"),
+        (b"\x0a\x00" * 19, "ValueError: more than 18 records, the limit for this message"),
+    ],
+)
+def test_a_client_is_not_asked_after_three_unreadable_replies(
+    server: Server, caplog: pytest.LogCaptureFixture, data: bytes, words: str
+) -> None:
+    for number in range(1, 5):
+        ids = server.grid.push_messages([message(number=number, node=node) for node in NAMES])
+        assert [id == "" for id in ids] == [number > 3, False]
+        # an error is not unreadable
+        answers = [(Collected(ids[0]), data), (Collected(ids[1], 8, "it crashed"), b"")]
+        server.replies = answers[number > 3 :]
+        *refused, crashed = [reply.error for reply in server.grid.pull_messages(ids)]
+        assert crashed.code == 8
+        assert [error.code for error in refused] == [UNREADABLE_REPLY] * (number < 4)
+        assert all(f"reply of client a cannot be read ({words}" in each.reason for each in refused)
+        assert caplog.text.count("client a is not asked again in this run: 3") == (number > 2)
+    assert [each.device for each in server.sent] == ["a", "b"] * 3 + ["b"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "arrays", "most"),
+    [
+        (MessageType.TRAIN, 1, (3,), 19),
+        (MessageType.EVALUATE, 2, (3, 4), 23),
+        ("train.personal", 1, (3,), 19),
+        (MessageType.TRAIN, 0, (3,), grids.MAX_ARRAYS),
+        (MessageType.TRAIN, 1, (), grids.MAX_ARRAYS),
+        (MessageType.QUERY, 1, (3,), grids.MAX_ARRAYS),
+    ],
+)
+def test_a_reply_may_have_16_arrays_more_than_were_sent(
+    kind: str, number: int, arrays: tuple[int, ...], most: int
+) -> None:
+    asked = message(kind, number)
+    for name, count in enumerate(arrays):
+        asked.content[str(name)] = ArrayRecord(
+            {str(each): Array(np.ones(1)) for each in range(count)}
+        )
+    assert grids.most_items(asked) == {
+        "records": 18 + len(arrays),
+        "arrays": most,
+        "values": 50_000 + min(number, 1),
+    }
 
 
 def test_a_full_disk_of_the_server_is_waited_for(

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import tempfile
 import time
 import tracemalloc
@@ -29,16 +30,17 @@ from fairbloom.deploy.fleet.calls import (
     IncompleteError,
     Outage,
     RefusedError,
-    half_of_memory,
     receive,
+    refuse_head,
 )
-from fairbloom.deploy.fleet.content import SMALL_BYTES, MemoryBudget
+from fairbloom.deploy.fleet.content import MEMORY_FILE_BYTES, SMALL_BYTES, MemoryBudget
 from fairbloom.deploy.fleet.messages import CHUNK_BYTES, MAX_SETTINGS_BYTES, SERVICE
 from fairbloom.deploy.fleet.session import Contexts, KeptReply, Session
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Drop, Head, Taken, Working
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.version import PROTOCOL
+from fairbloom.system.machine import half_of_memory
 
 from .apps import NODE, content_of, task_of, write_version
 
@@ -159,6 +161,24 @@ def test_a_message_is_refused_from_its_head(head: Head, words: str) -> None:
     assert received is not None
     assert re.search(words, received.refused)
     assert "FAKE" not in received.refused
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "is_refused"),
+    [
+        (MEMORY_FILE_BYTES + 1, 2 * MEMORY_FILE_BYTES + 1, True),
+        (MEMORY_FILE_BYTES + 1, 2 * MEMORY_FILE_BYTES + 2, False),
+        (MEMORY_FILE_BYTES, 0, False),
+    ],
+)
+def test_a_message_in_a_file_leaves_half_of_the_disk_free(
+    monkeypatch: pytest.MonkeyPatch, size: int, free: int, is_refused: bool
+) -> None:
+    usage = type(shutil.disk_usage(HERE))(total=2**50, used=2**50 - free, free=free)
+    monkeypatch.setattr(shutil, "disk_usage", {HERE: usage}.__getitem__)
+    refused = refuse_head(head_of(size=size), math.inf, HERE)
+    words = "the message has 0.0671 GB, more than half of the free space on the disk"
+    assert refused.partition(" of this")[0] == words * is_refused
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query", "train.personal"])

@@ -590,9 +590,7 @@ def test_parquets_types_are_texts_and_numbers(tmp_path: Path) -> None:
         np.testing.assert_array_equal(numbers_of(found, name)[0], values)
 
 
-def test_damaged_and_absurdly_large_parquet_files_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_parquet_files_are_refused(tmp_path: Path) -> None:
     path = write(frame_of(200), tmp_path / "a.parquet")
     whole = path.read_bytes()
     random = np.random.default_rng(1)
@@ -606,8 +604,41 @@ def test_damaged_and_absurdly_large_parquet_files_are_refused(
         except DataError:
             refused += 1
     assert refused > 5
-    monkeypatch.setattr(reading, "MAX_CELLS", 999)
-    assert "200 rows of 5 columns" in str(refusal(path, whole))
+
+
+@pytest.mark.parametrize(
+    ("table", "size", "smaller"),
+    [
+        (pa.table({"x": np.zeros(200)}), 200 * 2 * 8, 1),
+        (pa.table({"x": np.zeros(900), "y": np.zeros(900)}), 900 * 3 * 8, 1),
+        (pa.table({"x": [{"a": 1}] * 300}), 300 * 2 * 8, 1),  # no column is read
+        (pa.table({"t": ["x" * 1000] * 400}), 410_000, 11_000),  # texts, compressed in the file
+    ],
+)
+def test_a_parquet_file_needs_at_most_half_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: pa.Table, size: int, smaller: int
+) -> None:
+    path = tmp_path / "a.parquet"
+    arrow_parquet.write_table(table, path, use_dictionary=False, row_group_size=250)
+    monkeypatch.setattr(reading, "half_of_memory", lambda: size)
+    assert len(read(path)) == len(table)
+    monkeypatch.setattr(reading, "half_of_memory", lambda: size - smaller)
+    monkeypatch.setattr(arrow_parquet.ParquetFile, "read", None)  # refused before
+    error = refusal(path, decimalChar=",")  # which is not read yet
+    assert f"{len(table)} rows of {table.num_columns} columns" in str(error)
+    assert error.reportable == REASONS["too-large"]
+
+
+def test_rows_are_those_of_a_parquet_files_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    arrow_parquet.write_table(pa.table({"x": np.zeros(200)}), path)
+    # 200 becomes 1 where it is first: in the number of rows of the whole file
+    path.write_bytes(path.read_bytes().replace(b"\x16\x90\x03", b"\x16\x82\x00", 1))
+    assert arrow_parquet.ParquetFile(path).metadata.num_rows == 1
+    monkeypatch.setattr(reading, "half_of_memory", lambda: 200 * 2 * 8 - 1)
+    assert refusal(path).why == "too-large"
 
 
 # Workbooks ----------------------------------------------------------------------------------------
