@@ -25,7 +25,7 @@ from benchmarks.flower import wait_until
 from benchmarks.processes import free_port
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
-from fairbloom.deploy.fleet import admission, port
+from fairbloom.deploy.fleet import admission, grid, port
 from fairbloom.deploy.fleet.admission import Admission, Caller as Allowance, CallRefusedError
 from fairbloom.deploy.fleet.calls import RefusedError
 from fairbloom.deploy.fleet.connections import OTHER_CONNECTIONS, OWN_FILES, connection_limit
@@ -862,5 +862,8 @@ def test_security_names_the_limits() -> None:
         [admission.CALLS_AT_ONCE, admission.CALLS_A_SECOND],
         [port.FIRST_CHUNK_SECONDS],
         [port.CHUNK_SECONDS],
+        [grid.MORE_ITEMS, grid.MAX_ARRAYS],
+        [grid.MAX_VALUES, grid.MORE_ITEMS],
+        [grid.MAX_UNREADABLE],
         [2 * SECOND],
     ]

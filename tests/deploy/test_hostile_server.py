@@ -31,7 +31,6 @@ from fairbloom.deploy.fleet.calls import (
     Outage,
     RefusedError,
     receive,
-    refuse_head,
 )
 from fairbloom.deploy.fleet.content import MEMORY_FILE_BYTES, SMALL_BYTES, MemoryBudget
 from fairbloom.deploy.fleet.messages import CHUNK_BYTES, MAX_SETTINGS_BYTES, SERVICE
@@ -176,9 +175,14 @@ def test_a_message_in_a_file_leaves_half_of_the_disk_free(
 ) -> None:
     usage = type(shutil.disk_usage(HERE))(total=2**50, used=2**50 - free, free=free)
     monkeypatch.setattr(shutil, "disk_usage", {HERE: usage}.__getitem__)
-    refused = refuse_head(head_of(size=size), math.inf, HERE)
-    words = "the message has 0.0671 GB, more than half of the free space on the disk"
-    assert refused.partition(" of this")[0] == words * is_refused
+    begun = [in_head(head_of(size=size))]
+    if is_refused:
+        received = receive(begun, MemoryBudget(HERE))
+        assert received is not None
+        assert "0.0671 GB, more than half of the free space on the disk" in received.refused
+    else:
+        with pytest.raises(IncompleteError, match="did not come whole"):
+            receive(begun, MemoryBudget(HERE))
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query", "train.personal"])

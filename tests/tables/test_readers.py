@@ -629,15 +629,18 @@ def test_a_parquet_file_needs_at_most_half_of_the_memory(
     assert error.reportable == REASONS["too-large"]
 
 
-def test_rows_are_those_of_a_parquet_files_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "rows", "size"), [(b"\x82\x00", 1, 200 * 2 * 8), (b"\xfe\x7f", 8191, 8191 * 2 * 8)]
+)
+def test_a_parquet_file_may_be_wrong_about_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: bytes, rows: int, size: int
 ) -> None:
     path = tmp_path / "a.parquet"
     arrow_parquet.write_table(pa.table({"x": np.zeros(200)}), path)
-    # 200 becomes 1 where it is first: in the number of rows of the whole file
-    path.write_bytes(path.read_bytes().replace(b"\x16\x90\x03", b"\x16\x82\x00", 1))
-    assert arrow_parquet.ParquetFile(path).metadata.num_rows == 1
-    monkeypatch.setattr(reading, "half_of_memory", lambda: 200 * 2 * 8 - 1)
+    # where 200 is first, it is the number of rows of the whole file
+    path.write_bytes(path.read_bytes().replace(b"\x16\x90\x03", b"\x16" + number, 1))
+    assert arrow_parquet.ParquetFile(path).metadata.num_rows == rows
+    monkeypatch.setattr(reading, "half_of_memory", lambda: size - 1)
     assert refusal(path).why == "too-large"
 
 

@@ -155,11 +155,12 @@ def test_what_left_outlives_the_file_that_is_full(
     monkeypatch.setattr(log_files, "MAX_SENT_BYTES", 3000)
     log = AuditLog(tmp_path)
     for number in range(1000):
-        log.note(entry(number // 100, sent=SENT, terms={"round": number}), {})
+        log.note(entry(number // 100, sent=SENT, terms={"round": number}, message=str(number)), {})
     assert size_of(tmp_path) < 30_000
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
     condensed = (tmp_path / log_files.SENT_CONDENSED).read_text()
     assert json.loads(condensed.splitlines()[0])["sent"]["metrics"] == ["num-examples"]
+    assert '"message"' not in condensed
     said = say(tmp_path)
     assert said[0].startswith("1000 replies left; the first: 20")
     assert ", run 0, asked: train; sent: arrays: weight" in said[0]
