@@ -52,7 +52,7 @@ SLACK = 1.03
 WHOLE = 33_294
 """The most statements in all packages."""
 
-TESTS = 39_212
+TESTS = 39_214
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900

@@ -4,7 +4,6 @@ import hashlib
 import io
 import logging
 import math
-import os
 import re
 import shutil
 import tempfile
@@ -39,7 +38,6 @@ from fairbloom.deploy.fleet.wire_pb2 import Chunk, Drop, Head, Taken, Working
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.version import PROTOCOL
-from fairbloom.system.machine import half_of_memory
 
 from .apps import NODE, content_of, task_of, write_version
 
@@ -262,18 +260,6 @@ def test_a_server_that_stops_sending_is_asked_again(monkeypatch: pytest.MonkeyPa
     assert received.content.map() == b"model"
     calls.close()
     lying.stop()
-
-
-def test_by_default_a_message_has_half_of_the_memory(tmp_path: Path) -> None:
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert half_of_memory(tmp_path) == machine // 2
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/client.service\n")
-    folder = tmp_path / "sys/fs/cgroup/system.slice/client.service"
-    folder.mkdir(parents=True)
-    for limit, memory in (("max", machine), ("1000000", 1_000_000), (str(2**60), machine)):
-        (folder / "memory.max").write_text(f"{limit}\n")
-        assert half_of_memory(tmp_path) == memory // 2
 
 
 # Texts of the server ------------------------------------------------------------------------------
