@@ -19,20 +19,20 @@ from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
     "checks": 713,
-    "cli": 679,
+    "cli": 684,
     "client": 1_882,
     "client/guard": 727,
     "client/rules": 672,
-    "deploy/fleet": 2_517,
+    "deploy/fleet": 2_569,
     "experiments": 823,
     "experiments/pages": 1_232,
     "experiments/results": 1_928,
     "experiments/studies": 960,
     "prediction": 829,
-    "fairbloom": 704,
+    "fairbloom": 705,
     "protocol": 939,
-    "rounds": 3_284,
-    "server": 953,
+    "rounds": 3_288,
+    "server": 954,
     "server/run_folder": 1_438,
     "simulation": 1_151,
     "simulation/stacked": 1_106,
@@ -49,10 +49,10 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_250
+WHOLE = 33_330
 """The most statements in all packages."""
 
-TESTS = 39_150
+TESTS = 39_320
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900

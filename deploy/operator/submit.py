@@ -293,6 +293,7 @@ def stop(federation: Federation, run: RunFiles) -> str:
         return f"run {run.number} has ended already: {describe_end(run.status)}"
     try:
         run.stop()
+        federation.note("stop", run=run.number)
     except OSError as error:
         raise DeployError(f"stop: {error.filename}: {error.strerror}") from error
     until = time.monotonic() + 2 * END_SECONDS
