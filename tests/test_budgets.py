@@ -23,7 +23,7 @@ ROOMS: Mapping[str, int] = {
     "client": 1_882,
     "client/guard": 727,
     "client/rules": 672,
-    "deploy/fleet": 2_569,
+    "deploy/fleet": 2_572,
     "experiments": 823,
     "experiments/pages": 1_232,
     "experiments/results": 1_928,

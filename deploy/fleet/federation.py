@@ -196,8 +196,14 @@ class Federation:
     def note(self, command: str, **about: str | int) -> None:
         """Add an operator's command, with time and account, to the log commands.jsonl."""
         line = {"at": timestamp(), "account": account_name(), "command": command, **about}
-        with (self.path / "commands.jsonl").open("a") as file:
-            file.write(f"{json.dumps(line)}\n")
+        try:
+            with (self.path / "commands.jsonl").open("a") as file:
+                file.write(f"{json.dumps(line)}\n")
+        except OSError as error:
+            raise DeployError(
+                f"{command} is done, but {error.filename or self.path} cannot be written:"
+                f" {error.strerror}"
+            ) from error
 
     def members(self) -> list[Member]:
         """Return all clients that were ever enrolled, sorted by name."""

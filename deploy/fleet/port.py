@@ -36,8 +36,10 @@ REPLY_TIMES = 2
 # Code of the error that replaces a refused reply. Flower's codes are below 100.
 REFUSED_REPLY = 413
 
-# Most characters that are accepted of a device's reason, and of its version.
+# Most characters that are accepted of a device's reason, and those that the status has of what a
+# device says.
 LONGEST_REASON = 4000
+LONGEST_SHOWN = 300
 
 # Seconds that a call may take to send its first chunk, and each further one. On the slowest line
 # that is supported, 10 kB a second, a chunk takes 105 seconds.
@@ -189,7 +191,7 @@ class Port:
                 dict(context.invocation_metadata())
                 .get("user-agent", "")
                 .partition(" ")[0]
-                .removeprefix("fairbloom/")[:LONGEST_REASON]
+                .removeprefix("fairbloom/")[:LONGEST_SHOWN]
             )
             device.nexts += 1
             number = device.held = device.nexts
@@ -264,7 +266,7 @@ class Port:
         if message is None or status.answer != Taken.TAKEN:
             return status
         if head.code:
-            self.admission.reasons[name] = head.reason[:LONGEST_REASON]
+            self.admission.reasons[name] = head.reason[:LONGEST_SHOWN]
             self._mailbox.answer(message, Reply(None, head.code, head.reason[:LONGEST_REASON]))
             return status
         limit = max(self._max_reply, REPLY_TIMES * message.content.size + REPLY_BYTES)

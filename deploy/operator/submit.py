@@ -293,9 +293,9 @@ def stop(federation: Federation, run: RunFiles) -> str:
         return f"run {run.number} has ended already: {describe_end(run.status)}"
     try:
         run.stop()
-        federation.note("stop", run=run.number)
     except OSError as error:
         raise DeployError(f"stop: {error.filename}: {error.strerror}") from error
+    federation.note("stop", run=run.number)
     until = time.monotonic() + 2 * END_SECONDS
     while run.status is None and federation.is_served and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
