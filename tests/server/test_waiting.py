@@ -297,6 +297,15 @@ def submitted(out: Path, grid: type[InProcessGrid], **more: object) -> list[dict
     return ROUNDS.read(out)
 
 
+def test_both_kinds_of_runs_tell_their_grid(tmp_path: Path) -> None:
+    said = list[str]()
+    noted = type("Noted", (InProcessGrid,), {"note_wait": staticmethod(said.append)})
+    submitted(tmp_path / "run", noted, **{"num-rounds": 1})
+    assert said == [""]  # all are there at once
+    FlowerClients(FedAvg(), noted(app, {}, 1))._quorum.wait.on_wait("awaited: a")
+    assert said[1:] == ["awaited: a"]
+
+
 def test_a_number_beyond_the_others_needs_the_operators_word(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
