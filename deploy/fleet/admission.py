@@ -148,8 +148,8 @@ class Admission:
         self._callers: dict[str, Caller] = {}
         # The caller to which each connection belongs: addresses are used again.
         self._owners: dict[str, Caller] = {}
-        # How many calls were refused, by kind, and the last reason by client.
-        self.refused = Counter[str]()
+        # How many calls and replies were refused, by kind, and the last reason by client.
+        self.refused = Counter({"reply": 0})
         self.reasons: dict[str, str] = {}
         # The connections to close at the next look.
         self._unwelcome: set[str] = set()

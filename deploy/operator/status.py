@@ -123,7 +123,7 @@ def show(status: Mapping[str, Any]) -> None:
         parts.append(
             _line("connections", f"{number} of at most {limit}", warn=number >= FULL * limit)
         )
-        refused = [f"{number} {kind}" for kind, number in status["refused"].items()]
+        refused = [f"{number} {kind}" for kind, number in status["refused"].items() if number]
         parts.append(_line("refused", ", ".join(refused) or "none", warn=bool(refused)))
     for run in open_runs:
         parts += _describe_open_run(run)

@@ -502,7 +502,7 @@ def test_a_revoked_client_is_refused_before_it_sends(served: Served, method: str
     call = caller.call(method)
     assert code_of(call) == grpc.StatusCode.PERMISSION_DENIED
     assert "was revoked by the federation's operator" in call.details()
-    assert served.port.admission.refused == {"permission denied": 1}
+    assert served.port.admission.refused == {"reply": 0, "permission denied": 1}
     assert served.port.admission.reasons == {"a": call.details()}
     assert time.monotonic() - began < 2.0
     wait_until(lambda: connections(served) == 0)  # it cannot keep its connection either

@@ -672,7 +672,7 @@ def test_status_says_what_is_refused_and_awaited(
         "versions": {"a": "1.0", "b": "1.0"},
         "reasons": {"b": reason},
         "connections": {"open": 1, "limit": 768},
-        "refused": {"permission denied": 7, "reply": 2},
+        "refused": {"permission denied": 7, "already exists": 0, "reply": 2},
     }
     say_now(made, time.time(), **about)
     with exclusive_lock(made / "state" / "lock"):
