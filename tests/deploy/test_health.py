@@ -109,6 +109,8 @@ def test_a_server_says_that_it_is_ready_and_lives(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "fairbloom.deploy.fleet.daemon", str(federation.path)]
         environment = os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
         with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as server:
-            said = [systemd.recv(100) for _ in range(3)]
-            server.terminate()
+            try:
+                said = [systemd.recv(100) for _ in range(3)]
+            finally:
+                server.terminate()
     assert said == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
