@@ -52,7 +52,7 @@ SLACK = 1.03
 WHOLE = 33_330
 """The most statements in all packages."""
 
-TESTS = 39_328
+TESTS = 39_340
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900

@@ -13,9 +13,14 @@ from typing import Any
 import pytest
 
 from benchmarks.processes import free_port
+from fairbloom import __version__
+from fairbloom.deploy import pki
+from fairbloom.deploy.fleet.content import Content
 from fairbloom.deploy.fleet.daemon import Daemon
+from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation, read_now, server_unit
 from fairbloom.deploy.fleet.metrics import METRICS
+from fairbloom.deploy.fleet.port import Device
 from fairbloom.system.lock import exclusive_lock
 from fairbloom.system.supervise import notify_systemd
 from tests.experiments.helpers import captured
@@ -48,7 +53,12 @@ SAMPLE = re.compile(r'(fairbloom_[a-z_]+)(\{[a-z]+="(?:[^"\\\n]|\\["\\n])+"\})? 
 
 def test_each_second_has_numbers_in_prometheus_format(tmp_path: Path) -> None:
     federation = Federation.init(tmp_path / "fed", ["server.example"], 9092)
+    enroll(federation, "a")
+    pki.make_authority(federation.authority[0], tmp_path / "key", days=-2.0)
     daemon = Daemon(federation, 1024)
+    daemon._port.devices["a"] = Device(seen=time.monotonic(), version="1.0")
+    daemon._port.admission.reasons["a"] = "it is slow"
+    daemon._mailbox.store(Content(b"model"))
     daemon._port.admission.refused.update({"reply": 3, 'a"b\\c\nd': 1})
     daemon._runs.last_round = (7, time.time() + 3600.0)  # the clock was set back
     daemon._runs.waiting_for = "awaited: a"
@@ -66,15 +76,24 @@ def test_each_second_has_numbers_in_prometheus_format(tmp_path: Path) -> None:
     }
     place = "fairbloom_certificate_remaining_days"
     assert {
+        ("fairbloom_clients_online", None): 1.0,
+        ("fairbloom_mailbox_bytes", None): 5.0,
         ("fairbloom_round", None): 7.0,
         ("fairbloom_round_age_seconds", None): 0.0,
         ("fairbloom_refused_total", '{kind="reply"}'): 3.0,
         ("fairbloom_refused_total", r'{kind="a\"b\\c\nd"}'): 1.0,
         (place, '{file="server.crt"}'): pytest.approx(398.0, abs=0.1),
-        (place, '{file="ca.crt"}'): pytest.approx(3650.0, abs=0.1),
+        (place, '{file="ca.crt"}'): 0.0,  # it has expired
     }.items() <= numbers.items()
     now = read_now(federation)
     assert (now.waiting, now.refused["reply"]) == ("awaited: a", 3)
+    assert (now.version, now.versions, now.reasons) == (
+        __version__,
+        {"a": "1.0"},
+        {"a": "it is slow"},
+    )
+    sizes = [numbers[f"fairbloom_disk_{name}_bytes", None] for name in ("free", "size")]
+    assert now.free == sizes[0] / sizes[1] < 1
     assert {each.name for each in federation.state.iterdir()} == {"metrics.prom", "now.json"}
 
 
