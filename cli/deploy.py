@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from fairbloom.command import Terminal
+from fairbloom.command import INTERRUPTED, Terminal
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.federation import SERVER_UNIT, Federation
 from fairbloom.system.supervise import become
@@ -22,9 +22,6 @@ app = typer.Typer(
     help="Operate a federation of real devices: certificates, clients and runs.",
 )
 
-
-# Exit status of a command that Ctrl-C has ended.
-INTERRUPTED = 130
 
 HERE: Any = Path("federation")  # the callback opens it
 _option = partial(
@@ -83,7 +80,7 @@ def renew(
     ] = [],  # noqa: B006
     federation: FederationOption = HERE,
 ) -> None:
-    """Create a new server certificate. Restart the server to use it. Devices need no change."""
+    """Create a new server certificate. A server takes it within seconds; devices need no change."""
     names = federation.renew(host)
     print(
         f"{federation.identity[0]} is new, for {', '.join(names)} and loopback: a server"
@@ -135,6 +132,7 @@ def enroll(
     )
     for name, bundle in zip(clients, bundles, strict=True):
         print(f"{name}: {bundle}", flush=True)
+        federation.note("enroll", client=name)
     enrolled = federation.enrolled()
     if far := describe_clients_beyond(enrolled, len(enrolled)):
         say(f"where data are dealt to clients: {far}")
@@ -149,6 +147,7 @@ def revoke(
     from fairbloom.deploy.fleet.enrolment import revoke as revoke_one
 
     revoke_one(federation, client)
+    federation.note("revoke", client=client)
     print(f"{client} is revoked")
 
 
@@ -157,9 +156,24 @@ def status(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON; the documentation lists its keys.")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help=(
+                "Only print what is wrong, and exit with 0 (serving), 1 (down) or 2 (degraded: a"
+                " run waits for clients, a certificate ends within 14 days, or less than 5 % of"
+                " the disk is free)."
+            ),
+        ),
+    ] = False,
     federation: FederationOption = HERE,
 ) -> None:
     """Show clients, runs and their rounds, disk space and certificate."""
+    if check:
+        from fairbloom.deploy.operator.health import check_health
+
+        raise typer.Exit(check_health(federation))
     from fairbloom.deploy.operator.status import show, survey
 
     found = survey(federation)
@@ -221,6 +235,7 @@ def submit(
     given = {**parse_assignments(settings), **({"schema": str(schema)} if schema else {})}
     run = write_order(federation.runs, runs.choose_app(chosen).order(federation, given))
     print(f"run {run.number}", flush=True)
+    federation.note("submit", run=run.number)
     if detach:
         return
     try:

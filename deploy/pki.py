@@ -99,7 +99,7 @@ def common_name(subject: x509.Name) -> str:
 
 def read_name(certificate: Path) -> str:
     """Return the common name in a certificate; raise DeployError if it cannot be read."""
-    return common_name(_load_certificate(certificate).subject)
+    return common_name(_load_certificates(certificate)[0].subject)
 
 
 def normalise_host(host: str, option: str = "--host") -> str:
@@ -199,27 +199,27 @@ def issue_device_certificate(
 
 
 def days_left(certificate: Path) -> float:
-    """Return the number of days that a certificate is still valid, negative if it has expired."""
-    end = _load_certificate(certificate).not_valid_after_utc
+    """Return the number of days that all certificates in a file are valid, negative after that."""
+    end = min(each.not_valid_after_utc for each in _load_certificates(certificate))
     return (end - datetime.now(UTC)) / timedelta(days=1)
 
 
 def lifetime(certificate: Path) -> float:
     """Return the number of days that a certificate was made for."""
-    loaded = _load_certificate(certificate)
+    loaded = _load_certificates(certificate)[0]
     return (loaded.not_valid_after_utc - loaded.not_valid_before_utc - SKEW) / timedelta(days=1)
 
 
 def read_hosts(certificate: Path) -> list[str]:
     """Return the host names and addresses in a certificate."""
-    loaded = _load_certificate(certificate)
+    loaded = _load_certificates(certificate)[0]
     names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
 
 
-def _load_certificate(path: Path) -> x509.Certificate:
+def _load_certificates(path: Path) -> list[x509.Certificate]:
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return x509.load_pem_x509_certificates(path.read_bytes())
     except OSError as error:
         raise DeployError(f"the certificate {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -234,7 +234,7 @@ def _load_authority(
         " federation: make a new federation with fairbloom deploy init, and enrol its clients again"
     )
     try:
-        issuer = _load_certificate(certificate)
+        issuers = _load_certificates(certificate)
     except DeployError as error:
         raise DeployError(f"{error}: {remedy}") from None
     try:
@@ -247,12 +247,13 @@ def _load_authority(
         raise DeployError(
             f"the authority's key {key} is not a private key, or a damaged one: {remedy}"
         ) from None
-    if (
-        not isinstance(signer, ec.EllipticCurvePrivateKey)
-        or signer.public_key() != issuer.public_key()
-    ):
-        raise DeployError(f"the authority's key {key} does not belong to {certificate}: {remedy}")
-    return issuer, signer
+    for issuer in issuers:  # two while the authority is changed
+        if (
+            isinstance(signer, ec.EllipticCurvePrivateKey)
+            and signer.public_key() == issuer.public_key()
+        ):
+            return issuer, signer
+    raise DeployError(f"the authority's key {key} does not belong to {certificate}: {remedy}")
 
 
 def _certify(

@@ -69,10 +69,10 @@ def import_command(name: str) -> Any:
 
     Until it is imported, Ctrl-C ends the process in silence.
     """
-    # Late, as it takes half a second, and before the level of its logger is set.
-    import flwr.app  # noqa: F401
-
     module, _, attribute = name.partition(":")
+    if module != "fairbloom.cli.deploy":  # monitoring calls deploy status --check often
+        # Late, as it takes half a second, and before the level of its logger is set.
+        import flwr.app  # noqa: F401
     found = getattr(import_module(module), attribute)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     colour_on_terminals_alone()

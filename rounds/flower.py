@@ -125,7 +125,7 @@ class FlowerClients:
         self._method = method
         self.timeout = timeout
         self._quorum = quorum or Quorum(
-            PATIENCE_SECONDS, method.training_clients, setting="min_available_nodes"
+            PATIENCE_SECONDS, method.training_clients, setting="min_available_nodes", grid=grid
         )
         self._tracker = NodeTracker()
         self._layout = Layout({})

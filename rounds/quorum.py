@@ -21,10 +21,15 @@ class QuorumError(FairbloomError):
 
 
 class Wait:
-    """One wait for clients, of at most `patience` seconds."""
+    """One wait for clients, of at most `patience` seconds.
 
-    def __init__(self, patience: float) -> None:
+    `on_wait` is called with a text, which names the awaited clients and how long the wait has
+    lasted, and with "" once it is over.
+    """
+
+    def __init__(self, patience: float, on_wait: Callable[[str], None]) -> None:
         self.patience = patience
+        self.on_wait = on_wait
         self._since: float | None = None
         self._next = NOTICE_SECONDS
 
@@ -40,6 +45,7 @@ class Wait:
         waited = now - self._since
         if waited >= self.patience:
             return False
+        self.on_wait(f"{text}. It has waited for {waited:.0f} s")
         if waited >= self._next:
             self._next = waited + AGAIN_SECONDS
             log.warning(
@@ -56,6 +62,8 @@ class Wait:
                 "enough clients are online after %.0f s, and the run goes on",
                 time.monotonic() - self._since,
             )
+        if self._since is not None:
+            self.on_wait("")
         self._since = None
 
 
@@ -72,6 +80,8 @@ class Quorum:
         Names of the clients that the run has known before.
     setting
         The setting that errors name as a remedy.
+    grid
+        The run's grid. Its method `note_wait`, if it has one, is called as `Wait.on_wait`.
     """
 
     def __init__(
@@ -80,6 +90,7 @@ class Quorum:
         among: Collection[str] = (),
         known: Iterable[str] = (),
         setting: str = "min-clients",
+        grid: object = None,
     ) -> None:
         self.fewest = 0
         """How many counted clients must be online; 0 before that is decided."""
@@ -87,7 +98,7 @@ class Quorum:
         self._known = set(known)
         self._setting = setting
         self._names: dict[int, str] = {}
-        self._wait = Wait(patience)
+        self.wait = Wait(patience, getattr(grid, "note_wait", lambda text: None))
 
     def counted(self, names: Iterable[str]) -> list[str]:
         """Return the clients that count."""
@@ -135,13 +146,13 @@ class Quorum:
 
     def _is_enough(self, count: int, fewest: int, text: str, absent: Collection[str]) -> bool:
         if count >= fewest:
-            self._wait.end()
+            self.wait.end()
             return True
         remedy = text_if(count, f", and {self._setting} = {count} would go on without them")
         text = f"{text}; awaited: {join_names(sorted(absent))}"
-        if not self._wait.should_continue(text + remedy):
+        if not self.wait.should_continue(text + remedy):
             raise QuorumError(
-                f"after {self._wait.patience:g} s (wait-for-clients) {text}. The same command"
+                f"after {self.wait.patience:g} s (wait-for-clients) {text}. The same command"
                 f" continues this run after its last finished round, once they are back{remedy}"
             )
         return False

@@ -98,6 +98,7 @@ def main(grid: Grid, context: Context) -> None:
             settings.wait_for_clients,
             split_names(settings.training_clients),
             drop_revoked(KNOWN.read(folder).known),
+            grid=grid,
         )
         patient = PollingGrid(
             grid, min_replies=settings.min_replies, quorum=quorum, enrolled=drop_revoked

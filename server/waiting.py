@@ -54,7 +54,7 @@ def wait_for_clients(
         enough = quorum_of(len(quorum.counted(awaited)))
     elif not enough:
         enough = quorum.of(expected)
-    wait = Wait(patience)
+    wait = Wait(patience, quorum.wait.on_wait)
     newest = time.monotonic()
     seen = 0
     while True:
@@ -102,6 +102,7 @@ def wait_for_clients(
             )
             break
         time.sleep(0.5)
+    wait.on_wait("")
     quorum.fewest = min_clients or quorum_of(len(quorum.counted(awaited or online)))
 
 

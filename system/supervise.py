@@ -1,10 +1,11 @@
-"""Hold signals back while a process starts or becomes another, and describe how one ended."""
+"""Signals while a process starts or becomes another, how one ended, and what systemd is told."""
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
@@ -41,3 +42,12 @@ def become(module: str, *arguments: str) -> None:
     """
     with hold_signals(*STOPPING):
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606 (this Python)
+
+
+def notify_systemd(state: str) -> None:
+    """Send a state, such as READY=1, to systemd, if it has started this process as Type=notify."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        # if it does not arrive, systemd ends this process, and its log says so
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as opened:
+            # a name that begins with @ is in the abstract namespace
+            opened.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)

@@ -6,6 +6,7 @@ one.
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
@@ -147,6 +148,9 @@ class Admission:
         self._callers: dict[str, Caller] = {}
         # The caller to which each connection belongs: addresses are used again.
         self._owners: dict[str, Caller] = {}
+        # How many calls and replies were refused, by kind, and the last reason by client.
+        self.refused = Counter({"reply": 0})
+        self.reasons: dict[str, str] = {}
         # The connections to close at the next look.
         self._unwelcome: set[str] = set()
         self._faults = Faults(clock)
@@ -163,7 +167,9 @@ class Admission:
             member = self._members.admit(certificate)
         except NotAdmittedError as error:
             try:
-                await abort(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
+                await self._abort(
+                    context, certificate, grpc.StatusCode.PERMISSION_DENIED, str(error)
+                )
             finally:
                 self._unwelcome.add(peer)
         if not caller.make_room(peer):
@@ -193,7 +199,7 @@ class Admission:
                 # the reason would wait behind what the device may never take
                 self._unwelcome.add(peer)
                 raise asyncio.CancelledError
-            await abort(context, call.refusal.code, call.refusal.reason)
+            await self._abort(context, certificate, call.refusal.code, call.refusal.reason)
 
     def look(self) -> None:
         """End calls and connections that are no longer admitted; called once a second."""
@@ -260,14 +266,18 @@ class Admission:
             SAY_SECONDS,
         )
         await asyncio.sleep(PAUSE_SECONDS)
-        await abort(
+        await self._abort(
             context,
+            certificate,
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "this client calls too often: the server takes the call later",
         )
 
-
-async def abort(context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:
-    """End a call with this reason."""
-    await context.abort(code, reason)
-    raise AssertionError("abort raises")
+    async def _abort(
+        self, context: Any, certificate: bytes, code: grpc.StatusCode, reason: str
+    ) -> NoReturn:
+        """Refuse a call for this reason."""
+        self.refused[code.name.replace("_", " ").lower()] += 1
+        self.reasons[identity_in(certificate).name] = reason
+        await context.abort(code, reason)
+        raise AssertionError("abort raises")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
+from fairbloom import __version__
 from fairbloom.logs import log
 from fairbloom.system.machine import half_of_memory
 
@@ -54,6 +55,7 @@ TYPES = ("train", "evaluate", "query")
 GIGABYTE = 1_000_000_000
 
 OPTIONS = (
+    ("grpc.primary_user_agent", f"fairbloom/{__version__}"),  # the server's status shows it
     # a chunk of content, a run's settings, and the rest of the head
     ("grpc.max_receive_message_length", CHUNK_BYTES + MAX_SETTINGS_BYTES + (64 << 10)),
     ("grpc.initial_reconnect_backoff_ms", 500),

@@ -4,16 +4,18 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import ssl
 import sys
 import time
 from pathlib import Path
 
+from fairbloom import __version__
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import escape_all_records, log
-from fairbloom.system.files import make_folder
+from fairbloom.system.files import make_folder, whole_file
 from fairbloom.system.lock import LockedError, exclusive_lock
-from fairbloom.system.supervise import STOPPING, release_signals
+from fairbloom.system.supervise import STOPPING, notify_systemd, release_signals
 
 from .. import pki
 from ..errors import DeployError
@@ -24,6 +26,7 @@ from .faults import Faults
 from .federation import NOW, Federation, read_now
 from .mailbox import Mailbox
 from .members import Members
+from .metrics import metric_lines
 from .port import Port
 from .runs import Runs
 
@@ -51,10 +54,11 @@ class Daemon:
             max_connections=self._limit,
         )
         self._runs = Runs(federation.runs, self._members, self._mailbox, self._port)
-        self._now = federation.state / NOW
         self._seen = dict(read_now(federation).seen)
         self._faults = Faults()
         self._identity_age: list[int] = modified(federation)
+        # How long the certificates in each file are valid, 0 after that.
+        self._days: dict[str, float] = {}
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT.
@@ -79,6 +83,7 @@ class Daemon:
             self._files,
         )
         log.info("ready: clients reach it at port %d", port)
+        notify_systemd("READY=1")
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in STOPPING:
@@ -97,9 +102,10 @@ class Daemon:
             task.result()  # raises the error that ended it
 
     async def _tick(self) -> None:
-        """Look once a second."""
+        """Look once a second, and tell systemd, which restarts a server that hangs."""
         while True:
             self._look()
+            notify_systemd("WATCHDOG=1")
             await asyncio.sleep(SECOND)
 
     def _look(self) -> None:
@@ -123,27 +129,51 @@ class Daemon:
 
     def _renew_identity(self) -> None:
         """Renew the certificate when it is due; serve a new one, also that of `deploy renew`."""
+        self._days = {
+            file.name: max(0.0, pki.days_left(file))
+            for file in (self._federation.authority[0], self._federation.identity[0])
+        }
         renew_if_due(self._federation, self._faults)
         if (age := modified(self._federation)) != self._identity_age:
             self._port.serve_as(*read_identity(self._federation))
             self._identity_age = age
 
     def _write_now(self) -> None:
-        """Write which clients are online, and the current run."""
+        """Write what goes on into state/now.json, and its numbers into state/metrics.prom."""
         at = time.time()
         online = {name: self._port.devices[name].others_seen for _, name in self._port.online()}
         self._seen |= dict.fromkeys(online, at)
+        disk = shutil.disk_usage(self._federation.path)
         now = {
             "at": at,
             "run": self._runs.current,
+            "waiting": self._runs.waiting_for,
+            "version": __version__,
+            "free": disk.free / disk.total,
             "online": online,
             "seen": self._seen,
+            "versions": {name: device.version for name, device in self._port.devices.items()},
+            "reasons": self._port.admission.reasons,
             "connections": self._port.connections,
+            "refused": self._port.admission.refused,
+            "days": self._days,
         }
-        draft = self._now.with_name(".now.json")
-        # not synced: it need not survive a power cut, and waiting would delay all calls
-        draft.write_text(json.dumps(now))
-        draft.replace(self._now)
+        metrics = metric_lines(
+            {
+                "clients_online": {"": len(online)},
+                "round": {"": self._runs.last_round[0]},
+                "round_age_seconds": {"": max(0.0, at - self._runs.last_round[1])},
+                "refused_total": self._port.admission.refused,
+                "mailbox_bytes": {"": self._mailbox.budget.used},
+                "certificate_remaining_days": self._days,
+                "disk_free_bytes": {"": disk.free},
+                "disk_size_bytes": {"": disk.total},
+            }
+        )
+        for name, lines in ((NOW, [json.dumps(now)]), ("metrics.prom", metrics)):
+            # not synced: it need not survive a power cut, and waiting would delay all calls
+            with whole_file(self._federation.state / name, durable=False) as file:
+                file.writelines(f"{line}\n".encode() for line in lines)
 
 
 def read_identity(federation: Federation) -> tuple[bytes, bytes, bytes]:

@@ -5,7 +5,6 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import tomli_w
@@ -19,7 +18,7 @@ from fairbloom.text import text_if
 from .. import pki
 from ..errors import DeployError
 from .federation import Federation
-from .members import Member
+from .members import Member, timestamp
 
 # The systemd unit of a client, which is in each bundle.
 CLIENT_UNIT = Path(__file__).parents[1] / "edge" / "fairbloom-client.service"
@@ -78,7 +77,9 @@ def enroll_all(
                 place = before.partition if place is None else place
             if place is None:
                 place = min({*range(len(taken) + 1)} - taken)
-            member = Member(name=name, partition=place, key=digest, examples=count, enrolled=now())
+            member = Member(
+                name=name, partition=place, key=digest, examples=count, enrolled=timestamp()
+            )
             certificate = pki.issue_device_certificate(*federation.authority, public, name)
             bundle = _write_bundle(federation, member, certificate, secret)
             _write(federation, member)  # last: the server admits a client once it has this file
@@ -94,7 +95,7 @@ def revoke(federation: Federation, name: str) -> None:
         if name not in enrolled:
             known = join_names(enrolled) if enrolled else "none"
             raise DeployError(f"client {name!r} is not enrolled; enrolled are: {known}")
-        _write(federation, replace(enrolled[name], revoked=now()))
+        _write(federation, replace(enrolled[name], revoked=timestamp()))
         _remove_bundle(federation, name)
 
 
@@ -109,11 +110,6 @@ def describe_clients_beyond(members: Sequence[Member], clients: int) -> str:
     if free := set(range(clients)) - {member.partition for member in members}:
         text += f", or enrol it again with --partition-id {min(free)}"
     return text
-
-
-def now() -> str:
-    """Return the time in the format of a client's file."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _read_request(request: Path, name: str) -> ec.EllipticCurvePublicKey:

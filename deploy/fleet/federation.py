@@ -23,7 +23,7 @@ from .. import pki
 from ..errors import DeployError
 from ..processes import split_address
 from .content import MEMORY_BYTES
-from .members import Member, Members
+from .members import Member, Members, timestamp
 
 # The template of a server's systemd unit.
 SERVER_UNIT = Path(__file__).parents[1] / "edge" / "fairbloom-server.service"
@@ -193,6 +193,18 @@ class Federation:
             raise DeployError(str(error)) from None
         return names
 
+    def note(self, command: str, **about: str | int) -> None:
+        """Add an operator's command, with time and account, to the log commands.jsonl."""
+        line = {"at": timestamp(), "account": account_name(), "command": command, **about}
+        try:
+            with (self.path / "commands.jsonl").open("a") as file:
+                file.write(f"{json.dumps(line)}\n")
+        except OSError as error:
+            raise DeployError(
+                f"{command} is done, but {error.filename or self.path} cannot be written:"
+                f" {error.strerror}"
+            ) from error
+
     def members(self) -> list[Member]:
         """Return all clients that were ever enrolled, sorted by name."""
         members = Members(self.path / "clients")
@@ -220,16 +232,27 @@ def check_port(option: str, given: int) -> None:
 class Now:
     """What the server wrote into now.json last.
 
-    `run` is the number of the run that is carried out, or 0. `online` maps each client that is
-    online to how often another process with its key was refused, `seen` each client to the time at
-    which it was last seen. `connections` has the number of the port's, `open`, and its `limit`.
+    `run` is the number of the run that is carried out, or 0, and `waiting` says for which clients
+    it waits. `version` is the server's, and `free` the share of the disk that is free. `online`
+    maps each client that is online to how often another process with its key was refused, `seen`
+    each client to the time at which it was last seen, `versions` to its version of Fairbloom, and
+    `reasons` to its last error or why it was refused. `connections` has the number of the port's,
+    `open`, and its `limit`; `refused` has the number of refused calls and replies by kind, and
+    `days` how long the certificates in each file are valid.
     """
 
     at: float = 0.0
     run: int = 0
+    waiting: str = ""
+    version: str = ""
+    free: float = 1.0
     online: Mapping[str, int] = field(default_factory=dict)
     seen: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
     connections: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)
+    days: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_now(federation: Federation) -> Now:
@@ -238,12 +261,14 @@ def read_now(federation: Federation) -> Now:
         now = Now(**json.loads((federation.state / NOW).read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return Now()
-    numbers: list[object] = [now.at]
-    for table in (now.online, now.seen, now.connections):
-        if not isinstance(table, dict):
-            return Now()
-        numbers += table.values()
-    is_whole = all(isinstance(each, int | float) and 0 <= each <= LARGEST_TIME for each in numbers)
+    of_numbers = (now.online, now.seen, now.connections, now.refused, now.days)
+    if not all(isinstance(table, dict) for table in (*of_numbers, now.versions, now.reasons)):
+        return Now()
+    numbers = [now.at, now.free, *(each for table in of_numbers for each in table.values())]
+    texts = [now.waiting, now.version, *now.versions.values(), *now.reasons.values()]
+    is_whole = all(
+        isinstance(each, int | float) and 0 <= each <= LARGEST_TIME for each in numbers
+    ) and all(isinstance(each, str) for each in texts)
     return now if is_whole and isinstance(now.run, int) else Now()
 
 
@@ -273,15 +298,19 @@ def create_folder(path: Path) -> Iterator[Path]:
         raise
 
 
+def account_name() -> str:
+    """Return the name of the account that runs this process."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user often has no name
+        return str(os.geteuid())
+
+
 def server_unit(folder: Path) -> str:
     """Return the systemd unit that runs the server of a folder, as the current account."""
     place = folder.absolute()
-    try:
-        account = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a container's user often has no name
-        account = str(os.geteuid())
     names = {
-        "account": account,
+        "account": account_name(),
         "python": sys.executable,
         "folder": str(place),
         "parent": str(place.parent),

@@ -70,6 +70,10 @@ class RunGrid(OwnGrid):
         self._saves = True
         self._call("save", last)
 
+    def note_wait(self, text: str) -> None:
+        """Report for which clients the run waits; "": it no longer does."""
+        self._call("note_wait", text)
+
     def get_node_ids(self) -> list[int]:
         """Return the ids of the devices online."""
         return [node_id for node_id, _ in self._call("nodes")[0]]

@@ -130,6 +130,11 @@ def read_member(file: Path) -> Member:
     return member
 
 
+def timestamp() -> str:
+    """Return the time in the format of a client's file."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 @dataclass(frozen=True)
 class Identity:
     """What a certificate says: common name, SHA-256 (hex) of the key, and its end since 1970."""

@@ -36,8 +36,10 @@ REPLY_TIMES = 2
 # Code of the error that replaces a refused reply. Flower's codes are below 100.
 REFUSED_REPLY = 413
 
-# Most characters that are accepted of a device's reason.
+# Most characters that are accepted of a device's reason, and those that the status has of what a
+# device says.
 LONGEST_REASON = 4000
+LONGEST_SHOWN = 300
 
 # Seconds that a call may take to send its first chunk, and each further one. On the slowest line
 # that is supported, 10 kB a second, a chunk takes 105 seconds.
@@ -77,6 +79,8 @@ class Device:
     held: int = 0
     # The received part of the reply that is being sent.
     receiving: StoredContent | None = None
+    # The version of Fairbloom in the client's last call for a message.
+    version: str = ""
     # The number of times that a second process with this client's key was refused.
     others_seen: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,7 +104,7 @@ class Port:
     ) -> None:
         self._members = members
         self._mailbox = mailbox
-        self._admission = Admission(members)
+        self.admission = Admission(members)
         self._max_reply = max_reply
         self._max_connections = max_connections
         self._own_sockets = 0
@@ -164,7 +168,7 @@ class Port:
 
         Logs once a minute that all connections are in use.
         """
-        self._admission.look()
+        self.admission.look()
         limit = self._max_connections
         number = min(limit, max(0, count_sockets() - self._own_sockets))
         self.connections = {"open": number, "limit": limit}
@@ -180,9 +184,15 @@ class Port:
 
     async def next(self, sent: AsyncIterator[bytes], context: Any) -> None:
         """Send the calling device its next message, or nothing if none comes in HELD_SECONDS."""
-        async with self._admission.admit(context) as call:
+        async with self.admission.admit(context) as call:
             working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
             device = self._enter(call.name, working.session)
+            device.version = (  # of fairbloom/VERSION (calls.OPTIONS), which precedes that of gRPC
+                dict(context.invocation_metadata())
+                .get("user-agent", "")
+                .partition(" ")[0]
+                .removeprefix("fairbloom/")[:LONGEST_SHOWN]
+            )
             device.nexts += 1
             number = device.held = device.nexts
             device.wake.set()  # an older call notices that it is not the newest, and ends
@@ -242,7 +252,7 @@ class Port:
 
     async def reply(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
         """Take a reply, and answer whether it is used; an error replaces a refused reply."""
-        async with self._admission.admit(context) as call:
+        async with self.admission.admit(context) as call:
             first = await receive(sent, Chunk, FIRST_CHUNK_SECONDS)
             taken = await self._take(call.name, first, sent)
         return bytes(taken.SerializeToString())
@@ -256,6 +266,7 @@ class Port:
         if message is None or status.answer != Taken.TAKEN:
             return status
         if head.code:
+            self.admission.reasons[name] = head.reason[:LONGEST_SHOWN]
             self._mailbox.answer(message, Reply(None, head.code, head.reason[:LONGEST_REASON]))
             return status
         limit = max(self._max_reply, REPLY_TIMES * message.content.size + REPLY_BYTES)
@@ -323,7 +334,7 @@ class Port:
 
     async def beat(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
         """Take a sign of life from a device; return why it must drop its work, or ""."""
-        async with self._admission.admit(context) as call:
+        async with self.admission.admit(context) as call:
             working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
             device = self._enter(call.name, working.session)
             device.seen = monotonic()
@@ -335,7 +346,7 @@ class Port:
 
     async def refuse_unknown(self, sent: AsyncIterator[bytes], context: Any) -> None:
         """Refuse a call that the port does not have, within the limits of all calls."""
-        async with self._admission.admit(context):
+        async with self.admission.admit(context):
             raise CallRefusedError(grpc.StatusCode.UNIMPLEMENTED, "the port has no such call")
 
     def _enter(self, name: str, session: bytes) -> Device:
@@ -356,6 +367,8 @@ class Port:
     def _take_refusal(self, message: QueuedMessage, reason: str) -> Taken:
         """Take an error in place of a refused reply."""
         self._mailbox.answer(message, Reply(None, REFUSED_REPLY, reason))
+        self.admission.refused["reply"] += 1
+        self.admission.reasons[message.envelope.device] = reason
         log.warning("the reply of client %s is refused: %s", message.envelope.device, reason)
         return Taken(answer=Taken.TAKEN, reason=reason)
 

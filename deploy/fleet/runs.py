@@ -19,7 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
-from time import monotonic, time_ns
+from time import monotonic, time, time_ns
 from typing import Any, Self
 
 import tomli_w
@@ -244,6 +244,10 @@ class Runs:
         self._ended: set[int] = set()
         # The number of the run that is carried out, or 0.
         self.current = 0
+        # For which clients the current run waits, and how long already; "" if it does not wait.
+        self.waiting_for = ""
+        # The last round that was saved, 0 before the first one, and when.
+        self.last_round: tuple[int, float] = (0, time())
         self._awaited: set[str] = set()
         self._missing = 0
         self._arrived = asyncio.Event()
@@ -360,6 +364,7 @@ class Runs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # also ends processes that it left behind
             process.wait()
+            self.waiting_for = ""
 
     # Requests of a run's process ------------------------------------------------------------------
 
@@ -414,6 +419,9 @@ class Runs:
                             await self._arrived.wait()
             case "save":
                 self._mailbox.save(run, arguments[0])
+                self.last_round = arguments[0], time()
+            case "note_wait":
+                self.waiting_for = arguments[0]
             case _:
                 raise ValueError(f"a run sends the unknown request {name!r}")
         return None, ()

@@ -52,6 +52,9 @@ def survey(federation: Federation) -> dict[str, Any]:
             "partition-id": member.partition,
             "examples": member.examples,
             "refused-with-same-key": online.get(name, 0),
+            "version": now.versions.get(name),
+            "last-reason": now.reasons.get(name),
+            "revoked": member.revoked or None,
         }
     runs_with_status = [(run, run.status) for run in list_runs(federation.runs)]
     ended = [(run, status) for run, status in runs_with_status if status is not None]
@@ -61,10 +64,16 @@ def survey(federation: Federation) -> dict[str, Any]:
     current = now.run if now.run in numbers else min(numbers, default=0)
     for run in open_runs:
         state = "running" if run.number == current else "waiting"
-        runs.append(_describe_run(run, state, None))
+        runs.append(
+            _describe_run(run, state, None)
+            | {"awaits": text_if(is_served and run.number == now.run, now.waiting)}
+        )
     return {
         "at": _format_time(time.time()),
         "server": "up" if is_served else "down",
+        "started": _format_time(federation.lock.stat().st_mtime) if is_served else None,
+        "version": now.version if is_served else None,
+        "refused": dict(now.refused) if is_served else {},
         "connections": dict(now.connections) if is_served else {"open": None, "limit": None},
         "clients": clients,
         "runs": runs[::-1],
@@ -104,12 +113,18 @@ def show(status: Mapping[str, Any]) -> None:
     clients = status["clients"]
     open_runs = [run for run in runs if run["exit-status"] is None]
     ended_runs = [run for run in runs if run["exit-status"] is not None]
-    parts: list[RenderableType] = [_line("server", status["server"], warn=status["server"] != "up")]
+    server = status["server"] + text_if(
+        status["started"], f" since {status['started']}, version {status['version']}"
+    )
+    parts: list[RenderableType] = [_line("server", server, warn=status["server"] != "up")]
     number = status["connections"]["open"]
     if number is not None:
         limit = status["connections"]["limit"]
-        is_full = number >= FULL * limit
-        parts.append(_line("connections", f"{number} of at most {limit}", warn=is_full))
+        parts.append(
+            _line("connections", f"{number} of at most {limit}", warn=number >= FULL * limit)
+        )
+        refused = [f"{number} {kind}" for kind, number in status["refused"].items() if number]
+        parts.append(_line("refused", ", ".join(refused) or "none", warn=bool(refused)))
     for run in open_runs:
         parts += _describe_open_run(run)
     if not open_runs:
@@ -119,7 +134,12 @@ def show(status: Mapping[str, Any]) -> None:
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
     parts.append(_line("clients", states or "none"))
     if clients:
-        parts.append(_client_table(clients))
+        parts.append(_client_table(clients, status["version"]))
+        parts += [
+            _line(f"  last error of {name}", client["last-reason"], warn=True)
+            for name, client in clients.items()
+            if client["last-reason"]
+        ]
     if ended_runs:
         parts.append(_run_table(ended_runs))
     parts.append(_line("disk", f"{status['disk']['free-bytes'] / 1e9:.1f} GB free"))
@@ -129,14 +149,18 @@ def show(status: Mapping[str, Any]) -> None:
     Terminal().print(Group(*parts))
 
 
-def _client_table(clients: Mapping[str, Any]) -> Table:
-    table = Table("client", "partition", "state", "last seen")
+def _client_table(clients: Mapping[str, Any], version: str | None) -> Table:
+    table = Table("client", "partition", "state", "last seen or revoked")
     for name, client in clients.items():
         is_away = client["state"] != "online"
         style = text_if(is_away, "yellow")
-        seen = text_if(is_away, client["last-seen"] or "")
-        state = client["state"] + text_if(
-            client["refused-with-same-key"], ", and another process with its key"
+        seen = text_if(is_away, client["revoked"] or client["last-seen"] or "")
+        state = (
+            client["state"]
+            + text_if(client["refused-with-same-key"], ", and another process with its key")
+            + text_if(
+                not is_away and client["version"] != version, f", version {client['version']}"
+            )
         )
         table.add_row(*map(Text, (name, str(client["partition-id"]), state, seen)), style=style)
     table.columns[0].no_wrap = True
@@ -185,8 +209,9 @@ def _describe_open_run(run: Mapping[str, Any]) -> list[RenderableType]:
             since = duration(run["seconds-since-round"])
             words += f", {run['seconds-a-round']:.3g} s a round, the last one {since} ago"
     lines: list[RenderableType] = [_line(f"run {run['run']}", words, style="bold")]
-    if run.get("unknown"):
-        lines.append(_line("  not known", run["unknown"], warn=True))
+    for what, key in (("not known", "unknown"), ("waits", "awaits")):
+        if run.get(key):
+            lines.append(_line(f"  {what}", run[key], warn=True))
     for what in ("offline", "missing"):
         if run.get(what):
             lines.append(_line(f"  {what} in round {run['round']}", run[what], warn=True))

@@ -295,6 +295,7 @@ def stop(federation: Federation, run: RunFiles) -> str:
         run.stop()
     except OSError as error:
         raise DeployError(f"stop: {error.filename}: {error.strerror}") from error
+    federation.note("stop", run=run.number)
     until = time.monotonic() + 2 * END_SECONDS
     while run.status is None and federation.is_served and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)

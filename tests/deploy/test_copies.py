@@ -242,6 +242,7 @@ FILES = (
     "ca.key",
     "server.crt",
     "server.key",
+    "commands.jsonl",
     "state/now.json",
     "state/runs/7/run.toml",
     "state/runs/7/folder",

@@ -82,7 +82,7 @@ class Server:
             return ("", "No space left on device"), []
         if name == "store":
             return (contents[0].digest().hex(), ""), []
-        if name == "send":
+        if name in ("send", "note_wait"):
             self.sent += arguments[0]
         if name == "collect":
             found = [each for each in self.replies if each[0].id in arguments[0]]
@@ -543,6 +543,21 @@ def test_a_wait_ends_once_enough_replies_are_there(tmp_path: Path) -> None:
     assert max(asyncio.run(wait_for_each())) < 20.0
 
 
+def test_a_run_says_for_whom_it_waits_until_it_ends(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.grid.note_wait("a")
+    assert server.sent == ["a"]
+    made, _ = make_runs(tmp_path / "runs", lambda: 0)
+    made.__class__ = Runs  # with its own `_start`
+    for request in ("note_wait", "awaited: a"), ("save", 4):
+        asyncio.run(made._answer(7, request[0], request[1:], ()))
+    assert (made.waiting_for, made.last_round[0]) == ("awaited: a", 4)
+    monkeypatch.setattr("sys.executable", "false")  # the run ends with an error
+    assert asyncio.run(made._start(submit(tmp_path / "runs", ORDER), ORDER)) == 1
+    assert made.waiting_for == ""
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -772,7 +787,7 @@ def test_a_fault_in_one_step_of_a_second_stops_no_other(
     assert done == ["members", "port", "mailbox"] * 3
     assert read_now(federation).at > 0
     assert len(caplog.records) == 3
-    (federation.state / ".now.json").mkdir()
+    (federation.state / ".now.json.draft").mkdir()
     for _ in range(3):
         daemon._look()
     assert len(caplog.records) == 4
@@ -787,6 +802,12 @@ def test_a_fault_in_one_step_of_a_second_stops_no_other(
         '{"seen": 5}',
         '{"seen": {"a": "b"}}',
         '{"seen": {"a": 1e300}}',
+        '{"free": NaN}',
+        '{"days": 5}',
+        '{"days": {"ca.crt": -1}}',
+        '{"waiting": 5}',
+        '{"reasons": 5}',
+        '{"versions": {"a": 5}}',
         '{"run": [1]}',
         "[" * 100_000,
     ],

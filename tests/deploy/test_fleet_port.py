@@ -23,6 +23,8 @@ import pytest
 
 from benchmarks.flower import wait_until
 from benchmarks.processes import free_port
+from fairbloom import __version__
+from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
 from fairbloom.deploy.fleet import admission, grid, port
@@ -73,6 +75,8 @@ def test_a_message_and_its_reply_arrive_complete(served: Served) -> None:
     assert head.settings == '{"settings": {}}'
     assert give_reply(calls, Head(id="1", run=RUN), data[::-1]).answer == Taken.TAKEN
     assert served.collect("1").data == data[::-1]
+    assert served.port.devices["a"].version == __version__
+    assert not served.port.admission.reasons
     served.send("2")
     assert calls.next("digest").head.settings == ""  # the device has these settings
     calls.close()
@@ -111,6 +115,8 @@ def test_a_reply_that_is_too_large_ends_as_an_error(served: Served) -> None:
     taken = give_reply(calls, Head(id="1", run=RUN), bytes(REPLY_BYTES + 100))
     assert "max-reply" in taken.reason
     assert served.collect("1").code == REFUSED_REPLY
+    assert served.port.admission.refused == {"reply": 1}
+    assert served.port.admission.reasons == {"a": taken.reason}
     calls.close()
 
 
@@ -148,6 +154,7 @@ def test_an_error_of_the_app_is_a_reply(served: Served) -> None:
     give_reply(calls, Head(id="1", run=RUN, code=2, reason="the app raised " * 1000), b"")
     found = served.collect("1")
     assert (found.code, found.reason[:14], len(found.reason)) == (2, "the app raised", 4000)
+    assert served.port.admission.reasons == {"a": found.reason[:300]}
     calls.close()
 
 
@@ -306,7 +313,7 @@ def test_without_pinning_any_key_of_an_enrolled_name_works(served: Served) -> No
     enroll(Federation.read(served.place), "a")
     unpinned = Members(served.place / "clients", pin_keys=False)
     unpinned.look()
-    served.port._admission._members = unpinned
+    served.port.admission._members = unpinned
     assert refusal(served, old) == grpc.StatusCode.OK
 
 
@@ -336,16 +343,25 @@ def test_a_damaged_file_keeps_its_client_out_and_no_other(served: Served) -> Non
     assert refusal(served, served.credentials("b")) == grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize("module", ["daemon", "client"])
-def test_server_and_device_load_neither_flower_nor_pytorch(module: str) -> None:
-    code = (
-        f"import sys, fairbloom.deploy.fleet.{module}; print({{'flwr', 'torch', 'numpy'}} &"
-        " {*sys.modules})"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-        == "set()\n"
-    ), module
+@pytest.mark.parametrize(
+    ("program", "also"),
+    [
+        ("import fairbloom.deploy.fleet.daemon", ()),
+        ("import fairbloom.deploy.fleet.client", ()),
+        (
+            "import sys; from fairbloom.cli.main import main; sys.argv[1:] = ['deploy', 'status',"
+            " '--check', '--dir', 'federation']\ntry: main()\nexcept SystemExit: pass",
+            ("grpc", "pydantic", "fairbloom.server", "fairbloom.client"),
+        ),
+    ],
+)
+def test_small_processes_load_neither_flower_nor_pytorch(
+    made: Path, program: str, also: tuple[str, ...]
+) -> None:
+    """The server's, a device's, and the one of deploy status --check."""
+    code = f"{program}\nimport sys; print({{'flwr', 'torch', 'numpy', *{also}}} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "set()", done.stderr
 
 
 def test_the_port_listens_on_ipv6(tmp_path: Path) -> None:
@@ -387,8 +403,40 @@ def test_a_new_certificate_is_served_without_a_restart(served: Served) -> None:
     assert held.result(30).head.id == "1"
 
 
+def test_an_authority_is_changed_without_a_gap(served: Served, tmp_path: Path) -> None:
+    """By the steps of docs/deployment.md: devices of the old and the new one are let in."""
+    federation = Federation.read(served.place)
+    authority, key = federation.authority
+    new = (tmp_path / "ca.crt", tmp_path / "ca.key")
+    pki.make_authority(*new, days=1000.0)
+    callers = {"old": served.credentials("a")}
+
+    def admitted() -> set[str]:
+        served.look()
+        served.do(lambda: served.port.serve_as(*read_identity(federation)))
+        return {name for name, each in callers.items() if refusal(served, each) == OK}
+
+    authority.write_bytes(authority.read_bytes() + new[0].read_bytes())
+    callers["both"] = served.credentials("a")
+    assert admitted() == {"old", "both"}
+    key.write_bytes(new[1].read_bytes())
+    federation.renew()
+    bundle = enroll(federation, "b")
+    callers["new"] = served.credentials("b")
+    assert admitted() == {"both", "new"}  # the old one does not trust the server's certificate
+    client = ClientSettings.of({"state-dir": str(tmp_path)}, bundle / "client.toml")
+    assert len(client.tls_context().get_ca_certs()) == 2
+    assert pki.days_left(bundle / "ca.crt") == pytest.approx(1000.0, abs=0.1)  # the shorter one
+    authority.write_bytes(new[0].read_bytes())
+    assert admitted() == {"new"}
+    pki.make_authority(tmp_path / "other.crt", key)
+    with pytest.raises(DeployError, match="does not belong to"):
+        federation.renew()
+
+
 METHODS = ("Next", "Reply", "Beat")
 WORKING = Working(session=b"1" * 16).SerializeToString()
+OK = grpc.StatusCode.OK
 YEARS = 365 * 24 * 3600.0
 
 
@@ -431,7 +479,7 @@ def connections(served: Served) -> int:
 
 def wait_for_calls(served: Served, number: int) -> None:
     """Wait until the server has this number of open calls."""
-    callers = served.port._admission._callers
+    callers = served.port.admission._callers
     wait_until(
         lambda: (
             number
@@ -453,6 +501,8 @@ def test_a_revoked_client_is_refused_before_it_sends(served: Served, method: str
     call = caller.call(method)
     assert code_of(call) == grpc.StatusCode.PERMISSION_DENIED
     assert "was revoked by the federation's operator" in call.details()
+    assert served.port.admission.refused == {"reply": 0, "permission denied": 1}
+    assert served.port.admission.reasons == {"a": call.details()}
     assert time.monotonic() - began < 2.0
     wait_until(lambda: connections(served) == 0)  # it cannot keep its connection either
     caller.close()

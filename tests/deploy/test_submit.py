@@ -7,6 +7,8 @@ The status of a federation, from the files of its server.
 
 import json
 import os
+import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -651,3 +653,75 @@ def test_connections_and_the_current_run_are_shown(
     states = {run["run"]: run["state"] for run in found["runs"]}
     assert states == {first.number: "waiting", second.number: "running"}
     assert survey(capsys)["connections"] == {"open": None, "limit": None}  # no server runs
+
+
+def test_status_says_what_is_refused_and_awaited(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert fairbloom("deploy", "enroll", "a", "b", "c") == 0
+    assert fairbloom("deploy", "revoke", "c") == 0
+    run, waiting = write_run(made), write_run(made)
+    reason = "client 'b' is enrolled with another key"
+    about = {
+        "run": run.number,
+        "waiting": "awaited: b",
+        "version": "2.0",
+        "online": {"a": 0},
+        "versions": {"a": "1.0", "b": "1.0"},
+        "reasons": {"b": reason},
+        "connections": {"open": 1, "limit": 768},
+        "refused": {"permission denied": 7, "already exists": 0, "reply": 2},
+    }
+    say_now(made, time.time(), **about)
+    with exclusive_lock(made / "state" / "lock"):
+        os.utime(made / "state" / "lock", (5.0, 5.0))
+        found = survey(capsys)
+        said = captured(capsys, "deploy", "status").out
+    began = "1970-01-01T00:00:05+00:00"
+    assert [found[key] for key in ("started", "version", "refused")] == [
+        began,
+        "2.0",
+        about["refused"],
+    ]
+    assert [(each["version"], each["last-reason"]) for each in found["clients"].values()] == [
+        ("1.0", None),
+        ("1.0", reason),
+        (None, None),
+    ]
+    assert [(each["run"], each["awaits"]) for each in found["runs"]] == [
+        (waiting.number, ""),
+        (run.number, "awaited: b"),
+    ]
+    assert {
+        f"server: up since {began}, version 2.0",
+        "refused: 7 permission denied, 2 reply",
+        "  waits: awaited: b",
+        f"  last error of b: {reason}",
+    } <= {*said.splitlines()}
+    assert said.count("version 1.0") == 1  # only of clients that are online
+    assert re.search(rf"revoked +│ {re.escape(found['clients']['c']['revoked'])} ", said)
+    found = survey(capsys)  # the server was killed just now
+    assert [found[key] for key in ("started", "version", "refused")] == [None, None, {}]
+    assert found["runs"][1]["awaits"] == ""
+
+
+def test_each_command_of_the_operator_is_noted(made: Path) -> None:
+    for words in ("stop", "revoke a", "submit --set fraction=2", "enroll ../a"):
+        assert fairbloom("deploy", *words.split()) == 2
+    assert not (made / "commands.jsonl").exists()  # nothing was done
+    for words in ("enroll a b", "revoke a", "submit --detach", "stop", "status"):
+        assert fairbloom("deploy", *words.split()) == 0
+    account = pwd.getpwuid(os.geteuid()).pw_name
+    lines = (made / "commands.jsonl").read_text().splitlines()
+    assert [{**json.loads(line), "at": ""} for line in lines] == [
+        {"at": "", "account": account, "command": command, **about}
+        for command, about in (
+            ("enroll", {"client": "a"}),
+            ("enroll", {"client": "b"}),
+            ("revoke", {"client": "a"}),
+            ("submit", {"run": last_run(made).number}),
+            ("stop", {"run": last_run(made).number}),
+        )
+    ]

@@ -388,6 +388,34 @@ def test_the_dockerfile_names_no_host_and_one_torch() -> None:
     assert f"${{TORCH:-{TORCH}}}" in (ROOT / "compose.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("stage", "content", "seconds", "healthy"),
+    [
+        ("server", "{}", 0.0, True),
+        ("server", "{}", 60.0, False),  # it hangs
+        ("client", "0: 0100007F:9C40 0200007F:2384 01 ", 0.0, True),
+        ("client", "0: 0100007F:9C40 0200007F:2384 02 ", 0.0, False),  # it connects
+        ("client", "0: 0100007F:9C40 0200007F:2385 01 ", 0.0, False),
+        ("client", "0: 0100007F:2384 0200007F:9C40 01 ", 0.0, False),
+        ("server", None, 0.0, False),
+        ("client", None, 0.0, False),
+    ],
+)
+def test_an_image_knows_whether_it_is_healthy(
+    tmp_path: Path, stage: str, content: str | None, seconds: float, healthy: bool
+) -> None:
+    """By the files that its check reads: 9092 is 2384 in hexadecimal."""
+    if content is not None:
+        (tmp_path / "read").write_text(content)
+        os.utime(tmp_path / "read", (time.time() - seconds,) * 2)
+    text = (DOCKER / "Dockerfile").read_text().partition(f" AS {stage}\n")[2]
+    command = text.partition(" CMD ")[2].partition("\n")[0]
+    for file in ("/federation/state/now.json", "/proc/net/tcp6", "/proc/net/tcp"):
+        command = command.replace(file, str(tmp_path / "read"))
+    assert (subprocess.run(["sh", "-c", command], check=False).returncode == 0) == healthy
+    assert "test" not in SERVICES["server"]["healthcheck"]  # the image's
+
+
 def test_wheel_bundle_and_images_have_every_package() -> None:
     """A package that is missing from one of these lists is missing where only that list is used."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]

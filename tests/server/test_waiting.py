@@ -107,6 +107,24 @@ TOO_FEW: list[tuple[Mapping[str, Times], dict[str, Any], float, str]] = [
 """The same with too few clients: when the run ends, and its error."""
 
 
+def test_the_grid_is_told_for_whom_a_run_waits(clock: Clock) -> None:
+    """At the start, and later; the text is empty once the wait is over, in whatever way."""
+    said = list[str]()
+    quorum = Quorum(100.0, grid=SimpleNamespace(note_wait=said.append))
+    nodes = Nodes(clock, away=until(3.0, "site-1") | until(NEVER, "site-3"), clients=4)
+    clients = FlowerClients(FedAvg(), nodes, 5.0, quorum)
+    wait_for_clients(clients, quorum, expected=4, began=(), min_clients=0, patience=100.0)
+    assert re.match("2 of 4 clients .*; awaited: .* has waited for 0 s$", said[0])
+    assert re.match("3 of 4 clients .* has waited for 100 s$", said[-2])
+    assert said[-1] == ""
+    said.clear()
+    for online in ("site-0", "site-1"), ("site-0",), ("site-0", "site-2"), ("site-0", "site-2"):
+        assert quorum.is_met(online) == (len(online) == 2)
+    assert len(said) == 2
+    assert "awaited: site-1, site-2" in said[0]
+    assert said[1] == ""
+
+
 @pytest.mark.parametrize(("away", "given", "at", "fewest"), ARRIVALS)
 def test_a_run_waits_for_its_clients_and_no_longer(
     clock: Clock,
@@ -277,6 +295,15 @@ def submitted(out: Path, grid: type[InProcessGrid], **more: object) -> list[dict
     )
     main(grid(app, settings.run_config(), settings.clients), context)
     return ROUNDS.read(out)
+
+
+def test_both_kinds_of_runs_tell_their_grid(tmp_path: Path) -> None:
+    said = list[str]()
+    noted = type("Noted", (InProcessGrid,), {"note_wait": staticmethod(said.append)})
+    submitted(tmp_path / "run", noted, **{"num-rounds": 1})
+    assert said == [""]  # all are there at once
+    FlowerClients(FedAvg(), noted(app, {}, 1))._quorum.wait.on_wait("awaited: a")
+    assert said[1:] == ["awaited: a"]
 
 
 def test_a_number_beyond_the_others_needs_the_operators_word(

@@ -1,0 +1,29 @@
+"""Whether a federation's server works, for monitoring: it imports few libraries."""
+
+from ..fleet.federation import Federation, read_now
+
+# A certificate that is valid for fewer days, or a smaller free share of the disk, is a fault.
+FEWEST_DAYS = 14.0
+SMALLEST_SHARE = 0.05
+
+
+def check_health(federation: Federation) -> int:
+    """Print what is wrong, a line each; return 0 (serving), 1 (down) or 2 (degraded)."""
+    if not federation.is_served:
+        print(f"no server runs: start fairbloom server --dir {federation.path}")
+        return 1
+    now = read_now(federation)
+    checks = {
+        f"run {now.run} waits for clients: {now.waiting}": bool(now.waiting),
+        f"{now.free:.0%} of the disk is free: make room at {federation.path}": (
+            now.free < SMALLEST_SHARE
+        ),
+        **{
+            f"{name} holds for {days:.0f} more days: see fairbloom deploy doctor": days
+            < FEWEST_DAYS
+            for name, days in now.days.items()
+        },
+    }
+    faults = [words for words, is_fault in checks.items() if is_fault]
+    print("\n".join(faults) or "serving")
+    return 2 if faults else 0
