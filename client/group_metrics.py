@@ -23,6 +23,7 @@ def measure_groups(
     groups: Tensor,
     counts: Sequence[int],
     smallest: int,
+    units: NDArray[np.int64] | None = None,
 ) -> list[dict[str, int | float]]:
     """Return counts and scores of each client's groups that may be reported, by names on the wire.
 
@@ -36,7 +37,9 @@ def measure_groups(
     counts
         The number of examples of each client; their sum is n.
     smallest
-        Fewest examples of a group that may be reported.
+        Fewest examples of a group that may be reported, or fewest units if there are any.
+    units
+        The unit of each example, as an index.
     """
     values = {
         score: torch.as_tensor(numbers).cpu().double().numpy()
@@ -57,25 +60,28 @@ def measure_groups(
         bins = clients * len(names) + places
         shape = (len(counts), len(names))
         sizes = _count(bins, shape)
-        large = [reportable([each], smallest) for each in sizes]
+        everyone = np.full(len(bins), True)
+        of_units = _count_units(bins, everyone, units, shape)
+        large = [reportable([each], smallest) for each in of_units]
         for report, each, shown in zip(reports, sizes, large, strict=True):
             if len(shown) < sum(size > 0 for size in each):
                 hold_back(f"groups by {grouping}, because one has fewer than {smallest} examples")
             for place in shown:
                 report[name_in_group(COUNT, grouping, names[place])] = each[place]
         for score, numbers in values.items():
-            scored = np.full(len(numbers), True)
+            scored = everyone
             if score.over != COUNT:  # only examples with a number count
                 scored = ~np.isnan(numbers)
             parts = _count(bins[scored], shape)
             sums = _count(bins[scored], shape, numbers[scored])
+            with_number = _count_units(bins, scored, units, shape)
+            without = _count_units(bins, ~scored, units, shape)
             for client, report in enumerate(reports):
                 shown = large[client]
                 if score.over != COUNT:
-                    subsets = [parts[client]]
+                    subsets = [with_number[client]]
                     if smallest > 1:
-                        pairs = zip(sizes[client], parts[client], strict=True)
-                        subsets.append([size - part for size, part in pairs])
+                        subsets.append(without[client])
                     shown = reportable(subsets, smallest, shown)
                     for place in shown:
                         name = name_in_group(score.over, grouping, names[place])
@@ -93,6 +99,19 @@ def _count(
     """Return the number of examples in each bin, or the sum of their weights, as rows."""
     counted = np.bincount(bins, weights, minlength=shape[0] * shape[1])
     return counted.reshape(shape).tolist()
+
+
+def _count_units(
+    bins: NDArray[np.int64],
+    chosen: NDArray[np.bool_],
+    units: NDArray[np.int64] | None,
+    shape: tuple[int, int],
+) -> list[list[Any]]:
+    """Return the number of different units of the chosen examples in each bin, as rows."""
+    if units is None:
+        return _count(bins[chosen], shape)
+    pairs = np.unique(np.stack([bins[chosen], units[chosen]]), axis=1)
+    return _count(pairs[0], shape)
 
 
 def reportable(

@@ -84,12 +84,14 @@ REASONS = {
         " needed"
     ),
     "few-to-train": (
-        "a model needs at least {min_rows} training rows to leave the device, and there are fewer:"
+        "a model needs at least {min_rows} training rows, or units of the schema, to leave the"
+        " device, and there are fewer:"
         " hold out less by test-share, or add rows; the owner of the device may lower the floor"
         " (limits.rows in owner.toml)"
     ),
     "few-to-measure": (
-        "a loss needs at least {min_rows} training rows to leave the device, and there are fewer:"
+        "a loss needs at least {min_rows} training rows, or units of the schema, to leave the"
+        " device, and there are fewer:"
         " hold out less by test-share, or add rows; the owner of the device may lower the floor"
         " (limits.rows in owner.toml)"
     ),

@@ -43,6 +43,7 @@ class FileExamples(NamedTuple):
     inputs: Tensor
     targets: Tensor
     groups: Tensor | None
+    units: NDArray[np.int64] | None
     moments: Mapping[str, NDArray[np.float64]]
 
 
@@ -67,8 +68,8 @@ class FileClients:
     def splits(self, client: str) -> Splits:
         """Return the examples of a client, in the tensors of all; raise DataError if unusable."""
         parts = self._parts_of(client)
-        inputs, targets, groups, _ = self._examples
-        return splits_of(inputs, targets, parts, groups)
+        inputs, targets, groups, units, _ = self._examples
+        return splits_of(inputs, targets, parts, groups, units)
 
     def parts_in_file(self, client: str) -> Mapping[str, Rows]:
         """Return the rows of the file in each part of a client's examples, in the file's order."""
@@ -182,6 +183,7 @@ class FileClients:
             inputs,
             as_targets(values[schema.target], Target.of(schema)),
             encode_groups(schema, values),
+            None if self.encoded.units is None else self.encoded.units[order],
             dict(zip(self._parts, moments, strict=True)),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class CollatedExamples:
     groups: Tensor | None = None
     target: str = "labels"
     device: torch.device = CPU
+    units: ClassVar[None] = None  # each example is a unit of its own
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -91,6 +92,14 @@ class CollatedExamples:
         if self.rows is None or self.groups is None:
             return self.groups
         return self.groups.index_select(0, self.rows)
+
+    def rows_of_units(self, fewest: int) -> int:
+        """Return `fewest`: so many examples are of as many units."""
+        return fewest
+
+    def count_units(self, which: Tensor) -> int:
+        """Return the number of examples that `which` is true for."""
+        return int(which.sum())
 
     def to(self, device: torch.device) -> CollatedExamples:
         """Return the same examples, with their batches on `device`."""

@@ -303,10 +303,24 @@ def add_labels(parts: Parts, labels: Labels) -> list[tuple[Indices, Labels]]:
 
 
 def splits_of(
-    inputs: Tensor, targets: Tensor, parts: Parts, groups: Tensor | None = None
+    inputs: Tensor,
+    targets: Tensor,
+    parts: Parts,
+    groups: Tensor | None = None,
+    units: Indices | None = None,
 ) -> Splits:
-    """Return a client's splits; the tensors may hold the examples of other clients, too."""
+    """Return a client's splits; the tensors may hold the examples of other clients, too.
+
+    `units` has the unit of each example in the tensors.
+    """
     train, test, validation = [
-        Examples(inputs, targets, torch.from_numpy(rows), groups) for rows in parts
+        Examples(
+            inputs,
+            targets,
+            torch.from_numpy(rows),
+            groups,
+            None if units is None else units[rows],
+        )
+        for rows in parts
     ]
     return Splits(train, test, validation if len(validation) else None)

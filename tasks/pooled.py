@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fairbloom.errors import ReportableError
 
@@ -49,11 +51,18 @@ def join_tensors(parts: Sequence[Examples]) -> Examples:
         for part in parts
     }
     if len(rows) == len(parts) and len(identities) == 1:
-        return replace(first, rows=torch.cat(rows))
+        return replace(first, rows=torch.cat(rows), units=_join_units(parts))
     inputs, targets = zip(*(part[:] for part in parts), strict=True)
     groups = [places for part in parts if (places := part.group_places()) is not None]
     return Examples(
         combine_inputs(inputs, torch.cat),
         torch.cat(targets),
         groups=torch.cat(groups) if groups else None,
+        units=_join_units(parts),
     )
+
+
+def _join_units(parts: Sequence[Examples]) -> NDArray[np.int64] | None:
+    """Return the units of all parts' examples; None if a part has none."""
+    units = [part.units for part in parts if part.units is not None]
+    return np.concatenate(units) if len(units) == len(parts) else None

@@ -6,6 +6,7 @@ PyTorch is imported late, because the command line lists tasks without it.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -53,6 +54,9 @@ class Examples:
     groups
         The group of each example, as an index into the groups of each of the task's groupings:
         shape (n, number of groupings), torch.int64. None if the task has no groupings.
+    units
+        The unit of each example of this split, for example its person, as an index; None if each
+        example is a unit of its own.
     streamed_to
         The device that batches are moved to, if the examples do not fit there; else None.
     """
@@ -61,6 +65,7 @@ class Examples:
     targets: Tensor
     rows: Tensor | None = None
     groups: Tensor | None = None
+    units: Places | None = None
     streamed_to: torch.device | None = None
 
     @staticmethod
@@ -133,7 +138,8 @@ class Examples:
         """Return the examples with `change` applied to all their tensors."""
         rows = None if self.rows is None else change(self.rows)
         groups = None if self.groups is None else change(self.groups)
-        return Examples(map_inputs(self.inputs, change), change(self.targets), rows, groups)
+        inputs = map_inputs(self.inputs, change)
+        return Examples(inputs, change(self.targets), rows, groups, self.units)
 
     def group_places(self) -> Tensor | None:
         """Return `groups` of the examples of this split; None if they have no groups."""
@@ -141,6 +147,22 @@ class Examples:
             return None
         places = self.groups if self.rows is None else self.groups.index_select(0, self.rows)
         return self._on_device(places)
+
+    def rows_of_units(self, fewest: int) -> int:
+        """Return how many examples are of at least `fewest` units, whichever these examples are."""
+        if self.units is None:
+            return fewest
+        return sum(self._unit_sizes[: max(fewest - 1, 0)]) + 1
+
+    def count_units(self, which: Tensor) -> int:
+        """Return the number of different units of the examples that `which`, shape (n,), has."""
+        chosen = which.cpu().numpy()
+        return int(chosen.sum()) if self.units is None else len({*self.units[chosen].tolist()})
+
+    @cached_property
+    def _unit_sizes(self) -> list[int]:
+        """The number of examples of each unit, the largest first."""
+        return sorted(Counter(() if self.units is None else self.units.tolist()).values())[::-1]
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor if self.streamed_to is None else move(tensor, self.streamed_to)

@@ -61,7 +61,9 @@ def measure_clients(
                     score: values_of_all(compute, outputs, targets, counts)
                     for score, compute in task.group_scores.items()
                 }
-                by_group = measure_groups(task, by_score, groups, counts, smallest_group)
+                by_group = measure_groups(
+                    task, by_score, groups, counts, smallest_group, joined.units
+                )
                 for row, of_groups in zip(scores, by_group, strict=True):
                     row |= of_groups
         measured += scores
@@ -73,7 +75,7 @@ def measure_clients(
 def join(*parts: Examples) -> Examples:
     """Return the examples of all clients, one after the other."""
     joined = join_tensors(parts)
-    return Examples(*joined[:], groups=joined.group_places())
+    return Examples(*joined[:], groups=joined.group_places(), units=joined.units)
 
 
 def score_clients(
