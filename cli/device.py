@@ -126,12 +126,24 @@ def accept(
     also: Annotated[
         bool, typer.Option("--also", help="Keep the schemas that are accepted now.")
     ] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Accept this file's weights, which a refused run begins with."
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Accept it without a question.")] = False,
 ) -> None:
     """Show a schema, such as that of a refused run, and accept it for runs to come.
 
     It takes the place of the accepted one: runs that have begun keep theirs.
     """
+    if weights is not None:
+        from fairbloom.client.guard.initial_weights import accept_weights
+
+        accept_weights(find_state_dir(place), weights)
+        print("accepted, for runs with this schema and model")
+        return
     from fairbloom.client.guard.accepted_schemas import (
         Schemas,
         describe_acceptance,

@@ -46,7 +46,7 @@ from fairbloom.tasks.models import (
     personal_arrays,
     shared_parameters,
 )
-from fairbloom.tasks.models.weights import load_initial_weights
+from fairbloom.tasks.models.weights import digest_weights, load_initial_weights
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import check_measured, decide_score, has_two_classes, warn_of_unstated
 from fairbloom.text import text_if
@@ -93,6 +93,8 @@ def main(grid: Grid, context: Context) -> None:
         if not is_simulated(grid):
             settings.check_schema()
         folder = choose_run_folder(settings)
+        if not is_simulated(grid) and not list_checkpoints(CHECKPOINTS.path_in(folder)):
+            check_weights_digest(settings)
         announce(folder)
         quorum = Quorum(
             settings.wait_for_clients,
@@ -130,6 +132,16 @@ def main(grid: Grid, context: Context) -> None:
         federate(settings, wait_for_them, lambda recorded: save(recorded.number), deployed=True)
         if not is_simulated(grid):
             send_final_model(folder, settings, patient)
+
+
+def check_weights_digest(settings: Settings) -> None:
+    """Raise FairbloomError unless the settings have the digest of `initial-weights`."""
+    digest = digest_weights(settings.initial_weights) if settings.initial_weights else ""
+    if settings.weights_digest != digest:
+        raise FairbloomError(
+            f"weights-digest = {settings.weights_digest!r}: owners of devices accept the weights of"
+            f" initial-weights by their digest: set weights-digest = {digest!r}"
+        )
 
 
 def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:

@@ -34,7 +34,7 @@ from ..fleet.enrolment import describe_clients_beyond
 from ..fleet.federation import Federation
 from ..fleet.members import Member
 from ..fleet.messages import MAX_SETTINGS_BYTES
-from ..fleet.runs import END_SECONDS, STOPPED, Order, RunFiles, list_runs
+from ..fleet.runs import DRAIN, END_SECONDS, STOPPED, Order, RunFiles, list_runs
 
 # Pause in seconds between two looks at a run's log.
 LOOK_SECONDS = 0.2
@@ -168,6 +168,11 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     members = federation.enrolled()
     sizes = [f"{member.name}={member.examples}" for member in members if member.examples]
     config = {SIZES: " ".join(sizes), **given} if sizes else dict(given)
+    weights = str(config.get("initial-weights", ""))
+    if weights and "weights-digest" not in config:
+        from fairbloom.tasks.models.weights import digest_weights  # imported late: PyTorch
+
+        config["weights-digest"] = digest_weights(weights)
     named = RunSettings.of(config).given()
     check_not_pythons(named)
     settings = Settings.of(config)
@@ -302,6 +307,18 @@ def stop(federation: Federation, run: RunFiles) -> str:
     if run.status is None:
         return f"run {run.number} will not continue once a server runs"
     return f"run {run.number} is {describe_end(run.status)}"
+
+
+def drain(federation: Federation) -> str:
+    """Let the server begin no further run until its next start; return that as a sentence."""
+    if not federation.is_served:
+        raise DeployError("stop --after-run: no server runs, so there is no run to end after")
+    (federation.state / DRAIN).touch(mode=0o600)
+    federation.note("stop --after-run")
+    return (
+        "no further run begins until the server's next start; fairbloom deploy status shows when"
+        " the current one has ended"
+    )
 
 
 def say(words: str) -> None:

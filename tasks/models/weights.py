@@ -10,6 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fairbloom.errors import FairbloomError, join_names
+from fairbloom.protocol.frozen import digest_arrays
+
+from .registry import arrays_of
 
 # The beginnings of the names of auxiliary outputs, which no model here has.
 AUXILIARY = ("aux", "AuxLogits.")
@@ -23,12 +26,12 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
     A first convolution of one channel gets the sum over the file's three. Raise FairbloomError if
     the file cannot be read, or an array is missing, unknown, or of another shape.
     """
-    stored = _read(Path(path).expanduser())
+    stored = read_weights(Path(path).expanduser())
     own = model.state_dict()
     *_, (final, _) = model.named_parameters()
     layer = final.rpartition(".")[0]
     last = {name for name in own if name.rpartition(".")[0] == layer}
-    given = {name: each for name, each in stored.items() if not name.startswith(AUXILIARY)}
+    given = dict(stored)
     missing = sorted(own.keys() - given.keys() - last)
     unknown = sorted(given.keys() - own.keys())
     if missing or unknown:
@@ -46,6 +49,17 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
                 f" model's has {tuple(there.shape)}: take weights of the same model"
             )
     model.load_state_dict({**own, **given})
+
+
+def digest_weights(path: str) -> str:
+    """Return the digest of a file's arrays, which deployed clients compare."""
+    return digest_arrays(arrays_of(read_weights(Path(path).expanduser())))
+
+
+def read_weights(path: Path) -> Mapping[str, Tensor]:
+    """Return a file's arrays, without those of auxiliary outputs."""
+    stored = _read(path)
+    return {name: each for name, each in stored.items() if not name.startswith(AUXILIARY)}
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:

@@ -27,6 +27,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.system.versions import Versions
 from fairbloom.tasks import load_task
+from fairbloom.tasks.models.weights import digest_weights
 from tests.rounds.test_layers import Elsewhere
 
 ARRAYS = {"weight": np.ones(3, np.float32)}
@@ -50,7 +51,7 @@ class Devices(InProcessGrid):
         self.evaluated: list[tuple[int, int]] = []
         for place, context in enumerate(self.contexts.values()):
             folder = {} if state is None else {"state-dir": str(state / str(place))}
-            context.node_config = {"partition-id": place, **folder}
+            context.node_config = {"partition-id": place, "limit-order": "run", **folder}
 
     def get_node_ids(self) -> list[int]:
         return [node for place, node in enumerate(self.contexts) if place in self.there]
@@ -68,6 +69,7 @@ def settings_of(out: Path, **changes: Any) -> Settings:
         "clients": 3,
         "num-rounds": 2,
         "fraction": 1.0,
+        "smallest-batch": 5,
         "device": "cpu",
         "out": str(out),
     }
@@ -347,3 +349,28 @@ def test_a_run_is_over_whatever_becomes_of_its_final_model(
     CLIENTS.path_in(tmp_path / "run").write_text("{")
     submit(settings, Devices(settings, None))
     assert "not all clients were sent the final model" in caplog.text
+
+
+def test_a_run_names_the_digest_of_its_initial_weights(tmp_path: Path) -> None:
+    """Before its first round; a run that continues needs neither the file nor the digest again."""
+    plain = settings_of(tmp_path / "plain")
+    submit(plain, Devices(plain, None))
+    weights = tmp_path / "begin.safetensors"
+    weights.write_bytes(MODEL.path_in(tmp_path / "plain").read_bytes())
+    begin = {"initial-weights": str(weights)}
+    settings = settings_of(tmp_path / "run", **begin)
+    with pytest.raises(FairbloomError, match=r"set weights-digest = '[0-9a-f]{64}'"):
+        submit(settings, Devices(settings, None))
+    begin["weights-digest"] = digest_weights(str(weights))
+    settings = settings_of(tmp_path / "run", **begin)
+    accepted = Devices(settings, None)
+    for context in accepted.contexts.values():
+        context.node_config["weights"] = begin["weights-digest"]
+    submit(settings, accepted)
+    weights.unlink()
+    longer = settings_of(tmp_path / "run", **{**begin, "num-rounds": 3})
+    again = Devices(longer, None)
+    for context in again.contexts.values():
+        context.node_config["weights"] = begin["weights-digest"]
+    submit(longer, again)
+    assert {row["replies_used"] for row in ROUNDS.read(tmp_path / "run")} == {"3"}
