@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import field
+from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Annotated, Any, Literal, Self
 
@@ -14,7 +15,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import flatten_tables
 from fairbloom.tables.schema import shorten_value
 
-from .accepted_settings import SettingRefusedError, work_settings
+from .accepted_settings import FINGERPRINT, SettingRefusedError, work_settings
+from .questions import count_question
 
 # Fewest rows behind a number that leaves a device, unless the owner sets another limit.
 DEFAULT_MIN_ROWS = 5
@@ -27,9 +29,12 @@ class LimitsError(FairbloomError):
 # The field of each key of the table.
 KEYS = {
     "rows": "min_rows",
+    "order": "order",
     "tasks": "tasks",
     "schema": "schema",
     "settings": "settings",
+    "questions-a-day": "questions_a_day",
+    "questions-a-run": "questions_a_run",
     "round-seconds": "round_seconds",
     "memory": "memory",
 }
@@ -43,7 +48,11 @@ class Limits:
     ----------
     min_rows
         Fewest rows behind a loss, score or count that leaves the device, and fewest rows that a
-        model is trained on. A model of many rows can still reveal single ones.
+        model is trained on; fewest units, for example persons, if the schema has a unit. A model of
+        many rows can still reveal single ones.
+    order
+        "device": the order of rows in training follows from a secret of the device; "run": from the
+        run's seed, as in one process, for rehearsals with data that anyone may know.
     tasks
         The tasks that a run may have; None: any.
     schema
@@ -51,6 +60,10 @@ class Limits:
         by any schema.
     settings
         The values that a run may give to a setting, by its key: one, or a list of several.
+    questions_a_day
+        Most messages with a model, to train or to evaluate, that the device answers in a day (UTC).
+    questions_a_run
+        The same of all runs with the same settings; None: four for each of a run's rounds.
     round_seconds
         Seconds after which the device drops its work on a message of a round; 0: never.
     memory
@@ -58,9 +71,12 @@ class Limits:
     """
 
     min_rows: Annotated[int, Ge(1)] = DEFAULT_MIN_ROWS
+    order: Literal["device", "run"] = "device"
     tasks: list[str] | None = None
     schema: Literal["accepted", "any"] = "accepted"
     settings: dict[str, Any] = field(default_factory=dict)
+    questions_a_day: Annotated[int, Ge(1)] = 20_000
+    questions_a_run: Annotated[int, Ge(1)] | None = None
     round_seconds: Annotated[float, Interval(ge=0.0, lt=TIMEOUT_MAX)] = 0.0
     memory: Annotated[float, Interval(ge=0.0, lt=math.inf)] = 0.0
 
@@ -88,6 +104,14 @@ class Limits:
             fault = error.errors()[0]
             (key,) = (key for key, name in KEYS.items() if name == fault["loc"][0])
             raise LimitsError(f"limits has {key} = {fault['input']!r}: {fault['msg']}") from error
+
+    def count(self, config: Mapping[str, Any], state_dir: Path, question: str) -> None:
+        """Count a message with a model; raise SettingRefusedError beyond the limits."""
+        run = str(config[FINGERPRINT])
+        rounds = int(config.get("num-rounds", 0))
+        count_question(
+            state_dir, run, question, rounds, a_day=self.questions_a_day, a_run=self.questions_a_run
+        )
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Raise SettingRefusedError if a run exceeds a limit.

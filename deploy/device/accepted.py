@@ -35,12 +35,16 @@ class RunRefusedError(Exception):
 
 @dataclass(frozen=True)
 class RunDescription:
-    """A run as the server describes it: its number, its app's distribution and its settings."""
+    """A run as the server describes it: its number, its app's distribution and its settings.
+
+    `question` is the digest of its message, "" if that brings no model.
+    """
 
     number: int
     distribution: str
     version: str
     settings: Mapping[str, Any]
+    question: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class Installed:
                 self.limits.check(settings)
                 allowed = self.limits.schema
             check_accepted(settings, state_dir, allowed, run.number)
+            if self.limits is not None and state_dir is not None and run.question:
+                self.limits.count(settings, state_dir, run.question)
         except SettingRefusedError as error:
             raise RunRefusedError(str(error)) from error
         # the device's own folders win over settings of the same name

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.names import FILES, MIN_ROWS
+from fairbloom.protocol.names import FILES, MIN_ROWS, ORDER
 
 from ..errors import DeployError
 from ..processes import split_address
@@ -39,6 +39,9 @@ OWNERS_FILE = "owner.toml"
 
 # Keys of Flower's node config that are settings of client.toml.
 NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir", FILES)
+
+# The keys of the table limits that the app reads, and their keys in Flower's node config.
+LIMITS = {"rows": MIN_ROWS, "order": ORDER}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +83,8 @@ class ClientSettings:
             )
         for key, value in self.node_config.items():
             setting = f"node-config has {key} = {value!r}"
-            if key == MIN_ROWS:
-                raise DeployError(f"{setting}: write rows into the table limits")
+            if key in LIMITS.values():
+                raise DeployError(f"{setting}: write it into the table limits")
             if key in NODE_CONFIG:
                 raise DeployError(f"{setting}: write {key} outside node-config")
             if not isinstance(value, bool | int | float | str):
@@ -206,9 +209,8 @@ class ClientSettings:
             "state-dir": self.state_dir,
             FILES: json.dumps(self.files) if self.files else "",
             **self.node_config,
+            **{key: self.limits[name] for name, key in LIMITS.items() if name in self.limits},
         }
-        if (min_rows := self.limits.get("rows")) is not None:
-            node[MIN_ROWS] = min_rows
         return {key: value for key, value in node.items() if value != ""}
 
     def worker(self, pipe: int) -> list[str]:

@@ -72,7 +72,11 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     identify(run_id=head.run, node_id=task.node, task_id=0)
     context = Context(head.run, task.node, dict(node_config), deserialize(task.state), {})
     run = RunDescription(
-        head.run, described["distribution"], described["version"], described["settings"]
+        head.run,
+        described["distribution"],
+        described["version"],
+        described["settings"],
+        f"{head.type} {head.sha256.hex()}" if message.content.array_records else "",
     )
     app, context.run_config = installed.accept(run, context)
     try:

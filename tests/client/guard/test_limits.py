@@ -10,7 +10,10 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, work_settings
+from fairbloom.client.guard.disclosure import MAX_RATE
+from fairbloom.client.guard.initial_weights import TOLERANCE, ULP
 from fairbloom.client.guard.limits import Limits, LimitsError
+from fairbloom.client.guard.questions import A_ROUND
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.enrolment import enroll
@@ -103,7 +106,7 @@ def test_limits_reach_the_worker(bundle: Path) -> None:
     assert reached["limits"] == {"rows": 30, "tasks": ["csv"]}
     assert reached["node"]["limit-rows"] == 30
     own = {"app": "json:loads", "node-config": {"limit-rows": 1}}
-    with pytest.raises(DeployError, match="write rows into the table limits"):
+    with pytest.raises(DeployError, match="write it into the table limits"):
         ClientSettings.of({**given, **own}, bundle / "client.toml")
 
 
@@ -111,3 +114,17 @@ def test_limits_reach_the_worker(bundle: Path) -> None:
 def bundle(tmp_path: Path) -> Path:
     """The bundle of a client."""
     return enroll(Federation.init(tmp_path / "made", ["localhost"], 1), "lund")
+
+
+def test_security_md_has_the_limits_of_a_device() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    table = text.partition("## Limits of a device")[2].partition("## What is installed")[0]
+    limits = Limits()
+    for words in (
+        f"last step of an epoch | {limits.min_rows} |",
+        f"own | {TOLERANCE:.0e} of".replace("1e-05", "1e-5"),
+        f"answered | {limits.questions_a_day:,} a day, and {A_ROUND} for each",
+        f"a learning rate | {MAX_RATE:g} |",
+    ):
+        assert words in table
+    assert ULP == 2.0**-7  # the last of bfloat16's eight bits

@@ -1,0 +1,84 @@
+"""How many messages with a model a device answers in a day, and in a run."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from fairbloom.client.guard import questions
+from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
+from fairbloom.client.guard.limits import Limits, LimitsError
+from fairbloom.server.settings import Settings
+
+
+def refused(limits: Limits, place: Path, question: str, **settings: Any) -> str:
+    """Return the reason, "" if the question is answered."""
+    config = accepted_settings(Settings.of(settings).run_config())
+    try:
+        limits.count(config, place, question)
+    except SettingRefusedError as error:
+        return str(error)
+    return ""
+
+
+def test_a_run_of_r_rounds_asks_four_questions_a_round(tmp_path: Path) -> None:
+    limits = Limits()
+    for number in range(8):
+        assert not refused(limits, tmp_path, f"train {number}", **{"num-rounds": 2})
+    assert "8 messages with a model (questions-a-run)" in refused(
+        limits, tmp_path, "train 8", **{"num-rounds": 2}
+    )
+    assert not refused(limits, tmp_path, "train 7", **{"num-rounds": 2})  # it is the same again
+    assert not refused(limits, tmp_path, "train 8", **{"num-rounds": 3})  # a run that is extended
+    assert not refused(limits, tmp_path, "train 9", **{"num-rounds": 1})  # or begun again, shorter
+    assert not refused(limits, tmp_path, "train 0", **{"num-rounds": 2, "seed": 1})  # another run
+
+
+@given(
+    asked=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=40),
+    most=st.integers(1, 6),
+)
+def test_each_question_of_a_run_counts_once(
+    tmp_path_factory: pytest.TempPathFactory, asked: list[tuple[int, int]], most: int
+) -> None:
+    place = tmp_path_factory.mktemp("state")
+    limits = Limits(questions_a_run=most)
+    known: dict[int, set[int]] = {}
+    for seed, number in asked:
+        answered = known.setdefault(seed, set())
+        is_new = number not in answered
+        reason = refused(limits, place, f"evaluate {number}", seed=seed)
+        assert bool(reason) == (is_new and len(answered) >= most)
+        if not reason:
+            answered.add(number)
+
+
+def test_a_day_has_its_limit_over_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [datetime(2026, 11, 28, 23, 59, tzinfo=UTC)]
+    monkeypatch.setattr(questions, "datetime", SimpleNamespace(now=lambda zone: now[0]))
+    limits = Limits(questions_a_day=3)
+    for seed in range(3):
+        assert not refused(limits, tmp_path, "train", seed=seed)
+    assert "(questions-a-day)" in refused(limits, tmp_path, "train", seed=3)
+    assert not refused(limits, tmp_path, "train", seed=2)
+    now[0] += timedelta(minutes=2)
+    assert not refused(limits, tmp_path, "train", seed=3)
+
+
+@pytest.mark.parametrize("key", ["questions-a-day", "questions-a-run"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "many", True])
+def test_impossible_limits_are_refused(key: str, value: object) -> None:
+    with pytest.raises(LimitsError, match=key):
+        Limits.of({key: value})
+    assert Limits.of({key: 1})
+
+
+def test_a_damaged_count_is_named_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / questions.FILE).write_bytes(b"nonsense" * 1000)
+    reason = refused(Limits(), tmp_path, "train 1")
+    assert "questions.sqlite in this client's state-dir cannot be used" in reason
+    (tmp_path / questions.FILE).unlink()
+    assert not refused(Limits(), tmp_path, "train 1")
