@@ -16,6 +16,9 @@ from fairbloom.server.run_folder.files import ROUNDS
 from .flower import PATIENCE, SCRIPTS, Flower, wait_until
 from .processes import family, free_port
 
+# What owners set so that a run equals one process, if the smallest batch does, too.
+REHEARSAL = '[limits]\norder = "run"\n'
+
 
 class Deployment(Flower):
     """The server and clients of a federation, enrolled by the operator's commands."""
@@ -37,7 +40,12 @@ class Deployment(Flower):
         self.wait_for_words(self.server, "fairbloom server: ready")
 
     def enroll(self, *names: str, options: Sequence[str] = ()) -> None:
+        """Enroll clients that take their rows in the order of one process, by owner.toml."""
         self.fairbloom("deploy", "enroll", *names, *options)
+        for name in names:
+            owners = self.bundle(name) / "owner.toml"
+            if not owners.exists():
+                owners.write_text(REHEARSAL)
 
     def bundle(self, name: str) -> Path:
         return self.folder / "bundles" / name

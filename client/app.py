@@ -93,12 +93,15 @@ def train(message: Message, context: Context) -> Message:
 
     Reply with the trained model and the metrics that the terms ask for.
     """
+    from .guard.initial_weights import check_first_model
     from .local_round import SUPPORTED, train_client
     from .states import ClientStates
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
         records = message.content.array_records.items()
         vectors = {name: _state(each) for name, each in records if name != wire.ARRAYS}
+        if local.gate is not None and local.gate.min_rows > 1 and terms.server_round == 1:
+            check_first_model(local, received, rounded=terms.codec.rounds_model)
         update = train_client(local, received, terms, vectors)
         metrics = MetricRecord({**update.metrics})
         rounds_updates = terms.codec.rounds_updates
@@ -115,7 +118,6 @@ def train(message: Message, context: Context) -> Message:
         content[wire.METRICS] = metrics
         if update.second:
             content[update.record] = record(update.second, ClientStates())
-        save_states(context, local.states.in_memory)
         if terms.work:
             content[wire.CLIENT] = ConfigRecord({wire.HONOURS: SUPPORTED.wire_keys})
         return content
@@ -151,6 +153,7 @@ def _answer(
 
     from .device import choose_device, computing_in
     from .frozen import arrays_sent_once, complete
+    from .guard.order import order_in
     from .local import LocalClient
     from .states import INITIAL
 
@@ -165,8 +168,9 @@ def _answer(
                 "pooled = true: the training data of all clients lie together in one process only:"
                 " leave it out with deployed clients, or use fairbloom run"
             )
+        order = order_in(context, settings) if is_deployed(context) else None
         local = LocalClient.of(
-            settings, partition, name, load_states(context), _min_rows(context), until
+            settings, partition, name, load_states(context), _min_rows(context), order, until
         )
         arrays = message.content.array_records[wire.ARRAYS]
         received = _received(arrays, terms.codec, local.model)
@@ -176,9 +180,9 @@ def _answer(
             received = complete(received, arrays_sent_once(local, own), str(digest))
         elif own:
             local.states.keep(INITIAL, 0, {name: received[name] for name in own})
-            save_states(context, local.states.in_memory)
         with computing_in(local.settings.precision, choose_device(local.settings.device)):
             content = work(local, received, terms)
+        save_states(context, local.states.in_memory)
         if digest is not None:
             client = content.config_records.get(wire.CLIENT, ConfigRecord())
             held = digest_arrays(arrays_of(arrays_sent_once(local, own)))
@@ -269,6 +273,8 @@ def _min_rows(context: Context) -> int | None:
 
 def _own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
     """Return the run's settings on this device, the client's partition, and its name."""
+    from .guard.initial_weights import check_weights
+
     begin_run(context.run_id)
     node = context.node_config
     config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
@@ -280,7 +286,10 @@ def _own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
     if "num-partitions" not in node and find_task(str(config["task"])).reads:
         # A device reads its own data, so its enrolment number chooses no partition of them.
         partition = None
-    return RunSettings.of(config), partition, None if name is None else str(name)
+    settings = RunSettings.of(config)
+    if is_deployed(context):
+        check_weights(settings, str(node.get("weights", "")))
+    return settings, partition, None if name is None else str(name)
 
 
 def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:

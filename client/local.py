@@ -23,11 +23,22 @@ from fairbloom.tasks.score import count_classes, has_two_classes
 
 from .capture import Capture
 from .device import choose_device
+from .guard.audit_log import hold_back
 from .guard.disclosure import Gate
 from .guard.evaluated_model import keep_preprocessing
+from .guard.order import secret_order
 from .metrics import ON_TESTS, TRAIN, Measurement
-from .states import PERSONAL, ClientStates, StateDict, Version, explain_disk_errors, folder_of
+from .states import (
+    PERSONAL,
+    REPORTED,
+    ClientStates,
+    StateDict,
+    Version,
+    explain_disk_errors,
+    folder_of,
+)
 from .training import measure, with_channels_last
+from .work import LocalWork
 
 Metrics = dict[str, int | float]
 
@@ -42,6 +53,8 @@ class LocalClient:
         The task's name of its partition, from which its random streams are drawn.
     model
         One model per process, which every client overwrites.
+    order
+        The seed of the order of its examples; on a device, a secret of the device.
     gate
         Decides what may leave the device; None in one process, where nothing leaves.
     capture
@@ -55,6 +68,7 @@ class LocalClient:
     splits: Splits
     model: torch.nn.Module
     states: ClientStates
+    order: int | str
     gate: Gate | None = None
     capture: Capture | None = None
 
@@ -66,6 +80,7 @@ class LocalClient:
         name: str | None = None,
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
         min_rows: int | None = None,
+        order: int | str | None = None,
         until: float = -math.inf,
     ) -> "LocalClient":
         """Return the client of a partition of the task's data.
@@ -81,6 +96,8 @@ class LocalClient:
         min_rows
             Fewest rows behind a number that leaves the device; None in one process, where nothing
             leaves.
+        order
+            The seed of the order of its examples; None: the run's, on a device a secret.
         until
             The moment up to which a write of its states is tried again; see `ClientStates`.
         """
@@ -96,7 +113,9 @@ class LocalClient:
             with explain_disk_errors("read from"):
                 files = Versions(folder)
         own_states = ClientStates(files, in_memory=states, until=until)
-        return cls(name or key, key, settings, task, splits, model, own_states, gate)
+        if order is None:
+            order = settings.seed if gate is None else secret_order(settings, until)
+        return cls(name or key, key, settings, task, splits, model, own_states, order, gate)
 
     def describe_tests(self) -> Metrics:
         """Return the number of test examples and, of two classes, the share of the larger one."""
@@ -122,6 +141,30 @@ class LocalClient:
         (reported,) = report_all([self], measurement, [scores], terms)
         return reported
 
+    def first_numbers(
+        self, work: str, numbers: Mapping[str, int | float], terms: Terms
+    ) -> dict[str, int | float]:
+        """Return numbers of a model as they leave with a message of this `work` of a round.
+
+        A server chooses the arrays that the client does not keep, and could solve exact numbers for
+        those that it keeps. So a device reports numbers of both in three digits, and in a round no
+        other ones. With other data, it reports them again.
+        """
+        if self.gate is None or not terms.keeps_arrays:
+            return dict(numbers)
+        reported = dict(self.states.at(REPORTED, terms.server_round) or {})
+        leaving = dict[str, int | float]()
+        for name, number in numbers.items():
+            rounded = number if isinstance(number, int) else float(f"{number:.3g}")
+            key = f"{work} {name} {len(self.splits.train)} {len(self.splits.test)}"
+            first = reported.setdefault(key, torch.tensor(rounded, dtype=torch.float64))
+            if float(first) == rounded:
+                leaving[name] = rounded
+            else:
+                hold_back(f"{name}, because another one has left in round {terms.server_round}")
+        self.states.keep(REPORTED, terms.server_round, reported)
+        return leaving
+
     def measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
         """Measure the current model; return what this client reports of it."""
         smallest_group = self.smallest_group if measurement.by_group else 0
@@ -130,8 +173,20 @@ class LocalClient:
 
     @property
     def smallest_group(self) -> int:
-        """Fewest examples of a group that is reported."""
-        return max(self.settings.smallest_group, 0 if self.gate is None else self.gate.min_rows)
+        """Fewest examples of a group that is reported, or fewest units if they have units."""
+        return max(self.settings.smallest_group, self._min_rows)
+
+    def smallest_batch(self, work: LocalWork) -> int:
+        """Return the fewest examples of a last batch: with fewer, it joins the one before it."""
+        train = self.splits.train
+        batch = work.batch_size or len(train)
+        asked = (self.settings.smallest_batch, self._min_rows)
+        fewest = max((each for each in asked if each <= batch), default=1)
+        return train.rows_of_units(fewest)
+
+    @property
+    def _min_rows(self) -> int:
+        return 1 if self.gate is None else self.gate.min_rows
 
     def trainable(self) -> list[tuple[str, Parameter]]:
         """Return the trainable parameters and their names."""
@@ -146,11 +201,13 @@ class LocalClient:
     def personal(self, before: int, names: Collection[str] = ()) -> Version:
         """Return the last personal model of a round before this one, an empty one of round 0.
 
-        With `names`, the reply leaves out these arrays. A model with others is not taken: a server
-        that changes its terms must not receive what the client kept by the earlier ones.
+        With `names`, the reply leaves out these arrays. A model with others is not taken, nor are
+        arrays in place of a whole model: a server that changes its terms must not receive what the
+        client kept by the earlier ones.
         """
         found = self.states.find(PERSONAL, before) or Version(0, {})
-        is_taken = not names or found.state.keys() <= set(names)
+        kept = found.state.keys()
+        is_taken = kept <= set(names) if names else kept >= dict(self.trainable()).keys()
         return found if is_taken else Version(0, {})
 
     def keep_personal(self, number: int, model: StateDict, names: Collection[str] = ()) -> None:

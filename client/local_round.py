@@ -14,6 +14,7 @@ from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks.models import sendable
 
+from .capture import Capture
 from .frozen import check_frozen_unchanged, fix_parameters
 from .local import LocalClient, Metrics
 from .metrics import (
@@ -71,8 +72,6 @@ def train_client(
 
     Raise ReportableError if this client is a straggler in this round and stragglers are dropped.
     """
-    if client.gate is not None:
-        client.gate.check_training()
     training = _ClientTraining(client, received, terms, sent)
     training.run()
     return training.update
@@ -82,6 +81,7 @@ def evaluate_client(client: LocalClient, received: StateDict, terms: Terms) -> M
     """Measure the received model on the test set, and more if the terms ask for it."""
     client.model.load_state_dict(received)
     metrics = client.describe_tests()
+    own: Metrics = {}
     # In this order, because each model overwrites the one before.
     for model in (RECEIVED, OWN, PERSONAL):
         measurements = [
@@ -91,20 +91,52 @@ def evaluate_client(client: LocalClient, received: StateDict, terms: Terms) -> M
         ]
         if measurements and model != RECEIVED:
             metrics |= load_to_measure(client, model, terms)
+        measured = metrics if model == RECEIVED else own
         for each in measurements:
-            metrics |= client.measured(each, terms)
-    return metrics
+            measured |= client.measured(each, terms)
+    return metrics | client.first_numbers("evaluate", own, terms)
 
 
 def load_to_measure(client: LocalClient, model: str, terms: Terms) -> Metrics:
     """Make the received model OWN or PERSONAL; return the metric that says when it was trained."""
-    made = client.load_personal(before=terms.server_round + 1)
-    for kind in kinds_of(terms):
+    kinds = kinds_of(terms)
+    kept = [name for kind in kinds for name in kind(terms).personal_arrays(client.model)]
+    made = client.load_personal(before=terms.server_round + 1, names=kept)
+    for kind in kinds:
         if model == PERSONAL and "adapt" in kind.hooks():
             work = kind(terms).adapt(run_work(client.settings, terms.server_round))
-            own = work_of_client(work, client.settings, terms, client.key, "fine-tune")
-            train(client.model, client.task, client.splits.train, own)
+            own = own_work(client, work, terms, "fine-tune")
+            train_own(client, own)
     return {wire.PERSONAL_ROUND: made} if terms.keeps_personal_models else {}
+
+
+def own_work(client: LocalClient, work: LocalWork, terms: Terms, training: str = "") -> LocalWork:
+    """Return the work of a client, in its own batches; see `work_of_client`.
+
+    On a device, raise ReportableError if its model could show single rows.
+    """
+    order = client.order
+    if isinstance(order, str):  # so that no two works of a round differ by one known step
+        order = f"{order} {work.epochs} {work.steps}"
+    planned = work_of_client(work, client.settings, terms, client.key, training, order)
+    planned = replace(planned, smallest_batch=client.smallest_batch(work))
+    if client.gate is not None:
+        client.gate.check_training()
+        client.gate.check_work(planned, terms)
+    return planned
+
+
+def train_own(
+    client: LocalClient,
+    work: LocalWork,
+    anchor: Sequence[torch.Tensor] | None = None,
+    capture: Capture | None = None,
+) -> None:
+    """Train the client's model, which stays with it, by this work; see `train`."""
+    examples = client.splits.train
+    steps = train(client.model, client.task, examples, work, anchor, capture=capture)
+    if client.gate is not None:  # its losses and scores leave
+        client.gate.check_steps(work, steps.count, client.model)
 
 
 def start_rule(
@@ -155,7 +187,7 @@ class _ClientTraining(ClientRound):
         self._sent = sent
         self._rules = rules_of(client.settings, terms)
         work = global_work(client.settings, terms, self._rules)
-        self._work = work_of_client(work, client.settings, terms, client.key)
+        self._work = own_work(client, work, terms)
         self._scores: dict[str, float] = {}
         self._started: RuleRound | None = None
         self._steps = StepsTaken()
@@ -171,13 +203,21 @@ class _ClientTraining(ClientRound):
             self._scores |= rule.before(self._client)
 
     def measure(self, measurement: Measurement) -> None:
-        if measurement.applies(self._terms, self._client.splits):
-            self._scores |= self._client.measured(measurement, self._terms)
+        client = self._client
+        if not measurement.applies(self._terms, client.splits):
+            return
+        # on a device, a message without a step tells no loss of the model in it
+        if client.gate is None or not (self._work.idle or self._work.steps == 0):
+            self._scores |= client.measured(measurement, self._terms)
+        elif client.load_personal(self._terms.server_round):
+            self._scores |= client.measured(measurement, self._terms)
+            client.model.load_state_dict(self._received)
 
     def report(self) -> None:
         if wire.INEXACTNESS in self._terms.measure:
-            self._anchor = [each.detach().clone() for _, each in self._client.trainable()]
-            self._slope = self._measure_slope()
+            with fix_parameters(self._client.model, self._own):
+                self._anchor = [each.detach().clone() for _, each in self._client.trainable()]
+                self._slope = self._measure_slope()
         for rule in self._rules:
             self._scores |= rule.report(self._client)
         for rule in self._rules:
@@ -209,8 +249,6 @@ class _ClientTraining(ClientRound):
             for rule in watching:
                 rule.after_step(step, copy, last=last)
 
-        if client.gate is not None:
-            client.gate.check_work(self._work, self._terms)
         works = (rule.work_on_own(self._work) for rule in self._rules)
         first = [work for work in works if work is not None]
         for work in first:
@@ -229,15 +267,15 @@ class _ClientTraining(ClientRound):
                 capture=client.capture,
             )
         if client.gate is not None:
-            client.gate.check_steps(self._work, self._terms, self._steps.count, client.model)
+            client.gate.check_steps(self._work, self._steps.count, client.model)
 
     def _train_own(self, work: LocalWork) -> None:
         """Train the arrays that the client keeps, with all others fixed."""
         client = self._client
-        work = work_of_client(work, client.settings, self._terms, client.key, PERSONAL)
+        work = own_work(client, work, self._terms, PERSONAL)
         others = {name for name, _ in client.trainable()}.difference(self._own)
         with fix_parameters(client.model, others):
-            train(client.model, client.task, client.splits.train, work)
+            train_own(client, work)
 
     def finish(self) -> None:
         client = self._client
@@ -253,14 +291,17 @@ class _ClientTraining(ClientRound):
         terms = self._terms
 
         def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
-            return [(self._received[name], each) for name, each in client.trainable()]
+            sent = [each for each in client.trainable() if each[0] not in self._own]
+            return [(self._received[name], each) for name, each in sent]
 
         if wire.INEXACTNESS in terms.measure:
             # Without a slope at first, the client began at its minimum.
-            self._scores[wire.INEXACTNESS] = self._measure_slope() / (self._slope or 1.0)
+            with fix_parameters(client.model, self._own):
+                self._scores[wire.INEXACTNESS] = self._measure_slope() / (self._slope or 1.0)
         done = WorkDone(lambda: self._work.learning_rate, changes, lambda: self._steps.rate_sum)
         metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
-        metrics |= requested_metrics(terms.measure, self._scores, done)
+        scores = client.first_numbers("train", self._scores, terms)
+        metrics |= requested_metrics(terms.measure, scores, done)
         if terms.state_round is not None:
             metrics[wire.STATE_ROUND] = 0 if self._started is None else self._started.origin
         record = ""
@@ -288,7 +329,6 @@ class _ClientTraining(ClientRound):
             client.model.load_state_dict(self._received)
             anchor = [each.detach().clone() for _, each in client.trainable()]
             client.load_personal(before=terms.server_round)
-            own = work_of_client(work, client.settings, terms, client.key, PERSONAL)
-            examples = client.splits.train
-            train(client.model, client.task, examples, own, anchor, capture=client.capture)
+            own = own_work(client, work, terms, PERSONAL)
+            train_own(client, own, anchor, client.capture)
             client.keep_personal(terms.server_round, client.model.state_dict())

@@ -29,15 +29,24 @@ def personal_works(settings: RunSettings, terms: Terms, rules: Rules) -> list[Lo
 
 
 def work_of_client(
-    work: LocalWork, settings: RunSettings, terms: Terms, client: str, training: str = ""
+    work: LocalWork,
+    settings: RunSettings,
+    terms: Terms,
+    client: str,
+    training: str = "",
+    order: int | str | None = None,
 ) -> LocalWork:
-    """Return the work of one client, in its own order, with fewer epochs for a straggler."""
+    """Return the work of one client, in its own order, with fewer epochs for a straggler.
+
+    `order` is the seed of the order and of the draws; None: the run's.
+    """
     number = terms.server_round
+    seed = settings.seed if order is None else order
     return replace(
         work,
         epochs=work.epochs if work.in_full else epochs_in_time(settings, number, client),
-        random=batch_order(settings, number, client, training),
-        draws=draws_seed(settings, number, client, training),
+        random=batch_order(seed, number, client, training),
+        draws=draws_seed(seed, number, client, training),
     )
 
 

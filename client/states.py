@@ -43,6 +43,9 @@ INITIAL = "initial"
 # The name of the loss and scores of the best model that a client reached without the others.
 BASELINE = "baseline"
 
+# The name of the numbers of a model with arrays of its own that a device has reported in a round.
+REPORTED = "reported"
+
 # A client's name that is also the name of its folder; for any other name, it is a checksum.
 FOLDER = re.compile(r"(?![.%])[^/\\\x00-\x1f\x7f]+")
 
@@ -227,8 +230,12 @@ def state_folder(settings: RunSettings) -> Path | None:
     """Return the folder of all clients' states with these settings; None: in memory only."""
     if not settings.state_dir:
         return None
-    run = settings.parameters.get(FINGERPRINT) or fingerprint(settings.run_config())
-    return Path(settings.state_dir) / folder_name(str(run))
+    return Path(settings.state_dir) / folder_name(fingerprint_of(settings))
+
+
+def fingerprint_of(settings: RunSettings) -> str:
+    """Return the digest of the settings that define a run; a device gets it with the settings."""
+    return str(settings.parameters.get(FINGERPRINT) or fingerprint(settings.run_config()))
 
 
 def folder_of(settings: RunSettings, client: str) -> Path | None:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -214,8 +213,8 @@ def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | No
 def batches(count: int, work: LocalWork, min_batch: int = 1) -> Iterator[Tensor]:
     """Yield the indices of each step's examples.
 
-    Every epoch has a new random order; if each step takes all examples, they keep their order. A
-    last batch of fewer than `min_batch` is left out; it has other examples in the next epoch.
+    Every epoch has a new random order; if each step takes all examples, they keep their order. See
+    `batch_sizes` for the last batch of an epoch.
     """
     size = batch_of(count, work)
     if size < min_batch:
@@ -224,16 +223,15 @@ def batches(count: int, work: LocalWork, min_batch: int = 1) -> Iterator[Tensor]
             f" needs {min_batch}: raise batch-size, leave out clients with a single example, or put"
             " GroupNorm or LayerNorm in its place"
         )
-    random = work.random
-    if random is None and size < count:
+    sizes = batch_sizes(count, work, min_batch)
+    random = None if sizes == [count] else work.random
+    if random is None and sizes != [count]:
         raise ValueError(
             f"batches of {size} of {count} examples need an order: give the work a random generator"
         )
     epochs = range(work.epochs) if work.steps is None else itertools.count()
-    orders = (_draw_order(count, None if size == count else random) for _ in epochs)
-    steps = (
-        batch for order in orders for batch in torch.split(order, size) if len(batch) >= min_batch
-    )
+    orders = (_draw_order(count, random)[: sum(sizes)] for _ in epochs)
+    steps = (batch for order in orders for batch in torch.split(order, sizes))
     return itertools.islice(steps, work.steps)
 
 
@@ -241,12 +239,27 @@ def _draw_order(count: int, random: np.random.Generator | None) -> Tensor:
     return torch.arange(count) if random is None else torch.from_numpy(random.permutation(count))
 
 
+def batch_sizes(count: int, work: LocalWork, min_batch: int = 1) -> list[int]:
+    """Return the number of examples of each step of an epoch.
+
+    A last batch of fewer than the work's `smallest_batch` joins the one before it. If one of fewer
+    than `min_batch` is left, it is left out; it has other examples in the next epoch.
+    """
+    size = batch_of(count, work)
+    whole, rest = divmod(count, size)
+    sizes = [size] * whole
+    if 0 < rest < work.smallest_batch:
+        sizes[-1] += rest
+    elif rest >= min_batch:
+        sizes.append(rest)
+    return sizes
+
+
 def count_steps(count: int, work: LocalWork, min_batch: int = 1) -> int:
     """Return the number of steps of `batches`."""
     if work.steps is not None:
         return work.steps
-    whole, rest = divmod(count, batch_of(count, work))
-    return work.epochs * (whole + (rest >= min_batch))
+    return work.epochs * len(batch_sizes(count, work, min_batch))
 
 
 def count_rows(count: int, work: LocalWork, steps: int, min_batch: int = 1) -> int:
@@ -254,24 +267,7 @@ def count_rows(count: int, work: LocalWork, steps: int, min_batch: int = 1) -> i
 
     Examples of later epochs than the first are not counted.
     """
-    size = batch_of(count, work)
-    whole, rest = divmod(count, size)
-    last = rest if steps > whole and rest >= min_batch else 0
-    return min(steps, whole) * size + last
-
-
-def count_rows_after(count: int, work: LocalWork, first: int, last: int, min_batch: int = 1) -> int:
-    """Return the number of different examples in the steps after `first`, up to `last`, at least.
-
-    The steps of one epoch have different examples; of several epochs, the one with most is counted.
-    """
-    epoch = count_steps(count, replace(work, epochs=1, steps=None), min_batch)
-    begun, place = divmod(first, epoch)
-    last -= begun * epoch
-    return max(
-        count_rows(count, work, last, min_batch) - count_rows(count, work, place, min_batch),
-        count_rows(count, work, max(0, last - epoch), min_batch),
-    )
+    return sum(batch_sizes(count, work, min_batch)[:steps])
 
 
 def min_batch_of(model: nn.Module) -> int:
@@ -280,7 +276,7 @@ def min_batch_of(model: nn.Module) -> int:
 
 
 def batch_of(count: int, work: LocalWork) -> int:
-    """Return the batch size with `count` examples; the last batch of an epoch may be smaller."""
+    """Return the batch size with `count` examples; the last batch of an epoch may have another."""
     if not count:
         raise ReportableError(
             "there is no training example here, so nothing can be trained: leave this client out"
@@ -388,7 +384,9 @@ def measure(
         score: outputs.compute_score(score.name, compute)
         for score, compute in task.group_scores.items()
     }
-    (by_group,) = measure_groups(task, by_score, groups, [len(groups)], smallest_group)
+    (by_group,) = measure_groups(
+        task, by_score, groups, [len(groups)], smallest_group, examples.units
+    )
     return scores | by_group
 
 

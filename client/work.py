@@ -56,6 +56,8 @@ class LocalWork:
         Whether no step is taken.
     steps
         Number of steps, regardless of `epochs`; None: `epochs` passes over the examples.
+    smallest_batch
+        A last batch of fewer examples joins the one before it.
     time_budget
         Seconds after which no further step begins.
     random
@@ -81,6 +83,7 @@ class LocalWork:
     in_full: bool = False
     idle: bool = False
     steps: int | None = None
+    smallest_batch: int = 1
     time_budget: float = math.inf
     transform: Transform = unchanged
     random: np.random.Generator | None = None
@@ -114,6 +117,7 @@ NON_STEP_FIELDS = frozenset(
         "in_full",
         "idle",
         "steps",
+        "smallest_batch",
         "time_budget",
         "random",
         "draws",
@@ -200,18 +204,19 @@ def run_work(settings: RunSettings, number: int) -> LocalWork:
 
 
 def batch_order(
-    settings: RunSettings, number: int, client: str, training: str = ""
+    seed: int | str, number: int, client: str, training: str = ""
 ) -> np.random.Generator:
     """Return the random stream for the order of a client's examples in round `number`.
 
-    `training` names the training of a model of the client's own; "": that of the model to reply.
+    `seed` is the run's, or a device's secret. `training` names the training of a model of the
+    client's own; "": that of the model to reply.
     """
-    return generator(settings.seed, f"{training} batches".lstrip(), number, client)
+    return generator(seed, f"{training} batches".lstrip(), number, client)
 
 
-def draws_seed(settings: RunSettings, number: int, client: str, training: str = "") -> int:
+def draws_seed(seed: int | str, number: int, client: str, training: str = "") -> int:
     """Return the seed of the random numbers of a client's model in round `number`."""
-    return seed_of(settings.seed, f"{training} dropout".lstrip(), number, client)
+    return seed_of(seed, f"{training} dropout".lstrip(), number, client)
 
 
 # Maps the gradients of a step to the corrected gradients, both in the model's order.

@@ -65,6 +65,11 @@ RECORDED_SCHEMA = "recorded-schema"
 # owner sets (limits rows, in owner.toml).
 MIN_ROWS = "limit-rows"
 
+# Key of a device's node config, which its owner sets (limits order, in owner.toml), and its value
+# for an order of rows by the run's seed, as in one process.
+ORDER = "limit-order"
+ORDER_OF_RUN = "run"
+
 # Key of a device's node config: the tables `files` of a schema, as JSON, which declare how the
 # device's files are written.
 FILES = "files"

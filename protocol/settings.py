@@ -216,6 +216,10 @@ class RunSettings(Setup):
         "",
         description="File of weights that the initial model has, of the same kind of model",
     )
+    weights_digest: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
+        "",
+        description="Digest of the arrays of initial-weights; owners of devices accept it",
+    )
     num_rounds: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.EXTENDABLE] = Field(
         50, description="Number of rounds after which the run is finished"
     )
@@ -231,6 +235,13 @@ class RunSettings(Setup):
     )
     batch_size: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         10, description="Number of examples in a client's minibatch; 0 means all"
+    )
+    smallest_batch: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
+        1,
+        description=(
+            "Fewest examples, or units of the schema, of a client's last minibatch; with fewer, it"
+            " joins another"
+        ),
     )
     learning_rate: Annotated[float, Range("(0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
         0.1, description="Learning rate of the clients' optimizer"

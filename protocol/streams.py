@@ -21,13 +21,13 @@ class _Hashed(ISeedSequence):
         return np.frombuffer(words, kind.newbyteorder("<")).astype(kind)
 
 
-def generator(seed: int, purpose: str, *where: int | str) -> np.random.Generator:
+def generator(seed: int | str, purpose: str, *where: int | str) -> np.random.Generator:
     """Return the stream for one purpose and place (round, client, …), whatever else is drawn."""
     seeded = np.random.PCG64(_Hashed(repr((seed, purpose, *where))))  # type: ignore[arg-type]
     return np.random.Generator(seeded)
 
 
-def seed_of(seed: int, purpose: str, *where: int | str) -> int:
+def seed_of(seed: int | str, purpose: str, *where: int | str) -> int:
     """Return a seed below 2**63 for one purpose at one place, for generators of PyTorch."""
     hashed = hashlib.blake2b(repr((seed, purpose, *where)).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, "little") >> 1

@@ -248,7 +248,7 @@ def seconds_of_step(
     seconds = 0.0
     for _ in range(2):
         started = time.perf_counter()
-        train(model, task, splits.train, replace(work, random=batch_order(settings, 1, name)))
+        train(model, task, splits.train, replace(work, random=batch_order(settings.seed, 1, name)))
         seconds = time.perf_counter() - started
     measure(model, task, splits.test)
     return seconds

@@ -163,6 +163,7 @@ class LocalClients:
                 task.splits(name),
                 model,
                 states,
+                self.settings.seed,
                 capture=self.capture,
             )
         self._locals.move_to_end(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -17,7 +18,7 @@ from .log_entries import shorten
 from .log_files import open_log
 
 if TYPE_CHECKING:
-    from flwr.app import Context, Message, RecordDict
+    from flwr.app import ArrayRecord, Context, Message, RecordDict
 
     from fairbloom.flower import ClientAppCallable
 
@@ -55,6 +56,8 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
     }
     if schema := str(settings.get(SCHEMA, "")):
         entry["schema"] = digest_of(schema)[:SHOWN]
+    if models := message.content.array_records:
+        entry["received"] = {name: digest_record(each) for name, each in models.items()}
     noted: dict[str, Any] = {}
     token = NOTED.set(noted)
     try:
@@ -86,6 +89,15 @@ def _log_sent(
             "the log of what leaves this client cannot be written to its state-dir"
             f" ({error.strerror}), and nothing leaves unlogged: free space on its disk"
         ) from error
+
+
+def digest_record(arrays: ArrayRecord) -> str:
+    """Return the beginning of the digest of arrays with their names."""
+    total = hashlib.blake2b()
+    for name, array in arrays.items():
+        total.update(f"{name} {array.dtype} {array.shape} ".encode())
+        total.update(array.data)
+    return total.hexdigest()[:SHOWN]
 
 
 def plain_values(content: RecordDict) -> dict[str, Any]:

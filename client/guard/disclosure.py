@@ -5,8 +5,10 @@ gate closes such ways in a single run. It does not close all: an update of many 
 reveal one of them, and so can the difference between two runs.
 """
 
+import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from fairbloom.errors import ReportableError
@@ -17,7 +19,7 @@ from fairbloom.tasks import Splits, Task
 from fairbloom.tasks.task import AnyExamples
 
 from ..metrics import OF_TRAINING, Measurement
-from ..training import batch_of, count_rows, count_rows_after, min_batch_of
+from ..training import batch_of, batch_sizes, count_rows, min_batch_of
 from ..work import LocalWork
 from .audit_log import hold_back
 
@@ -45,75 +47,70 @@ MAX_STEEPNESS_OF_FEW = 100.0
 
 
 class Gate:
-    """Decides which numbers may leave the device: those of at least `min_rows` rows."""
+    """Decides which numbers may leave the device: those of at least `min_rows` rows.
+
+    Where examples have units, persons say, they are of at least so many units.
+    """
 
     def __init__(self, min_rows: int, task: Task, splits: Splits) -> None:
         self.min_rows = min_rows
         self._task = task
         self._splits = splits
+        self._to_train = splits.train.rows_of_units(min_rows)
 
     def check_training(self) -> None:
         """Raise DataError if a model would leave that is trained on too few rows."""
-        self._check("few-to-train", len(self._splits.train))
+        self._check("few-to-train", self._splits.train)
 
     def check_work(self, work: LocalWork, terms: Terms) -> None:
         """Raise ReportableError if the work could make a model that shows single rows."""
         if self.min_rows > 1 and not work.idle:
-            if terms.snapshot_step is not None and batch_of(len(self._splits.train), work) < (
-                self.min_rows
+            timed = work.time_budget < math.inf
+            if (terms.snapshot_step is not None or timed) and (
+                batch_of(len(self._splits.train), work) < self._to_train
             ):
+                what = "time-budget" if timed else "snapshot"
                 raise ReportableError(
-                    f"batch-size = {work.batch_size} is below the {self.min_rows} rows that a"
-                    " snapshot needs here: raise it"
+                    f"batch-size = {work.batch_size} is below the {self.min_rows} rows, or units of"
+                    f" the schema, that a {what} needs here: raise it"
                 )
-            check_influence(work, terms, len(self._splits.train), self.min_rows)
+            check_influence(work, terms, len(self._splits.train), self._to_train)
 
-    def check_steps(
-        self, work: LocalWork, terms: Terms, steps: int, model: torch.nn.Module
-    ) -> None:
+    def check_steps(self, work: LocalWork, steps: int, model: torch.nn.Module) -> None:
         """Raise ReportableError if a model would leave after steps on too few rows."""
-        count = len(self._splits.train)
-        smallest = min_batch_of(model)
-        snapshot = min(steps, terms.snapshot_step or steps)
-        taken = {
-            f"the trained model, after {steps} of its steps": count_rows(
-                count, work, steps, smallest
-            ),
-            f"the snapshot, after {snapshot} of its steps": count_rows(
-                count, work, snapshot, smallest
-            ),
-        }
-        if snapshot < steps:  # their difference shows the rows in between
-            between = count_rows_after(count, work, snapshot, steps, smallest)
-            taken[f"what changes between the snapshot and step {steps}"] = between
-        for name, rows in taken.items():
-            if 0 < rows < self.min_rows:
-                raise ReportableError(
-                    f"{name} with batch-size = {work.batch_size}, is of {rows} training rows, and"
-                    f" {self.min_rows} are needed for a model to leave the device: raise"
-                    " batch-size, time-budget or the method's number of steps; the owner of the"
-                    " device may lower the floor (limits.rows in owner.toml)"
-                )
+        rows = count_rows(len(self._splits.train), work, steps, min_batch_of(model))
+        if 0 < rows < self._to_train:
+            raise ReportableError(
+                f"the trained model, after {steps} of its steps with batch-size ="
+                f" {work.batch_size}, is of {rows} training rows, and {self.min_rows} rows, or"
+                " units of the schema, are needed for a model to leave the device: raise"
+                " batch-size, time-budget or the method's number of steps; the owner of the device"
+                " may lower the floor (limits.rows in owner.toml)"
+            )
 
     def check_carried(self, factors: torch.Tensor) -> None:
         """Raise ReportableError if a step on a disparity is carried by too few rows.
 
-        `factors` has each row's factor w of its logit's gradient; (Σ|w|)² / Σw² rows carry a step.
+        `factors` has each row's factor of its logit's gradient. With w the sum of the magnitudes of
+        a row, or of a unit, (Σw)² / Σw² of them carry a step.
         """
         weights = factors.abs()
+        units = self._splits.train.units
+        if units is not None:
+            weights = torch.from_numpy(np.bincount(units, weights.numpy()))
         carried = float(weights.sum() ** 2 / weights.square().sum())
-        if not carried >= self.min_rows:
+        if not carried >= self.min_rows:  # by how many, would count single rows
             raise ReportableError(
-                f"a step on the disparity is carried by {carried:.1f} training rows, and"
-                f" {self.min_rows} are needed here: lower the disparity's sharpness, or the"
-                " learning rate of the rounds before"
+                f"a step on the disparity is carried by fewer than {self.min_rows} training rows,"
+                " or units of the schema: lower the disparity's sharpness, or the learning rate of"
+                " the rounds before"
             )
 
     def pass_count(self, part: str) -> dict[str, int]:
         """Return the number of train or test examples by its name, {} if it may not leave."""
-        count = len(getattr(self._splits, part))
-        if count >= self.min_rows:
-            return {NUM_EXAMPLES: count}
+        examples: AnyExamples = getattr(self._splits, part)
+        if len(examples) >= examples.rows_of_units(self.min_rows):
+            return {NUM_EXAMPLES: len(examples)}
         hold_back(f"number of its {part} examples, because it is below {self.min_rows}")
         return {}
 
@@ -127,8 +124,8 @@ class Gate:
         part = measurement.examples
         examples: AnyExamples = getattr(self._splits, part)
         if measurement in OF_TRAINING:
-            self._check("few-to-measure", len(examples))
-        if len(examples) < self.min_rows:
+            self._check("few-to-measure", examples)
+        if len(examples) < examples.rows_of_units(self.min_rows):
             hold_back(
                 f"loss and scores of its {part} examples, because there are fewer than"
                 f" {self.min_rows}"
@@ -140,19 +137,18 @@ class Gate:
         targets = examples.all_targets.cpu()
         why = "their targets are not classes"
         if targets.dim() == 1 and not targets.is_floating_point():
-            counts = torch.bincount(
-                targets, minlength=self._task.classes or len(self._task.class_names) or 2
-            )
-            if int(counts.min()) >= self.min_rows:
+            classes = self._task.classes or len(self._task.class_names) or 2
+            counts = [examples.count_units(targets == each) for each in range(classes)]
+            if min(counts) >= self.min_rows:
                 return dict(scores)
             why = f"a class has fewer than {self.min_rows} of them"
         hold_back(f"{', '.join(sorted(of_classes))} of its {part} examples, because {why}")
         return {name: score for name, score in scores.items() if name not in of_classes}
 
-    def _check(self, why: str, rows: int) -> None:
-        if rows < self.min_rows:
+    def _check(self, why: str, examples: AnyExamples) -> None:
+        if len(examples) < examples.rows_of_units(self.min_rows):
             reason = DataError("", why, min_rows=self.min_rows).reportable
-            raise DataError(f"{rows} training rows: {reason}", why, min_rows=self.min_rows)
+            raise DataError(f"{len(examples)} training rows: {reason}", why, min_rows=self.min_rows)
 
 
 def check_influence(work: LocalWork, terms: Terms, rows: int, min_rows: int) -> None:
@@ -163,21 +159,16 @@ def check_influence(work: LocalWork, terms: Terms, rows: int, min_rows: int) -> 
     _check_forgetting(work, MAX_FORGETTING, "the update would show little but the last step's rows")
     size = batch_of(rows, work)
     if size < min_rows:
-        why = (
-            f"batch-size = {work.batch_size} is below the {min_rows} rows that a number needs here"
-        )
+        why = f"batch-size = {work.batch_size} is below the rows that a number needs here"
         _check_forgetting(work, MAX_FORGETTING_OF_FEW, why)
     if not work.learning_rate <= MAX_RATE:
         raise ReportableError(
             f"learning-rate = {work.learning_rate:g} is above {MAX_RATE:g}, and single rows could"
             " outweigh all others: lower it"
         )
-    if min(size, rows % size or size) >= min_rows:
+    if min(batch_sizes(rows, work)) >= min_rows:
         return
-    why = (
-        f"a step here has fewer than {min_rows} rows and could outweigh all others: lower it, or"
-        " set batch-size = 0"
-    )
+    why = "a step here has few rows and could outweigh all others: lower it, or set batch-size = 0"
     if terms.propfair_baseline is None or terms.propfair_epsilon is None:
         return
     steepness = terms.propfair_baseline / terms.propfair_epsilon

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from fairbloom.protocol.names import LOSS
-from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.protocol.terms import BASELINE_TRAINING
 
 from ..local import LocalClient
 from ..metrics import OF_BASELINE
 from ..states import BASELINE
 from ..training import measure, train
-from ..work import LocalWork, run_work
+from ..work import LocalWork, batch_order, draws_seed, run_work
 from .base import Rule, Scores
 
 
@@ -53,7 +51,7 @@ class Baseline(Rule):
         received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         measured = [measure(model, task, examples)]
         for epoch in range(terms.baseline_epochs or 0):
-            train(model, task, examples, baseline_epoch(client.settings, client.key, epoch))
+            train(model, task, examples, baseline_epoch(client, epoch))
             measured.append(measure(model, task, examples))
             losses = [scores[LOSS] for scores in measured]
             if has_settled(losses, terms.baseline_patience or 0, terms.baseline_tolerance or 0.0):
@@ -67,19 +65,22 @@ def _finite_loss(scores: Mapping[str, float]) -> float:
     return scores[LOSS] if math.isfinite(scores[LOSS]) else math.inf
 
 
-def baseline_epoch(settings: RunSettings, client: str, epoch: int) -> LocalWork:
+def baseline_epoch(client: LocalClient, epoch: int) -> LocalWork:
     """Return the work of an epoch of the baseline: plain loss, and the run's first learning rate.
 
     It has no pull, and neither a time budget nor a straggler's share ends it early. The optimizer's
     state is new in each epoch, as in a round.
     """
+    settings = client.settings
+    work = run_work(settings, 1)
     return replace(
-        run_work(settings, 1),
+        work,
         epochs=1,
         learning_rate=settings.learning_rate,
         time_budget=math.inf,
-        random=generator(settings.seed, "lonely batches", epoch, client),
-        draws=seed_of(settings.seed, "lonely dropout", epoch, client),
+        smallest_batch=client.smallest_batch(work),
+        random=batch_order(client.order, epoch, client.key, "lonely"),
+        draws=draws_seed(client.order, epoch, client.key, "lonely"),
     )
 
 

@@ -127,7 +127,7 @@ def measure_disparity(
     if not 0.0 < sharpness < math.inf:
         raise ReportableError(f"disparity-sharpness = {sharpness}: it must be finite and above 0")
     counts = members.sum(dim=1)
-    if counts.min() < smallest:
+    if min(map(examples.count_units, members)) < smallest:
         return Disparity(0.0, 0.0, [], torch.zeros(0))
     membership = members.double()
     first, second = membership / counts[:, None]
@@ -186,7 +186,7 @@ def count_hits(
     The model predicts in eval mode.
     """
     members = find_members(task, examples) & find_positive(task, examples)
-    if members.sum(dim=1).min() < smallest:
+    if min(map(examples.count_units, members)) < smallest:
         members = torch.zeros_like(members)
     with seeded(0, examples.device):
         found = torch.cat(

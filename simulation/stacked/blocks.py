@@ -1,6 +1,5 @@
 """The blocks of stacked clients, and the examples of each of their steps."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -14,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairbloom.client.augmentation import DRAWS, augmentation_stream, change_together
 from fairbloom.client.local import LocalClient
-from fairbloom.client.training import batch_of, batches
+from fairbloom.client.training import batch_sizes, batches, count_steps
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples
 from fairbloom.tasks.inputs import Inputs, count_bytes, map_inputs, move, tensors_of
@@ -27,11 +26,14 @@ MAX_PADDING = 1.5
 
 
 class StackedClient(NamedTuple):
-    """A client in a round: its place by name, and its epochs, examples and steps."""
+    """A client in a round: its place by name, its work, and its examples and steps.
+
+    `batch` is the largest number of examples of a step.
+    """
 
     local: LocalClient
     place: int
-    epochs: int
+    work: LocalWork
     size: int
     batch: int
     steps: int
@@ -39,10 +41,10 @@ class StackedClient(NamedTuple):
     @classmethod
     def of(cls, local: LocalClient, place: int, work: LocalWork, epochs: int) -> "StackedClient":
         """Return a client that does this work for these epochs."""
+        own = replace(work, epochs=epochs, smallest_batch=local.smallest_batch(work))
         size = len(local.splits.train)
-        batch = batch_of(size, work)
-        steps = epochs * math.ceil(size / batch) if work.steps is None else work.steps
-        return cls(local, place, epochs, size, batch, 0 if work.idle else steps)
+        batch = max(batch_sizes(size, own))
+        return cls(local, place, own, size, batch, 0 if work.idle else count_steps(size, own))
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,6 @@ def takes_all(block: Sequence[StackedClient]) -> bool:
 
 def minibatches(
     block: Sequence[StackedClient],
-    work: LocalWork,
     batch_order: Callable[[StackedClient], np.random.Generator],
 ) -> Iterator[StepBatch]:
     """Yield the steps of a block, each with the first clients, which still train."""
@@ -151,8 +152,7 @@ def minibatches(
     joined = join_tensors(parts)
     starts = find_starts(parts)
     orders = [
-        batches(member.size, replace(work, epochs=member.epochs, random=batch_order(member)))
-        for member in block
+        batches(member.size, replace(member.work, random=batch_order(member))) for member in block
     ]
     for training in count_training(block):
         yield pad_step(joined, starts[:training], [*map(next, orders[:training])])

@@ -109,6 +109,7 @@ SUPPORTED = Support(
             "gradient_clip",
             "pull",
             "steps",
+            "smallest_batch",
             "in_full",
             "idle",
             "transform",
@@ -176,7 +177,8 @@ class StackedModels:
         """Return the finished work behind the model of a row."""
 
         def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
-            return [(self._received[name], array) for name, array in self.trained(row).items()]
+            trained = self.trained(row)
+            return [(self._received[name], trained[name]) for name in self._layout.trainable]
 
         return WorkDone(
             lambda: work.learning_rate,
@@ -293,9 +295,7 @@ class StackedClients(LocalClients):
             steps = repeat_step(self._full_batch(block), block)
         else:
             steps = minibatches(
-                block,
-                work,
-                lambda m: batch_order(self.settings, number, m.local.key, training),
+                block, lambda m: batch_order(m.local.order, number, m.local.key, training)
             )
         if work.augment == NO_AUGMENTATION:
             return steps
@@ -304,7 +304,9 @@ class StackedClients(LocalClients):
     def seeds(self, block: Sequence[StackedClient], terms: Terms, training: str) -> list[int]:
         """Return the seed of each client's dropout and augmentation."""
         number = terms.server_round
-        return [draws_seed(self.settings, number, member.local.key, training) for member in block]
+        return [
+            draws_seed(member.local.order, number, member.local.key, training) for member in block
+        ]
 
     def _full_batch(self, block: Sequence[StackedClient]) -> StepBatch:
         """Return the step that takes all examples; small ones are cached for the next rounds."""

@@ -15,6 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom import load
 from fairbloom.client.app import app
+from fairbloom.client.local import LocalClient
+from fairbloom.client.local_round import train_client
 from fairbloom.client.rules.personal import FineTuning
 from fairbloom.client.work import run_work
 from fairbloom.errors import FairbloomError
@@ -491,3 +493,123 @@ def test_norm_is_fedbn_of_an_independent_loop(tmp_path: Path) -> None:
 
 def is_norm(name: str) -> bool:
     return name.startswith(("layers.1.", "layers.5."))
+
+
+# What a device reports of them ----------------------------------------------------------------------
+
+
+def on_device(tmp_path: Path, head: float) -> tuple[Context, nn.Module]:
+    """Return a device whose own head, kept in round 1, is moved by a number, and its first model."""
+    place = context(1, run_config(model="mlp", **{"batch-size": 0}), **{"state-dir": str(tmp_path)})
+    _, first = fresh(dict(place.run_config))
+    ask(MessageType.TRAIN, OWN_HEAD, place)
+    moved = copy.deepcopy(first)
+    with torch.no_grad():
+        next(iter(moved.parameters())).add_(head)
+    return place, moved
+
+
+OWN_HEAD = {"personal-parameters": "head"}
+SENT = {"measure": ["loss-before", "update-norm", "inexactness"]}
+
+
+def metrics_of(place: Context, model: nn.Module, number: int, **asked: Any) -> dict[str, Any]:
+    terms = {"server-round": number, **OWN_HEAD, **SENT, **asked}
+    return dict(ask(MessageType.TRAIN, terms, place, model)["metrics"])
+
+
+def test_each_loss_of_a_round_leaves_once_in_three_digits(tmp_path: Path) -> None:
+    """The same again leaves again; of another model of the same round, it is held back."""
+    place, first = on_device(tmp_path, 0.0)
+    _, other = on_device(tmp_path, 0.3)
+    one = metrics_of(place, first, 2)
+    assert one["loss-before"] == float(f"{one['loss-before']:.3g}")
+    assert metrics_of(place, first, 2) == one
+    two = metrics_of(place, other, 2)
+    assert two.keys() == one.keys() - {"loss-before", "inexactness"}
+    assert "loss-before" in metrics_of(place, other, 3)
+    evaluated = [
+        dict(ask(MessageType.EVALUATE, {"server-round": 2, **OWN_HEAD}, place, model)["metrics"])
+        for model in (first, first, other)
+    ]
+    assert evaluated[0] == evaluated[1]
+    assert evaluated[2].keys() == evaluated[0].keys() - {"loss-personal"}
+    here = LocalClient.of(run_config(model="mlp", **{"batch-size": 0}), 1)
+    terms = Terms.of({"server-round": 2, **OWN_HEAD, **SENT})
+    exact = train_client(here, first.state_dict(), terms).metrics["loss-before"]
+    assert float(f"{exact:.3g}") != exact
+
+
+def test_no_norm_and_no_slope_has_what_stays(tmp_path: Path) -> None:
+    """With a body that hides the head from the loss, both say the same of every head."""
+    config = run_config(model="mlp", **{"batch-size": 0})
+    found = []
+    for moved in (0.0, 5.0):
+        here = LocalClient.of(config, 1)
+        _, model = fresh(config)
+        state = {name: torch.zeros_like(each) for name, each in model.state_dict().items()}
+        own = {name: torch.full_like(state[name], moved) for name in personal_arrays(model, "head")}
+        here.states.keep("personal", 1, own)
+        terms = Terms.of({"server-round": 2, **OWN_HEAD, "measure": ["update-norm", "inexactness"]})
+        found.append(train_client(here, state, terms).metrics)
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_locals_loss_is_of_its_own_model(tmp_path: Path, number: int) -> None:
+    """On a device, no message without a common step tells the loss of the model in it."""
+    place = context(1, run_config(), **{"state-dir": str(tmp_path)})
+    _, model = fresh(dict(place.run_config))
+    terms = {"local-only": True, "personal-lambda": 0.0, "personal-epochs": 1}
+    found = {}
+    for planted in (0.0, 1.0):
+        for each in range(1, number):
+            ask(MessageType.TRAIN, {"server-round": each, **terms}, place)
+        changed = copy.deepcopy(model)
+        with torch.no_grad():
+            for each in changed.parameters() if number > 1 else ():
+                each.add_(planted)
+        asked = {"server-round": number, "measure": ["loss-before"], **terms}
+        found[planted] = dict(ask(MessageType.TRAIN, asked, place, changed)["metrics"])
+    assert found[0.0] == found[1.0]
+    assert ("loss-before" in found[0.0]) == (number > 1)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"local-only": True, "personal-lambda": 0.0, "personal-epochs": 1},
+        {"personal-lambda": 0.5, "personal-epochs": 1},
+        {"fine-tune-epochs": 1},
+    ],
+    ids=str,
+)
+def test_other_terms_load_no_kept_head(tmp_path: Path, terms: dict[str, Any]) -> None:
+    """Their losses would be exact."""
+    place, model = on_device(tmp_path / "kept", 0.0)
+    bare = context(1, dict(place.run_config), **{"state-dir": str(tmp_path / "bare")})
+    found = [
+        dict(
+            ask(kind, {"server-round": 2, "measure": ["loss-before"], **terms}, each, model)[
+                "metrics"
+            ]
+        )
+        for each in (place, bare)
+        for kind in (MessageType.TRAIN, MessageType.EVALUATE)
+    ]
+    assert found[:2] == found[2:]
+
+
+def test_all_numbers_of_a_kept_head_leave_once(tmp_path: Path) -> None:
+    """Scores, too, as a Brier score is as exact as a loss; counts stay whole."""
+    place, first = on_device(tmp_path, 0.0)
+    _, other = on_device(tmp_path, 0.3)
+    asked = {"server-round": 2, **OWN_HEAD}
+    one, two = (
+        dict(ask(MessageType.EVALUATE, asked, place, model)["metrics"]) for model in (first, other)
+    )
+    own = {name for name in one if name.endswith("-personal")}
+    assert own
+    assert all(float(one[name]) == float(f"{one[name]:.3g}") for name in own)
+    assert not any(one[name] != two[name] for name in own & two.keys())
+    assert one["num-examples"] == two["num-examples"]

@@ -27,7 +27,7 @@ from fairbloom.client.rules.personal import PersonalModel
 from fairbloom.client.training import (
     EVALUATION_BATCH,
     batches,
-    count_rows_after,
+    count_rows,
     count_steps,
     measure,
     train,
@@ -449,18 +449,19 @@ def test_steps_are_counted_as_they_are_taken(count: int, size: int, fewest: int)
     assert count_steps(count, replace(todo, steps=5), fewest) == 5
 
 
-@pytest.mark.parametrize(("count", "size", "fewest"), [(9, 4, 1), (9, 4, 2), (8, 4, 1), (5, 0, 1)])
-def test_rows_between_two_steps_are_those_of_one_epoch(count: int, size: int, fewest: int) -> None:
-    """Of two epochs, the one with more; the rows that both have cannot be told apart."""
-    todo = work(epochs=3, batch_size=size)
-    steps = list(batches(count, todo, fewest))
-    epoch = len(steps) // 3
-    for last in range(len(steps) + 1):
-        for first in range(last + 1):
-            seen = [0, 0, 0]
-            for step in range(first, last):
-                seen[step // epoch] += len(steps[step])
-            assert count_rows_after(count, todo, first, last, fewest) == max(seen)
+@given(count=st.integers(1, 60), size=st.integers(0, 60), smallest=st.integers(1, 20))
+def test_a_small_last_batch_joins_the_one_before(count: int, size: int, smallest: int) -> None:
+    """An epoch has all examples, each once; only its last batch may have another size."""
+    todo = work(epochs=1, batch_size=size, smallest_batch=smallest)
+    steps = list(batches(count, todo))
+    sizes = [len(each) for each in steps]
+    assert sorted(torch.cat(steps).tolist()) == list(range(count))
+    whole = min(size or count, count)
+    assert set(sizes[:-1]) <= {whole}
+    rest = count % whole
+    assert sizes[-1] == (rest if rest >= smallest else whole + rest)
+    for taken in range(len(steps) + 1):
+        assert count_rows(count, todo, taken) == sum(sizes[:taken])
 
 
 # What settings and terms make of it ---------------------------------------------------------------

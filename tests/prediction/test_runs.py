@@ -193,7 +193,7 @@ def device(folder: Path, run: fairbloom.Run, name: str) -> Context:
 def message(run: fairbloom.Run, kind: str = MessageType.TRAIN, **config: Any) -> Message:
     """Return what a server sends to a deployed client: the final model, to train it or to evaluate
     it."""
-    words = ConfigRecord({"server-round": 1, **config})
+    words = ConfigRecord({"server-round": 2, **config})
     content = RecordDict({"config": words, "arrays": ArrayRecord(run.model("north").state_dict())})
     return Message(content, dst_node_id=2, message_type=kind)
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from fairbloom.client.fair.training import SUPPORTED as BY_FAIR
-from fairbloom.client.local_round import SUPPORTED as BY_A_CLIENT
+from fairbloom.client.local import LocalClient
+from fairbloom.client.local_round import SUPPORTED as BY_A_CLIENT, own_work
 from fairbloom.client.metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, WORK_METRICS
-from fairbloom.client.plan import global_work, work_of_client
+from fairbloom.client.plan import global_work
 from fairbloom.client.rules.registry import RULES
 from fairbloom.client.support import Support, metric_row
 from fairbloom.client.work import LocalWork, set_fields
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS
-from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.rounds.clients import ClientPool, Replies, TrainReplies
 from fairbloom.rounds.method import Method
@@ -103,6 +103,7 @@ OF_THE_WORK: Mapping[str, Case] = {
     "steps": asked(local_steps=3),
     "in_full": asked(full_batch_step=True),
     "idle": asked(local_only=True),
+    "smallest_batch": Case({"batch-size": 10, "smallest-batch": 9}),
     "time_budget": Case({"time-budget": 1e-9}),
     "transform": Case(terms=PROPFAIR),
     "random": asked(server_round=2),
@@ -346,8 +347,8 @@ def test_every_field_and_every_metric_has_a_case() -> None:
 
 @pytest.mark.parametrize(("name", "case"), OF_THE_WORK.items())
 def test_a_case_of_the_work_sets_its_field(name: str, case: Case) -> None:
-    settings: RunSettings = case.settings
-    work = work_of_client(global_work(settings, case.terms), settings, case.terms, NAMES[0])
+    local = LocalClient.of(case.settings, 0)
+    work = own_work(local, global_work(local.settings, case.terms), case.terms)
     assert name in set_fields(work)
 
 
@@ -477,7 +478,7 @@ def test_stacked_clients_say_once_why_they_fall_back(
 
 
 ALWAYS = [*(each.pattern for each in OF_EVALUATION if not each.requested), BY_GROUP]
-SET_AGAIN = {f"work: {name}" for name in ("random", "draws", *ONE_BY_ONE)} | {
+SET_AGAIN = {f"work: {name}" for name in ("random", "draws", "smallest_batch", *ONE_BY_ONE)} | {
     f"terms: {name}" for name in OF_NO_RULE
 }
 SET_AGAIN |= {

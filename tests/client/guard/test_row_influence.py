@@ -13,15 +13,17 @@ from hypothesis import example, given, strategies as st
 from torch import nn
 
 from fairbloom.client.guard.disclosure import Gate
+from fairbloom.client.guard.limits import DEFAULT_MIN_ROWS
 from fairbloom.client.local import LocalClient
-from fairbloom.client.local_round import train_client
-from fairbloom.client.plan import global_work, work_of_client
+from fairbloom.client.local_round import evaluate_client, own_work, train_client
+from fairbloom.client.plan import global_work
 from fairbloom.client.training import batches
 from fairbloom.client.work import LocalWork
-from fairbloom.errors import ReportableError
+from fairbloom.errors import FairbloomError, ReportableError
+from fairbloom.experiments.recipe import FOLDER, load_recipe
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
-from fairbloom.tasks import Examples, Splits, Task
+from fairbloom.tasks import Examples, Splits, Task, load_task
 
 from ..hospital import PATIENTS, RUN, SCHEMA, write_hospital
 
@@ -39,7 +41,7 @@ class Attack(NamedTuple):
 
 DECAY = {"weight-decay": 1000.0, "learning-rate": 0.001}
 FORGETS = r"0\.001 × \((1000 \+ 0|0 \+ 1000)\) / 1 = 1 is above 0\.5"
-ENDED = r"after 1 of its steps with batch-size = 1, is of 1 training rows, and 5 are needed"
+ENDED = r"after 1 of its steps with batch-size = 1, is of 1 training rows, and 5 rows"
 
 ATTACKS = {
     "weight decay": Attack({"batch-size": 1, **DECAY}, {}, FORGETS),
@@ -51,7 +53,7 @@ ATTACKS = {
         {"dynamic_alpha": 1000.0, "state_round": 0},
         FORGETS,
     ),
-    "a time budget": Attack({"batch-size": 1, "time-budget": 1e-9}, {}, ENDED),
+    "a time budget": Attack({"batch-size": 1, "time-budget": 1e-9}, {}, "that a time-budget needs"),
     "one step": Attack({"batch-size": 1}, {"local_steps": 1}, ENDED),
 }
 """Each makes the update the gradient of one row."""
@@ -82,7 +84,7 @@ def read_row(local: LocalClient, terms: Terms, keep: float = 1.0) -> float:
         update.arrays[name].double() - keep * array.double() for name, array in received.items()
     )
     reading = weight[0] / bias[0]
-    work = work_of_client(global_work(local.settings, terms), local.settings, terms, local.key)
+    work = own_work(local, global_work(local.settings, terms), terms)
     order = list(batches(len(local.splits.train), work))
     steps = work.steps or len(order)
     row = local.splits.train[order[0 if steps == 1 or work.time_budget < 1.0 else -1]][0][0]
@@ -100,7 +102,7 @@ def test_settings_that_show_one_row_are_refused(data: Path, attack: str) -> None
 
 
 def test_two_models_of_a_round_differ_by_enough_rows(data: Path) -> None:
-    """DRFA's snapshot and final model: few rows before, after, or in a batch are refused."""
+    """DRFA's snapshot and final model: with few rows in a batch, they are refused."""
     local = client(data, 5, **{"batch-size": 5})
     received = local.model.state_dict()
     last = -(-TRAINED // 5)
@@ -108,14 +110,20 @@ def test_two_models_of_a_round_differ_by_enough_rows(data: Path) -> None:
         terms = Terms(server_round=1, local_steps=steps, snapshot_step=snapshot)
         assert train_client(local, received, terms).second
     few = client(data, 5, **{"batch-size": 4})
-    with pytest.raises(ReportableError, match="batch-size = 4 is below the 5 rows that a snapshot"):
-        train_client(few, received, Terms(server_round=1, local_steps=9, snapshot_step=3))
-    odd = client(data, 5, **{"batch-size": TRAINED - 1})
-    terms = Terms(server_round=1, local_steps=2, snapshot_step=1)
     with pytest.raises(
-        ReportableError, match=r"between the snapshot and step 2.* is of 1 training"
+        ReportableError, match=r"batch-size = 4 is below the 5 rows.* that a snapshot"
     ):
-        train_client(odd, received, terms)
+        train_client(few, received, Terms(server_round=1, local_steps=9, snapshot_step=3))
+
+
+@given(batch=st.integers(5, TRAINED), own=st.sampled_from([1, 7]))
+def test_each_step_is_of_enough_rows(data: Path, batch: int, own: int) -> None:
+    """A run's smallest-batch may be larger than the owner's rows."""
+    local = client(data, 5, **{"batch-size": batch, "smallest-batch": own})
+    terms = Terms(server_round=1)
+    work = own_work(local, global_work(local.settings, terms), terms)
+    fewest = max(5, own) if batch >= own else 5
+    assert min(map(len, batches(TRAINED, work))) >= min(fewest, batch)
 
 
 def test_just_below_the_limit_no_row_can_be_read(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -199,14 +207,9 @@ def test_steps_of_fewer_rows_than_the_floor_have_limits(rows: int, batch: int, f
     assert not is_refused(steep(100.0))
     assert not is_refused(replace(PLAIN, propfair_baseline=1e9))
     for number in range(len(sizes) + 2):
-        snapshot = replace(PLAIN, snapshot_step=number)
-        for steps, terms in ((number, PLAIN), (len(sizes), snapshot)):
-            seen = {sum(sizes[:each]) for each in (steps, number)}
-            if terms is snapshot:  # the difference of the two models
-                seen.add(sum(sizes[number:]))
-            is_shown = any(0 < each < floor for each in seen)
-            with pytest.raises(ReportableError) if is_shown else nullcontext():
-                gate.check_steps(work, terms, steps, nn.Identity())
+        is_shown = 0 < sum(sizes[:number]) < floor
+        with pytest.raises(ReportableError) if is_shown else nullcontext():
+            gate.check_steps(work, number, nn.Identity())
 
 
 # Steps of few rows that are much larger than the others ------------------------------------------
@@ -223,3 +226,59 @@ def test_a_large_rate_shows_the_last_row_of_a_regression(data: Path) -> None:
     local = client(data, 5, **settings)
     with pytest.raises(ReportableError, match=r"learning-rate = 10000 is above 1, and single rows"):
         train_client(local, local.model.state_dict(), Terms(server_round=1))
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_no_published_recipe_is_refused_by_devices(path: Path) -> None:
+    """Of sites with 40 or 400 rows to train on, at the owner's defaults."""
+    any_task = load_task(Settings.of({}).run_config())
+    recipe = load_recipe(str(path))
+    for row in recipe.rows:
+        settings = Settings.of({**recipe.settings, **row.settings})
+        terms = settings.strategy().terms(1)
+        work = global_work(settings, terms)
+        for count in (40, 400):
+            examples = Examples(torch.zeros(count, 1), torch.zeros(count))
+            gate = Gate(DEFAULT_MIN_ROWS, any_task, Splits(examples, examples))
+            small = 0 < work.batch_size < DEFAULT_MIN_ROWS
+            gate.check_work(replace(work, smallest_batch=1 if small else DEFAULT_MIN_ROWS), terms)
+
+
+@pytest.mark.parametrize("attack", [name for name, each in ATTACKS.items() if not each.terms])
+@pytest.mark.parametrize(
+    "own", [{"fine_tune_epochs": 1}, {"personal_lambda": 1.0, "personal_epochs": 1}]
+)
+def test_models_that_stay_are_of_enough_rows_too(
+    data: Path, attack: str, own: dict[str, Any]
+) -> None:
+    """Their losses and scores leave."""
+    local = client(data, 5, **ATTACKS[attack].settings)
+    terms = Terms(server_round=1, **own)
+    received = {name: each.clone() for name, each in local.model.state_dict().items()}
+    ask = evaluate_client if "fine_tune_epochs" in own else train_client
+    with pytest.raises(ReportableError, match=ATTACKS[attack].refusal):
+        ask(local, received, terms)
+
+
+@pytest.mark.parametrize(("share", "refused"), [(0.985, True), (0.2, False)])
+def test_a_model_that_stays_needs_the_rows_of_one_that_leaves(
+    data: Path, share: float, refused: bool
+) -> None:
+    local = client(data, 5, **{"test-share": share})
+    terms = Terms(server_round=1, fine_tune_epochs=1)
+    with pytest.raises(FairbloomError, match="training rows") if refused else nullcontext():
+        assert "loss-personal" in evaluate_client(local, local.model.state_dict(), terms)
+
+
+def test_steps_that_differ_by_one_have_another_order(data: Path) -> None:
+    """Else the difference of two messages of a round is the gradient of one row."""
+    local = client(data, 5, **{"batch-size": 1})
+    orders = []
+    for steps in (20, 21):
+        terms = Terms(server_round=1, local_steps=steps)
+        work = own_work(local, global_work(local.settings, terms), terms)
+        orders.append([int(each) for each in batches(TRAINED, work)])
+    assert orders[0] != orders[1][:20]
+    again = Terms(server_round=1, local_steps=20)
+    work = own_work(local, global_work(local.settings, again), again)
+    assert [int(each) for each in batches(TRAINED, work)] == orders[0]

@@ -1,0 +1,56 @@
+"""The order of the rows on a device: it follows from a secret that no server knows.
+
+A server that knew which rows each step has could solve the rounds of a run for its rows.
+"""
+
+from pathlib import Path
+from secrets import token_bytes, token_hex
+
+from flwr.app import ConfigRecord, Context
+
+from fairbloom.protocol.names import ORDER, ORDER_OF_RUN
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.system.files import make_folder, write_private
+from fairbloom.system.retry import write_until
+
+from ..states import explain_disk_errors, fingerprint_of
+
+# The secret's file in a state folder; of a client without one, its record in Flower's context, and
+# the key there.
+NAME = "order-secret"
+KEY = "secret"
+
+# Bytes of a secret.
+SIZE = 32
+
+
+def order_in(context: Context, settings: RunSettings) -> int | str | None:
+    """Return the seed of the order if it is the owner's choice, or in the context, else None."""
+    if context.node_config.get(ORDER) == ORDER_OF_RUN:
+        return settings.seed
+    if settings.state_dir:
+        return None
+    made = ConfigRecord({KEY: token_hex()})
+    secret = str(context.state.config_records.setdefault(NAME, made)[KEY])
+    return f"{secret} {fingerprint_of(settings)}"
+
+
+def secret_order(settings: RunSettings, until: float) -> str:
+    """Return the seed of the order by the secret in the state folder, which is made if needed.
+
+    It is the same for the same settings of a run; without a state folder, it is a new one. A write
+    is tried again until the moment `until`; see `write_until`.
+    """
+    if not settings.state_dir:
+        return token_hex()
+    folder = Path(settings.state_dir)
+    path = folder / NAME
+
+    def make() -> None:
+        make_folder(folder)
+        write_private(path, token_bytes(SIZE))
+
+    with explain_disk_errors("written to"):
+        if not path.exists() or path.stat().st_size != SIZE:
+            write_until(make, until, folder)
+        return f"{path.read_bytes().hex()} {fingerprint_of(settings)}"
