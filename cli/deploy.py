@@ -258,11 +258,20 @@ def stop(
             metavar="[RUN]", help="The run's number; default: the only one that has not ended."
         ),
     ] = None,
+    after_run: Annotated[
+        bool,
+        typer.Option(
+            "--after-run", help="Stop no run, but begin no further one until the next start."
+        ),
+    ] = False,
     federation: FederationOption = HERE,
 ) -> None:
     """Stop a run. The same submit continues it after its last finished round."""
     from fairbloom.deploy.operator import submit as runs
 
+    if after_run:
+        print(runs.drain(federation))
+        return
     print(runs.stop(federation, runs.choose_run(federation, run)))
 
 

@@ -28,7 +28,7 @@ from .mailbox import Mailbox
 from .members import Members
 from .metrics import metric_lines
 from .port import Port
-from .runs import Runs
+from .runs import DRAIN, Runs
 
 # Without the authority's key, the certificate's end is a warning for this number of days.
 WARN_DAYS = 30.0
@@ -53,7 +53,9 @@ class Daemon:
             max_reply=federation.max_reply,
             max_connections=self._limit,
         )
-        self._runs = Runs(federation.runs, self._members, self._mailbox, self._port)
+        self._runs = Runs(
+            federation.runs, self._members, self._mailbox, self._port, federation.keep_runs
+        )
         self._seen = dict(read_now(federation).seen)
         self._faults = Faults()
         self._identity_age: list[int] = modified(federation)
@@ -68,6 +70,7 @@ class Daemon:
         self._look()
         for run in self._runs.waiting():
             self._mailbox.begin(run.number)
+        (self._federation.state / DRAIN).unlink(missing_ok=True)
         renew_if_due(self._federation, self._faults)
         key, certificate, authority = read_identity(self._federation)
         try:

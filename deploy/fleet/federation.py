@@ -37,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "max-reply": 0,
     "mailbox-memory": MEMORY_BYTES,
     "max-clients": 1000,
+    "keep-runs": 50,
 }
 
 
@@ -55,7 +56,7 @@ class Federation:
 
     `server` is the HOST:PORT that devices connect to, `listen` the one that the server listens at.
     With `pin_keys`, a device must use the key that it was enrolled with. `max_reply` and
-    `mailbox_memory` are in bytes.
+    `mailbox_memory` are in bytes. Files of the last `keep_runs` ended runs are kept, with 0 all.
     """
 
     path: Path
@@ -65,6 +66,7 @@ class Federation:
     max_reply: int
     mailbox_memory: int
     max_clients: int
+    keep_runs: int
 
     @classmethod
     def read(cls, path: Path) -> Self:

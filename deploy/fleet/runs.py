@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,9 @@ NUMBER = re.compile("[1-9][0-9]{0,17}")
 
 # File next to the runs, with the highest number so far. Removing old runs does not remove it.
 LAST_NUMBER = "last-run"
+
+# File next to the runs, by which an operator asks that no further run begins.
+DRAIN = "drain"
 
 # Errors of a run's own files. Others, such as a full disk, would stop the next run too.
 OWN_ERRORS = (
@@ -233,10 +237,16 @@ def highest_number(last: Path, folder: Path) -> int:
 
 
 class Runs:
-    """Carries out the runs in a folder and answers the requests of their processes."""
+    """Carries out the runs in a folder and answers the requests of their processes.
 
-    def __init__(self, folder: Path, members: Members, mailbox: Mailbox, port: Port) -> None:
+    The files of the last `keep` ended runs are kept, with 0 all.
+    """
+
+    def __init__(
+        self, folder: Path, members: Members, mailbox: Mailbox, port: Port, keep: int = 0
+    ) -> None:
         self._folder = folder
+        self._keep = keep
         self._members = members
         self._mailbox = mailbox
         self._port = port
@@ -268,6 +278,8 @@ class Runs:
         """Carry out runs, one after the other, for ever; cancelling kills the current run."""
         while True:
             for run in self.waiting():
+                if (self._folder.parent / DRAIN).exists():
+                    break
                 self.current = run.number
                 try:
                     status = STOPPED if run.is_stopped else await self._carry_out(run)
@@ -287,7 +299,18 @@ class Runs:
                 ends = {STOPPED: "stopped", 0: "completed"}
                 log.info("run %d %s", run.number, ends.get(status, f"failed: {run.last_line}"))
             self.current = 0
+            self._delete_old()
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _delete_old(self) -> None:
+        """Delete the files of ended runs except the last ones; users' run folders are not there."""
+        try:
+            ended = [run for run in list_runs(self._folder) if run.status is not None]
+            for run in ended[: -self._keep] if self._keep else ():
+                run.order.unlink()  # first: a run with an order and no status would begin again
+                shutil.rmtree(run.folder)
+        except (OSError, DeployError) as error:
+            self._faults.say("old runs", f"files of ended runs are not deleted: {error}")
 
     async def _carry_out(self, run: RunFiles) -> int:
         """Carry out a run, restarting a killed process; return its exit status."""

@@ -21,7 +21,7 @@ from fairbloom.text import text_if
 from .. import pki
 from ..fleet.connections import FULL
 from ..fleet.federation import Federation, read_now
-from ..fleet.runs import RunFiles, list_runs
+from ..fleet.runs import DRAIN, RunFiles, list_runs
 from ..processes import duration
 from .submit import describe_end
 
@@ -62,11 +62,13 @@ def survey(federation: Federation) -> dict[str, Any]:
     open_runs = [run for run, status in runs_with_status if status is None]
     numbers = [run.number for run in open_runs]
     current = now.run if now.run in numbers else min(numbers, default=0)
+    awaited = {now.run: now.waiting}
+    drained = text_if((federation.state / DRAIN).exists(), "for the server's next start")
     for run in open_runs:
         state = "running" if run.number == current else "waiting"
         runs.append(
             _describe_run(run, state, None)
-            | {"awaits": text_if(is_served and run.number == now.run, now.waiting)}
+            | {"awaits": text_if(is_served, awaited.get(run.number, drained))}
         )
     return {
         "at": _format_time(time.time()),

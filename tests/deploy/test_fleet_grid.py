@@ -41,7 +41,7 @@ from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.messages import node_id_of
 from fairbloom.deploy.fleet.passing import ANSWER_FILE, Answer, Task, receive, send
 from fairbloom.deploy.fleet.port import Port
-from fairbloom.deploy.fleet.runs import MAX_RESTARTS, Order, RunFiles, Runs, submit
+from fairbloom.deploy.fleet.runs import DRAIN, MAX_RESTARTS, Order, RunFiles, Runs, submit
 from fairbloom.deploy.fleet.session import KEPT_RUNS, Contexts, KeptReply, Session, load_session
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
 from fairbloom.deploy.fleet.worker import DroppedError
@@ -454,7 +454,7 @@ def test_a_state_folder_is_one_session(tmp_path: Path) -> None:
 ORDER = Order("fairbloom.serverapp:app", "fairbloom", "0.1.0", {"clients": 2, "device": "cpu"})
 
 
-def make_runs(folder: Path, codes: Callable[[], int]) -> tuple[Runs, list[int]]:
+def make_runs(folder: Path, codes: Callable[[], int], keep: int = 0) -> tuple[Runs, list[int]]:
     """Return runs with processes that end with these exit codes, and the list of those started."""
     started = list[int]()
 
@@ -467,7 +467,7 @@ def make_runs(folder: Path, codes: Callable[[], int]) -> tuple[Runs, list[int]]:
 
     members = Members(folder)
     mailbox = Mailbox(MemoryBudget(folder))
-    return Made(folder, members, mailbox, Port(members, mailbox)), started
+    return Made(folder, members, mailbox, Port(members, mailbox), keep), started
 
 
 def carry_out(runs: Runs, *awaited: RunFiles) -> None:
@@ -503,6 +503,44 @@ def test_runs_are_carried_out_in_order_and_once(tmp_path: Path) -> None:
     )
     again, _ = make_runs(tmp_path, iter([]).__next__)
     assert again.waiting() == []
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0, 4), (1, 1), (3, 3), (9, 4)])
+def test_files_of_the_last_ended_runs_are_kept(tmp_path: Path, keep: int, left: int) -> None:
+    """And of runs that wait; the highest number stays known."""
+    folder = tmp_path / "runs"
+    ended = [submit(folder, ORDER) for _ in range(4)]
+    out = tmp_path / "run"
+    out.mkdir()
+    runs, _ = make_runs(folder, lambda: 0, keep)
+    carry_out(runs, *ended[3:])
+    asyncio.run(asyncio.wait_for(one_look(runs), 30))
+    assert [run for run in ended if run.folder.exists()] == ended[4 - left :]
+    assert out.exists()
+    assert submit(folder, ORDER).number > ended[-1].number
+
+
+async def one_look(runs: Runs) -> None:
+    """Let the runs look at their folder once."""
+    task = asyncio.create_task(runs.carry_out())
+    await asyncio.sleep(0.05)
+    task.cancel()
+
+
+def test_a_drained_server_begins_no_further_run(tmp_path: Path) -> None:
+    first, second = (submit(tmp_path / "runs", ORDER) for _ in range(2))
+
+    def drain() -> int:
+        (tmp_path / DRAIN).touch()
+        return 0
+
+    runs, started = make_runs(tmp_path / "runs", drain)
+    carry_out(runs, first)
+    asyncio.run(asyncio.wait_for(one_look(runs), 30))
+    assert (started, second.status) == ([first.number], None)
+    (tmp_path / DRAIN).unlink()  # as a start does
+    carry_out(runs, second)
+    assert second.status == 0
 
 
 def test_a_run_that_is_killed_again_and_again_is_given_up(tmp_path: Path) -> None:

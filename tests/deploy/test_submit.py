@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
 
 from fairbloom.cli import main as cli
@@ -34,6 +35,7 @@ from fairbloom.server.progress import ANNOUNCED
 from fairbloom.server.settings import Settings, default_config
 from fairbloom.simulation.run import simulate
 from fairbloom.system.lock import exclusive_lock
+from fairbloom.tasks.models.weights import digest_weights
 from tests.checkout import ROOT
 from tests.experiments.helpers import captured, fairbloom
 from tests.tables.helpers import SCHEMA
@@ -175,6 +177,34 @@ def test_sizes_of_enrolled_clients_are_sent_with_the_run(made: Path) -> None:
     assert submitted_settings(made)["enrolled-sizes"] == "a=1200 b=300"
     assert fairbloom("deploy", "submit", "--detach", "--set", "enrolled-sizes=a=5") == 0
     assert submitted_settings(made)["enrolled-sizes"] == "a=5"
+
+
+def test_a_drain_needs_a_server_and_is_shown(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "no server runs" in captured(capsys, "deploy", "stop", "--after-run", code=2).err
+    run = write_run(made)
+    with exclusive_lock(made / "state" / "lock"):
+        say_now(made, time.time())
+        said = captured(capsys, "deploy", "stop", "--after-run").out
+        assert "no further run begins" in said
+        (found,) = survey(capsys)["runs"]
+    assert (found["run"], found["awaits"]) == (run.number, "for the server's next start")
+    assert run.status is None
+
+
+@pytest.mark.parametrize("own", ["", "0" * 64])
+def test_the_digest_of_initial_weights_is_sent(made: Path, tmp_path: Path, own: str) -> None:
+    """Unless it is given, as for a run that continues without the file."""
+    weights = tmp_path / "weights.pth"
+    torch.save({"x": torch.ones(2)}, weights)
+    words = ["--set", f"initial-weights={weights}"]
+    if own:
+        weights.unlink()
+        words += ["--set", f"weights-digest={own}"]
+    assert fairbloom("deploy", "submit", "--detach", *words) == 0
+    sent = submitted_settings(made)["weights-digest"]
+    assert sent == (own or digest_weights(str(weights)))
 
 
 def test_what_devices_must_allow_is_said(
