@@ -18,6 +18,7 @@ pytestmark = pytest.mark.federation
 CLIENTS = names(2)
 ROUNDS = 60
 SETTINGS: dict[str, Any] = {
+    "smallest-batch": 5,
     "clients": len(CLIENTS),
     "fraction": 1.0,
     "num-rounds": ROUNDS,

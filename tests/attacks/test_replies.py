@@ -14,7 +14,7 @@ from flwr.app import Message, MessageType
 from flwr.app.error import Error
 from safetensors.numpy import load_file
 
-from benchmarks.deployment import Deployment, federation, names, rounds
+from benchmarks.deployment import REHEARSAL, Deployment, federation, names, rounds
 from benchmarks.processes import peak_memory
 from fairbloom.client.app import app
 from fairbloom.protocol.error_codes import ErrorCode
@@ -55,6 +55,7 @@ REFUSED = {
     "24 MB in one piece": r"error 413: the reply has \d+ bytes, and at most \d+ are taken",
 }
 SETTINGS: dict[str, Any] = {
+    "smallest-batch": 5,
     "clients": 4,
     "partition": "iid",
     "fraction": 1.0,
@@ -71,7 +72,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, 
     """A run of three honest clients and a hostile one."""
     with federation(tmp_path_factory.mktemp("replies") / "home") as there:
         there.enroll(*HONEST, "mallory")
-        (there.bundle("mallory") / "owner.toml").write_text('app = "tests.attacks.hostile:app"\n')
+        (there.bundle("mallory") / "owner.toml").write_text(
+            'app = "tests.attacks.hostile:app"\n' + REHEARSAL
+        )
         for name in HONEST:
             there.start_client(name)
         there.environment["PYTHONPATH"] = str(ROOT)

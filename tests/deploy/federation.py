@@ -11,6 +11,7 @@ DISTURBED: dict[str, Any] = {
     "num-rounds": 8,
     "evaluate-every": 0,
     "local-epochs": 40,
+    "smallest-batch": 5,
     "method": "fedfv",
     "momentum": 0.9,
     "server-optimizer": "adam",

@@ -27,6 +27,7 @@ from fairbloom import __version__
 from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
+from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet import admission, grid, port
 from fairbloom.deploy.fleet.admission import Admission, Caller as Allowance, CallRefusedError
 from fairbloom.deploy.fleet.calls import RefusedError

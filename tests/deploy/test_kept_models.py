@@ -36,6 +36,7 @@ type = "string"
 categories = ["sick", "well"]
 """
 SETTINGS: dict[str, Any] = {
+    "smallest-batch": 5,
     "task": "csv",
     "schema": SCHEMA,
     "method": "ditto",
@@ -57,7 +58,9 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         for name in HOSPITALS:
             data_of(runtime, name).mkdir()
             shutil.copy(files / f"{name}.csv", data_of(runtime, name))
-            (runtime.bundle(name) / "owner.toml").write_text('[limits]\nschema = "any"\n')
+            (runtime.bundle(name) / "owner.toml").write_text(
+                '[limits]\nschema = "any"\norder = "run"\n'
+            )
             start(runtime, name)
         runtime.wait_for_clients(*HOSPITALS)
         yield runtime

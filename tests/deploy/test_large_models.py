@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.deployment import Deployment, federation, names, rounds, wait_for_rounds
+from benchmarks.deployment import (
+    REHEARSAL,
+    Deployment,
+    federation,
+    names,
+    rounds,
+    wait_for_rounds,
+)
 from benchmarks.flower import PATIENCE, wait_until
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
@@ -41,6 +48,7 @@ class Net(nn.Sequential):
 '''
 
 SETTINGS: dict[str, Any] = {
+    "smallest-batch": 5,
     "model": "wide_net:Net",
     "clients": len(CLIENTS),
     "fraction": 1.0,
@@ -236,6 +244,7 @@ def test_disks_full_in_mid_transfer_are_one_sentence_each(
 CLINICS = [f"clinic-{number}" for number in range(1, 9)]
 ELSEWHERE = CLINICS[-1]
 ADAPTED: dict[str, Any] = {
+    "smallest-batch": 5,
     "task": "my_task:task",
     "model": "my_models:adapter",
     "clients": 8,
@@ -278,7 +287,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 def start(runtime: Deployment, name: str) -> None:
     (runtime.bundle(name) / "owner.toml").write_text(
-        'allow = ["my_task:task", "my_models:adapter"]\n'
+        'allow = ["my_task:task", "my_models:adapter"]\n' + REHEARSAL
     )
     runtime.environment |= {"OTHER_BASE": "1"} if name == ELSEWHERE else {}
     runtime.start_client(name)

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.federation
 CLIENTS = names(4)
 ROUNDS = 40
 SETTINGS: dict[str, Any] = {
+    "smallest-batch": 5,
     "clients": len(CLIENTS),
     "fraction": 1.0,
     "num-rounds": ROUNDS,
@@ -138,6 +139,7 @@ def test_a_server_back_after_minutes_waits_for_its_clients(
 STALLING = names(3)
 STALLED_ROUNDS = 12
 STALLED: dict[str, Any] = {
+    "smallest-batch": 5,
     "clients": len(STALLING),
     "min-clients": len(STALLING),
     "fraction": 1.0,
@@ -249,6 +251,7 @@ def test_work_without_an_end_ends_with_its_run(three: Deployment, tmp_path: Path
 
 LOST = names(3)
 RECOVERED: dict[str, Any] = {
+    "smallest-batch": 5,
     "clients": 3,
     "fraction": 1.0,
     "evaluate-every": 0,

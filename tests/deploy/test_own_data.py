@@ -90,7 +90,9 @@ def there(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             own.mkdir()
             shutil.copy(hospitals / f"{name}.csv", own)
             # as in process, where nothing is withheld
-            (runtime.bundle(name) / "owner.toml").write_text('[limits]\nrows = 1\nschema = "any"\n')
+            (runtime.bundle(name) / "owner.toml").write_text(
+                '[limits]\nrows = 1\nschema = "any"\norder = "run"\n'
+            )
             runtime.start_client(name, "--data-dir", str(own))
         runtime.wait_for_clients(*HOSPITALS)
         yield runtime

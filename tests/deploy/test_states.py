@@ -17,6 +17,7 @@ pytestmark = pytest.mark.federation
 
 CLIENTS = names(3)
 SETTINGS: dict[str, Any] = {
+    "smallest-batch": 5,
     "method": "scaffold",
     "clients": 3,
     "fraction": 1.0,

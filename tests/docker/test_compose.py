@@ -38,7 +38,7 @@ from tests.test_supply_chain import locked
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4
-SETTINGS: dict[str, Any] = {"method": "fedfv", "num-rounds": 5}
+SETTINGS: dict[str, Any] = {"method": "fedfv", "num-rounds": 5, "smallest-batch": 5}
 CLIENT_LIMIT_GB = 1.45
 TARGETS = ("client", "server")
 STOCK_ROUNDS = 2

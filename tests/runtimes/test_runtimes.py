@@ -38,6 +38,7 @@ from tests.test_import_strings import THEIRS
 
 CLIENTS = 2
 SETTINGS: dict[str, Any] = {
+    "smallest-batch": 5,
     "clients": CLIENTS,
     "partition": "shards",
     "num-rounds": 2,

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from benchmarks.deployment import federation, names, rounds, wait_for_rounds
+from benchmarks.deployment import REHEARSAL, federation, names, rounds, wait_for_rounds
 from benchmarks.flower import ROOT, wait_until
 from benchmarks.processes import pss
 
@@ -46,6 +46,7 @@ It holds for processes that lived through half of the run.
 CLIENTS = names(4)
 HOSTILE = CLIENTS[3]
 SETTINGS: dict[str, Any] = {
+    "smallest-batch": 5,
     "clients": len(CLIENTS),
     "partition": "iid",
     "fraction": 1.0,
@@ -120,7 +121,9 @@ def soaked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soak]:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     home = tmp_path_factory.mktemp("soak") / "home"
     with federation(home, len(CLIENTS)) as there:
-        (there.bundle(HOSTILE) / "owner.toml").write_text('app = "tests.soak.hostile:app"\n')
+        (there.bundle(HOSTILE) / "owner.toml").write_text(
+            'app = "tests.soak.hostile:app"\n' + REHEARSAL
+        )
         there.environment["PYTHONPATH"] = str(ROOT)
         site = Site(there, CLIENTS)
         try:
