@@ -39,6 +39,9 @@ ELSEWHERE = {
     "docs/nodes-trust.md#Schemas": (
         "client/guard/test_accepted_schemas.py::test_accept_asks_and_schemas_lists_and_withdraws"
     ),
+    "docs/nodes-trust.md#Weights": (
+        "client/guard/test_initial_weights.py::test_accepted_weights_are_those_of_one_file_schema_and_model"
+    ),
     "docs/nodes-trust.md#The log": (
         "client/guard/test_audit_log.py::test_the_log_is_read_run_by_run"
     ),
