@@ -20,10 +20,10 @@ from tests.checkout import ROOT
 ROOMS: Mapping[str, int] = {
     "checks": 713,
     "cli": 684,
-    "client": 1_882,
-    "client/guard": 727,
+    "client": 1_920,
+    "client/guard": 851,
     "client/rules": 672,
-    "deploy/fleet": 2_527,
+    "deploy/fleet": 2_553,
     "experiments": 823,
     "experiments/pages": 1_232,
     "experiments/results": 1_928,
@@ -49,10 +49,10 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_294
+WHOLE = 33_663
 """The most statements in all packages."""
 
-TESTS = 39_214
+TESTS = 40_070
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900

@@ -41,7 +41,7 @@ BUDGETS = {
     "a round of 100 stacked logistic clients": 3600,
     "an evaluated round of 100 stacked logistic clients": 13800,
     "a round of ten stacked MLP clients": 8023,
-    "a deployed message": 1500,  # a setting costs 11
+    "a deployed message": 1710,  # a setting costs 11
 }
 """The calls of one more round. Raise a number only with a line in docs/decisions.md that says what
 it buys. Lower it where calls are saved."""
