@@ -1,6 +1,6 @@
 """Which rows a device's steps have follows from its own secret, unless its owner rehearses.
 
-With the public order, the rounds of one run are equations that give its rows: the seventh attack of
+With the public order, the rounds of one run are equations that give its rows: see
 docs/nodes-trust.md.
 """
 
