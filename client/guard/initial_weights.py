@@ -95,7 +95,7 @@ def check_first_model(client: LocalClient, received: StateDict, *, rounded: bool
     digest = client.settings.weights_digest
     model = client.task.model()
     file = Path(client.settings.state_dir, FOLDER, f"{digest}.safetensors")
-    if digest and client.settings.state_dir and file.exists():
+    if client.settings.state_dir and file.exists():
         load_initial_weights(model, str(file))
     elif digest and digest_arrays(arrays_of(received)) == digest:
         return

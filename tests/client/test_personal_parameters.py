@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom import load
 from fairbloom.client.app import app
+from fairbloom.client.guard.log_files import read_entries
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
 from fairbloom.client.rules.personal import FineTuning
@@ -613,3 +614,9 @@ def test_all_numbers_of_a_kept_head_leave_once(tmp_path: Path) -> None:
     assert all(float(one[name]) == float(f"{one[name]:.3g}") for name in own)
     assert not any(one[name] != two[name] for name in own & two.keys())
     assert one["num-examples"] == two["num-examples"]
+    *_, last = read_entries(tmp_path)
+    gone = own - two.keys()
+    assert {f"{name}, because another one has left in round 2" for name in gone} == {
+        *last["held-back"]
+    }
+    assert gone

@@ -116,6 +116,15 @@ def test_two_models_of_a_round_differ_by_enough_rows(data: Path) -> None:
         train_client(few, received, Terms(server_round=1, local_steps=9, snapshot_step=3))
 
 
+@pytest.mark.parametrize("own", [1, 7])
+def test_batches_below_the_floor_stay_as_they_are(data: Path, own: int) -> None:
+    """Other limits are for them."""
+    local = client(data, 5, **{"batch-size": 3, "smallest-batch": own})
+    terms = Terms(server_round=1)
+    work = own_work(local, global_work(local.settings, terms), terms)
+    assert [len(each) for each in batches(TRAINED, work)][-2:] == [3, TRAINED % 3]
+
+
 @given(batch=st.integers(5, TRAINED), own=st.sampled_from([1, 7]))
 def test_each_step_is_of_enough_rows(data: Path, batch: int, own: int) -> None:
     """A run's smallest-batch may be larger than the owner's rows."""
