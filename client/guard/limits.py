@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Annotated, Any, Literal, Self
@@ -16,7 +17,7 @@ from fairbloom.protocol.settings import flatten_tables
 from fairbloom.tables.schema import shorten_value
 
 from .accepted_settings import FINGERPRINT, SettingRefusedError, work_settings
-from .questions import count_question
+from .questions import count_question, count_until
 
 # Fewest rows behind a number that leaves a device, unless the owner sets another limit.
 DEFAULT_MIN_ROWS = 5
@@ -105,13 +106,25 @@ class Limits:
             (key,) = (key for key, name in KEYS.items() if name == fault["loc"][0])
             raise LimitsError(f"limits has {key} = {fault['input']!r}: {fault['msg']}") from error
 
-    def count(self, config: Mapping[str, Any], state_dir: Path, question: str) -> None:
-        """Count a message with a model; raise SettingRefusedError beyond the limits."""
+    def count(
+        self, config: Mapping[str, Any], state_dir: Path, question: str, until: float = -math.inf
+    ) -> None:
+        """Count a message with a model; raise SettingRefusedError beyond the limits.
+
+        The count is written again while the disk refuses it, up to the moment `until`.
+        """
         run = str(config[FINGERPRINT])
         rounds = int(config.get("num-rounds", 0))
-        count_question(
-            state_dir, run, question, rounds, a_day=self.questions_a_day, a_run=self.questions_a_run
+        count = partial(
+            count_question,
+            state_dir,
+            run,
+            question,
+            rounds,
+            a_day=self.questions_a_day,
+            a_run=self.questions_a_run,
         )
+        count_until(count, until, state_dir)
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Raise SettingRefusedError if a run exceeds a limit.

@@ -1,9 +1,13 @@
 """How many questions a device answers: messages with a model, to train or to evaluate."""
 
+import errno
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+
+from fairbloom.system.retry import write_until
 
 from .accepted_settings import SettingRefusedError
 
@@ -22,6 +26,8 @@ def count_question(
     state_dir: Path, run: str, question: str, rounds: int, *, a_day: int, a_run: int | None
 ) -> None:
     """Count a question of a run; raise SettingRefusedError if there were too many.
+
+    Raise OSError if that cannot be written now.
 
     `run` is the fingerprint of its settings; `question` is the digest of a message, which counts
     once. `rounds` is the number of its rounds, 0 for an unknown one; a shorter run with the same
@@ -45,11 +51,28 @@ def count_question(
             _check("questions-a-day", of_day, a_day)
             if a_run is not None or most_rounds:
                 _check("questions-a-run", of_run, a_run or A_ROUND * most_rounds)
-    except sqlite3.Error as error:
-        raise SettingRefusedError(
-            f"{FILE} in this client's state-dir cannot be used ({error}), and no message is"
-            " answered uncounted: free space on its disk, or delete the file if it is damaged"
-        ) from error
+    except sqlite3.OperationalError as error:  # a full disk, or a lock
+        raise OSError(errno.EIO, str(error)) from error
+    except sqlite3.DatabaseError as error:
+        raise _unusable(error) from error
+
+
+def count_until(count: Callable[[], None], until: float, state_dir: Path) -> None:
+    """Count a question, and again where the disk refuses it, until a moment; see `write_until`.
+
+    Raise SettingRefusedError then.
+    """
+    try:
+        write_until(count, until, state_dir)
+    except OSError as error:
+        raise _unusable(error.strerror) from error
+
+
+def _unusable(why: object) -> SettingRefusedError:
+    return SettingRefusedError(
+        f"{FILE} in this client's state-dir cannot be used ({why}), and no message is answered"
+        " uncounted: free space on its disk, or delete the file if it is damaged"
+    )
 
 
 def _check(name: str, count: int, most: int) -> None:

@@ -5,6 +5,7 @@ The client runs its installed app.
 
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class RunRefusedError(Exception):
 class RunDescription:
     """A run as the server describes it: its number, its app's distribution and its settings.
 
-    `question` is the digest of its message, "" if that brings no model.
+    `question` is the digest of its message, "" if that brings no model, and `until` the moment when
+    the message's time is over.
     """
 
     number: int
@@ -45,6 +47,7 @@ class RunDescription:
     version: str
     settings: Mapping[str, Any]
     question: str = ""
+    until: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Installed:
                 allowed = self.limits.schema
             check_accepted(settings, state_dir, allowed, run.number)
             if self.limits is not None and state_dir is not None and run.question:
-                self.limits.count(settings, state_dir, run.question)
+                self.limits.count(settings, state_dir, run.question, run.until)
         except SettingRefusedError as error:
             raise RunRefusedError(str(error)) from error
         # the device's own folders win over settings of the same name

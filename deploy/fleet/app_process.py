@@ -25,6 +25,7 @@ from fairbloom.logs import colour_on_terminals_alone, escape_all_records, log
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
 from fairbloom.system.parents import end_with_parent
+from fairbloom.system.retry import deadline
 
 from ..device.accepted import Installed, RunDescription, RunRefusedError
 from ..processes import free_cycles
@@ -61,11 +62,12 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     # Flower takes a message's sender from this: the server, node 1, until the message is made, and
     # this node afterwards, for the reply.
     identify(run_id=head.run, node_id=1, task_id=0)
+    seconds = min(max(1.0, head.seconds), LONGEST_SECONDS)  # in this order NaN becomes 1
     message = Message(
         deserialize(task.content.map()),
         task.node,
         head.type,
-        ttl=min(max(1.0, head.seconds), LONGEST_SECONDS),  # in this order NaN becomes 1
+        ttl=seconds,
         group_id=head.round,
     )
     set_message_id(message, head.id)
@@ -77,6 +79,7 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
         described["version"],
         described["settings"],
         f"{head.type} {head.sha256.hex()}" if message.content.array_records else "",
+        deadline(seconds),
     )
     app, context.run_config = installed.accept(run, context)
     try:

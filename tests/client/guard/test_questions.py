@@ -1,5 +1,6 @@
 """How many messages with a model a device answers in a day, and in a run."""
 
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from fairbloom.client.guard import questions
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
 from fairbloom.client.guard.limits import Limits, LimitsError
 from fairbloom.server.settings import Settings
+from fairbloom.system import retry
 
 
 def refused(limits: Limits, place: Path, question: str, **settings: Any) -> str:
@@ -82,3 +84,29 @@ def test_a_damaged_count_is_named_with_its_remedy(tmp_path: Path) -> None:
     assert "questions.sqlite in this client's state-dir cannot be used" in reason
     (tmp_path / questions.FILE).unlink()
     assert not refused(Limits(), tmp_path, "train 1")
+
+
+@pytest.mark.parametrize("failures", [0, 2, 40])
+def test_a_count_is_written_again_while_a_message_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """A disk may be full for a while only; here for as many seconds, of 30."""
+    waits: list[float] = []
+    connect = questions.sqlite3.connect
+
+    def refuse(place: Path, timeout: float) -> Any:
+        if len(waits) < failures:
+            raise questions.sqlite3.OperationalError("database or disk is full")
+        return connect(place, timeout=timeout)
+
+    clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
+    monkeypatch.setattr(retry, "time", clock)
+    monkeypatch.setattr(questions.sqlite3, "connect", refuse)
+    config = accepted_settings(Settings.of({}).run_config())
+    with (
+        pytest.raises(SettingRefusedError, match=r"\(database or disk is full\)")
+        if failures == 40
+        else nullcontext()
+    ):
+        Limits().count(config, tmp_path, "train 1", 30.0)
+    assert len(waits) == failures if failures < 40 else 25 < len(waits) <= 30
