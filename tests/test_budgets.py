@@ -23,7 +23,7 @@ ROOMS: Mapping[str, int] = {
     "client": 1_920,
     "client/guard": 862,
     "client/rules": 672,
-    "deploy/fleet": 2_553,
+    "deploy/fleet": 2_555,
     "experiments": 823,
     "experiments/pages": 1_232,
     "experiments/results": 1_928,
