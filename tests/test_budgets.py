@@ -21,7 +21,7 @@ ROOMS: Mapping[str, int] = {
     "checks": 713,
     "cli": 684,
     "client": 1_920,
-    "client/guard": 862,
+    "client/guard": 864,
     "client/rules": 672,
     "deploy/fleet": 2_555,
     "experiments": 823,
