@@ -21,7 +21,7 @@ ROOMS: Mapping[str, int] = {
     "checks": 713,
     "cli": 684,
     "client": 1_920,
-    "client/guard": 864,
+    "client/guard": 868,
     "client/rules": 672,
     "deploy/fleet": 2_555,
     "experiments": 823,
@@ -49,10 +49,10 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_678
+WHOLE = 33_682
 """The most statements in all packages."""
 
-TESTS = 40_100
+TESTS = 40_120
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900

@@ -7,12 +7,14 @@ in last, and the fingerprint of the run's settings, because the server chooses t
 """
 
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from difflib import unified_diff
 from enum import StrEnum
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import make_folder, write_private
+from fairbloom.system.retry import write_until
 from fairbloom.tables.schema import shorten_value
 
 from .accepted_settings import FINGERPRINT, SCHEMA, SettingRefusedError
@@ -135,17 +138,19 @@ class Schemas:
         self._write([withdrawn if each == chosen else each for each in known])
         return withdrawn
 
-    def admits(self, digest: str, run: int, settings: str) -> bool:
+    def admits(self, digest: str, run: int, settings: str, until: float = -math.inf) -> bool:
         """Return whether a run may have a schema; keep the schema of a run that is let in.
 
-        `settings` is the fingerprint of the run's settings.
+        `settings` is the fingerprint of the run's settings. That is written again while the disk
+        refuses it, up to the moment `until`.
         """
         state = next((each.state for each in self.known() if each.digest == digest), None)
         runs: dict[str, list[str]] = self._read(RUNS, {})
         is_same = runs.get(str(run)) == [digest, settings]
         if state == State.ACCEPTED and not is_same:
             latest = dict([*runs.items(), (str(run), [digest, settings])][-MAX_RUNS:])
-            write_private(self._folder / RUNS, json.dumps(latest).encode())
+            write = partial(write_private, self._folder / RUNS, json.dumps(latest).encode())
+            write_until(write, until, self._folder)
         return state == State.ACCEPTED or (state == State.ENDED and is_same)
 
     def refuse(self, text: str) -> None:
@@ -166,13 +171,17 @@ class Schemas:
 
 
 def check_accepted(
-    settings: Mapping[str, Any], state_dir: Path | None, allowed: str, run: int
+    settings: Mapping[str, Any],
+    state_dir: Path | None,
+    allowed: str,
+    run: int,
+    until: float = -math.inf,
 ) -> None:
     """Raise SettingRefusedError and store the schema of a run if its owner has not accepted it.
 
     `settings` are the run's accepted settings. `allowed` is `schema` of the owner's limits; "any"
     accepts every schema. `state_dir` is None if the device stores nothing. `run` is the run's
-    number.
+    number. For `until` see `Schemas.admits`.
     """
     text = str(settings.get(SCHEMA, ""))
     if not text or allowed == "any":
@@ -183,7 +192,7 @@ def check_accepted(
             ' one, or schema = "any" under limits in owner.toml'
         )
     schemas = Schemas(state_dir)
-    if schemas.admits(digest_of(text), run, settings[FINGERPRINT]):
+    if schemas.admits(digest_of(text), run, settings[FINGERPRINT], until):
         return
     schemas.refuse(text)
     raise SettingRefusedError(

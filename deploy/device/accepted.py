@@ -106,7 +106,7 @@ class Installed:
             if self.limits is not None:
                 self.limits.check(settings)
                 allowed = self.limits.schema
-            check_accepted(settings, state_dir, allowed, run.number)
+            check_accepted(settings, state_dir, allowed, run.number, run.until)
             if self.limits is not None and state_dir is not None and run.question:
                 self.limits.count(settings, state_dir, run.question, run.until)
         except SettingRefusedError as error:

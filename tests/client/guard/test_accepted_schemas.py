@@ -1,12 +1,15 @@
 """A device reads its tables by schemas alone that its owner has accepted."""
 
+import errno
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import example, given, strategies as st
 
+from fairbloom.client.guard import accepted_schemas
 from fairbloom.client.guard.accepted_schemas import (
     MAX_RUNS,
     Schemas,
@@ -19,6 +22,7 @@ from fairbloom.client.guard.accepted_schemas import (
 )
 from fairbloom.client.guard.accepted_settings import SettingRefusedError
 from fairbloom.errors import FairbloomError
+from fairbloom.system import retry
 from tests.experiments.helpers import fairbloom
 
 from ..hospital import SCHEMA, grouped
@@ -230,3 +234,27 @@ def test_a_schema_steers_no_terminal(tmp_path: Path) -> None:
     schemas.accept(evil)
     said += describe_schemas(schemas)
     assert all(text.replace("\n", "").isprintable() for text in said)
+
+
+def test_a_disk_that_is_full_for_a_while_keeps_no_run_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    schemas = Schemas(tmp_path)
+    schemas.accept("target = 'x'")
+    write = accepted_schemas.write_private
+
+    def refuse(path: Path, content: bytes) -> None:
+        if len(waits) < 3:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        write(path, content)
+
+    clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
+    monkeypatch.setattr(retry, "time", clock)
+    monkeypatch.setattr(accepted_schemas, "write_private", refuse)
+    digest = accepted_schemas.digest_of("target = 'x'")
+    with pytest.raises(OSError, match="Stale"):
+        schemas.admits(digest, 1, "settings")
+    assert schemas.admits(digest, 1, "settings", 30.0)
+    assert len(waits) == 3
+    assert schemas.runs_of(schemas.accepted()[0]) == ["1"]
