@@ -70,19 +70,18 @@ def measure_groups(
                 report[name_in_group(COUNT, grouping, names[place])] = each[place]
         for score, numbers in values.items():
             scored = everyone
+            subsets = list[list[list[Any]]]()
             if score.over != COUNT:  # only examples with a number count
                 scored = ~np.isnan(numbers)
+                subsets.append(_count_units(bins, scored, units, shape))
+                if smallest > 1:
+                    subsets.append(_count_units(bins, ~scored, units, shape))
             parts = _count(bins[scored], shape)
             sums = _count(bins[scored], shape, numbers[scored])
-            with_number = _count_units(bins, scored, units, shape)
-            without = _count_units(bins, ~scored, units, shape)
             for client, report in enumerate(reports):
                 shown = large[client]
-                if score.over != COUNT:
-                    subsets = [with_number[client]]
-                    if smallest > 1:
-                        subsets.append(without[client])
-                    shown = reportable(subsets, smallest, shown)
+                if subsets:
+                    shown = reportable([each[client] for each in subsets], smallest, shown)
                     for place in shown:
                         name = name_in_group(score.over, grouping, names[place])
                         report[name] = parts[client][place]

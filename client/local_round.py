@@ -35,7 +35,7 @@ from .rules.registry import kinds_of, rules_of
 from .rules.rule_round import RuleRound
 from .states import RULE, StateDict, Version
 from .support import Support
-from .training import measure_slope, train
+from .training import AfterStep, CorrectStep, measure_slope, train
 from .work import Copy, LocalWork, StepsTaken, run_work
 
 # Everything: each engine that computes clients one by one supports it.
@@ -106,7 +106,7 @@ def load_to_measure(client: LocalClient, model: str, terms: Terms) -> Metrics:
         if model == PERSONAL and "adapt" in kind.hooks():
             work = kind(terms).adapt(run_work(client.settings, terms.server_round))
             own = own_work(client, work, terms, "fine-tune")
-            train_own(client, own)
+            train_here(client, own)
     return {wire.PERSONAL_ROUND: made} if terms.keeps_personal_models else {}
 
 
@@ -126,17 +126,33 @@ def own_work(client: LocalClient, work: LocalWork, terms: Terms, training: str =
     return planned
 
 
-def train_own(
+def train_here(
     client: LocalClient,
     work: LocalWork,
     anchor: Sequence[torch.Tensor] | None = None,
+    *,
+    correct: CorrectStep | None = None,
+    after_step: AfterStep | None = None,
     capture: Capture | None = None,
-) -> None:
-    """Train the client's model, which stays with it, by this work; see `train`."""
-    examples = client.splits.train
-    steps = train(client.model, client.task, examples, work, anchor, capture=capture)
-    if client.gate is not None:  # its losses and scores leave
+) -> StepsTaken:
+    """Train the client's model on its examples, as `train` does; return the steps.
+
+    On a device, raise ReportableError if they are of too few rows: if the model does not leave, its
+    losses and scores do.
+    """
+    steps = train(
+        client.model,
+        client.task,
+        client.splits.train,
+        work,
+        anchor,
+        correct=correct,
+        after_step=after_step,
+        capture=capture,
+    )
+    if client.gate is not None:
         client.gate.check_steps(work, steps.count, client.model)
+    return steps
 
 
 def start_rule(
@@ -257,17 +273,13 @@ class _ClientTraining(ClientRound):
             check_frozen_unchanged(client.model),
             fix_parameters(client.model, self._own if first else ()),
         ):
-            self._steps = train(
-                client.model,
-                client.task,
-                client.splits.train,
+            self._steps = train_here(
+                client,
                 self._work,
                 correct=correct,
                 after_step=after_step if watching else None,
                 capture=client.capture,
             )
-        if client.gate is not None:
-            client.gate.check_steps(self._work, self._steps.count, client.model)
 
     def _train_own(self, work: LocalWork) -> None:
         """Train the arrays that the client keeps, with all others fixed."""
@@ -275,7 +287,7 @@ class _ClientTraining(ClientRound):
         work = own_work(client, work, self._terms, PERSONAL)
         others = {name for name, _ in client.trainable()}.difference(self._own)
         with fix_parameters(client.model, others):
-            train_own(client, work)
+            train_here(client, work)
 
     def finish(self) -> None:
         client = self._client
@@ -330,5 +342,5 @@ class _ClientTraining(ClientRound):
             anchor = [each.detach().clone() for _, each in client.trainable()]
             client.load_personal(before=terms.server_round)
             own = own_work(client, work, terms, PERSONAL)
-            train_own(client, own, anchor, client.capture)
+            train_here(client, own, anchor, capture=client.capture)
             client.keep_personal(terms.server_round, client.model.state_dict())

@@ -92,7 +92,11 @@ def _log_sent(
 
 
 def digest_record(arrays: ArrayRecord) -> str:
-    """Return the beginning of the digest of arrays with their names."""
+    """Return the beginning of the digest of arrays with their names.
+
+    It is of their bytes as they came: an own app's arrays need not be NumPy's, and `digest_arrays`
+    would have to decode a hostile server's before they are logged.
+    """
     total = hashlib.blake2b()
     for name, array in arrays.items():
         total.update(f"{name} {array.dtype} {array.shape} ".encode())

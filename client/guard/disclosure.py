@@ -49,7 +49,7 @@ MAX_STEEPNESS_OF_FEW = 100.0
 class Gate:
     """Decides which numbers may leave the device: those of at least `min_rows` rows.
 
-    Where examples have units, persons say, they are of at least so many units.
+    If examples have units, for example persons, they are of at least that number of units.
     """
 
     def __init__(self, min_rows: int, task: Task, splits: Splits) -> None:
@@ -109,7 +109,7 @@ class Gate:
     def pass_count(self, part: str) -> dict[str, int]:
         """Return the number of train or test examples by its name, {} if it may not leave."""
         examples: AnyExamples = getattr(self._splits, part)
-        if len(examples) >= examples.rows_of_units(self.min_rows):
+        if self._are_enough(examples):
             return {NUM_EXAMPLES: len(examples)}
         hold_back(f"number of its {part} examples, because it is below {self.min_rows}")
         return {}
@@ -125,7 +125,7 @@ class Gate:
         examples: AnyExamples = getattr(self._splits, part)
         if measurement in OF_TRAINING:
             self._check("few-to-measure", examples)
-        if len(examples) < examples.rows_of_units(self.min_rows):
+        if not self._are_enough(examples):
             hold_back(
                 f"loss and scores of its {part} examples, because there are fewer than"
                 f" {self.min_rows}"
@@ -145,8 +145,11 @@ class Gate:
         hold_back(f"{', '.join(sorted(of_classes))} of its {part} examples, because {why}")
         return {name: score for name, score in scores.items() if name not in of_classes}
 
+    def _are_enough(self, examples: AnyExamples) -> bool:
+        return len(examples) >= examples.rows_of_units(self.min_rows)
+
     def _check(self, why: str, examples: AnyExamples) -> None:
-        if len(examples) < examples.rows_of_units(self.min_rows):
+        if not self._are_enough(examples):
             reason = DataError("", why, min_rows=self.min_rows).reportable
             raise DataError(f"{len(examples)} training rows: {reason}", why, min_rows=self.min_rows)
 

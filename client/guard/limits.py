@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from functools import partial
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Annotated, Any, Literal, Self
@@ -17,7 +16,7 @@ from fairbloom.protocol.settings import flatten_tables
 from fairbloom.tables.schema import shorten_value
 
 from .accepted_settings import FINGERPRINT, SettingRefusedError, work_settings
-from .questions import count_question, count_until
+from .questions import count_question
 
 # Fewest rows behind a number that leaves a device, unless the owner sets another limit.
 DEFAULT_MIN_ROWS = 5
@@ -115,16 +114,15 @@ class Limits:
         """
         run = str(config[FINGERPRINT])
         rounds = int(config.get("num-rounds", 0))
-        count = partial(
-            count_question,
+        count_question(
             state_dir,
             run,
             question,
             rounds,
             a_day=self.questions_a_day,
             a_run=self.questions_a_run,
+            until=until,
         )
-        count_until(count, until, state_dir)
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Raise SettingRefusedError if a run exceeds a limit.

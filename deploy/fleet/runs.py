@@ -276,6 +276,7 @@ class Runs:
 
     async def carry_out(self) -> None:
         """Carry out runs, one after the other, for ever; cancelling kills the current run."""
+        self._delete_old()
         while True:
             for run in self.waiting():
                 if (self._folder.parent / DRAIN).exists():
@@ -298,15 +299,15 @@ class Runs:
                 self._port.settings.pop(run.number, None)
                 ends = {STOPPED: "stopped", 0: "completed"}
                 log.info("run %d %s", run.number, ends.get(status, f"failed: {run.last_line}"))
+                self._delete_old()
             self.current = 0
-            self._delete_old()
             await asyncio.sleep(LOOK_SECONDS)
 
     def _delete_old(self) -> None:
         """Delete the files of ended runs except the last ones; users' run folders are not there."""
         try:
             ended = [run for run in list_runs(self._folder) if run.status is not None]
-            for run in ended[: -self._keep] if self._keep else ():
+            for run in ended[: -self._keep]:  # with 0, of none
                 run.order.unlink()  # first: a run with an order and no status would begin again
                 shutil.rmtree(run.folder)
         except (OSError, DeployError) as error:

@@ -13,17 +13,14 @@ def check_health(federation: Federation) -> int:
         print(f"no server runs: start fairbloom server --dir {federation.path}")
         return 1
     now = read_now(federation)
-    checks = {
-        f"run {now.run} waits for clients: {now.waiting}": bool(now.waiting),
-        f"{now.free:.0%} of the disk is free: make room at {federation.path}": (
-            now.free < SMALLEST_SHARE
-        ),
-        **{
-            f"{name} holds for {days:.0f} more days: see fairbloom deploy doctor": days
-            < FEWEST_DAYS
-            for name, days in now.days.items()
-        },
-    }
-    faults = [words for words, is_fault in checks.items() if is_fault]
+    faults = [
+        f"{name} holds for {days:.0f} more days: see fairbloom deploy doctor"
+        for name, days in now.days.items()
+        if days < FEWEST_DAYS
+    ]
+    if now.waiting:
+        faults.append(f"run {now.run} waits for clients: {now.waiting}")
+    if now.free < SMALLEST_SHARE:
+        faults.append(f"{now.free:.0%} of the disk is free: make room at {federation.path}")
     print("\n".join(faults) or "serving")
     return 2 if faults else 0
