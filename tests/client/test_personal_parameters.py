@@ -620,3 +620,29 @@ def test_all_numbers_of_a_kept_head_leave_once(tmp_path: Path) -> None:
         *last["held-back"]
     }
     assert gone
+
+
+def test_a_model_without_arrays_of_its_own_has_exact_losses(tmp_path: Path) -> None:
+    """And any number of them."""
+    place, first = on_device(tmp_path, 0.0)
+    _, other = on_device(tmp_path, 0.3)
+    asked = {"server-round": 2, "measure": ["loss-before"]}
+    one, two = (
+        float(dict(ask(MessageType.TRAIN, asked, place, model)["metrics"])["loss-before"])
+        for model in (first, other)
+    )
+    assert one != two
+    assert one != float(f"{one:.3g}")
+
+
+@pytest.mark.parametrize("terms", [{"local_steps": 0}, {"local_only": True}])
+@pytest.mark.parametrize("min_rows", [None, 5])
+def test_only_a_device_keeps_the_loss_of_a_model_without_steps(
+    terms: dict[str, Any], min_rows: int | None
+) -> None:
+    """In one process, where nothing leaves, the table has it."""
+    local = LocalClient.of(run_config(), 1, min_rows=min_rows)
+    asked = Terms(server_round=1, measure=("loss-before",), **terms)
+    _, model = fresh(run_config())
+    found = train_client(local, model.state_dict(), asked).metrics
+    assert ("loss-before" in found) == (min_rows is None)

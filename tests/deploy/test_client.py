@@ -325,6 +325,18 @@ def test_another_app_or_version_is_refused_with_both_named(distribution: str, nu
     hearts.accept(run_of(distribution="Hearts", version="1.0"), context())
 
 
+def test_questions_are_counted_where_a_device_keeps_anything(tmp_path: Path) -> None:
+    """Not those without a model, nor on a node without a state folder."""
+    device = Installed(APP, distribution=("Fairbloom", VERSION), limits=Limits(questions_a_run=1))
+    for number, question in enumerate(("", "train 1", "", "train 1")):
+        device.accept(replace(run_of(), question=question), context(**{"state-dir": str(tmp_path)}))
+        device.accept(replace(run_of(), question=f"train {number}"), context())
+    with pytest.raises(RunRefusedError, match="questions-a-run"):
+        device.accept(
+            replace(run_of(), question="train 2"), context(**{"state-dir": str(tmp_path)})
+        )
+
+
 def test_a_run_of_another_version_of_ours_is_taken(
     installed: Installed, subtests: pytest.Subtests
 ) -> None:

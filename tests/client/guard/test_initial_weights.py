@@ -202,3 +202,19 @@ def test_tied_weights_are_accepted(node: Node, tmp_path: Path) -> None:
         node.ask(seeds(), **{"initial-weights": "tied.pth", "weights-digest": digest})
     accept_weights(node.state, tmp_path / "tied.pth")
     assert (node.state / FOLDER / f"{digest}.safetensors").exists()
+
+
+def test_a_node_without_a_state_folder_reads_no_folder_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in the working directory was accepted by nobody."""
+    write_hospital(tmp_path / "data")
+    arrays, settings = planted(tmp_path)
+    digest = settings["weights-digest"]
+    (tmp_path / FOLDER).mkdir()
+    save_file(seeds(), tmp_path / FOLDER / f"{digest}.safetensors")
+    monkeypatch.chdir(tmp_path)
+    node = Node(tmp_path, **{"state-dir": "", "weights": digest})
+    assert node.ask(arrays, **settings)["metrics"]
+    with pytest.raises(FairbloomError, match="first model's"):
+        node.ask({name: each + 1.0 for name, each in arrays.items()}, **settings)

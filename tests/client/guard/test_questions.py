@@ -110,3 +110,16 @@ def test_a_count_is_written_again_while_a_message_lasts(
     ):
         Limits().count(config, tmp_path, "train 1", 30.0)
     assert len(waits) == failures if failures < 40 else 25 < len(waits) <= 30
+
+
+def test_an_owners_number_holds_for_a_run_of_unknown_length(tmp_path: Path) -> None:
+    config = accepted_settings(Settings.of({}).run_config())
+    del config["num-rounds"]
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in range(9):
+        Limits().count(config, other, f"train {number}")
+    limits = Limits(questions_a_run=1)
+    limits.count(config, tmp_path, "train 1")
+    with pytest.raises(SettingRefusedError, match="questions-a-run"):
+        limits.count(config, tmp_path, "train 2")
