@@ -49,7 +49,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_680
+WHOLE = 33_679
 """The most statements in all packages."""
 
 TESTS = 40_166

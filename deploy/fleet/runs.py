@@ -276,7 +276,6 @@ class Runs:
 
     async def carry_out(self) -> None:
         """Carry out runs, one after the other, for ever; cancelling kills the current run."""
-        self._delete_old()
         while True:
             for run in self.waiting():
                 if (self._folder.parent / DRAIN).exists():
