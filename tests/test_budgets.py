@@ -52,7 +52,7 @@ SLACK = 1.03
 WHOLE = 33_679
 """The most statements in all packages."""
 
-TESTS = 40_166
+TESTS = 40_167
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900

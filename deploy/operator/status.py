@@ -61,9 +61,10 @@ def survey(federation: Federation) -> dict[str, Any]:
     runs = [_describe_run(run, "", status) for run, status in ended[-5:]]
     open_runs = [run for run, status in runs_with_status if status is None]
     numbers = [run.number for run in open_runs]
-    current = now.run if now.run in numbers else min(numbers, default=0)
-    awaited = {now.run: now.waiting}
     drained = text_if((federation.state / DRAIN).exists(), "for the server's next start")
+    # the first one is about to begin, unless no further one does
+    current = now.run if now.run in numbers or drained else min(numbers, default=0)
+    awaited = {now.run: now.waiting}
     for run in open_runs:
         state = "running" if run.number == current else "waiting"
         runs.append(

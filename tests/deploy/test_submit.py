@@ -189,7 +189,8 @@ def test_a_drain_needs_a_server_and_is_shown(
         said = captured(capsys, "deploy", "stop", "--after-run").out
         assert "no further run begins" in said
         (found,) = survey(capsys)["runs"]
-    assert (found["run"], found["awaits"]) == (run.number, "for the server's next start")
+    assert found["run"] == run.number
+    assert (found["state"], found["awaits"]) == ("waiting", "for the server's next start")
     assert run.status is None
 
 
