@@ -279,10 +279,10 @@ def _own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
     node = context.node_config
     config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
     config[wire.DEPLOYED] = is_deployed(context)
-    if files := node.get(wire.FILES):
-        config["schema"] = with_files(str(config.get("schema", "")), json.loads(str(files)))
-    partition = node.get("partition-id")
     name = node.get("name")
+    files = json.loads(str(node.get(wire.FILES, "{}")))
+    config["schema"] = with_files(str(config.get("schema", "")), files, str(name or ""))
+    partition = node.get("partition-id")
     if "num-partitions" not in node and find_task(str(config["task"])).reads:
         # A device reads its own data, so its enrolment number chooses no partition of them.
         partition = None

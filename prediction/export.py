@@ -69,7 +69,8 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
         raw = _make_rows(how)
         refused = np.zeros(len(raw), np.bool_)
         if how.form == TABLE:
-            values, refused = find_refused(table_of_frame(raw), how)
+            named = raw.rename(columns=how.own.column_name)
+            values, refused = find_refused(table_of_frame(named, how.own), how)
             inputs = how.inputs(values)
         else:
             inputs = torch.from_numpy(raw)
@@ -202,9 +203,11 @@ def _make_rows(how: Preprocessing) -> Any:
             odd += [(name, text) for text in (*field.places, *field.missingValues, UNKNOWN_TEXT)]
             continue
         numbers = random.normal(column.center, 2.0 * (column.scale or 1.0), ROWS)
-        rows[name] = _within(numbers, field)
+        factor = how.own.field(name).factor
+        rows[name] = _within(numbers, field) / factor
         rows[name][missing] = np.nan
-        odd += [(name, number) for number in (*_beyond(field), *codes_of(schema, name))]
+        odd += [(name, number / factor) for number in _beyond(field)]
+        odd += [(name, number) for number in codes_of(schema, name)]
     frame = pandas.DataFrame(rows)
     if len(odd) > MAX_ODD_ROWS:
         odd = [odd[place] for place in random.choice(len(odd), MAX_ODD_ROWS, replace=False)]

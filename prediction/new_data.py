@@ -42,7 +42,7 @@ def read_new_data(
 ) -> NewData:
     """Return the new data in a file, or the images in a folder; of a table, only some rows."""
     if preprocessing.form == TABLE:
-        table = tables.read(path, preprocessing.dictionary.file(path.name))
+        table = tables.read(path, preprocessing.dictionary.file(path.name, preprocessing.client))
         if rows is not None:
             table = table.take(rows)
         return data_of_table(table, preprocessing)

@@ -59,7 +59,7 @@ def surround(core: ir.Model, how: Preprocessing, about: Mapping[str, str]) -> on
     op = GraphBuilder(graph).op
     if how.form == TABLE:
         encoders = {CATEGORY: _encode_text, NUMBER: _encode_number}
-        encoded = [encoders[column.kind](op, column, how.dictionary) for column in how.columns]
+        encoded = [encoders[column.kind](op, column, how) for column in how.columns]
         parts, reasons = zip(*encoded, strict=True)
         inputs = op.Concat(*parts, axis=1)
         refused = op.Concat(*reasons, axis=1)
@@ -83,6 +83,9 @@ def surround(core: ir.Model, how: Preprocessing, about: Mapping[str, str]) -> on
     # A column may have the name of an output of a node.
     NameFixPass()(model)
     exported = ir.to_proto(model)
+    for taken, column in zip(exported.graph.input, how.columns, strict=False):
+        field = how.dictionary.fields[column.name]
+        taken.doc_string = how.own.field(column.name).unit or field.unit
     onnx.checker.check_model(exported, full_check=True)
     return exported
 
@@ -95,16 +98,21 @@ def _any(op: OpBuilder, reasons: ir.Value) -> ir.Value:
     return is_any
 
 
-def _encode_number(op: OpBuilder, column: InputColumn, schema: Schema) -> tuple[ir.Value, ir.Value]:
+def _encode_number(
+    op: OpBuilder, column: InputColumn, how: Preprocessing
+) -> tuple[ir.Value, ir.Value]:
     """Add a column of numbers; return the model's input, and whether each row is refused."""
     number = op.builder.input(column.name, ir.DataType.DOUBLE, ["batch", 1])
     # A column that was constant in training has the input 0: a number divided by infinity.
     scale = column.scale if column.scale > 0.0 else math.inf
-    ratio = op.Clip(op.Div(op.Sub(number, column.center), scale), -MAX_INPUT, MAX_INPUT)
+    converted = op.Mul(number, how.own.field(column.name).factor)
+    ratio = op.Clip(op.Div(op.Sub(converted, column.center), scale), -MAX_INPUT, MAX_INPUT)
     missing = op.IsNaN(number)
-    if codes := codes_of(schema, column.name):
+    if codes := codes_of(how.dictionary, column.name):
         missing = op.Or(missing, _any(op, op.Equal(number, codes)))
-    refused = _is_out_of_range(op, number, schema.fields[column.name])
+    refused = _is_out_of_range(op, converted, how.dictionary.fields[column.name])
+    # A cell is limited as it is written, and the field's limits are for the converted number.
+    refused = op.Or(refused, op.Greater(op.Abs(number), MAX_NUMBER))
     refused = op.And(refused, op.Not(missing)) if column.fill else op.Or(refused, missing)
     return op.Cast(op.Where(missing, 0.0, ratio), to=ir.DataType.FLOAT), refused
 
@@ -112,8 +120,8 @@ def _encode_number(op: OpBuilder, column: InputColumn, schema: Schema) -> tuple[
 def _is_out_of_range(op: OpBuilder, number: ir.Value, field: Field) -> ir.Value:
     """Return whether each row has a number that the field does not allow."""
     limits = field.constraints
-    too_large = op.Greater(number, min(limits.maximum, MAX_NUMBER))
-    refused: ir.Value = op.Or(too_large, op.Less(number, max(limits.minimum, -MAX_NUMBER)))
+    too_large = op.Greater(number, limits.maximum)
+    refused: ir.Value = op.Or(too_large, op.Less(number, limits.minimum))
     if limits.enum:
         is_listed = _any(op, op.Equal(number, [float(each) for each in limits.enum]))
         refused = op.Or(refused, op.Not(is_listed))
@@ -122,10 +130,12 @@ def _is_out_of_range(op: OpBuilder, number: ir.Value, field: Field) -> ir.Value:
     return refused
 
 
-def _encode_text(op: OpBuilder, column: InputColumn, schema: Schema) -> tuple[ir.Value, ir.Value]:
+def _encode_text(
+    op: OpBuilder, column: InputColumn, how: Preprocessing
+) -> tuple[ir.Value, ir.Value]:
     """Add a column of categories; return the model's inputs, and whether each row is refused."""
     text = op.builder.input(column.name, ir.DataType.STRING, ["batch", 1])
-    codes = _codes_of_texts(schema, schema.fields[column.name])
+    codes = _codes_of_texts(how.dictionary, column.name)
     code = op.builder.opset("ai.onnx.ml", ML_OPSET).LabelEncoder(
         text,
         keys_strings=list(codes),
@@ -139,13 +149,16 @@ def _encode_text(op: OpBuilder, column: InputColumn, schema: Schema) -> tuple[ir
     return op.Cast(is_place, to=ir.DataType.FLOAT), refused
 
 
-def _codes_of_texts(schema: Schema, field: Field) -> dict[str, int]:
+def _codes_of_texts(schema: Schema, name: str) -> dict[str, int]:
     """Return a code for each text that training read as a category or as a missing value."""
+    field = schema.fields[name]
     words = (*schema.missingValues, *field.missingValues)
     markers = set[str]().union(*map(_vary_case, words))
     codes = dict.fromkeys(sorted(markers), NO_VALUE)
     missing = {marker.casefold() for marker in markers}
     for text, place in field.places.items():
+        if place < 0:  # a missing value
+            continue
         spellings = [
             each for each in sorted(_vary_case(text)) if field.place(each, missing) == place
         ]

@@ -13,15 +13,15 @@ from fairbloom.tables.cells import parse_number
 from fairbloom.tables.encoding import is_missing, is_unknown, read_columns
 from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.tables.reading import CellError, Table
-from fairbloom.tables.schema import Schema, normalise
+from fairbloom.tables.schema import File, Schema, normalise
 from fairbloom.text import plural
 
 if TYPE_CHECKING:
     import pandas
 
 
-def table_of_frame(frame: "pandas.DataFrame") -> Table:
-    """Return the rows of a data frame, read as the file that its `to_csv` would write."""
+def table_of_frame(frame: "pandas.DataFrame", file: File) -> Table:
+    """Return the rows of a data frame, read as the `file` that its `to_csv` would write."""
     import pyarrow as pa  # imported late, as in reading files
 
     columns: dict[str, Any] = {}
@@ -32,7 +32,7 @@ def table_of_frame(frame: "pandas.DataFrame") -> Table:
             )
         cells = frame.iloc[:, place].astype(object).where(~frame.iloc[:, place].isna(), "")
         columns[name] = pa.chunked_array([list(map(str, cells))], pa.string())
-    return Table(Path("the data frame"), columns, np.arange(len(frame)), "row")
+    return Table(Path("the data frame"), columns, np.arange(len(frame)), "row", file)
 
 
 def texts_of(table: Table, name: str) -> list[str]:

@@ -2,13 +2,13 @@
 
 import csv
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -48,9 +48,9 @@ from fairbloom.tables.preprocessing import (
     TABLE,
     Predictions,
     Preprocessing,
-    find_clipped,
+    find_beyond,
 )
-from fairbloom.tables.schema import Schema, parse_schema
+from fairbloom.tables.schema import Schema, client_of, parse_schema
 from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.datasets.store import digest_of
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
@@ -68,6 +68,10 @@ LAST, BEST_MODEL, PERSONAL_MODEL = MODELS = ("last", "best", "personal")
 
 # The column of predictions that names a row's numbers far beyond the training numbers.
 CLIPPED = "far_beyond_training"
+
+# Deviations from the mean of training, beyond which most of at least so many rows are named.
+FAR = 5.0
+FEWEST_FAR = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +128,9 @@ class Predictor:
         its inputs differ from the run's.
         """
         preprocessing = self._preprocessing()
-        given = _categories(parse_schema(schema))
+        given_schema = parse_schema(schema)
+        _check_client(given_schema, preprocessing.client)
+        given = _categories(given_schema)
         known = _categories(preprocessing.dictionary)
         if given != known:
             names = {*given, *known}
@@ -152,7 +158,8 @@ class Predictor:
                 f"{self.run} was trained on {preprocessing.form}, and a data frame is a table:"
                 " predict a file, or call Predictor.outputs with a tensor"
             )
-        return frame.assign(**self._predict(data_of_table(table_of_frame(frame), preprocessing)))
+        table = table_of_frame(frame, preprocessing.own)
+        return frame.assign(**self._predict(data_of_table(table, preprocessing)))
 
     def predict_file(self, path: Path, out: Path, split: str = "") -> int:
         """Write a CSV file with new data and the predictions, and return their number.
@@ -212,15 +219,19 @@ class Predictor:
         preprocessing = self._preprocessing()
         predictions: list[Predictions] = []
         clipped: list[NDArray[Any]] = []
+        far = Counter[str]()
         for batch in source.batches:
             predictions.append(preprocessing.decode(self.outputs(batch)))
             if preprocessing.form == TABLE:
                 clipped.append(_name_clipped(preprocessing, batch))
+                beyond = find_beyond(preprocessing.columns, batch, FAR)
+                far.update({name: len(rows) for name, rows in beyond.items()})
         columns = {
             f"predicted_{preprocessing.target or 'target'}": np.concatenate(
                 [each.values for each in predictions]
             )
         }
+        _warn_of_far(far, len(next(iter(columns.values()))))
         if preprocessing.classes:
             names = [f"probability_{name}" for name in preprocessing.classes]
             probabilities = np.concatenate([each.probabilities for each in predictions])
@@ -243,10 +254,27 @@ class Predictor:
         return columns
 
 
+def _warn_of_far(far: Mapping[str, int], count: int) -> None:
+    """Log the columns in which most of the rows, if there are enough, are unlike training rows.
+
+    `far` has the number of such rows by column, `count` is that of all rows.
+    """
+    for name, rows in far.items():
+        if count >= FEWEST_FAR and 2 * rows > count:
+            log.warning(
+                "column %r: %d of %d numbers are more than %g deviations away from the mean of"
+                " training: check its unit; the schema can say a client's factor, under [files]",
+                name,
+                rows,
+                count,
+                FAR,
+            )
+
+
 def _name_clipped(preprocessing: Preprocessing, inputs: Tensor) -> NDArray[Any]:
     """Return for each row of a table the columns in which its number is cut off, or ""."""
     names = np.full(len(inputs), "", object)
-    for name, rows in find_clipped(preprocessing.columns, inputs).items():
+    for name, rows in find_beyond(preprocessing.columns, inputs).items():
         names[rows] = [f"{before}, {name}" if before else name for before in names[rows]]
     return names
 
@@ -318,10 +346,23 @@ def load_predictor(
         module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
     except RuntimeError as error:
         raise FairbloomError(f"the run's arrays do not fit its model: {error}") from error
-    client = client or ("" if preprocessing is None else preprocessing.client)
+    if preprocessing is not None:
+        client = client or preprocessing.client
+        preprocessing = replace(preprocessing, client=client)
+        if preprocessing.schema and not module_only:
+            _check_client(preprocessing.dictionary, client)
     return Predictor(
         folder, str(settings["task"]), client, model, module.eval(), preprocessing, task.output
     )
+
+
+def _check_client(schema: Schema, client: str) -> None:
+    """Raise FairbloomError if tables can only be read for a client, and none is named."""
+    if schema.differs and not client:
+        raise FairbloomError(
+            "the schema says under [files] what the cells of single clients mean, and not for which"
+            " client these are read: name it by --client"
+        )
 
 
 def find_rows(run: Path, path: Path, client: str, split: str) -> NDArray[np.int64]:
@@ -339,7 +380,7 @@ def find_rows(run: Path, path: Path, client: str, split: str) -> NDArray[np.int6
     task = load_task({**settings, "schema": schema_in(run, settings), "data-dir": str(path)})
     if task.parts is None:
         raise FairbloomError(f"split = {split!r}: only the rows of tables have one: leave it out")
-    name = client or normalize("NFC", path.stem)
+    name = client or client_of(path.name)
     if name not in task.clients:
         raise FairbloomError(
             f"{path} has no rows of client {name}: {did_you_mean(name, task.clients)}name its file"

@@ -10,12 +10,12 @@ from fairbloom.text import join_first, plural, text_if
 
 from .cells import different_cells, explain_number
 from .duplicates import find_duplicates
-from .encoding import UNKNOWN, ClientTable, ColumnValues, EncodedFile, is_missing
+from .encoding import NO_UNIT, UNKNOWN, ClientTable, ColumnValues, EncodedFile, is_missing
 from .reading import CellError, Table, read
 from .reasons import DataError
 from .schema import Field, Schema
 from .sizes import Row, summarise_clients
-from .warnings import determines, find_remarks, present_values
+from .warnings import determines, find_mixed_units, find_remarks, present_values
 
 # Faults, and remarks on a column, that a summary lists.
 MAX_FAULTS = 40
@@ -50,6 +50,8 @@ def describe(
     remarks: list[list[Row]] = [
         *on_columns.values(),
         [*_find_spellings(schema, tables)],
+        [*_remark_on_files(schema, tables)],
+        [*_find_mixed_units(schema, columns)],
         *([row] for row in _find_determining(schema, columns)),  # all of them are shown
         [
             {"column": "all", "client": clients, "remark": remark}
@@ -163,6 +165,35 @@ def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
             spellings = [f"{each} in {counts[each]:,} rows" for each in sorted(counts)]
             remark = f"it is written {join_first(spellings)}: they are one client"
             yield {"column": schema.client, "client": name, "remark": remark}
+
+
+def _remark_on_files(schema: Schema, tables: Tables) -> Iterator[Row]:
+    """Yield the remarks on each client's file, and on its rows that name no unit."""
+    for name, table in _read_tables(tables).items():
+        for column, remark in table.file.remarks:
+            yield {"column": column, "client": name, "remark": remark}
+        units = np.array([]) if table.file.units is None else table.file.units[table.rows]
+        if count := int((units >= NO_UNIT).sum()):
+            remark = (
+                plural(count, "1 row has", f"{count:,} rows have") + " none: each counts as one"
+            )
+            yield {"column": schema.unit, "client": name, "remark": remark}
+
+
+def _find_mixed_units(
+    schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
+) -> Iterator[Row]:
+    """Yield a remark for each client with a column that seems to have numbers in two units."""
+    apart = [name for name in columns if schema.fields[name].categories or name == schema.target]
+    for name in columns.keys() - {*apart}:
+        for client, numbers in columns[name].items():
+            others = [columns[each][client] for each in apart if client in columns[each]]
+            if ratio := find_mixed_units(numbers, others):
+                remark = (
+                    f"it seems to be in two units, one {ratio:.3g} times the other: write all of"
+                    " its numbers in one"
+                )
+                yield {"column": name, "client": client, "remark": remark}
 
 
 def _find_determining(

@@ -16,11 +16,14 @@ from fairbloom.text import join_first, plural
 from .cells import canonical, different_cells, explain_number, fold_value, parse_numbers
 from .reading import CellError, Table, Values, forget_file, read
 from .reasons import MAX_FAULTS, DataError, raise_faults
-from .schema import MAX_TEXT, Decimal, Field, FileField, Schema, fold, normalise, parse_schema
+from .schema import MAX_TEXT, Decimal, Field, Schema, fold, normalise, parse_schema
 
 # The index of a cell that is in no category; a missing value has -1. In a column of numbers, a cell
 # that is not a number is inf.
 UNKNOWN = -2
+
+# The indices of rows without a unit start here, beyond those of units.
+NO_UNIT = 2**32
 
 # A column encoded by the schema: numbers in float64, NaN if missing, or indices of categories, -1
 # if missing.
@@ -55,6 +58,7 @@ def read_columns(
 
     Faults of whole columns come before faults of cells.
     """
+    schema = schema.of_client(table.file.fields)
     unread = dict(table.by_name)
     columns: dict[str, ColumnValues] = {}
     of_columns: list[DataError] = []
@@ -65,18 +69,24 @@ def read_columns(
             continue
         columns[name] = _no_values(schema.fields[name], len(table))
         if schema.missing_of(name) != "fill":
+            called = table.file.column_name(name)
+            problem = f"has no column {called!r}"
             own = f"name it by fields.{name}.name under [files.{table.path.name!r}] in the schema"
+            if called != name:
+                problem += f", as the schema's files call {name!r} here"
+                own = "correct its name there"
             remedy = (
-                f'{did_you_mean(name, unread.values())}add it, {own}, or missing = "fill" in'
+                f'{did_you_mean(called, unread.values())}add it, {own}, or missing = "fill" in'
                 f" fields.{name}"
             )
-            problem = f"has no column {name!r}"
             of_columns.append(CellError(table, name, problem, remedy, "no-column"))
     if names is None and schema.unit and table.find(table.file.column_name(schema.unit)) is None:
         problem = f"has no column {schema.unit!r}, the schema's unit"
         of_columns.append(CellError(table, schema.unit, problem, "add it", "no-column"))
-    own_unit = table.file.column_name(schema.unit)
-    known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client, own_unit)}
+    own_names = map(table.file.column_name, (*schema.fields, schema.unit))
+    known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client, *own_names)}
+    if names is not None:  # new data may have the target, by any client's name of it
+        known |= {fold(file.column_name(schema.target)) for file in schema.files.values()}
     strange = [name for key, name in unread.items() if key not in known]
     for name in strange[:MAX_FAULTS]:
         of_columns.append(
@@ -112,7 +122,7 @@ def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError])
             )
         )
         return _no_values(field, len(table))
-    missing = {normalise(each).casefold() for each in (*schema.missingValues, *field.missingValues)}
+    missing = _markers_of(schema, name)
     read_values = _read_categories if field.categories else _read_numbers
     column = read_values(table, values, name, schema, missing, wrong)
     rows = np.flatnonzero(is_missing(column))
@@ -131,6 +141,12 @@ def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError])
             )
         )
     return column
+
+
+def _markers_of(schema: Schema, name: str) -> set[str]:
+    """Return the markers of a missing value in a column, in lower case."""
+    own = schema.fields[name].missingValues if name in schema.fields else ()
+    return {normalise(each).casefold() for each in (*schema.missingValues, *own)}
 
 
 # Categories ---------------------------------------------------------------------------------------
@@ -193,7 +209,7 @@ def _read_numbers(
     wrong: list[DataError],
 ) -> ColumnValues:
     field = schema.fields[name]
-    about = table.file.fields.get(name, FileField())
+    about = table.file.field(name)
     numbers, is_wrong, gone = parse_numbers(
         values, table.file, {field.unit, about.unit} - {""}, missing
     )
@@ -232,13 +248,17 @@ def _read_numbers(
 # Clients ------------------------------------------------------------------------------------------
 
 
-def rows_of_clients(values: Values, decimal: Decimal) -> tuple[ClientRows, Spellings]:
+def rows_of_clients(
+    values: Values, decimal: Decimal, missing: Collection[str]
+) -> tuple[ClientRows, Spellings]:
     """Return the rows of each client that a column names, and the spellings of its name.
 
     Numbers among the names have a decimal mark. The rows are sorted by name; "" has those without
-    one. A client's name is its most frequent spelling; spellings are listed if it has several.
+    one, or with a marker in `missing`. A client's name is its most frequent spelling; spellings are
+    listed if it has several.
     """
     cells, codes = different_cells(values)
+    cells = ["" if normalise(cell).casefold() in missing else cell for cell in cells]
     folded = [fold_value(cell, decimal) for cell in cells]
     spelled: dict[str, Counter[str]] = {}
     counts = np.bincount(codes, minlength=len(cells)).tolist()
@@ -283,6 +303,8 @@ class EncodedFile:
         The number of rows of each spelling of a client's name, of the clients with several.
     units
         The unit of each row, as an index; None if the schema names no column of units.
+    remarks
+        Pairs of a column's name, or "all", and a remark on how the file is written.
     """
 
     path: Path
@@ -294,6 +316,7 @@ class EncodedFile:
     rows: ClientRows | None
     spellings: Spellings
     units: NDArray[np.int64] | None
+    remarks: Sequence[tuple[str, str]]
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -346,7 +369,7 @@ def encode_file(path: Path, text: str) -> EncodedFile:
 def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
     schema = parse_schema(text)
     table = read(path, schema.file(path.name))
-    rows, spellings = _rows_of_clients(table, schema.client) if schema.client else (None, {})
+    rows, spellings = _rows_of_clients(table, schema) if schema.client else (None, {})
     columns, faults = read_columns(table, schema)
     usable = np.ones(len(table), np.bool_)
     # Not for columns that only make groups: a row without a group is used.
@@ -354,38 +377,44 @@ def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
         if schema.missing_of(name) == "drop":
             usable &= ~is_missing(columns[name])
     found = [name for name in columns if fold(table.file.column_name(name)) in table.by_name]
-    units = _read_units(table, schema.unit)
+    units = _read_units(table, schema)
+    remarks = table.remarks
     del table
     forget_file(path)  # the columns take less memory than their texts
-    return EncodedFile(path, schema, columns, found, usable, faults, rows, spellings, units)
+    return EncodedFile(
+        path, schema, columns, found, usable, faults, rows, spellings, units, remarks
+    )
 
 
-def _read_units(table: Table, name: str) -> NDArray[np.int64] | None:
-    """Return the unit of each row, as an index; a row without a unit is one of its own."""
+def _read_units(table: Table, schema: Schema) -> NDArray[np.int64] | None:
+    """Return the unit of each row, as an index; a row without one has its own, from NO_UNIT."""
+    name = schema.unit
     values = table.find(table.file.column_name(name)) if name else None
     if values is None:  # which is a fault, if the schema names one
         return None
-    cells, codes = different_cells(values)
-    texts = [fold_value(cell, table.decimal) for cell in cells]
-    first: dict[str, int] = {}
-    places = np.array([first.setdefault(text, place) for place, text in enumerate(texts)])
-    units = places[codes].astype(np.int64)
-    unnamed = np.flatnonzero(units == first[""])
-    units[unnamed] = len(cells) + unnamed
+    own = table.file.field(name).missingValues
+    missing = _markers_of(schema, name).union(normalise(each).casefold() for each in own)
+    rows, _ = rows_of_clients(values, table.decimal, missing)
+    units = np.arange(NO_UNIT, NO_UNIT + len(table))
+    named = [each for unit, each in rows.items() if unit]
+    for place, each in enumerate(sorted(named, key=lambda each: int(each[0]))):
+        units[each] = place
     return units
 
 
-def _rows_of_clients(table: Table, name: str) -> tuple[ClientRows, Spellings]:
+def _rows_of_clients(table: Table, schema: Schema) -> tuple[ClientRows, Spellings]:
     """Return the rows of each client that a column names; raise DataError for rows without one."""
+    name = schema.client
     if (values := table.find(name)) is None:
         raise CellError(table, name, f"has no column {name!r} of clients", "add it", "no-column")
-    rows, spellings = rows_of_clients(values, table.decimal)
+    rows, spellings = rows_of_clients(values, table.decimal, _markers_of(schema, name))
     if (nameless := rows.get("")) is not None:
         raise CellError(
             table,
             name,
             f"names no client, as {len(nameless)} rows do",
-            "name the client of each row",
+            "name the client of each row; if the cell is a client's name, say missingValues without"
+            " it in the schema",
             "nameless-rows",
             nameless,
             rows=len(nameless),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.system.values import decode_as
 
-from .schema import Field, Schema, parse_schema
+from .schema import Field, File, Schema, parse_schema
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,8 +158,13 @@ def encode_groups(schema: Schema, columns: Mapping[str, NDArray[Any]]) -> Tensor
     return torch.from_numpy(np.stack(places, axis=1))
 
 
-def find_clipped(columns: Sequence[InputColumn], inputs: Tensor) -> dict[str, NDArray[np.intp]]:
-    """Return the rows of `inputs` in which a column's number was cut off at MAX_INPUT, by name."""
+def find_beyond(
+    columns: Sequence[InputColumn], inputs: Tensor, limit: float = MAX_INPUT
+) -> dict[str, NDArray[np.intp]]:
+    """Return the rows of `inputs` in which a column's number is at the limit or beyond, by name.
+
+    Numbers are cut off at MAX_INPUT.
+    """
     starts = np.cumsum([0, *(column.width for column in columns)])
     numbers = {
         column.name: int(start)
@@ -168,8 +173,8 @@ def find_clipped(columns: Sequence[InputColumn], inputs: Tensor) -> dict[str, ND
     }
     if not numbers:
         return {}
-    at_end = inputs[:, [*numbers.values()]].abs().numpy() >= MAX_INPUT
-    rows = {name: np.flatnonzero(each) for name, each in zip(numbers, at_end.T, strict=True)}
+    is_beyond = inputs[:, [*numbers.values()]].abs().numpy() >= limit
+    rows = {name: np.flatnonzero(each) for name, each in zip(numbers, is_beyond.T, strict=True)}
     return {name: each for name, each in rows.items() if len(each)}
 
 
@@ -276,14 +281,23 @@ class Preprocessing:
 
     @property
     def dictionary(self) -> Schema:
-        """The schema for reading tables; for a known data set it is built from `columns`."""
+        """The schema for reading the client's tables.
+
+        For a known data set it is built from `columns`.
+        """
         if self.schema:
-            return parse_schema(self.schema)
+            schema = parse_schema(self.schema)
+            return schema.of_client(schema.fields_of(self.client))
         fields = {each.name: each.field for each in self.columns}
         fields[self.target] = Field(type="number")
         if self.classes:
             fields[self.target] = Field(type="string", categories=self.classes)
         return Schema(target=self.target, ignore=self.ignored, fields=fields)
+
+    @property
+    def own(self) -> File:
+        """How the client has the columns of the schema."""
+        return File(fields=self.dictionary.fields_of(self.client))
 
     def array_inputs(self, x: NDArray[Any]) -> Tensor:
         """Return the inputs of an array, shape (examples, …) with `shape` last, torch.float32.

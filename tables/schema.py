@@ -9,6 +9,7 @@ import tomllib
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -87,6 +88,11 @@ def fold(name: str) -> str:
     return normalise(name).casefold()
 
 
+def client_of(file: str) -> str:
+    """Return the client of a file: its name without the ending, in form NFC."""
+    return unicodedata.normalize("NFC", Path(file).stem)
+
+
 # A text, or a number that means it: 1 is "1".
 Name = Annotated[
     str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
@@ -149,13 +155,12 @@ class Field(_Table):
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """The index of the category that each spelling means."""
-        names = {normalise(name): place for place, name in enumerate(self.categories)}
-        return names | {
-            normalise(each): place
-            for place, name in enumerate(self.categories)
-            for each in self.spellings.get(name, ())
-        }
+        """The index of the category that each spelling means; -1 for a missing value."""
+        places = {normalise(name): place for place, name in enumerate(self.categories)}
+        for place, name in enumerate(self.categories):
+            places |= dict.fromkeys(map(normalise, self.spellings.get(name, ())), place)
+        # Last: at one client, a marker may be what others call a category.
+        return places | dict.fromkeys(map(normalise, self.missingValues), -1)
 
     @cached_property
     def _folded_places(self) -> dict[str, int | None]:
@@ -177,20 +182,42 @@ class Field(_Table):
         folded = text.casefold()
         return -1 if folded in missing else self._folded_places.get(folded)
 
+    def of_client(self, own: "FileField") -> "Field":
+        """Return the field with a client's own spellings and markers of a missing value."""
+        if not (own.spellings or own.missingValues):
+            return self
+        said = {*map(normalise, chain(own.missingValues, *own.spellings.values()))}
+        spellings = {
+            name: (
+                *own.spellings.get(name, ()),
+                *(each for each in self.spellings.get(name, ()) if normalise(each) not in said),
+            )
+            for name in self.categories
+        }
+        markers = (*self.missingValues, *own.missingValues)
+        changed = {"spellings": spellings, "missingValues": markers}
+        return Field(**(self.model_dump() | changed))  # model_copy would copy `places`
+
 
 class FileField(_Table):
-    """A column that one file has under another `name`, or in another `unit`.
+    """A column that one client has under another `name`, in another `unit` or other words.
 
-    Its numbers, multiplied by `factor`, are in the schema's unit.
+    Its numbers, multiplied by `factor`, are in the schema's unit. `spellings` and `missingValues`
+    add to those of the schema, and replace them if they mean something else.
     """
 
     name: str = ""
     unit: str = ""
     factor: Annotated[float, AfterValidator(_check_factor)] = 1.0
+    spellings: Mapping[str, tuple[Category, ...]] = {}
+    missingValues: tuple[Name, ...] = ()  # noqa: N815
 
 
 class File(_Table):
-    """The format of one file; keys that are missing are inferred from the file."""
+    """The format of one file, and the `fields` of the client that the file is named as.
+
+    Keys that are missing are inferred from the file.
+    """
 
     delimiter: Literal[",", ";", "\t", "|"] | None = None
     decimalChar: Decimal | None = None  # noqa: N815 (Frictionless calls it so)
@@ -198,9 +225,13 @@ class File(_Table):
     encoding: Annotated[str, AfterValidator(_check_encoding)] = "utf-8"
     fields: Mapping[str, FileField] = {}
 
+    def field(self, name: str) -> FileField:
+        """Return how the client has a column of the schema."""
+        return self.fields.get(name, FileField())
+
     def column_name(self, name: str) -> str:
-        """Return the name in the file of a column of the schema."""
-        return self.fields.get(name, FileField()).name or name
+        """Return the client's name of a column of the schema."""
+        return self.field(name).name or name
 
 
 class Schema(_Table):
@@ -252,9 +283,37 @@ class Schema(_Table):
             by.name: (*by.groups(self.fields[by.column].categories), OTHER) for by in self.groupings
         }
 
-    def file(self, name: str) -> File:
-        """Return the format of a file."""
-        return self.files.get(name) or self.files.get(EVERY_FILE) or File()
+    @property
+    def differs(self) -> bool:
+        """Whether clients have different `fields`, so that a file can only be read for a client."""
+        every = self.files.get(EVERY_FILE, File()).fields
+        of_clients = [about.fields for about in self.files.values() if about.fields]
+        return not self.client and any(fields != every for fields in of_clients)
+
+    def file(self, name: str, client: str = "") -> File:
+        """Return the format of a file that is read for a client, or for the one it is named as.
+
+        The file's name decides on how it is written, and the client on what its cells mean.
+        """
+        form = self.files.get(name) or self.files.get(EVERY_FILE) or File()
+        return form.model_copy(update={"fields": self.fields_of(client or client_of(name))})
+
+    def fields_of(self, client: str) -> Mapping[str, FileField]:
+        """Return how a client has the columns of the schema."""
+        for name, about in self.files.items():
+            # A column of clients is that of a single file.
+            if about.fields and (self.client or client_of(name) == client):
+                return about.fields
+        return self.files.get(EVERY_FILE, File()).fields
+
+    def of_client(self, own: Mapping[str, FileField]) -> "Schema":
+        """Return the schema with a client's own spellings and markers of a missing value."""
+        fields = {
+            name: self.fields[name].of_client(about)
+            for name, about in own.items()
+            if name in self.fields
+        }
+        return self.model_copy(update={"fields": {**self.fields, **fields}})
 
     def missing_of(self, name: str) -> Missing:
         """Return the treatment of a row in which this column's value is missing."""
@@ -324,27 +383,44 @@ def parse_image_schema(text: str, name: str = SCHEMA) -> ImageSchema:
     return schema
 
 
-def with_files(text: str, files: Mapping[str, Any], name: str = "owner.toml") -> str:
+def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     """Return a schema's text with the formats of a device's own files, which replace the schema's.
 
-    `files` is a TOML table of the device's file `name`; raise SchemaError if it has a fault, or if
-    it does not fit the schema. The server may not read names of the device's own files and columns,
-    so it gets OWN_FILES instead of such an error.
+    `files` is a TOML table of owner.toml. All files of a device are of one client: the `fields` of
+    one of them, or of the file that the schema names as the `client`, hold for every file. Raise
+    SchemaError if `files` has a fault, or does not fit the schema. The server may not read names of
+    the device's own files and columns, so it gets OWN_FILES instead of such an error.
     """
+    name = "owner.toml"
     try:
         TypeAdapter(dict[str, File]).validate_python(files)
     except ValidationError as error:
         raise SchemaError(f"{name}: files.{_explain(error)}", OWN_FILES) from error
+    if not files and "files" not in text:
+        return text
     written = tomllib.loads(text)
-    if not files or "fields" not in written:
+    if "fields" not in written:
         return text
     parse_schema(text)  # its own faults are the run's, and the server may read them
-    merged = tomli_w.dumps({**written, "files": {**written.get("files", {}), **files}})
+    tables = {**written.get("files", {}), **files}
+    merged = tomli_w.dumps({**written, "files": tables})
     try:
         parse_schema(merged, name)
     except SchemaError as error:
         raise SchemaError(str(error), OWN_FILES) from error
-    return merged
+    own = files or {file: about for file, about in tables.items() if client_of(file) == client}
+    said = [about["fields"] for about in own.values() if about.get("fields")]
+    if not said:
+        return merged
+    if any(fields != said[0] for fields in said):
+        raise SchemaError(
+            f"{name}: files has different fields, and all files of a device are of one client: keep"
+            " one table with fields",
+            OWN_FILES,
+        )
+    tables = {file: {**about, "fields": {}} for file, about in tables.items()}
+    tables[EVERY_FILE] = {**tables.get(EVERY_FILE, {}), "fields": said[0]}
+    return tomli_w.dumps({**written, "files": tables})
 
 
 AnyTable = TypeVar("AnyTable", bound=_Table)
@@ -372,15 +448,18 @@ def _explain(error: ValidationError) -> str:
     if fault["type"] == "missing":
         return f"{path} is missing: add it"
     if fault["type"] == "extra_forbidden":
+        key = str(fault["loc"][-1])
+        if "files" in fault["loc"] and key in Field.model_fields:
+            return (
+                f"{path} holds for all clients: say it in fields.{fault['loc'][-2]}, without files"
+            )
         known = [
-            key
+            known
             for kind in (Schema, Field, Constraints, File, FileField, ImageSchema)
-            for key in kind.model_fields
+            for known in kind.model_fields
+            if known != key
         ]
-        return (
-            f"{path} is unknown: {did_you_mean(str(fault['loc'][-1]), known)}correct it, or leave"
-            " it out"
-        )
+        return f"{path} is unknown: {did_you_mean(key, known)}correct it, or leave it out"
     message = fault["msg"].removeprefix("Value error, ")
     return f"{path} = {shorten_value(fault['input'])}: {message[0].lower()}{message[1:]}"
 
@@ -432,7 +511,11 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
     if fault := _find_wrong_positive(schema.positive, classes):
         yield fault
     yield from find_wrong_groups(schema)
+    files: dict[str, str] = {}
     for file, about in schema.files.items():
+        client = "" if schema.client else client_of(file)
+        if about.fields and (other := files.setdefault(client, file)) != file:
+            yield f"files.{file}.fields: files.{other} has those of the same client: leave one out"
         if about.groupChar and about.groupChar == about.decimalChar:
             yield (
                 f"files.{file}.groupChar = {about.groupChar!r}: it is the decimal mark, too: choose"
@@ -443,6 +526,15 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
                 f"files.{file}.fields.{name}: {did_you_mean(name, schema.fields)}it must be one of"
                 " the fields"
             )
+        for name in about.fields.keys() & schema.fields:
+            own = about.fields[name]
+            categories = schema.fields[name].categories
+            yield from (
+                f"files.{file}.fields.{name}.{fault}"
+                for fault in _find_wrong_spellings(categories, own.spellings)
+            )
+            if categories and (own.unit or own.factor != 1.0):
+                yield f"files.{file}.fields.{name}: it has categories: leave unit and factor out"
 
 
 def _find_wrong_positive(positive: str, classes: Sequence[str]) -> str:
@@ -457,19 +549,10 @@ def _find_faults_of(field: Field) -> Iterator[str]:
     """Yield the faults of one column, each as key, value and remedy."""
     if field.type == "string" and not field.categories:
         yield "categories is missing: a column of texts needs them; or name the column in ignore"
-    seen: dict[str, int] = {}
-    for place, name in enumerate(field.categories):
-        for spelling in (name, *field.spellings.get(name, ())):
-            if (other := seen.setdefault(normalise(spelling), place)) != place:
-                yield (
-                    f"categories: {spelling!r} is a spelling of {field.categories[other]!r} and of"
-                    f" {name!r}: leave it out of one"
-                )
-    for name in {*field.spellings} - {*field.categories}:
-        yield (
-            f"spellings.{name}: {did_you_mean(name, field.categories)}it must be one of the"
-            " categories"
-        )
+    yield from _find_wrong_spellings(field.categories, field.spellings, field.categories)
+    for marker in field.missingValues:
+        if marker in (*field.categories, *chain(*field.spellings.values())):
+            yield f"missingValues: {marker!r} is a category, or spells one: leave it out of one"
     limits = field.constraints
     if field.categories and limits != Constraints(required=limits.required):
         yield (
@@ -484,6 +567,22 @@ def _find_faults_of(field: Field) -> Iterator[str]:
     if (field.center is None) != (field.scale is None):
         key = "scale" if field.scale is None else "center"
         yield f"{key} is missing: center and scale belong together"
+
+
+def _find_wrong_spellings(
+    categories: Sequence[str], spellings: Mapping[str, Sequence[str]], names: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield the faults of spellings, and of `names` among them, each as key, value and remedy."""
+    seen: dict[str, int] = {}
+    for place, name in enumerate(categories):
+        for text in (*names[place : place + 1], *spellings.get(name, ())):
+            if (other := seen.setdefault(normalise(text), place)) != place:
+                yield (
+                    f"categories: {text!r} is a spelling of {categories[other]!r} and of {name!r}:"
+                    " leave it out of one"
+                )
+    for name in {*spellings} - {*categories}:
+        yield f"spellings.{name}: {did_you_mean(name, categories)}it must be one of the categories"
 
 
 def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:

@@ -19,7 +19,7 @@ from fairbloom.tables.preprocessing import (
     Preprocessing,
     encode_columns,
     encode_groups,
-    find_clipped,
+    find_beyond,
     input_columns,
 )
 from fairbloom.tables.schema import parse_schema
@@ -190,7 +190,7 @@ class FileClients:
     def _warn_of_clipped(self, order: Rows, inputs: Tensor) -> None:
         """Log the columns in which numbers are cut off as inputs; `order` has the inputs' rows."""
         columns = preprocessing_of(self._setup.schema_).columns
-        for name, rows in find_clipped(columns, inputs).items():
+        for name, rows in find_beyond(columns, inputs).items():
             log.warning(
                 "%s, column %r: %s more than %g deviations away from the mean of training, where"
                 " they are cut off, the first in row %d of the table: correct them",

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 from fairbloom import tables
-from fairbloom.errors import FairbloomError, join_names
+from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.logs import log
 from fairbloom.tables import ClientTable, DataError
 from fairbloom.tables.encoding import encode_file
 from fairbloom.tables.folders import files_in
 from fairbloom.tables.preprocessing import Preprocessing
-from fairbloom.tables.schema import Missing, parse_schema
+from fairbloom.tables.schema import EVERY_FILE, Missing, SchemaError, client_of, parse_schema
 
 from . import models
 from .catalogue import TASKS
@@ -152,7 +152,17 @@ class CsvFiles:
         return FileClients(file, file.rows, self._setup, self._smallest)
 
     def describe(self, every: bool) -> Described:
-        """Return tables that describe the data: of each client if `every`, or else in short."""
+        """Return tables that describe the data: of each client if `every`, or else in short.
+
+        Raise SchemaError if the schema describes a file that a folder of several does not have.
+        """
+        for name in self._schema.files if len(self._paths) > 1 else ():
+            if name != EVERY_FILE and client_of(name) not in self._paths:
+                near = did_you_mean(name, [path.name for path in self._paths.values()])
+                raise SchemaError(
+                    f"files.{name}: {self._setup.data_dir} has no such file: {near}correct its"
+                    " name, or leave it out"
+                )
         found: dict[str, ClientTable | FairbloomError] = {}
         for name in self.clients:
             try:

@@ -94,6 +94,45 @@ WRONG: list[tuple[tuple[str, str], list[str]]] = [
         ["files.a.fields.age.factor"],
     ),
     (
+        ("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.age]\ntype = 'number'"),
+        ["files.a.fields.age.type holds for all clients", "fields.age"],
+    ),
+    (
+        (
+            "categories = [0, 1]",
+            "categories = [0, 1]\n[files.a.fields.ward]\nspellings = {north = ['w'], west = ['w']}",
+        ),
+        ["files.a.fields.ward.categories", "'w'"],
+    ),
+    (
+        (
+            "categories = [0, 1]",
+            "categories = [0, 1]\n[files.a.fields.ward]\nspellings = {noth = ['n']}",
+        ),
+        ["files.a.fields.ward.spellings.noth", "did you mean north?"],
+    ),
+    (
+        ("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.ward]\nunit = 'm'"),
+        ["files.a.fields.ward", "unit"],
+    ),
+    (
+        ("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.ward]\nfactor = 2.0"),
+        ["files.a.fields.ward", "factor"],
+    ),
+    (
+        (
+            "categories = [0, 1]",
+            "categories = [0, 1]\n[files.'a.csv'.fields.age]\nname = 'a'\n[files.'a.xlsx'.fields.age]"
+            "\nname = 'b'",
+        ),
+        ["files.a.xlsx.fields", "files.a.csv"],
+    ),
+    (('"west"]', '"west"]\nmissingValues = ["west"]'), ["fields.ward.missingValues", "'west'"]),
+    (
+        ('"west"]', '"west"]\nspellings = {north = ["N"]}\nmissingValues = ["N"]'),
+        ["fields.ward.missingValues", "'N'"],
+    ),
+    (
         ("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.age]\nfactr = 2"),
         ["files.a.fields.age.factr"],
     ),

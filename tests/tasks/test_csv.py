@@ -1,6 +1,7 @@
 """Tables by a schema: how columns become inputs, targets and groups of examples."""
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 from unicodedata import normalize
@@ -18,8 +19,8 @@ from fairbloom.tables.cells import sort_classes
 from fairbloom.tables.encoding import measure_moments
 from fairbloom.tables.folders import files_in, folders_in
 from fairbloom.tables.reasons import DataError
-from fairbloom.tables.schema import parse_schema
-from fairbloom.tasks import Examples, Setup, check_data
+from fairbloom.tables.schema import SchemaError, parse_schema
+from fairbloom.tasks import Examples, Setup, check_data, describe_data
 from fairbloom.tasks.columns import ENDINGS
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE
 from fairbloom.tasks.partition import split
@@ -302,6 +303,25 @@ def test_what_the_target_is_is_seen_from_its_values_or_said(
             assert (AUC in task.scores) == (len(classes) == 2)
 
 
+def test_a_name_that_a_file_lacks_is_quoted(folder: Folder) -> None:
+    there = folder(a=csv_of(30), b=csv_of(30).replace("age", "Alter"))
+    own = SCHEMA + "[files.'b.csv']\nfields.age = {name = 'Altre'}\n"
+    task = load(there, own)
+    with pytest.raises(DataError, match=r"no column 'Altre'.* call 'age' .*did you mean Alter\?"):
+        task.splits("b")
+    load(there, own.replace("Altre", "ALTER")).splits("b")
+    strange = SCHEMA + "[files.'A.csv']\nfields.age = {factor = 2.0}\n"
+    with pytest.raises(SchemaError, match=r"A\.csv: .* no such file: did you mean a\.csv"):
+        check_data(RunSettings.of(config(folder(b=csv_of(30)), strange)))
+    # A site checks its own file by the schema of all.
+    alone = folder(c=csv_of(30))
+    for file in (alone / "a.csv", alone / "b.csv"):
+        file.unlink()
+    check = load(alone, strange).describe
+    assert check is not None
+    check(False)
+
+
 def test_a_quantity_is_learned_in_stated_units(folder: Folder, tmp_path: Path) -> None:
     def table(seed: int) -> str:
         x = np.random.default_rng(seed).normal(size=60)
@@ -379,6 +399,33 @@ def test_no_unit_is_split(folder: Folder, subtests: pytest.Subtests) -> None:
             assert len(test) == pytest.approx(12, abs=3)
     with pytest.raises(FairbloomError, match="inference of a schema"):
         load(there, text, unit="patient")
+
+
+@pytest.mark.parametrize("marker", ["", "NA", "#n/a", " nan "])
+def test_a_row_without_a_unit_is_one_of_its_own(folder: Folder, marker: str) -> None:
+    missing = re.sub("p[0-9],", f"{marker},", with_patients(60, 1))  # of 30 rows
+    text = schema_with((TARGET, f'{TARGET}\nunit = "patient"'))
+    train, test = load(folder(a=missing, b=with_patients(60, 2)), text).splits("a")
+    assert len({*train.units.tolist(), *test.units.tolist()}) == 40
+    found = describe_data(RunSettings.of(config(folder(), text)))["remarks"]
+    counts = {row["client"]: row["remark"] for row in found if row["column"] == "patient"}
+    assert counts["a"].startswith("30 rows have none")
+    assert counts["b"].startswith("1 row has none")
+
+
+@pytest.mark.parametrize("name", ["NA", "nan", "#N/A"])
+def test_a_row_without_a_client_is_a_fault(folder: Folder, name: str) -> None:
+    head, *lines = csv_of(60).splitlines()
+    sites = [f"s{k % 3}" for k in range(54)] + [name] * 6
+    rows = [f"{site},{line}" for site, line in zip(sites, lines, strict=True)]
+    there = folder(all="\n".join([f"site,{head}", *rows])) / "all.csv"
+    text = f'client = "site"\n{SCHEMA}'
+    with pytest.raises(DataError, match=r"line 56, .* names no client.* say missingValues"):
+        load(there, text)
+    with pytest.raises(DataError, match="line 56"):
+        load(there, client="site")
+    # The remedy: NA may be Namibia.
+    assert name in load(there, f'missingValues = [""]\n{text}').clients
 
 
 def test_a_unit_may_have_another_name_in_a_file(folder: Folder) -> None:

@@ -1,0 +1,172 @@
+"""What a client's cells mean belongs to the client: whatever is read for it is read by its words."""
+
+import logging
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+import fairbloom
+from fairbloom.errors import FairbloomError
+from fairbloom.prediction.predictor import load_predictor
+from fairbloom.tables.schema import SchemaError, parse_schema, with_files
+
+COMMON = """
+target = "ill"
+positive = "1"
+missing = "fill"
+[fields.age]
+type = "number"
+unit = "years"
+center = 50.0
+scale = 20.0
+constraints = {maximum = 120}
+[fields.sex]
+type = "string"
+categories = ["F", "M"]
+spellings = {M = ["male"]}
+[fields.ill]
+type = "string"
+categories = ["0", "1"]
+"""
+
+OWN = """
+[files."koeln.csv"]
+fields.age = {name = "Alter", unit = "half years", factor = 0.5}
+fields.sex = {spellings = {F = ["M", "male"], M = ["H"]}, missingValues = ["F"]}
+fields.ill = {name = "Befund", spellings = {0 = ["nein"], 1 = ["ja"]}}
+"""
+"""In Cologne, M is mujer, H is hombre, and F is falta."""
+
+
+def patients(seed: int, rows: int = 60, *, own: bool = False) -> str:
+    """Return a hospital's table, in its `own` words or in those of all."""
+    random = np.random.default_rng(seed)
+    age = random.integers(20, 90, rows)
+    sex = random.choice(["F", "M", ""], rows)
+    ill = (age + random.normal(0, 9, rows) > 50).astype(int)
+    table = pandas.DataFrame({"age": age, "sex": sex, "ill": ill})
+    if own:
+        words = {"F": "M", "M": "H", "": "F"}
+        table = pandas.DataFrame(
+            {
+                "Befund": table["ill"].map({0: "nein", 1: "ja"}),
+                "sex": table["sex"].map(words),
+                "Alter": 2 * age,
+            }
+        )
+    return table.to_csv(index=False)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[fairbloom.Run]:
+    """Two runs on the same patients: all in common words, and Cologne in its own."""
+    found = []
+    for own in (False, True):
+        folder = tmp_path_factory.mktemp("own" if own else "common")
+        (folder / "data").mkdir()
+        (folder / "data" / "koeln.csv").write_text(patients(1, own=own))
+        (folder / "data" / "wien.csv").write_text(patients(2))
+        place = {"data_dir": folder / "data", "schema": COMMON + OWN * own, "out": folder / "run"}
+        found.append(fairbloom.run("csv", rounds=2, device="cpu", progress=False, **place))
+    return found
+
+
+def predicted(run: fairbloom.Run, file: Path, out: Path, client: str, split: str = "") -> list[str]:
+    """Return the probabilities of the second class, as they are written for a file."""
+    load_predictor(run.folder, client=client).predict_file(file, out, split)
+    return pandas.read_csv(out, dtype=str)["probability_1"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("client", "name", "split"),
+    [
+        *product(["koeln", "wien"], ["koeln.csv", "koeln_2025.csv", "wien.csv"], [""]),
+        ("koeln", "koeln.csv", "test"),
+        ("wien", "wien.csv", "test"),
+    ],
+)
+def test_a_file_is_read_in_the_words_of_its_client(
+    runs: list[fairbloom.Run], tmp_path: Path, client: str, name: str, split: str
+) -> None:
+    common, own = runs
+    for each, array in common.arrays().items():
+        np.testing.assert_array_equal(own.arrays()[each], array)
+    files = [run.folder.parent / "data" / f"{client}.csv" for run in runs]
+    (tmp_path / name).write_bytes(files[1].read_bytes())
+    new = tmp_path / name
+    expected = predicted(common, files[0], tmp_path / "common.csv", client, split)
+    assert predicted(own, new, tmp_path / "own.csv", client, split) == expected
+    assert len(expected) == (12 if split else 60)
+
+
+def test_a_frame_and_an_export_have_the_clients_words(
+    runs: list[fairbloom.Run], tmp_path: Path
+) -> None:
+    common, own = runs
+    frame = pandas.read_csv(own.folder.parent / "data" / "koeln.csv", keep_default_na=False)
+    file = common.folder.parent / "data" / "koeln.csv"
+    expected = [float(each) for each in predicted(common, file, tmp_path / "p.csv", "koeln")]
+    found = own.predict(frame, client="koeln")["probability_1"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    session = pytest.importorskip("onnxruntime").InferenceSession(own.export(client="koeln"))
+    onnx = pytest.importorskip("onnx")
+    age, sex = onnx.load(own.export(client="koeln")).graph.input
+    assert (age.name, age.doc_string, sex.doc_string) == ("age", "half years", "")
+    feed = {"age": frame[["Alter"]].to_numpy(np.float64), "sex": frame[["sex"]].to_numpy(object)}
+    np.testing.assert_allclose(session.run(None, feed)[1][:, 1], expected, atol=1e-6)
+
+
+def test_without_a_client_such_data_are_refused(runs: list[fairbloom.Run]) -> None:
+    common, own = runs
+    assert load_predictor(common.folder).client == ""
+    for read in (load_predictor, lambda folder: load_predictor(folder).reading_by(COMMON + OWN)):
+        with pytest.raises(FairbloomError, match=r"\[files\].* name it by --client"):
+            read((own if read is load_predictor else common).folder)
+    # A column of clients has the rows of all in one file, and one way of writing.
+    single = parse_schema('client = "site"\n' + COMMON + OWN)
+    assert single.fields_of("bonn")["age"].factor == 0.5
+    assert not single.differs
+
+
+def test_rows_unlike_the_training_rows_are_said(
+    runs: list[fairbloom.Run], caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests
+) -> None:
+    caplog.set_level(logging.WARNING, "flwr")
+    near, far = 5.0 * 20.0 + 49.0, 5.0 * 20.0 + 51.0
+    for ages, said in (
+        ([far] * 11 + [50.0] * 9, True),
+        ([far] * 10 + [near] * 10, False),
+        ([far] * 19, False),
+        ([50.0 - 101.0] * 20, True),
+    ):
+        with subtests.test(ages=ages):
+            caplog.clear()
+            frame = pandas.DataFrame({"age": ages, "sex": "F"})
+            load_predictor(runs[0].folder).reading_by(
+                COMMON.replace("maximum = 120", "maximum = 999")
+            ).predict(frame)
+            assert ("'age'" in caplog.text and "its unit" in caplog.text) == said
+
+
+def test_all_files_of_a_device_are_of_one_client() -> None:
+    own = {"fields": {"age": {"factor": 0.5}}}
+    others = COMMON + OWN.replace("koeln", "bonn")
+    for files, client, factor in (
+        ({"march.csv": own}, "", 0.5),
+        ({"march.csv": own, "april.csv": {**own, "encoding": "cp1252"}}, "", 0.5),
+        ({}, "bonn", 0.5),
+        ({}, "graz", 1.0),
+        ({"march.csv": {"encoding": "cp1252"}}, "graz", 1.0),
+    ):
+        schema = parse_schema(with_files(others, files, client))
+        assert schema.file("may.csv").field("age").factor == factor
+        assert schema.file("april.csv").encoding == files.get("april.csv", {}).get(
+            "encoding", "utf-8"
+        )
+    two = {"march.csv": own, "april.csv": {"fields": {"age": {"factor": 2.0}}}}
+    with pytest.raises(SchemaError, match=r"different fields.* keep one") as refusal:
+        with_files(others, two)
+    assert "april" not in refusal.value.reportable
