@@ -8,7 +8,7 @@ import csv
 import importlib.util
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import StringIO
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.system.machine import half_of_memory
+from fairbloom.text import plural
 
 from .cells import format_number, shorten
 from .folders import REMEDY
@@ -67,15 +68,22 @@ UNCOMPUTED = re.compile(
     re.IGNORECASE,
 )
 
-# A sheet's relation in a workbook, and its file in a relation.
-SHEET = re.compile(rb"""<(?:\w+:)?sheet\s[^<>]*?\w:id=["']([^"']+)["']""")
-RELATION = re.compile(rb"<(?:\w+:)?Relationship\s[^<>]*>")
+# An attribute of an element, and its value.
+ATTRIBUTE = re.compile(rb"""([\w:]{1,30})=(["'])(.*?)\2""", re.DOTALL)
+
+# Texts and fillers in a format of numbers; and the formats of every workbook that show per cent.
+TEXTS = re.compile(rb"""[\\_*].|".*?\"""")
+PER_CENT_FORMATS = frozenset({b"9", b"10"})
 
 # A number with a decimal point.
 POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
 
 # A number with a decimal comma, unless its commas can separate thousands.
 COMMA = re.compile(r"(?![+-]?[0-9]{1,3}(,[0-9]{3})+$)[+-]?[0-9]*,[0-9]+")
+
+# The attribute of a hidden row or column, and the last column of any sheet.
+TRUE = (b"1", b"true")
+MAX_COLUMN = 2**14
 
 LINE_END, QUOTE = b'\n"'
 
@@ -85,7 +93,8 @@ class Table:
     """A file's columns by name; None for a column that holds neither numbers nor texts.
 
     `lines` has the line in which each row ends (`unit` "line"), or the row of a sheet or the number
-    of a record ("row"), from 1. `file` describes how the file is written.
+    of a record ("row"), from 1. `file` describes how the file is written. `remarks` are pairs of a
+    column's name, or "all", and what a person should look at.
     """
 
     path: Path
@@ -93,6 +102,7 @@ class Table:
     lines: NDArray[np.int64]
     unit: Literal["line", "row"] = "line"
     file: File = field(default_factory=File)
+    remarks: Sequence[tuple[str, str]] = ()
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -564,7 +574,7 @@ def _read_workbook(path: Path, file: File) -> Table:
 
     shown = (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
     try:
-        uncomputed = _check_sheets(path)
+        notes = _check_sheets(path)
         with load_workbook(path) as workbook:
             metadata = workbook.sheets_metadata
             names = [sheet.name for sheet in metadata if (sheet.typ, sheet.visible) == shown]
@@ -584,11 +594,12 @@ def _read_workbook(path: Path, file: File) -> Table:
             " without a password",
             "no-table",
         ) from error
-    for sheet, cell in zip(metadata, uncomputed, strict=False):
-        if cell and sheet.name in names:
+    notes_of = {sheet.name: each for sheet, each in zip(metadata, notes, strict=False)}
+    for name in names:
+        if name in notes_of and (cell := notes_of[name].uncomputed):
             raise DataError(
-                f"{path}, sheet {sheet.name!r}, cell {cell}: it has formulas without results: open"
-                " and save it in a spreadsheet",
+                f"{path}, sheet {name!r}, cell {cell}: it has formulas without results: open and"
+                " save it in a spreadsheet",
                 "no-results",
             )
     sheets = {
@@ -606,40 +617,76 @@ def _read_workbook(path: Path, file: File) -> Table:
             sheets=len(sheets),
         )
     decimal = file.decimalChar or "."
+    ((name, sheet_rows),) = sheets.items()
+    about = notes_of.get(name, SheetNotes())
 
-    def as_text(cell: Any) -> str:
+    def as_text(row: int, column: int, cell: Any) -> str:
         if isinstance(cell, int | float) and not isinstance(cell, bool):
+            if (row, column) in about.per_cent:
+                cell = float(f"{100 * cell:.12g}")  # as it is shown
             return format_number(cell, decimal)
         return str(cell).strip()
 
-    texts = [[as_text(cell) for cell in row] for cells in sheets.values() for row in cells]
+    texts = [
+        [as_text(number, column, cell) for column, cell in enumerate(row, start=1)]
+        for number, row in enumerate(sheet_rows, start=1)
+    ]
     (_, names), *rows = [(number, row) for number, row in enumerate(texts, start=1) if any(row)]
     columns = [[row[place] for _, row in rows] for place in range(len(names))]
     kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
     arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]
     lines = np.array([number for number, _ in rows], np.int64)
-    return Table(
-        path, _by_names(path, [names[place] for place in kept], arrays), lines, "row", file
-    )
+    remarks = [
+        (names[place], "it is hidden in the sheet, and read: show it, or put it in ignore")
+        for place in kept
+        if place + 1 in about.hidden_columns
+    ]
+    if hidden := [number for number in lines.tolist() if number in about.hidden_rows]:
+        remarks.append(
+            (
+                "all",
+                f"{plural(len(hidden), '1 row is', f'{len(hidden):,} rows are')} hidden in the"
+                f" sheet, and read, the first in row {hidden[0]}: show them, or delete them",
+            )
+        )
+    columns_by_name = _by_names(path, [names[place] for place in kept], arrays)
+    return Table(path, columns_by_name, lines, "row", file, remarks)
 
 
-def _check_sheets(path: Path) -> list[str]:
-    """Return the first cell of each sheet that has a formula without a result, "" of others.
+@dataclass(frozen=True)
+class SheetNotes:
+    """What calamine does not tell of a sheet; its rows and columns are counted from 1.
 
-    Raise DataError if a workbook needs too much memory.
+    Attributes
+    ----------
+    uncomputed
+        The first cell that has a formula without a result, or "".
+    per_cent
+        The (row, column) of each cell that is shown as per cent.
+    hidden_rows, hidden_columns
+        The numbers of the hidden ones.
     """
+
+    uncomputed: str = ""
+    per_cent: Collection[tuple[int, int]] = ()
+    hidden_rows: Collection[int] = ()
+    hidden_columns: Collection[int] = ()
+
+
+def _check_sheets(path: Path) -> list[SheetNotes]:
+    """Return notes on each sheet; raise DataError if a workbook needs too much memory."""
     remedy = "delete the rows and columns around the table, or save it as .csv"
-    found: dict[str, str] = {}
+    found: dict[str, SheetNotes] = {}
     with ZipFile(path) as archive:
         if sum(each.file_size for each in archive.infolist()) > MAX_UNPACKED:
             raise DataError(f"{path} unpacks to more than {MAX_UNPACKED:,} bytes: {remedy}")
+        per_cent = _find_per_cent_formats(archive)
         for name in archive.namelist():
             if name.startswith("xl/worksheets/") and name.endswith(".xml"):
                 content = archive.read(name)
                 _check_extent(path, content, remedy)
-                if cell := UNCOMPUTED.search(content):
-                    found[name] = cell[1].decode()
-        return [found.get(name, "") for name in _files_of_sheets(archive)] if found else []
+                found[name] = _read_notes(content, per_cent)
+        return [found.get(name, SheetNotes()) for name in _files_of_sheets(archive)]
 
 
 def _check_extent(path: Path, content: bytes, remedy: str) -> None:
@@ -658,11 +705,66 @@ def _check_extent(path: Path, content: bytes, remedy: str) -> None:
 def _files_of_sheets(archive: ZipFile) -> list[str]:
     """Return the file of each sheet, in the workbook's order."""
     targets: dict[bytes, str] = {}
-    for each in RELATION.findall(archive.read("xl/_rels/workbook.xml.rels")):
-        about = dict(re.findall(rb"""\b(Id|Target)=["']([^"']*)["']""", each))
+    for _, about in _find_elements(archive.read("xl/_rels/workbook.xml.rels"), b"Relationship"):
         target = about.get(b"Target", b"").decode()
         targets[about.get(b"Id", b"")] = target[1:] if target.startswith("/") else f"xl/{target}"
-    return [targets.get(each, "") for each in SHEET.findall(archive.read("xl/workbook.xml"))]
+    sheets = _find_elements(archive.read("xl/workbook.xml"), b"sheet")
+    relations = [key for _, about in sheets for name, key in about.items() if name.endswith(b":id")]
+    return [targets.get(each, "") for each in relations]
+
+
+def _find_per_cent_formats(archive: ZipFile) -> set[bytes]:
+    """Return the numbers of the formats of cells that show a number as per cent."""
+    if "xl/styles.xml" not in archive.namelist():
+        return set()
+    styles = archive.read("xl/styles.xml")
+    codes = {
+        about.get(b"numFmtId"): about.get(b"formatCode", b"").replace(b"&quot;", b'"')
+        for _, about in _find_elements(styles, b"numFmt")
+    }
+    shown = PER_CENT_FORMATS.union(
+        key for key, code in codes.items() if b"%" in TEXTS.sub(b"", code)
+    )
+    of_cells = styles.partition(b"cellXfs")[2].partition(b"cellXfs")[0]
+    return {
+        b"%d" % place
+        for place, (_, about) in enumerate(_find_elements(of_cells, b"xf"))
+        if about.get(b"numFmtId") in shown
+    }
+
+
+def _read_notes(content: bytes, per_cent: Collection[bytes]) -> SheetNotes:
+    """Return the notes on a sheet; cells of the formats `per_cent` are shown as per cent."""
+    cell = UNCOMPUTED.search(content)
+    cells: set[tuple[int, int]] = set()
+    rows: set[int] = set()
+    row = column = 0
+    for name, about in (
+        _find_elements(content, b"row|c") if per_cent or b"hidden=" in content else ()
+    ):
+        if name == b"row":
+            row = int(about.get(b"r", row + 1))
+            column = 0
+            if about.get(b"hidden") in TRUE:
+                rows.add(row)
+            continue
+        letters = about.get(b"r", b"").rstrip(b"0123456789")
+        column = _column_number(letters) if letters else column + 1
+        if about.get(b"s") in per_cent:
+            cells.add((row, column))
+    columns = {
+        each
+        for _, about in _find_elements(content, b"col")
+        if about.get(b"hidden") in TRUE
+        for each in range(int(about[b"min"]), min(int(about[b"max"]), MAX_COLUMN) + 1)
+    }
+    return SheetNotes(cell[1].decode() if cell else "", cells, rows, columns)
+
+
+def _find_elements(content: bytes, name: bytes) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+    """Yield the elements with a name, which is a pattern, and the attributes of each."""
+    for found in re.finditer(rb"<(?:\w{1,9}:)?(%b)\b([^<>]{0,2000})>" % name, content):
+        yield found[1], {key: value for key, _, value in ATTRIBUTE.findall(found[2])}
 
 
 def _column_number(letters: bytes) -> int:

@@ -5,6 +5,7 @@ import csv
 import datetime
 import gzip
 import io
+import re
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +32,7 @@ from fairbloom.tasks import Task
 from fairbloom.tasks.columns import ENDINGS
 
 from .helpers import csv_of, inferred, load, schema_with
-from .workbooks import FormulaError, sheet_of, write_workbook
+from .workbooks import STYLES, FormulaError, escape, sheet_of, write_workbook
 
 
 def read(path: Path, **how: Any) -> Table:
@@ -716,6 +717,56 @@ def test_results_of_formulas_are_read(tmp_path: Path) -> None:
     hidden = rows_of_formulas(formula, "")
     write_workbook(path, {"Old": hidden, "Data": empty}, hidden=["Old"])
     assert texts_of(read(path), "age") == [""] * 10
+
+
+def formatted(code: str) -> str:
+    """Return the styles of a workbook, of which cells of style 2 have this format of numbers."""
+    own = f'<numFmts count="1"><numFmt numFmtId="164" formatCode="{escape(code)}"/></numFmts>'
+    return STYLES.replace("<cellXfs", f"{own}<cellXfs").replace(
+        "</cellXfs>", '<xf numFmtId="164"/><xf applyNumberFormat="1" numFmtId="9"/></cellXfs>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "style", "shown"),
+    [
+        ("0.00", 2, 0.57),
+        ("0%", 2, 57.0),
+        ("[Red]0.0%;-0.0%", 2, 57.0),
+        ('0.0" % of 1"', 2, 0.57),
+        ("0\\%", 2, 0.57),
+        ("0_%", 2, 0.57),
+        ("0", 3, 57.0),  # a format of every workbook
+        ("0%", 0, 0.57),
+    ],
+)
+def test_a_cell_is_the_number_that_is_shown(
+    tmp_path: Path, code: str, style: int, shown: float
+) -> None:
+    pytest.importorskip("python_calamine")
+    path = tmp_path / "a.xlsx"
+    cells = f'<c r="B3" s="{style}"><v>0.57</v></c><c s="{style}" r="C3" t="str"><v>x</v></c>'
+    rows = sheet_of([["", "", ""], ["", "share", "ward"]]) + f'<row r="3">{cells}</row>'
+    unnumbered = re.sub(r' r="[A-Z]?[0-9]+"', "", rows)
+    for sheet in (rows, unnumbered.replace("<c s=", "<c/><c s=", 1)):
+        write_workbook(path, {"Notes": [], "S": sheet}, styles=formatted(code))
+        table = read(path)
+        assert numbers_of(table, "share")[0] == [shown]
+        assert texts_of(table, "ward") == ["x"]
+
+
+def test_hidden_rows_and_columns_are_remarked(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    path = tmp_path / "a.xlsx"
+    rows = sheet_of([["age", "name", "dose"], *([k, "x", k] for k in range(6))])
+    for number in (3, 4):
+        rows = rows.replace(f'<row r="{number}">', f'<row spans="1:3" hidden="1" r="{number}">')
+    write_workbook(path, {"S": rows}, before='<cols><col min="2" max="3" hidden="true"/></cols>')
+    remarks = dict(read(path).remarks)
+    assert remarks.keys() == {"name", "dose", "all"}
+    assert remarks["all"].startswith("2 rows are hidden in the sheet, and read, the first in row 3")
+    write_workbook(path, {"S": rows.replace('hidden="1"', 'hidden="0"')})
+    assert not read(path).remarks
 
 
 def test_a_hostile_workbook_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

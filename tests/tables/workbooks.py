@@ -68,6 +68,7 @@ def write_workbook(
     sheets: Mapping[str, Sequence[Sequence[object]] | str],
     hidden: Sequence[str] = (),
     before: str = "",
+    styles: str = STYLES,
 ) -> None:
     """Write an .xlsx file of these sheets, as rows of cells or XML; each sheet begins with
     `before`."""
@@ -99,7 +100,7 @@ def write_workbook(
             f'<Relationships xmlns="{PACKAGE}/relationships">{parts}<Relationship Id="rIdS" '
             f'Type="{RELATIONS}/styles" Target="styles.xml"/></Relationships>'
         ),
-        "xl/styles.xml": STYLES,
+        "xl/styles.xml": styles,
     }
     for k, rows in enumerate(sheets.values(), start=1):
         content = rows if isinstance(rows, str) else sheet_of(rows)
