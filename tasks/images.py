@@ -5,7 +5,7 @@ white.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 T = TypeVar("T")
+
+# Pixels are far below others if the largest one of others is this many times as large.
+DARK = 4.0
 
 # The endings of images.
 PICTURES = TASKS["image-folder"].reads
@@ -220,6 +223,22 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
     )
 
 
+def remark_on_dark(largest: Mapping[str, float]) -> list[dict[str, str]]:
+    """Return a remark for each client with pixels far below the others'.
+
+    `largest` has the largest pixel of each client, from 0 to 1.
+    """
+    remarks = []
+    for client, most in largest.items():
+        usual = np.median([each for name, each in largest.items() if name != client] or [most])
+        if DARK * most < usual:
+            remark = (
+                f"its largest pixel is {most:.3g}, and {usual:.3g} elsewhere: has it fewer bits?"
+            )
+            remarks.append({"column": "pixels", "client": client, "remark": remark})
+    return remarks
+
+
 # Pixels -------------------------------------------------------------------------------------------
 
 
@@ -282,6 +301,10 @@ def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.flo
                 f"its pixels of mode {image.mode} are from {least:g} to {largest:g}: at most 16"
                 " bits are read"
             )
+        if (
+            getattr(image, "tag_v2", {}).get(0x0106) == 0
+        ):  # white is zero, which Pillow ignores here
+            numbers = most - numbers
         image = Image.fromarray(numbers)
         mode = "F"
     elif image.has_transparency_data:

@@ -16,11 +16,13 @@ from fairbloom.protocol.attacks import LABEL_FLIP, attackers_of
 from fairbloom.protocol.names import DEPLOYED, RECORDED_SCHEMA
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
+from fairbloom.tables.preprocessing import IMAGES
 from fairbloom.tables.sizes import summarise_clients
 from fairbloom.text import plural, text_if
 
 from .catalogue import TASKS
 from .datasets.store import digest_files, digest_of
+from .inputs import tensors_of
 from .task import Described, Examples, Splits, Task, model_loss
 from .task_info import TaskInfo
 
@@ -220,6 +222,8 @@ def describe_data(settings: RunSettings, every: bool = True) -> Described:
     if task.describe is not None:
         return task.describe(every)
     clients: list[dict[str, str | int]] = []
+    are_pictures = task.preprocessing is not None and task.preprocessing("").form == IMAGES
+    largest = {}
     for client in task.clients:
         try:
             train, test = task.splits(client)
@@ -231,7 +235,14 @@ def describe_data(settings: RunSettings, every: bool = True) -> Described:
             counts = Counter([*train.all_targets.tolist(), *test.all_targets.tolist()])
             held = [f"{name}: {counts[place]}" for place, name in enumerate(task.class_names)]
             clients[-1]["target"] = ", ".join(held)
-    return {"clients": clients if every else summarise_clients(clients)}
+        if are_pictures and isinstance(train, Examples):
+            largest[client] = max(float(each.max()) for each in tensors_of(train.inputs))
+    described = {"clients": clients if every else summarise_clients(clients)}
+    if not largest:
+        return described
+    from .images import remark_on_dark  # imported late: it needs PyTorch
+
+    return {**described, "remarks": remark_on_dark(largest)}
 
 
 def forget_tasks() -> None:

@@ -258,6 +258,14 @@ def test_an_image_is_scaled_by_the_range_that_its_depth_has(
     np.testing.assert_allclose(
         declared.flatten(), [0.0, 0x800 / 4095, 1.0, 0x400 / 4095], atol=1e-6
     )
+    black_is_zero = struct.pack("<HHII", 262, 3, 1, 1)
+    positive = (tmp_path / "12.tif").read_bytes()
+    assert black_is_zero in positive
+    (tmp_path / "negative.tif").write_bytes(
+        positive.replace(black_is_zero, struct.pack("<HHII", 262, 3, 1, 0))
+    )
+    both = image_inputs([tmp_path / "12.tif", tmp_path / "negative.tif"], (1, 8, 8))
+    np.testing.assert_allclose(both[1], 1.0 - both[0], atol=1e-6)
     for numbers in (grey.astype(np.int32) * 100, grey.astype(np.float32)):
         with subtests.test(numbers=numbers):
             Image.fromarray(numbers).save(tmp_path / "other.tif")
@@ -265,6 +273,17 @@ def test_an_image_is_scaled_by_the_range_that_its_depth_has(
                 FairbloomError, match=r"other\.tif cannot be read .*at most 16 bits"
             ):
                 image_inputs([tmp_path / "other.tif"], (1, 8, 8))
+
+
+def test_pixels_far_below_those_of_others_are_remarked(tmp_path: Path) -> None:
+    for client, most in {"a": 2**16, "b": 2**12, "c": 2**15}.items():
+        for name in ("cat", "dog"):
+            (tmp_path / client / name).mkdir(parents=True)
+            for k in range(5):
+                pixels = np.full((4, 4), most - 1, np.uint16)
+                Image.fromarray(pixels).save(tmp_path / client / name / f"{k}.png")
+    (remark,) = describe_data(RunSettings.of(config(tmp_path)))["remarks"]
+    assert (remark["client"], "0.0625, and 0.75 elsewhere" in str(remark)) == ("b", True)
 
 
 def test_photos_are_turned_as_their_camera_says(tmp_path: Path, subtests: pytest.Subtests) -> None:
