@@ -34,7 +34,7 @@ from .positive import ask_about_positive, choose_positive
 from .reading import Table, Values, read
 from .reasons import DataError
 from .schema import EVERY_FILE, MAX_CATEGORIES, Field, File, FileField, Missing, fold, normalise
-from .survey import Column, FileColumn, Sites
+from .survey import MISSING, Column, FileColumn, Sites
 from .warnings import SHOWN, determines, find_remarks, present_values
 
 # Usual names of the target, in any case of letters, used if no setting names it.
@@ -116,9 +116,9 @@ def infer(
     """
     tables, unread = _read_all(paths)
     first = next(iter(tables.values()))
-    target = _find(first, target, "csv.target", TARGETS)
-    client = _find(first, client, "csv.client") if client else ""
-    unit = _find(first, unit, "csv.unit") if unit else ""
+    target = _find(tables, target, "csv.target", TARGETS)
+    client = _find(tables, client, "csv.client") if client else ""
+    unit = _find(tables, unit, "csv.unit") if unit else ""
     for key, name in (("client", client), ("unit", unit)):
         if fold(name) == fold(target):
             raise DataError(f"csv.{key} = {name!r}: it is the target: name another column, or none")
@@ -141,7 +141,7 @@ def infer(
     names = _match_names(tables, target)
     sites = Sites.of_files(tables)
     if client:
-        found, _ = rows_of_clients(first.find(client), next(iter(tables.values())).decimal)
+        found, _ = rows_of_clients(first.find(client), next(iter(tables.values())).decimal, MISSING)
         rows = {name: each for name, each in found.items() if name}
         if not rows:
             raise DataError(f"{first.path}: column {client!r} names no client in any row")
@@ -222,16 +222,16 @@ def _read_all(
     return tables, unread
 
 
-def _find(table: Table, name: str, setting: str, usual: Collection[str] = ()) -> str:
+def _find(tables: Mapping[str, Table], name: str, setting: str, usual: Collection[str] = ()) -> str:
     """Return the name of the column that `name` means, or if it is "", of the only `usual` one.
 
-    Raise DataError if no column fits, or several do.
+    Raise DataError if no column of any file fits, or several of the first with one do.
     """
+    meant = {fold(name)} if name else {*usual}
+    having = [table for table in tables.values() if not meant.isdisjoint(table.by_name)]
+    table = next(iter(having or tables.values()))
     usable = [each for each, values in table.columns.items() if values is not None]
-    if name:
-        found = [each for each in usable if fold(each) == fold(name)]
-    else:
-        found = [each for each in usable if each.lower() in usual]
+    found = [each for each in usable if fold(each) in meant]
     if len(found) == 1:
         return normalise(found[0])
     problem = (

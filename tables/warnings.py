@@ -1,6 +1,6 @@
 """Remarks on columns: peculiarities that are not faults, but that a person should look at."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -38,6 +38,23 @@ DETERMINED = 0.95
 
 # Rows that show whether a column may determine the target.
 SAMPLE = 5_000
+
+# Ratios of two units of a quantity: lb and kg, cm and inch, cm and foot, foot and m, km and mile,
+# µmol/l and mg/dl of creatinine, mg/dl and mmol/l of glucose and cholesterol, µmol/l and mg/dl of
+# bilirubin, mmHg and kPa, kJ and kcal, minutes, hours, days, months and years.
+UNIT_RATIOS = np.log(
+    [
+        *(2.2046, 2.54, 30.48, 3.2808, 1.6093, 88.42, 18.016, 38.67, 17.1, 7.5006, 4.184),
+        *(60, 24, 7, 12, 365.25, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6),
+    ]
+)
+
+# Rows in each of two units, and the largest relative difference of a ratio of medians.
+FEWEST_OF_UNIT = 10
+ALIKE = 0.05
+
+# The chance that a site lacks a category by accident, below which it gets a remark.
+UNLIKELY = 0.001
 
 # Correlation with a quantity above which a column determines it.
 CORRELATED = 0.999
@@ -95,7 +112,7 @@ def find_remarks(
         held = repr(field.categories[lowest]) if field.categories else f"{lowest:g}"
         yield "", f"it is {held} in every row, so that it says nothing"
     elif field.categories:
-        yield from _compare_categories(field, present)
+        yield from _compare_categories(name, field, present)
     else:
         codes = np.zeros(len(present.values), np.bool_)
         for code, rows, problem in _find_codes(present):
@@ -216,6 +233,36 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
             yield names[place], remark
 
 
+def find_mixed_units(numbers: NDArray[np.float64], others: Sequence[ColumnValues]) -> float | None:
+    """Return the ratio of two units that a site's numbers seem to be in; None if they are in one.
+
+    They have two clusters, which a known ratio makes alike. `others` are the site's categories and
+    target: if one of them tells the clusters apart, they may be honest.
+    """
+    if len(numbers) < 3 * FEWEST_OF_UNIT:
+        return None
+    positive = np.flatnonzero(np.isfinite(numbers) & (numbers > 0.0))
+    if len(positive) < 2 * FEWEST_OF_UNIT:
+        return None
+    logs = np.log(numbers[positive])
+    ordered = np.sort(logs)
+    gaps = np.diff(ordered)
+    last = int(gaps.argmax())
+    clusters = (ordered[: last + 1], ordered[last + 1 :])
+    if min(len(np.unique(each)) for each in clusters) < FEWEST_OF_UNIT:
+        return None
+    spreads = [each.std() for each in clusters]
+    apart = np.median(clusters[1]) - np.median(clusters[0])
+    if np.abs(UNIT_RATIOS - apart).min() > ALIKE or not max(spreads) < min(
+        gaps[last], 2.0 * min(spreads)
+    ):
+        return None
+    is_high = (logs > ordered[last]).astype(np.int64)
+    if any(determines(each[positive], is_high) for each in others):
+        return None
+    return float(np.exp(apart))
+
+
 def _median(values: NDArray[np.float64]) -> float:
     """Return the median; np.median does the same with many more calls."""
     middle = len(values) // 2
@@ -224,10 +271,11 @@ def _median(values: NDArray[np.float64]) -> float:
     return float(parted[lower] + parted[middle]) / 2.0
 
 
-def _compare_categories(field: Field, present: SiteValues) -> Iterator[tuple[str, str]]:
-    """Yield the sites that share no category with any other site."""
-    is_held = np.zeros((len(present.names), len(field.categories)), np.bool_)
-    is_held[present.sites, present.values] = True
+def _compare_categories(name: str, field: Field, present: SiteValues) -> Iterator[tuple[str, str]]:
+    """Yield the sites that share no category with any other site, or that lack a frequent one."""
+    counts = np.zeros((len(present.names), len(field.categories)), np.int64)
+    np.add.at(counts, (present.sites, present.values), 1)
+    is_held = counts > 0
     is_shared = is_held.sum(axis=0) > 1
     is_apart = is_held.any(axis=1) & ~(is_held & is_shared).any(axis=1)
     if is_held.any(axis=1).sum() < 2:
@@ -241,6 +289,19 @@ def _compare_categories(field: Field, present: SiteValues) -> Iterator[tuple[str
     for place in places:
         own = join_first([field.categories[each] for each in np.flatnonzero(is_held[place])], SHOWN)
         yield present.names[place], f"its categories, {own}, are {remedy}"
+    rows = counts.sum(axis=1, keepdims=True)
+    elsewhere = (counts.sum(axis=0) - counts) / np.maximum(rows.sum() - rows, 1)
+    is_lacking = ~is_held & ((1.0 - elsewhere) ** rows < UNLIKELY) & ~is_apart[:, None]
+    sites = np.flatnonzero(is_lacking.any(axis=1))
+    if not len(sites):
+        return
+    lacking = [field.categories[each] for each in np.flatnonzero(is_lacking.any(axis=0))]
+    yield (
+        join_first([present.names[place] for place in sites], SHOWN),
+        f"lacks {join_first(lacking, SHOWN)}, which up to {elsewhere[is_lacking].max():.0%} of the"
+        f" other rows have: if a word means something else here, say so by fields.{name}.spellings"
+        " under the file",
+    )
 
 
 # The target ---------------------------------------------------------------------------------------

@@ -176,6 +176,14 @@ def test_a_target_that_cannot_be_learned_is_refused(
                 inferred(there, **settings)
 
 
+def test_any_file_may_have_the_target(folder: Folder) -> None:
+    other = csv_of(30).replace("target", "Ziel")
+    there = folder(a=csv_of(30).replace("target", "ward2"), b=other, c=other)
+    assert 'target = "Ziel"' in inferred(there, target="ziel")
+    with pytest.raises(FairbloomError, match=r"a\.csv has no column 'Ziel'.* add it, name it by"):
+        load(there, target="ziel").splits("a")
+
+
 def test_a_draft_names_ten_of_its_files_and_counts_the_others(folder: Folder) -> None:
     there = folder(**{f"s{k:02}": csv_of(30) for k in range(47)})
     assert inferred(there).startswith("# Inferred from s00.csv, ")
@@ -240,6 +248,50 @@ def test_units_sentinels_and_constants_are_remarked(
             remark, of_rows = described(there)["remarks"]
             assert kind in remark["remark"]
             assert "rows are the same" in of_rows["remark"]
+
+
+def test_a_site_that_lacks_a_common_category_is_remarked(
+    folder: Folder, subtests: pytest.Subtests
+) -> None:
+    half = ["f", "m"] * 30
+    rare = ["x", *["y"] * 59]
+    for cells, remarked in (
+        ({"a": half, "b": half, "c": ["m"] * 11}, ["c"]),  # 0.5 ** 11 < 0.001
+        ({"a": half, "b": half, "c": ["m"] * 9}, []),
+        ({"a": rare, "b": rare, "c": ["y"] * 60}, []),
+        ({"a": ["m"] * 60, "b": half, "c": half, "d": ["f"] * 60}, ["a, d"]),
+    ):
+        with subtests.test(cells=cells):
+            tables = {name: with_column("sex", each, len(each)) for name, each in cells.items()}
+            for each in folder().glob("*.csv"):
+                each.unlink()
+            found = described(folder(**tables))["remarks"]
+            assert [row["client"] for row in found if "lacks" in str(row["remark"])] == remarked
+
+
+def test_two_units_in_one_column_are_remarked(folder: Folder, subtests: pytest.Subtests) -> None:
+    random = np.random.default_rng(2)
+    masses = random.normal(70, 8, 60).round(1)
+    high = np.arange(60) % 4 > 1  # the target is of every second row
+    for factor, column, remarked in (
+        (2.2046, "", True),  # kg and lb
+        (100.0, "", True),
+        (5.0, "", False),  # no two units
+        (1.0, "", False),
+        (2.2046, "group", False),  # the group tells them apart: dogs and men
+    ):
+        with subtests.test(factor=factor, column=column):
+            cells = [f"{each:.1f}" for each in np.where(high, factor * masses, masses)]
+            head, *lines = with_column("mass", cells).splitlines()
+            groups = np.where(high, "x", "y") if column else random.choice(["x", "y"], 60)
+            table = [f"{head},group", *map("{},{}".format, lines, groups)]
+            there = folder(a="\n".join(table), b="\n".join(table[:1] + table[2:60:2]))
+            found = described(there)["remarks"]
+            assert remarked == any(
+                (row["client"], row["column"]) == ("a", "mass")
+                and "two units" in str(row["remark"])
+                for row in found
+            )
 
 
 def drafted(folder: Path, name: str, **settings: Any) -> str:
