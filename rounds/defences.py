@@ -138,17 +138,17 @@ def nearest_neighbours(gram: FloatArray, tolerance: int) -> FloatArray:
 
 
 def krum(gram: FloatArray, tolerance: int) -> FloatArray:
-    """Return the weights that choose the update with the nearest m − f − 1 others.
+    """Return the weights that choose the update with the nearest m − f − 2 others.
 
     Of several such updates, the first is chosen.
 
     Source: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient
-    Descent, NeurIPS 2017. Departures: the m − f − 1 nearest as in ByzFL, not m − f − 2, so that
-    three clients can be weighed.
+    Descent, NeurIPS 2017, Section 4. Departures: at least the nearest one, so that three clients
+    can be weighed; then the two that are nearest to each other tie.
     """
-    m = len(gram)
-    nearest = np.sort(squared_distances(gram), axis=1)[:, 1 : m - tolerance]
-    chosen = np.zeros(m)
+    neighbours = max(1, len(gram) - tolerance - 2)
+    nearest = np.sort(squared_distances(gram), axis=1)[:, 1 : 1 + neighbours]
+    chosen = np.zeros(len(gram))
     chosen[int(np.argmin(nearest.sum(axis=1)))] = 1.0
     return chosen
 

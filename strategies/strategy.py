@@ -33,6 +33,7 @@ from fairbloom.rounds.screening import check_model
 from fairbloom.strategies.message_configs import ChangingConfig
 
 from .flowers import advise_on_argument
+from .noise import check_noise
 from .simplex import CONFLICTS, measure_conflicts
 
 # Values of parameters to try, by their names in Python.
@@ -276,6 +277,12 @@ class FairStrategy(Method, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the round's clients from (seed, round), and return a message to each."""
+        if server_round == 1:
+            # In Flower's own loop, only the calls show which strategies are around this one.
+            callers = [call.frame.f_locals.get("self") for call in inspect.stack(context=0)]
+            has_scalars = any(not each.shape and "float" in each.dtype for each in arrays.values())
+            for caller in {id(each): each for each in callers}.values():
+                check_noise(self, caller, has_scalars)
         self._flower.grid = grid
         if self._recording is not None:
             raise LoopOfOwnError(self._recording.outer)

@@ -31,15 +31,11 @@ def updates(clients: int) -> FloatArray:
 
 
 @pytest.mark.parametrize(("clients", "tolerance"), ROUNDS)
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [(defences.nearest_neighbours, "NNM"), (defences.krum, "Krum")]
-)
-def test_a_defence_on_the_gram_matrix_is_byzfls(
-    clients: int, tolerance: int, ours: Callable[[FloatArray, int], FloatArray], theirs: str
-) -> None:
+def test_a_defence_on_the_gram_matrix_is_byzfls(clients: int, tolerance: int) -> None:
     rows = updates(clients)
-    expected = getattr(aggregators, theirs)(tolerance)(rows.copy())
-    np.testing.assert_allclose(ours(rows @ rows.T, tolerance) @ rows, expected, rtol=0, atol=1e-12)
+    expected = aggregators.NNM(tolerance)(rows.copy())
+    mixing = defences.nearest_neighbours(rows @ rows.T, tolerance)
+    np.testing.assert_allclose(mixing @ rows, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("clients", "tolerance"), ROUNDS)
