@@ -49,7 +49,7 @@ from fairbloom.tasks.models import (
 from fairbloom.tasks.models.weights import digest_weights, load_initial_weights
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import check_measured, decide_score, has_two_classes, warn_of_unstated
-from fairbloom.text import text_if
+from fairbloom.text import join_first, text_if
 
 from .checkpoint import list_checkpoints
 from .log_lines import name_worst_served, summarize_row
@@ -175,6 +175,8 @@ def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
 def declare_arrays(method: FairStrategy, module: Module) -> None:
     """Tell a method which arrays of a model are buffers, shared, or never sent in updates."""
     own = personal_arrays(module, method.personal_parameters)
+    if own:
+        log.info("each client keeps for itself: %s", join_first(own))
     method.buffers = tuple(name for name in float_buffers(module) if name not in own)
     method.shared = shared_parameters(module)
     method.frozen = (*frozen_parameters(module), *own)

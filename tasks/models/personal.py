@@ -1,10 +1,11 @@
 """Which arrays of a model each client keeps for itself."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fairbloom.errors import ReportableError
@@ -61,12 +62,37 @@ def match_names(names: Iterable[str], pattern: str) -> Iterator[str]:
 
 
 def _head(model: nn.Module) -> set[str]:
-    """Return the arrays of the last module that has trained parameters of its own."""
-    head: Iterator[str] = iter(())
-    for path, module in model.named_modules():
-        if any(each.requires_grad for each in module.parameters(recurse=False)):
-            head = _arrays_in(path, module)
-    return set(head)
+    """Return the arrays of the layer that makes the outputs, or of the last trained one before.
+
+    It is found in a symbolic forward pass, which needs no example: a server has none. Raise
+    ReportableError if a model has no such pass, or more than one way to its outputs.
+    """
+    try:
+        # A copy, because a forward pass may write into its modules.
+        graph = fx.Tracer().trace(copy.deepcopy(model))
+    except Exception as error:  # a user's model may raise anything
+        raise _no_head(model, f"as its forward pass depends on values ({error})") from error
+    (last,) = graph.find_nodes(op="output")
+    outputs = last.args[0]
+    if isinstance(outputs, Mapping) and len(outputs) > 1:
+        outputs = outputs.get("logits")
+    ways = [*outputs.values()] if isinstance(outputs, Mapping) else [outputs]
+    while len(ways) == 1:
+        (node,) = ways
+        if isinstance(node, fx.Node) and node.op == "call_module":
+            path = str(node.target)
+            layer = model.get_submodule(path)
+            if any(each.requires_grad for each in layer.parameters()):
+                return set(_arrays_in(path, layer))
+        ways = node.all_input_nodes if isinstance(node, fx.Node) else []
+    raise _no_head(model, "as no single layer makes its outputs")
+
+
+def _no_head(model: nn.Module, why: str) -> ReportableError:
+    return ReportableError(
+        f"personal-parameters: 'head' has no meaning for {type(model).__name__}, {why}: name"
+        f" arrays, such as fc.*: it has {', '.join(model.state_dict())}"
+    )
 
 
 def _body(model: nn.Module) -> set[str]:

@@ -1,6 +1,7 @@
 """Initial weights from a file: the state of a network of the same kind."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -10,12 +11,19 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fairbloom.errors import FairbloomError, join_names
+from fairbloom.logs import log
 from fairbloom.protocol.frozen import digest_arrays
 
-from .registry import arrays_of
+from .registry import arrays_of, shared_parameters
 
-# The beginnings of the names of auxiliary outputs, which no model here has.
+# The beginnings of the names of auxiliary outputs, which torchvision's models here do not have.
 AUXILIARY = ("aux", "AuxLogits.")
+
+# The ending of BatchNorm's numbers of batches, which files from before 2018 do not have.
+COUNTS = "num_batches_tracked"
+
+# The names of DenseNet's layers in published files: denselayer1.norm.1, now denselayer1.norm1.
+DENSE = re.compile(r"(denselayer[0-9]+\.(?:norm|relu|conv))\.([12]\.)")
 
 EXPLAINED = "a state dict of this model, as safetensors or torch.save(model.state_dict(), …) write"
 
@@ -23,32 +31,61 @@ EXPLAINED = "a state dict of this model, as safetensors or torch.save(model.stat
 def load_initial_weights(model: nn.Module, path: str) -> None:
     """Load a file's arrays into a model; the last layer may have other outputs, and then stays.
 
-    A first convolution of one channel gets the sum over the file's three. Raise FairbloomError if
-    the file cannot be read, or an array is missing, unknown, or of another shape.
+    A first convolution of one channel gets the sum over the file's three. Counts of batches may be
+    missing, as `load_state_dict` allows, and so may a second name of a shared parameter. Raise
+    FairbloomError if the file cannot be read, or an array is missing, unknown, of another shape, or
+    not finite.
     """
-    stored = read_weights(Path(path).expanduser())
     own = model.state_dict()
     *_, (final, _) = model.named_parameters()
     layer = final.rpartition(".")[0]
     last = {name for name in own if name.rpartition(".")[0] == layer}
-    given = dict(stored)
-    missing = sorted(own.keys() - given.keys() - last)
+    given = {
+        _name_in(own, name): array for name, array in read_weights(Path(path).expanduser()).items()
+    }
+    given = {
+        name: array
+        for name, array in given.items()
+        if name in own or not name.startswith(AUXILIARY)
+    }
+    for name, first in shared_parameters(model).items():
+        for one, other in ((name, first), (first, name)):
+            if one in given:
+                given.setdefault(other, given[one])
+    counts = {name for name in own if name.endswith(COUNTS)}
+    anew = {name for name in last - counts if name not in given}
+    missing = sorted(own.keys() - given.keys() - last - counts)
     unknown = sorted(given.keys() - own.keys())
     if missing or unknown:
         wrong = f"it lacks {join_names(missing)}" if missing else f"it has {join_names(unknown)}"
         raise FairbloomError(f"initial-weights = {path!r} is of another model: {wrong}")
     for name, array in given.items():
         there = own[name]
+        if not bool(array.isfinite().all()):
+            raise FairbloomError(
+                f"initial-weights = {path!r}: its {name} is not finite: take weights without NaN"
+            )
         if array.ndim == 4 and array.shape[1] == 3 and there.shape[1] == 1:
             given[name] = array.sum(dim=1, keepdim=True)
         elif array.shape != there.shape and name in last:
             given[name] = there
+            anew.add(name)
         if given[name].shape != there.shape:
             raise FairbloomError(
                 f"initial-weights = {path!r}: its {name} has shape {tuple(array.shape)}, and the"
                 f" model's has {tuple(there.shape)}: take weights of the same model"
             )
     model.load_state_dict({**own, **given})
+    if anew:
+        log.warning(
+            "initial-weights = %r has no %s: it begins anew", path, join_names(sorted(anew))
+        )
+
+
+def _name_in(own: Collection[str], name: str) -> str:
+    """Return the model's name of a file's array: that of DataParallel or of an old DenseNet."""
+    names = (name, name.removeprefix("module."), DENSE.sub(r"\1\2", name))
+    return next((each for each in names if each in own), name)
 
 
 def digest_weights(path: str) -> str:
@@ -57,12 +94,7 @@ def digest_weights(path: str) -> str:
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
-    """Return a file's arrays, without those of auxiliary outputs."""
-    stored = _read(path)
-    return {name: each for name, each in stored.items() if not name.startswith(AUXILIARY)}
-
-
-def _read(path: Path) -> Mapping[str, Tensor]:
+    """Return a file's arrays; a checkpoint's are under `state_dict`."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -75,6 +107,8 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         raise FairbloomError(
             f"initial-weights = {str(path)!r} cannot be read: it must be {EXPLAINED} it"
         ) from error
+    if isinstance(stored, Mapping):
+        stored = stored.get("state_dict", stored)
     if not isinstance(stored, Mapping) or not all(
         isinstance(each, Tensor) for each in stored.values()
     ):

@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairbloom import load
@@ -20,7 +20,7 @@ from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
 from fairbloom.client.rules.personal import FineTuning
 from fairbloom.client.work import run_work
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.results.run import Run
 from fairbloom.protocol.frozen import digest_arrays
@@ -124,6 +124,57 @@ def test_one_of_two_names_of_a_parameter_is_refused(words: str) -> None:
     with pytest.raises(FairbloomError, match="are the same parameter"):
         personal_arrays(net, words)
     assert "1.weight" in personal_arrays(net, "*.weight")
+
+
+class Forward(nn.Module):
+    """A model with its classifier defined first, which ends as `end` says."""
+
+    def __init__(self, end: Callable[[nn.Module, Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.body = nn.Linear(3, 4)
+        self.end = end
+
+    def forward(self, x: Tensor) -> object:
+        """Return the classifier's outputs."""
+        hidden = self.body(x).relu()
+        return self.end(self, self.fc(hidden), hidden)
+
+
+@pytest.mark.parametrize(
+    ("end", "head"),
+    [
+        (lambda model, y, h: y, "fc"),
+        (lambda model, y, h: y.flatten(1).softmax(1), "fc"),
+        (lambda model, y, h: {"logits": y}, "fc"),
+        (lambda model, y, h: {"logits": y, "features": h}, "fc"),
+        (lambda model, y, h: {"features": y}, "fc"),
+        (lambda model, y, h: model.norm(y), "norm"),
+        (lambda model, y, h: {"a": y, "b": h}, ""),
+        (lambda model, y, h: (y, h), ""),
+        (lambda model, y, h: y + h[:, :2], ""),
+        (lambda model, y, h: h @ model.fc.weight.T, ""),
+        (lambda model, y, h: y if y.sum() > 0 else -y, ""),
+        (lambda model, y, h: torch.ones(2), ""),
+    ],
+)
+def test_head_is_the_layer_that_makes_the_outputs(end: Any, head: str) -> None:
+    model = Forward(end)
+    names = [*model.state_dict()]
+    if not head:
+        with pytest.raises(
+            ReportableError, match=r"'head' has no meaning for Forward, .* body\.bias"
+        ):
+            personal_arrays(model, "head")
+        return
+    expected = {name for name in names if name.startswith(head)}
+    assert set(personal_arrays(model, "head")) == expected
+    assert set(personal_arrays(model, "body")) == {*names} - expected
+    frozen = Forward(end)
+    frozen.fc.requires_grad_(False)
+    if head == "fc":
+        assert set(personal_arrays(frozen, "head")) == {"body.weight", "body.bias"}
 
 
 # Reductions -----------------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
 """torchvision's names and initial weights, without torchvision."""
 
+import re
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 import fairbloom
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
@@ -105,12 +107,63 @@ def test_weights_are_those_of_the_file(tmp_path: Path, ending: str) -> None:
         assert torch.equal(model.state_dict()[name], array)
 
 
-def test_only_the_last_layer_may_differ(tmp_path: Path) -> None:
-    torch.save(net(10).state_dict(), tmp_path / "w.pth")
-    model = net()
-    head = model.state_dict()["2.weight"].clone()
+class Named(nn.Module):
+    """Layers with names that others have changed, or that mean auxiliary outputs elsewhere."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.auxiliary = nn.Linear(8, 8)
+        self.denselayer1 = nn.ModuleDict({"norm1": nn.BatchNorm1d(8)})
+        self.middle = nn.Linear(8, 8)
+        if tied:
+            self.middle.weight = self.auxiliary.weight
+        self.aux_head = nn.Linear(8, 8)
+
+
+def renamed(state: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
+    return {re.sub(old, new, name): array.clone() for name, array in state.items()}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda state: dict(state),
+        lambda state: {"state_dict": dict(state), "epoch": 3},
+        lambda state: renamed(state, "^", "module."),
+        lambda state: renamed(state, "norm1", "norm.1"),
+        lambda state: renamed(state, "^", "module.") | {"aux1.fc.bias": torch.ones(3)},
+        lambda state: {name: each for name, each in state.items() if "num_batches" not in name},
+        lambda state: {name: each for name, each in state.items() if name != "middle.weight"},
+        lambda state: {name: each for name, each in state.items() if name != "auxiliary.weight"},
+    ],
+)
+def test_a_file_may_be_written_as_pytorch_takes_it(
+    tmp_path: Path, written: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = Named(tied=True)
+    for parameter in trained.parameters():
+        nn.init.normal_(parameter)
+    state = trained.state_dict()
+    torch.save(written(state), tmp_path / "w.pth")
+    model = Named(tied=True)
     load_initial_weights(model, str(tmp_path / "w.pth"))
-    assert torch.equal(model.state_dict()["2.weight"], head)
+    for name, array in state.items():
+        assert torch.equal(model.state_dict()[name], array)
+    assert "begins anew" not in caplog.text
+
+
+def test_only_the_last_layer_may_differ(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for state, said in (
+        (net(10).state_dict(), "2.bias, 2.weight"),
+        ({name: each for name, each in net().state_dict().items() if name != "2.bias"}, "2.bias"),
+    ):
+        torch.save(dict(state), tmp_path / "w.pth")
+        model = net()
+        head = model.state_dict()["2.bias"].clone()
+        caplog.clear()
+        load_initial_weights(model, str(tmp_path / "w.pth"))
+        assert torch.equal(model.state_dict()["2.bias"], head)
+        assert f"has no {said}: it begins anew" in caplog.text
     wide = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(8, 3))
     with pytest.raises(FairbloomError, match=r"its 0\.weight has shape"):
         load_initial_weights(wide, str(tmp_path / "w.pth"))
@@ -123,6 +176,11 @@ def test_only_the_last_layer_may_differ(tmp_path: Path) -> None:
         (b"no weights", "it must be a state dict"),
         ({"0.weight": torch.zeros(2, 1, 3, 3)}, "is of another model: it lacks 0.bias"),
         ([1, 2], "holds a list"),
+        ({"0.weight": torch.zeros(2, 1, 3, 3) / 0.0}, "is of another model: it lacks 0.bias"),
+        (
+            {"0.weight": torch.zeros(2, 1, 3, 3) / 0.0, "0.bias": torch.zeros(2)},
+            "its 0.weight is not finite",
+        ),
     ],
 )
 def test_a_file_of_something_else_is_named(tmp_path: Path, content: object, words: str) -> None:
