@@ -26,6 +26,7 @@ from fairbloom.tasks.inputs import (
     split_inputs,
     tensors_of,
 )
+from fairbloom.tasks.joint_scores import fit_outputs
 from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, is_of_model
 
@@ -370,7 +371,7 @@ def measure(
     outputs = predict(model, task, examples)
     values: dict[str, Tensor | float] = {LOSS: outputs.losses}
     for score, compute in task.scores.items():
-        values[score.name] = outputs.compute_score(score.name, compute)
+        values[score.name] = outputs.compute_score(score.name, fit_outputs(task, compute))
     means = read_scalars([in_double(torch.as_tensor(each)).mean() for each in values.values()])
     scores = {
         name: mean
@@ -381,7 +382,7 @@ def measure(
     if groups is None:
         return scores
     by_score = {
-        score: outputs.compute_score(score.name, compute)
+        score: outputs.compute_score(score.name, fit_outputs(task, compute))
         for score, compute in task.group_scores.items()
     }
     (by_group,) = measure_groups(

@@ -23,12 +23,14 @@ from fairbloom.client.rules.registry import rules_of
 from fairbloom.client.training import batch_of, count_steps, measure, outputs_of, train
 from fairbloom.client.work import batch_order
 from fairbloom.errors import FairbloomError, failure_reason
+from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.sampling import share
 from fairbloom.tasks import Splits, Task
-from fairbloom.tasks.task import AnyExamples
+from fairbloom.tasks.probabilities import are_probabilities, ignores_shift
+from fairbloom.tasks.task import AnyExamples, is_of_model
 from fairbloom.text import text_if
 
 from .clients import LocalClients
@@ -229,6 +231,7 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Trial
     for name in task.clients:
         try:
             splits = task.splits(name)
+            warn_of_softmax(task, tried, splits.train)
             return TrialStep(splits.train, seconds_of_step(settings, task, tried, name, splits))
         except Exception as error:
             reasons[name] = failure_reason(error)
@@ -238,6 +241,21 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Trial
         f"{reason} (a trial step of client {name} failed before the first round{too}; fairbloom run"
         " --debug shows the whole traceback)"
     )
+
+
+def warn_of_softmax(task: Task, model: nn.Module, examples: AnyExamples) -> None:
+    """Log that a model ends in a softmax or a sigmoid, and that the loss has one of its own."""
+    if is_of_model(task.loss):
+        return
+    inputs, targets = examples[slice(0, 2)]
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        outputs = outputs_of(model.eval(), inputs, task.output)
+    if are_probabilities(outputs) and ignores_shift(task.loss, outputs, targets):
+        log.warning(
+            "the model, %s, ends in a softmax or a sigmoid, and the loss takes the softmax of its"
+            " outputs again: leave the model's out, as outputs are logits (docs/your-model.md)",
+            type(model).__name__,
+        )
 
 
 def seconds_of_step(

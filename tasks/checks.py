@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from fairbloom.errors import FairbloomError, ReportableError, place_of_function
+from fairbloom.logs import log
 from fairbloom.protocol.names import LONGEST_NAME, is_usable_name
 from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.text import text_if
 
 from .collated import CollatedExamples
-from .inputs import names_of, tensors_of
+from .inputs import arguments_of, names_of, tensors_of
+from .models import choose_output
+from .probabilities import are_probabilities, takes_probabilities
 from .task import SEEDS, AnyExamples, Examples, Splits, Task, is_of_model
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -50,6 +53,8 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
             " what the seed does to the data"
         )
 
+    probabilities: list[bool] = []  # known with the first examples
+
     def splits(client: str) -> Splits:
         made: object = task.splits(client)
         if isinstance(made, tuple) and len(made) == 2:
@@ -79,6 +84,14 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
                 raise FairbloomError(
                     f"task = {name!r}: the {part} examples of client {client}: {fault}"
                 )
+        if not probabilities:
+            probabilities.append(_has_probabilities(task, made.train))
+            if probabilities == [True]:
+                log.warning(
+                    "task = %r: the model's outputs are probabilities, so one above 0.5 stands for"
+                    " the second class: logits train better (binary_cross_entropy_with_logits)",
+                    name,
+                )
         return made
 
     def preprocessing(client: str) -> Preprocessing:
@@ -95,7 +108,25 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
         splits=splits,
         loss=guard_loss(name, task.loss),
         preprocessing=preprocessing if task.preprocessing else None,
+        has_probabilities=lambda: probabilities == [True],
     )
+
+
+def _has_probabilities(task: Task, examples: AnyExamples) -> bool:
+    """Return whether the model's only output of an example is a probability, not a logit."""
+    if is_of_model(task.loss):
+        return False
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            inputs, targets = examples[slice(0, 3)]
+            positional, named = arguments_of(inputs)
+            model = task.model().eval()
+            outputs = choose_output(model, model(*positional, **named), task.output)
+    except Exception:  # the trial step reports any error of a user's model
+        return False
+    if outputs.shape[1:] not in ((), (1,)):
+        return False
+    return are_probabilities(outputs) or takes_probabilities(task.loss, outputs, targets)
 
 
 def guard_loss(name: str, loss: Loss) -> Loss:

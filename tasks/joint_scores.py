@@ -29,7 +29,7 @@ from .measures import (
     rmse,
     rmses,
 )
-from .task import is_highest
+from .task import Task, is_highest
 
 Compute = Callable[[Tensor, Tensor], Tensor | float]
 
@@ -51,6 +51,22 @@ JOINT: Mapping[Callable[..., object], Callable[..., list[float] | Tensor]] = {
     sensitivity: sensitivities,
     specificity: specificities,
 }
+
+
+# Functions that take a single output of an example as a logit.
+OF_LOGITS: tuple[Callable[..., object], ...] = (
+    is_highest,
+    is_selected,
+    is_found,
+    balanced_accuracy,
+)
+
+
+def fit_outputs(task: Task, compute: Compute) -> Compute:
+    """Return a score's function for the task's outputs: for logits, if they are probabilities."""
+    if not task.has_probabilities() or _unwrap(compute)[0] not in OF_LOGITS:
+        return compute
+    return lambda outputs, targets: compute(torch.logit(outputs.double(), eps=1e-12), targets)
 
 
 def score_all(

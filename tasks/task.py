@@ -325,6 +325,8 @@ class Task:
         What the seed does to the data, so that a comparison over seeds knows how independent these
         are: "split" if it splits the same clients' examples again, "draw" if it draws others; "" if
         that is not known.
+    has_probabilities
+        Returns whether the model's only output of an example is a probability, not a logit.
     """
 
     clients: tuple[str, ...]
@@ -350,6 +352,7 @@ class Task:
     marks: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     seeds: str = ""
+    has_probabilities: Callable[[], bool] = bool
 
     def __post_init__(self) -> None:
         """Make the first score the default of `group_scores`."""

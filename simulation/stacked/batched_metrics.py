@@ -15,7 +15,7 @@ from fairbloom.client.group_metrics import measure_groups
 from fairbloom.client.training import EVALUATION_BATCH, measure, outputs_of
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Examples, Task
-from fairbloom.tasks.joint_scores import score_all, values_of_all
+from fairbloom.tasks.joint_scores import fit_outputs, score_all, values_of_all
 from fairbloom.tasks.pooled import join_tensors
 
 Measures = dict[str, float]
@@ -58,7 +58,7 @@ def measure_clients(
             scores = score_clients(task, outputs, targets, counts)
             if smallest_group and (groups := joined.group_places()) is not None:
                 by_score = {
-                    score: values_of_all(compute, outputs, targets, counts)
+                    score: values_of_all(fit_outputs(task, compute), outputs, targets, counts)
                     for score, compute in task.group_scores.items()
                 }
                 by_group = measure_groups(
@@ -84,7 +84,7 @@ def score_clients(
     """Return mean loss and finite scores of consecutive clients with `counts` examples each."""
     columns = {LOSS: _means(losses_of(task, outputs, targets), counts)}
     for score, compute in task.scores.items():
-        columns[score.name] = score_all(compute, outputs, targets, counts)
+        columns[score.name] = score_all(fit_outputs(task, compute), outputs, targets, counts)
     return [
         {
             name: value
