@@ -20,7 +20,7 @@ from fairbloom.tables.schema import Decimal
 from fairbloom.tasks.images import PICTURES, image_inputs, size_of
 from fairbloom.text import join_first
 
-from .output_rows import list_problems, texts_of, values_of
+from .output_rows import list_problems, texts_of, true_values_of, values_of
 
 IMAGES_AT_ONCE = 256
 
@@ -29,12 +29,16 @@ class NewData(NamedTuple):
     """Batches of inputs, and the columns of text to write next to the predictions.
 
     `decimal` is the decimal mark of these columns, and `delimiter` separates them in their file.
+    `truth` has the target in the schema's words, as predictions are; None if the data have none.
+    `encoding` is that of a file with the predictions, if they are not in ASCII.
     """
 
     columns: Mapping[str, Iterable[str]]
     batches: Iterator[Tensor]
     decimal: Decimal = "."
     delimiter: str = ","
+    truth: NDArray[Any] | None = None
+    encoding: str = "utf-8"
 
 
 def read_new_data(
@@ -61,7 +65,17 @@ def data_of_table(table: Table, preprocessing: Preprocessing) -> NewData:
         for start in range(0, len(table), EVALUATION_BATCH)
     )
     texts = {name: texts_of(table, name) for name in table.columns}
-    return NewData(texts, batches, table.decimal, table.file.delimiter or ",")
+    # Excel takes UTF-8 without a mark for the computer's old encoding. Files that Excel may have
+    # written get predictions with a mark: workbooks, and texts that are not in plain UTF-8.
+    is_plain = table.file.encoding.lower() in ("utf-8", "utf8")
+    return NewData(
+        texts,
+        batches,
+        table.decimal,
+        table.file.delimiter or ",",
+        true_values_of(table, preprocessing),
+        "utf-8" if is_plain and table.path.suffix.lower() != ".xlsx" else "utf-8-sig",
+    )
 
 
 def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tables.cells import parse_number
-from fairbloom.tables.encoding import is_missing, is_unknown, read_columns
+from fairbloom.tables.encoding import is_missing, is_unknown, read_column, read_columns
 from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.tables.reading import CellError, Table
 from fairbloom.tables.schema import File, Schema, normalise
@@ -69,6 +69,21 @@ def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[A
     if problems:
         raise FairbloomError(list_problems(str(table.path), problems, len(table), "rows"))
     return found
+
+
+def true_values_of(table: Table, preprocessing: Preprocessing) -> NDArray[Any] | None:
+    """Return the target of each row in the schema's words or unit; None if there is no such column.
+
+    A cell that cannot be read, or that is missing, is "" or NaN.
+    """
+    schema = preprocessing.dictionary
+    if table.find(table.file.column_name(schema.target)) is None:
+        return None
+    values = read_column(table, schema.target, schema, [])
+    if not schema.predicted.categories:
+        return np.where(is_unknown(values), math.nan, values)
+    # The last word is that of the places -1, a missing value, and -2, an unknown one.
+    return np.array([*schema.predicted.categories, ""], object)[np.maximum(values, -1)]
 
 
 def find_refused(

@@ -5,9 +5,10 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from io import TextIOWrapper
+from io import StringIO
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.client.states import ClientStates, folder_of
 from fairbloom.client.training import EVALUATION_BATCH, outputs_of, seeded
-from fairbloom.errors import MAX_LISTED, FairbloomError, did_you_mean
+from fairbloom.errors import MAX_LISTED, FairbloomError, did_you_mean, join_names
 from fairbloom.imports import only_trusted_imports
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
@@ -41,7 +42,7 @@ from fairbloom.server.run_folder.files import (
     runs_of_study,
 )
 from fairbloom.server.run_folder.tables import escape_formula
-from fairbloom.system.files import whole_file
+from fairbloom.system.files import write_whole
 from fairbloom.system.versions import Versions
 from fairbloom.tables.preprocessing import (
     MAX_INPUT,
@@ -145,7 +146,7 @@ class Predictor:
         """Return a data frame with columns of predictions added.
 
         They are `predicted_TARGET`, and `probability_CLASS` for each class; a quantity has no
-        probabilities.
+        probabilities. If the frame has the target, `true_TARGET` has it as predictions are written.
 
         Raises
         ------
@@ -166,8 +167,8 @@ class Predictor:
 
         With a `split`, `path` is the client's file in the run, and only the rows of that split are
         predicted: "train", "test" or "validation". The predictions have the separator and the
-        decimal mark of the new data; numbers have six digits. Next to them are all columns of a
-        table, the number of each example of an array, or the names of images.
+        decimal mark of the new data. Next to them are all columns of a table, the number of each
+        example of an array, or the names of images.
 
         Raises
         ------
@@ -176,25 +177,48 @@ class Predictor:
             image. Or when `out` cannot be written.
         """
         preprocessing = self._preprocessing()
-        rows = find_rows(self.run, path, self.client, split) if split else None
-        source = read_new_data(path, preprocessing, rows)
+        source = (
+            self._read_split(path, split, preprocessing)
+            if split
+            else read_new_data(path, preprocessing)
+        )
         predictions = self._predict(source)
+
+        # Quantities have six digits of their deviation: that of a year, say, may be some days.
+        decimals = max(0, 6 - int(np.log10(preprocessing.target_scale or 1.0)))
+        form = ".6g" if preprocessing.classes else f".{decimals}f"
 
         def write(value: str | float) -> str:
             if isinstance(value, str):
                 return str(escape_formula(value))
-            written = f"{value:.0f}" if abs(value) >= 1e6 else f"{value:.6g}"
+            written = "" if np.isnan(value) else format(value, form)
             return written.replace(".", source.decimal)  # as in the other columns
 
         texts = {name: map(write, values.tolist()) for name, values in predictions.items()}
         columns = {**source.columns, **texts}
-        with explain_write_errors(out.name, out.parent), whole_file(out) as file:
-            text = TextIOWrapper(file, "utf-8", newline="")
-            lines = chain([tuple(columns)], zip(*columns.values(), strict=True))
-            csv.writer(text, delimiter=source.delimiter).writerows(lines)
-            text.flush()
-            text.detach()
+        lines = StringIO(newline="")
+        csv.writer(lines, delimiter=source.delimiter).writerows(
+            chain([tuple(columns)], zip(*columns.values(), strict=True))
+        )
+        text = lines.getvalue()
+        with explain_write_errors(out.name, out.parent):  # ASCII needs no mark
+            write_whole(out, text.encode("utf-8" if text.isascii() else source.encoding))
         return len(next(iter(predictions.values())))
+
+    def _read_split(self, path: Path, split: str, preprocessing: Preprocessing) -> NewData:
+        """Return the rows of one split of a client's file, which is read as the run read it."""
+        if preprocessing.form != TABLE or not path.is_file():
+            raise FairbloomError(
+                f"split = {split!r}: {path} is no table: name a client's own table, or leave the"
+                " split out"
+            )
+        name = find_own_file(self.run, path, self.client, preprocessing.dictionary.client)
+        with TemporaryDirectory() as folder:
+            file = path
+            if name != path.name:  # by which the schema finds a file's format, and its client
+                file = Path(folder, name)
+                file.symlink_to(path.resolve())
+            return read_new_data(file, preprocessing, find_rows(self.run, file, self.client, split))
 
     def describe(self, count: int) -> str:
         """Return the number of predictions as text, with the round of a device's model."""
@@ -226,12 +250,10 @@ class Predictor:
                 clipped.append(_name_clipped(preprocessing, batch))
                 beyond = find_beyond(preprocessing.columns, batch, FAR)
                 far.update({name: len(rows) for name, rows in beyond.items()})
-        columns = {
-            f"predicted_{preprocessing.target or 'target'}": np.concatenate(
-                [each.values for each in predictions]
-            )
-        }
-        _warn_of_far(far, len(next(iter(columns.values()))))
+        target = preprocessing.target or "target"
+        columns = {} if source.truth is None else {f"true_{target}": source.truth}
+        columns[f"predicted_{target}"] = np.concatenate([each.values for each in predictions])
+        _warn_of_far(far, len(columns[f"predicted_{target}"]))
         if preprocessing.classes:
             names = [f"probability_{name}" for name in preprocessing.classes]
             probabilities = np.concatenate([each.probabilities for each in predictions])
@@ -365,25 +387,53 @@ def _check_client(schema: Schema, client: str) -> None:
         )
 
 
+def find_own_file(run: Path, path: Path, client: str, column: str) -> str:
+    """Return the name under which a run read a client's file, of which `path` may be a copy.
+
+    `column` is the schema's column of clients, or "". Raise FairbloomError if the run read no file
+    with these bytes, or if it is that of several clients, and none is named.
+    """
+    recorded = DATA.read(run)
+    if not recorded:
+        log.warning(
+            "the run in %s recorded no digests of its data, so it is not checked that it read %s:"
+            " its rows are split as those of client %s",
+            run,
+            path,
+            client or path.stem,
+        )
+        return f"{client}{path.suffix}" if client and not column else path.name
+    names = {
+        client_of(name): name
+        for name, digest in recorded.items()
+        if digest == digest_of(path, "sha256")
+    }
+    if not names:
+        raise FairbloomError(
+            f"{path} is not a file that the run in {run} read, so its rows have no split: name the"
+            " client's file, with the bytes that it had then"
+        )
+    if len(names) > 1 and client not in names:
+        raise FairbloomError(
+            f"{path} is the file of {join_names(names)}: say which one by --client"
+        )
+    return names.get(client) or next(iter(names.values()))
+
+
 def find_rows(run: Path, path: Path, client: str, split: str) -> NDArray[np.int64]:
     """Return the rows of a client's file that a run trained, tested or validated with.
 
-    Raise FairbloomError if it is not the file of the run, or the run's data are no tables.
+    Raise FairbloomError if the run's data are no tables.
     """
     settings = settings_in(run)
-    recorded = DATA.read(run).get(path.name)
-    if path.is_file() and recorded not in (None, digest_of(path, "sha256")):
-        raise FairbloomError(
-            f"{path} is not the file that the run in {run} read, so its rows are split in another"
-            " way: name that file"
-        )
     task = load_task({**settings, "schema": schema_in(run, settings), "data-dir": str(path)})
     if task.parts is None:
         raise FairbloomError(f"split = {split!r}: only the rows of tables have one: leave it out")
     name = client or client_of(path.name)
     if name not in task.clients:
         raise FairbloomError(
-            f"{path} has no rows of client {name}: {did_you_mean(name, task.clients)}name its file"
+            f"{path.name} has no rows of client {name}: {did_you_mean(name, task.clients)}name its"
+            f" file, or by --client one of {join_names(task.clients)}"
         )
     rows = task.parts(name)[split]
     if not len(rows):

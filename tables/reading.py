@@ -263,7 +263,7 @@ def _by_names(
 
 
 def _read_text(path: Path, file: File) -> Table:
-    content = _read_content(path, file.encoding)
+    content, encoding = _read_content(path, file.encoding)
     end, lines = _find_rows(content)
     if not len(lines):
         raise DataError(f"{path} is empty: its first line must name the columns", "empty")
@@ -293,7 +293,9 @@ def _read_text(path: Path, file: File) -> Table:
     ]
     columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
     decimal = file.decimalChar or _infer_decimal(file, columns)
-    file = file.model_copy(update={"decimalChar": decimal, "delimiter": delimiter})
+    file = file.model_copy(
+        update={"decimalChar": decimal, "delimiter": delimiter, "encoding": encoding}
+    )
     return Table(path, _by_names(path, names, columns), lines[1:], file=file)
 
 
@@ -307,12 +309,13 @@ def _infer_decimal(file: File, columns: Sequence[Values]) -> Decimal:
     return "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
 
 
-def _read_content(path: Path, given: str) -> bytes:
-    """Return a text in UTF-8 with lines that end in LF.
+def _read_content(path: Path, given: str) -> tuple[bytes, str]:
+    """Return a text in UTF-8 with lines that end in LF, and the file's encoding.
 
     The file's encoding is that of its byte order mark, or else UTF-8, or else the `given` one.
     """
     content = path.read_bytes()
+    encoding = given
     if not content.isascii() or b"\0" in content:
         marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
         encodings = ["utf-8", given]
@@ -345,7 +348,7 @@ def _read_content(path: Path, given: str) -> bytes:
                 line=line,
             )
         content = text.encode(errors="replace")
-    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), encoding
 
 
 def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:

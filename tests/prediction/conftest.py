@@ -31,7 +31,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
 @pytest.fixture(scope="package")
 def quantity(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
     """Four hospitals that predict a quantity."""
-    return train(tmp_path_factory.mktemp("quantity"), rows={"quantity": True}, learning_rate=0.05)
+    return train(tmp_path_factory.mktemp("quantity"), rows={"level": 120.0}, learning_rate=0.05)
 
 
 @pytest.fixture(scope="package")

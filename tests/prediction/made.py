@@ -26,8 +26,19 @@ Rows = list[dict[str, str]]
 Changes = Sequence[tuple[str, str]]
 
 
-def patients(place: int, count: int = 80, *, quantity: bool = False, missing: bool = False) -> Rows:
-    """Return the patients of a hospital, with its own means and deviations of ages and doses."""
+def patients(
+    place: int,
+    count: int = 80,
+    *,
+    level: float | None = None,
+    missing: bool = False,
+    words: Sequence[Sequence[str]] = (CLASSES,),
+) -> Rows:
+    """Return the patients of a hospital, with its own means and deviations of ages and doses.
+
+    Their outcome is a quantity around a `level`, or one of three `words`, in which the hospitals
+    take turns.
+    """
     random = np.random.default_rng(place)
     age = random.normal(40 + 10 * place, 5 + place, count)
     dose = random.normal(0.5, 0.1 * (1 + place), count)
@@ -45,7 +56,11 @@ def patients(place: int, count: int = 80, *, quantity: bool = False, missing: bo
             "dose": f"{dose[k]:.3f}",
             "ward": ("A 1", "B, left", "Ü")[ward[k]],
             "smoker": ("no", "yes")[smoker[k]],
-            "outcome": f"{120 + 25 * score[k]:.2f}" if quantity else CLASSES[places[k]],
+            "outcome": (
+                words[place % len(words)][places[k]]
+                if level is None
+                else f"{level + 25 * score[k]:.2f}"
+            ),
         }
         for k in range(count)
     ]

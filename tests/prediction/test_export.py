@@ -61,7 +61,11 @@ def predict(file: Path, given: Any) -> tuple[list[Any], Any]:
 
 def held_out(*, quantity: bool = False) -> pandas.DataFrame:
     """Return rows that no hospital has trained on, in another order of columns."""
-    frame = pandas.DataFrame(patients(1, 400, quantity=quantity)).tail(60).reset_index(drop=True)
+    frame = (
+        pandas.DataFrame(patients(1, 400, level=120.0 if quantity else None))
+        .tail(60)
+        .reset_index(drop=True)
+    )
     return frame[["smoker", "dose", "ward", "age"]]
 
 

@@ -129,6 +129,8 @@ def test_files_beside_new_pictures_are_counted(images: fairbloom.Run, tmp_path: 
     (tmp_path / "new" / "Thumbs.db").touch()
     predictor = load_predictor(images.folder)
     assert predictor.predict_file(tmp_path / "new", tmp_path / "out.csv") == 4
+    with pytest.raises(FairbloomError, match="is no table: name a client's own table"):
+        predictor.predict_file(tmp_path / "new" / "dark" / "0.png", tmp_path / "tested.csv", "test")
     (tmp_path / "new" / "dark" / "5.heic").touch()
     with pytest.raises(FairbloomError, match=r"no pictures that are read, 1 \.heic"):
         predictor.predict_file(tmp_path / "new", tmp_path / "again.csv")

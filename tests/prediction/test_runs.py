@@ -3,9 +3,12 @@
 Predictions for new rows of a table equal what the clients measured, to the row.
 """
 
-import csv
+import gzip
+import re
 import shutil
 import stat
+from codecs import BOM_UTF8
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,23 +16,25 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 import fairbloom
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.output_rows import table_of_frame, values_of
-from fairbloom.prediction.predictor import Predictor, load_predictor
+from fairbloom.prediction.predictor import Predictor, find_own_file, load_predictor
+from fairbloom.protocol.scores import ACCURACY
 from fairbloom.server.checkpoint import load_model, save_model
+from fairbloom.server.run_folder.files import DATA
 from fairbloom.strategies import FedAvg
 from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.tables.schema import File
 from tests.experiments.helpers import captured, fairbloom as command
 from tests.server.run_folder import test_flower
 from tests.simulation.helpers import table
+from tests.tables.workbooks import write_workbook
 
-from .made import CLASSES, COLUMNS, HOSPITALS, Rows, patients, task_of, train, written
+from .made import CLASSES, COLUMNS, HOSPITALS, Changes, Rows, patients, train, written
 
 
 @pytest.fixture
@@ -289,6 +294,24 @@ def predicted(
     return table(folder / "out.csv")
 
 
+def recompute(run: fairbloom.Run, client: str, folder: Path, model: str = "last") -> None:
+    """Recompute a client's score by the lines of docs/using.md, from a copy of its file."""
+    copy = folder / f"of {client}, 2025.csv"
+    shutil.copy(run.folder.parent / "data" / f"{client}.csv", copy)
+    run.predictor(client, model).predict_file(copy, folder / client, "test")
+    tested = pandas.read_csv(folder / client, dtype=str, keep_default_na=False)
+    true = tested["true_outcome"]
+    found = tested["predicted_outcome"]
+    main = ACCURACY if ACCURACY in run.scores else run.score
+    measured = run.final(main, "personal" if model == "personal" else "global")
+    if main == ACCURACY:
+        score = 100.0 * (true == found).mean()
+    else:
+        score = (true.astype(float) - found.astype(float)).abs().mean()
+    assert score == pytest.approx(measured[client], rel=1e-5)
+    assert len(tested) == run.test_examples()[client]
+
+
 def test_scores_on_held_out_rows_are_those_of_the_run(
     run: fairbloom.Run,
     together: fairbloom.Run,
@@ -299,63 +322,108 @@ def test_scores_on_held_out_rows_are_those_of_the_run(
     for trained, client, model in product(
         (run, together, quantity), HOSPITALS, ("last", "personal")
     ):
-        with subtests.test(trained=trained, client=client):
-            rows = table(trained.folder.parent / "data" / f"{client}.csv")
-            found = predicted(
-                load_predictor(trained.folder, client=client, model=model), rows, tmp_path
-            )
-            examples = task_of(trained).splits(client).test
-            assert examples.rows is not None
-            pairs = [
-                (found[row]["predicted_outcome"], rows[row]["outcome"])
-                for row in examples.rows.tolist()
-            ]
-            measured = trained.final(model="personal" if model == "personal" else "global")[client]
-            if trained is quantity:
-                assert list(found[0]) == [*COLUMNS, "predicted_outcome"]
-                assert np.mean([abs(float(a) - float(b)) for a, b in pairs]) == pytest.approx(
-                    measured, rel=1e-4
-                )
-                continue
-            assert 100.0 * np.mean([a == b for a, b in pairs]) == pytest.approx(measured, abs=1e-4)
-            with (
-                torch.no_grad()
-            ):  # the inputs as training computes them, the model as clients load it
-                chosen = trained.model(client, model)(examples[slice(None)][0]).argmax(dim=1)
-            assert [a for a, _ in pairs] == [sorted(CLASSES)[place] for place in chosen.tolist()]
+        with subtests.test(trained=trained, client=client, model=model):
+            recompute(trained, client, tmp_path, model)
 
 
 @pytest.mark.parametrize("client", HOSPITALS)
-def test_an_auditor_recomputes_a_score_from_the_tested_rows(
+def test_the_rows_of_all_splits_are_the_clients_rows(
     run: fairbloom.Run, tmp_path: Path, client: str
 ) -> None:
     file = run.folder.parent / "data" / f"{client}.csv"
-    out = tmp_path / f"{client}.csv"
-    words = ("predict", run.folder, file, "--client", client, "--split", "test")
-    assert command(*words, "--out", out) == 0
-    tested = pandas.read_csv(out)
-    score = 100.0 * (tested["outcome"] == tested["predicted_outcome"]).mean()
-    assert score == pytest.approx(run.final()[client], abs=1e-4)
-    assert len(tested) == run.test_examples()[client]
-    predictor = run.predictor(client)
-    trained = predictor.predict_file(file, tmp_path / f"{client}-train.csv", "train")
-    assert trained + len(tested) == len(table(file))
+    words = ("predict", run.folder, file, "--client", client, "--split")
+    found = []
+    for split in ("test", "train"):
+        assert command(*words, split, "--out", tmp_path / split) == 0
+        found += [row["patient"] for row in table(tmp_path / split)]
+    assert sorted(found) == [row["patient"] for row in table(file)]
 
 
-def test_rows_of_a_split_are_only_those_of_the_runs_own_file(
-    run: fairbloom.Run, tmp_path: Path
+TABLES: dict[str, tuple[dict[str, Any], Changes]] = {
+    "spelled": (
+        {"words": [("ill", "well", "well"), ("Krank", "WELL", "Well")]},
+        [('["Krank", "ill", "well"]', '["ill", "well"]'), ("{well", '{ill = ["Krank"], well')],
+    ),
+    "numbers": ({"words": [("0", "1", "1"), ("0.0", "1.0", "1.0")]}, []),
+    "numbers and words": ({"words": [("1", "2", "both"), ("1", "2", "2")]}, []),
+    "no values to pandas": ({"words": [("None", "null.", "mild"), ("none", "null.", "mild")]}, []),
+    "truth": ({"words": [("False", "True", "True"), ("FALSE", "true", "true")]}, []),
+    "quantity": ({"level": 120.0}, []),
+    "far from 0": ({"level": 2e8}, []),
+    "units": (
+        {"level": 0.0},
+        [("[fields.age]", "[files.'south.csv'.fields.outcome]\nfactor = 0.01\n[fields.age]")],
+    ),
+    "formulas": ({"words": [("=a", "'=a", "@")]}, []),
+    "signs": ({"words": [("+", "-", "-")]}, []),
+}
+
+
+@pytest.mark.parametrize(("rows", "changes"), TABLES.values(), ids=[*TABLES])
+def test_any_clients_score_is_recomputed_from_a_copy(
+    tmp_path: Path, rows: dict[str, Any], changes: Changes
+) -> None:
+    run = train(tmp_path, rows=rows, changes=changes)
+    for client in HOSPITALS:
+        recompute(run, client, tmp_path)
+
+
+def test_a_quantity_that_cannot_be_read_is_empty(quantity: fairbloom.Run, tmp_path: Path) -> None:
+    rows = [{**patients(1)[0], "outcome": cell} for cell in ("7.5", "n.d.")]
+    found = predicted(quantity.predictor("south"), rows, tmp_path)
+    assert [row["true_outcome"] for row in found] == ["7.50000", ""]
+
+
+def test_a_file_is_its_clients_by_digest_or_by_name(
+    copied: Path, run: fairbloom.Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = run.folder.parent / "data" / "north.csv"
-    changed = tmp_path / "north.csv"
-    changed.write_text(file.read_text().rsplit("\n", 2)[0] + "\n")
-    predictor = run.predictor("north")
-    with pytest.raises(FairbloomError, match="is not the file that the run in"):
-        predictor.predict_file(changed, tmp_path / "out.csv", "test")
-    with pytest.raises(FairbloomError, match="the run has no such rows"):
-        predictor.predict_file(file, tmp_path / "out.csv", "validation")
-    with pytest.raises(FairbloomError, match="has no rows of client south"):
-        run.predictor("south").predict_file(file, tmp_path / "out.csv", "test")
-    assert not (tmp_path / "out.csv").exists()
+    digest = DATA.read(copied)[file.name]
+    DATA.write(copied, {"north.csv": digest, "south.csv": digest, "west.csv": "another"})
+    for client in ("north", "south"):
+        assert find_own_file(copied, file, client, "") == f"{client}.csv"
+    for client in ("", "west"):
+        with pytest.raises(FairbloomError, match="is the file of north, south: say which one by"):
+            find_own_file(copied, file, client, "")
+    assert "recorded no digests" not in caplog.text
+    DATA.path_in(copied).unlink()
+    assert [
+        find_own_file(copied, file, *each) for each in (("south", ""), ("", ""), ("west", "site"))
+    ] == ["south.csv", "north.csv", "north.csv"]
+    assert re.search("recorded no digests .* are split as those of client south", caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("make", "client", "split", "expected"),
+    [
+        (
+            lambda file: file.read_bytes()[:-1],
+            "north",
+            "test",
+            "not a file that the run in .* read",
+        ),
+        (lambda file: file.read_bytes() + b"\n", "", "test", "not a file that the run in .* read"),
+        (lambda file: gzip.compress(file.read_bytes()), "north", "test", "not a file that"),
+        (lambda file: written(patients(7)).encode(), "north", "train", "not a file that the run"),
+        (Path.read_bytes, "north", "validation", "the run has no such rows"),
+        (Path.read_bytes, "south", "test", "north.csv has no rows of client south"),
+        (lambda file: None, "north", "test", "is no table: name a client's own table"),
+    ],
+)
+def test_rows_of_a_split_are_only_those_of_a_file_of_the_run(
+    together: fairbloom.Run,
+    tmp_path: Path,
+    make: Callable[[Path], bytes | None],
+    client: str,
+    split: str,
+    expected: str,
+) -> None:
+    content = make(together.folder.parent / "data" / "north.csv")
+    if content is not None:
+        (tmp_path / "north.csv").write_bytes(content)
+    with pytest.raises(FairbloomError, match=expected):
+        together.predictor(client).predict_file(tmp_path / "north.csv", tmp_path / "out", split)
+    assert not (tmp_path / "out").exists()
 
 
 def test_common_means_need_no_client(together: fairbloom.Run) -> None:
@@ -384,6 +452,7 @@ def test_all_columns_come_out_in_their_order_then_predictions(
     predictor = load_predictor(run.folder, client="west")
     rows = patients(2, 25)
     usual = predicted(predictor, [{**row, "outcome": "never seen"} for row in rows], tmp_path)
+    assert {row["true_outcome"] for row in usual} == {""}
     added = ["predicted_outcome", *(f"probability_{name}" for name in sorted(CLASSES))]
     for columns in (
         COLUMNS,
@@ -393,7 +462,8 @@ def test_all_columns_come_out_in_their_order_then_predictions(
     ):
         with subtests.test(columns=columns):
             found = predicted(predictor, rows, tmp_path, columns)
-            assert list(found[0]) == [*columns, *added]
+            true = ["true_outcome"] if "outcome" in columns else []
+            assert list(found[0]) == [*columns, *true, *added]
             assert [{name: row[name] for name in columns} for row in found] == [
                 {name: row[name] for name in columns} for row in rows
             ]
@@ -407,30 +477,37 @@ def test_all_columns_come_out_in_their_order_then_predictions(
             assert max(shares, key=lambda name: shares[name]) == row["predicted_outcome"]
 
 
-@pytest.mark.parametrize(("delimiter", "decimal"), [(";", ","), ("\t", "."), (";", ".")])
+@pytest.mark.parametrize(
+    ("delimiter", "decimal", "encoding", "mark"),
+    [
+        (";", ",", "cp1252", True),
+        ("\t", ".", "utf-8", False),
+        (";", ".", "utf-8-sig", True),
+        (",", ".", "utf-16", True),
+        (",", ".", "", True),
+    ],
+)
 def test_predictions_have_the_dialect_of_their_input(
-    together: fairbloom.Run, tmp_path: Path, delimiter: str, decimal: str
+    together: fairbloom.Run, tmp_path: Path, delimiter: str, decimal: str, encoding: str, mark: bool
 ) -> None:
-    predictor = load_predictor(together.folder)
-    rows = patients(1, 5)
-    plain = predictor.predict(pandas.DataFrame(rows))
-    lines = [[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)]
-    lines[1:] = [
-        [cell.replace(".", decimal) if cell[0].isdigit() else cell for cell in line]
-        for line in lines[1:]
-    ]
-    for line in lines:  # quoted, as the names of classes need
-        line[-1] = '"' + line[-1].replace('"', '""') + '"'
-    text = "\n".join(delimiter.join(line) for line in lines)
-    (tmp_path / "new.csv").write_text(text, encoding="utf-8")
-    (tmp_path / "out.csv").unlink(missing_ok=True)
-    predictor.predict_file(tmp_path / "new.csv", tmp_path / "out.csv")
-    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
-        head, *written = csv.reader(file, delimiter=delimiter)
-    assert head[: len(COLUMNS)] == [*COLUMNS]
+    """In UTF-8, with the mark that Excel needs if Excel may have written the input."""
+    text = (together.folder / "schema.toml").read_text()
+    stated = "cp1252" if encoding else "utf-8"
+    predictor = together.predictor().reading_by(f'{text}\n[files."*"]\nencoding = "{stated}"\n')
+    new = pandas.DataFrame(patients(1, 5)).astype({"age": float, "dose": float})
+    file = tmp_path / ("new.csv" if encoding else "new.xlsx")
+    if encoding:
+        new.to_csv(file, sep=delimiter, decimal=decimal, encoding=encoding, index=False)
+    else:
+        write_workbook(file, {"Patients": [list(new), *new.astype(object).to_numpy().tolist()]})
+    predictor.predict_file(file, tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_bytes().startswith(BOM_UTF8) == mark
+    found = pandas.read_csv(tmp_path / "out.csv", sep=delimiter, dtype=str)
+    assert [*found][: len(COLUMNS)] == [*COLUMNS]
     name = f"probability_{CLASSES[0]}"
-    cells = [line[head.index(name)] for line in written]
-    assert cells == [f"{value:.6g}".replace(".", decimal) for value in plain[name]]
+    plain = predictor.predict(new)
+    expected = [f"{value:.6g}".replace(".", decimal) for value in plain[name]]
+    assert found[name].tolist() == expected
 
 
 def test_numbers_far_beyond_training_are_marked(

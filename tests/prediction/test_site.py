@@ -78,6 +78,9 @@ def test_a_file_needs_no_column_that_names_the_site(there: Path, tmp_path: Path)
     assert (found.site, found.test_examples) == ("newtown", 30)
     again = fairbloom.evaluate(out, data_dir=tmp_path / "all.csv", client="h1")
     assert again.values["accuracy"] == pytest.approx(again.clients["accuracy"]["h1"])
+    copy = shutil.copy(tmp_path / "all.csv", tmp_path / "copy.csv")
+    predictor = fairbloom.load(out).predictor("h1")
+    assert predictor.predict_file(copy, tmp_path / "out.csv", "test") == again.test_examples
 
 
 def test_a_quantity_is_measured_too(tmp_path: Path) -> None:
