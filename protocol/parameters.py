@@ -22,6 +22,10 @@ from fairbloom.errors import FairbloomError, did_you_mean
 Value = bool | int | float | str
 
 
+# A name in quotes, as TOML has them.
+QUOTED = r""""(?:[^"\\\n]|\\.)+"|'[^'\n]+'"""
+
+
 class SettingsError(FairbloomError):
     """A setting that is unknown or impossible; the message names it, its value and the remedy."""
 
@@ -399,20 +403,38 @@ def parsed(text: str) -> Value:
     return value if isinstance(value, Value) else text
 
 
+def split_names(text: str) -> tuple[str, ...]:
+    """Return the words that commas separate, for example names of clients.
+
+    A name with a comma is in quotes.
+    """
+    words = re.findall(rf"(?:^|,)\s*({QUOTED}|[^,]*?)\s*(?=,|$)", text)
+    return tuple(_unquote(word) for word in words if word)
+
+
 def split_pairs(text: str, example: str) -> dict[str, str]:
     """Return the value of each name in a text such as "site-a=1200 site-b=300".
 
-    Raise ValueError, with `example` as the remedy, for any other text.
+    A name with a space or an equals sign is in quotes. Raise ValueError, with `example` as the
+    remedy, for any other text.
     """
     pairs: dict[str, str] = {}
-    for word in text.split():
-        name, _, value = word.partition("=")
-        if not (name and value):
-            raise ValueError(f"{word!r} does not state a value: write it as {example}")
+    for word in re.findall(rf"(?:{QUOTED})=\S*|\S+", text):
+        stated = re.fullmatch(rf"({QUOTED}|[^=]+)=(.+)", word)
+        if stated is None:
+            raise ValueError(
+                f"{word!r} does not state a value: write it as {example}, and a name with spaces or"
+                " equals signs in quotes"
+            )
+        name = _unquote(stated[1])
         if name in pairs:
             raise ValueError(f"{name} is named twice: give each name one value")
-        pairs[name] = value
+        pairs[name] = stated[2]
     return pairs
+
+
+def _unquote(name: str) -> str:
+    return str(parsed(name)) if re.fullmatch(QUOTED, name) else name
 
 
 @cache

@@ -28,6 +28,7 @@ from .parameters import (
     annotated,
     key_of as key_of,
     parsed as parsed,
+    split_names as split_names,
 )
 
 
@@ -345,8 +346,8 @@ class RunSettings(Setup):
     training_clients: Annotated[str, Mark.NAMES] = Field(
         "",
         description=(
-            'Names of the clients that train, separated by commas; all clients evaluate; "": all'
-            " train"
+            "Names of the clients that train, separated by commas (or in quotes); all evaluate;"
+            ' "": all train'
         ),
     )
     average_models: options.AverageModels = options.default_of(options.AverageModels)
@@ -519,13 +520,10 @@ def parse_assignments(words: Iterable[str]) -> dict[str, Value]:
         key, equals, text = word.partition("=")
         if not key.strip() or not equals:
             raise SettingsError(f"{word!r}: write it as KEY=VALUE, as in fedfv.alpha=0.2")
-        config[key.strip()] = parsed(text.strip())
+        is_list = "," in text and key.strip() in marked(Mark.NAMES)
+        # In a list of names, quotes are around one of them: TOML would take them away.
+        config[key.strip()] = text.strip() if is_list else parsed(text.strip())
     return config
-
-
-def split_names(text: str) -> tuple[str, ...]:
-    """Return the words that commas separate, for example names of clients."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def expand_own_settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The settings of a run: accepted ones, refused ones, and the errors."""
 
+import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,35 @@ from fairbloom.server.settings import (
 )
 from fairbloom.strategies import METHODS, FedAvg, Options
 from fairbloom.tasks import TASKS, TaskInfo, load_task
+
+NAMES = st.lists(st.text("a1é ,=.'\"\\", min_size=1), min_size=2, unique=True)
+
+
+@given(names=NAMES)
+def test_clients_with_any_name_can_be_named(names: list[str]) -> None:
+    quoted = [json.dumps(name, ensure_ascii=False) for name in names]
+    pairs = " ".join(f"{name}=2" for name in quoted)
+    words = [f"training-clients={', '.join(quoted)}", f"prior={pairs}", f"enrolled-sizes={pairs}"]
+    method = Settings.of(parse_assignments(words)).strategy()
+    assert method.training_clients == (*names,)
+    assert method.enrolled_sizes == method.prior_weights == dict.fromkeys(names, 2)
+
+
+@pytest.mark.parametrize(
+    ("listed", "names"),
+    {
+        "'a,b'": ("a,b",),
+        "O'Brien, D'Arcy": ("O'Brien", "D'Arcy"),
+        ' "a", "b" c, , "d': ("a", '"b" c', '"d'),
+        "x=1": ("x=1",),
+        "St. Mary": ("St. Mary",),
+        '"St. Mary"': ("St. Mary",),
+    }.items(),
+)
+def test_a_name_is_quoted_as_in_toml(listed: str, names: tuple[str, ...]) -> None:
+    config = parse_assignments([f"training-clients={listed}", "out='a,b'"])
+    assert config["out"] == "a,b"
+    assert Settings.of(config).strategy().training_clients == names
 
 
 def typed(*keys: str) -> dict[str, Value]:
