@@ -15,7 +15,7 @@ from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_whole
-from fairbloom.tasks import describe_data, infer_schema
+from fairbloom.tasks import describe_data, infer_schema, load_task
 
 from .settings_command import command
 
@@ -81,9 +81,8 @@ def data(
         if headings := list(dict.fromkeys(heading for row in rows for heading in row)):
             cells = [[Cell.of(row.get(heading, "")) for heading in headings] for row in rows]
             show_table(Table(name, name, headings, cells))
-    names = [str(row["client"]) for row in described["clients"] if "client" in row]
     if chosen.data_dir and not as_json:
-        _print_names_to_change(names)
+        _print_names_to_change(load_task(chosen).clients)
     if any("problem" in row for row in described["clients"]):
         raise typer.Exit(1)
 

@@ -342,11 +342,12 @@ def test_data_are_shown_client_by_client_with_what_is_wrong(
     assert sorted(tmp_path.iterdir()) == [tmp_path / "h"]
 
 
+@pytest.mark.parametrize("others", [1, 30])
 def test_data_name_the_clients_that_no_device_can_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], others: int
 ) -> None:
     (tmp_path / "h").mkdir()
-    for name in ("Genève", "Basel"):
+    for name in ("Genève", *(f"Basel-{k}" for k in range(others))):
         (tmp_path / "h" / f"{name}.csv").write_text("age,target\n" + "50,1\n40,0\n" * 5)
     assert (
         "fairbloom deploy enroll refuses Genève: use up to 63 letters from A to Z, digits, dots,"
