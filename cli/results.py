@@ -27,6 +27,7 @@ def show(
     folder: Path = Path("runs"),
     *,
     figure: Path | None = None,
+    score: str = "",
     trust: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -38,14 +39,17 @@ def show(
         The folder of a run or a study, or one that contains runs.
     figure
         Also draw a figure into this file: PDF with embedded fonts, SVG or PNG by its ending.
+    score
+        Measure fairness of a run or comparison in this score of clients.csv.
     """
     if figure is not None:
         check_figure(figure)
     study = find_study(folder)
     if folder.is_dir() and study is None and not is_run_folder(folder):
-        if figure is not None:
+        if figure is not None or score:
             raise SettingsError(
-                f"--figure: {folder} is neither a run nor a study: name one of those in it"
+                f"{'--score' if score else '--figure'}: {folder} is neither a run nor a study: name"
+                " one of those in it"
             )
         runs = find_runs(folder)
         if as_json:
@@ -70,7 +74,7 @@ def show(
             " fairbloom compare continues"
         )
         return
-    found = api.load(folder, trust=trust)
+    found = api.load(folder, score=score, trust=trust)
     show_result(found, as_json)
     if figure is not None:
         write_figure(found, figure)

@@ -431,13 +431,15 @@ def check_data(
 
 
 @explained_in_python
-def load(folder: str | os.PathLike[str], *, trust: bool = False) -> Any:
+def load(folder: str | os.PathLike[str], *, score: str = "", trust: bool = False) -> Any:
     """Return the run, comparison, search or reproduction in a folder, finished or not.
 
     Parameters
     ----------
     folder
         The folder of a run, also of a deployed one or of a user's ServerApp, or of a study.
+    score
+        Measure fairness of a run or comparison in this score of clients.csv.
     trust
         Import the modules that the settings of the run or study name. Importing runs their code.
 
@@ -454,10 +456,12 @@ def load(folder: str | os.PathLike[str], *, trust: bool = False) -> Any:
     path = Path(folder).absolute()
     study = find_study(path)
     if study is None:
-        return load_run(path)
+        return load_run(path, score)
     match study.kind:
         case "compare":
-            return read_comparison(path, study)
+            return read_comparison(path, study, score)
+        case _ if score:
+            raise SettingsError(f"score = {score!r}: a {study.noun} has its own: leave it out")
         case "search":
             return read_search(path, study)
         case "reproduce":

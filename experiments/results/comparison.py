@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     import pandas
 
 
-def read_comparison(folder: Path, study: Study) -> "Comparison":
+def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison":
     """Return the comparison of a study's runs; raise RunFolderError if some are not finished.
 
+    They are compared by `score`, by default by the study's own.
     Methods with a failed run are left out, and so are methods that miss a score which others have.
     """
     if unfinished := study.unfinished(folder):
@@ -40,7 +41,7 @@ def read_comparison(folder: Path, study: Study) -> "Comparison":
         )
     plan = study.finished
     runs = {
-        arm.label: [load(folder / plan.folder(arm, seed)) for seed in plan.seeds]
+        arm.label: [load(folder / plan.folder(arm, seed), score) for seed in plan.seeds]
         for arm in plan.arms
     }
     failed = dict[str, str]()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError, explained_in_python, join_names
-from fairbloom.protocol.scores import WHY_UNDEFINED, Score
+from fairbloom.errors import FairbloomError, did_you_mean, explained_in_python, join_names
+from fairbloom.protocol.scores import LOSS_SCORE, WHY_UNDEFINED, Score, put_first
 from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.sampling import usual_fraction
@@ -89,11 +89,12 @@ NOT_OF_METHODS = {
 }.union(map(key_of, Options.__optional_keys__))
 
 
-def load(folder: str | os.PathLike[str]) -> "Run":
+def load(folder: str | os.PathLike[str], score: str = "") -> "Run":
     """Return the run in a folder, finished or not.
 
     It may be the run folder of `fairbloom run`, of a comparison, of a deployed run, or of a user's
-    ServerApp. Raise FairbloomError if the folder holds no run or cannot be read.
+    ServerApp. Fairness is measured in `score`, by default in the run's own. Raise FairbloomError if
+    the folder holds no run or cannot be read, or if its clients did not measure that score.
     """
     path = Path(folder).absolute()
     if study := find_study(path):
@@ -109,7 +110,18 @@ def load(folder: str | os.PathLike[str]) -> "Run":
             f"{path} is not a run folder: it has no {CONFIG.name}; fairbloom show FOLDER lists the"
             " runs in one"
         )
-    return Run(path, dict(CONFIG.read(path).settings), tuple(SCORES.read(path)))
+    scores = SCORES.read(path)
+    known = {each.name: each for each in (*scores, LOSS_SCORE)}
+    if score and score not in known:
+        raise RunFolderError(
+            f"score = {score!r}: {did_you_mean(score, known)}the clients of the run in {path}"
+            f" measured {', '.join(known)}"
+        )
+    return Run(
+        path,
+        dict(CONFIG.read(path).settings),
+        put_first(scores, known[score or scores[0].name]),
+    )
 
 
 @dataclass(frozen=True)
@@ -336,7 +348,9 @@ class Run(Shown):
         column = score.column(model, split)
         rows = self._evaluated(hostile=hostile)
         if column not in rows:
-            if len(rows) and split == "test" and (self.finished or model == "global"):
+            # Of personal models, the loss is only written if fairness was measured in it.
+            is_written = model == "global" or (self.finished and score != LOSS_SCORE)
+            if len(rows) and split == "test" and is_written:
                 raise RunFolderError(
                     f"{CLIENTS.path_in(self.folder)} cannot be read: it has no column {column}."
                     " Restore it from a copy"

@@ -90,6 +90,9 @@ def test_own_method_and_task_are_compared_by_two_processes(here: Path) -> None:
     assert by_method["WorstHalf"] != by_method["FedAvg"]
 
 
+RUN = "cmp/runs/my_method-WorstHalf-seed0"
+
+
 def test_measures_are_of_the_first_score(here: Path) -> None:
     row = next(row for row in table(here / "cmp" / "comparison.csv") if row["method"] == "FedAvg")
     clients = [
@@ -105,31 +108,40 @@ def test_measures_are_of_the_first_score(here: Path) -> None:
     assert all(client["r2"] for client in clients)
 
 
+@pytest.mark.parametrize(("score", "sign"), {"": 1, "mae": 1, "r2": -1}.items())
 def test_a_run_shows_all_scores_and_says_which_way_is_better(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], score: str, sign: int
 ) -> None:
-    printed = captured(capsys, "show", "cmp/runs/my_method-WorstHalf-seed0").out
+    printed = captured(capsys, "show", RUN, *(["--score", score] if score else ())).out
     assert printed.startswith("WorstHalf (share=0.5) on my_task:prices\n")
     assert "mean absolute error, lower is better" in printed
     assert "\nR² " in printed
-    final = api.load("cmp/runs/my_method-WorstHalf-seed0").final()
-    worst = max(final, key=lambda town: final[town])
+    final = api.load(RUN, score=score).final()
+    worst = max(final, key=lambda town: sign * final[town])
     assert re.search(rf"first: .+\nclient .+\n─+\n{worst} ", printed)
 
 
+@pytest.mark.parametrize(
+    ("score", "sign", "words"),
+    [
+        ("", 1, "mean absolute error, lower is better"),
+        ("mae", 1, "mean absolute error, lower is better"),
+        ("r2", -1, "R²"),
+    ],
+)
 def test_a_comparison_gains_where_an_error_falls(
-    capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+    capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests, score: str, sign: int, words: str
 ) -> None:
-    comparison = api.load("cmp")
+    comparison = api.load("cmp", score=score)
     for method in comparison.methods[1:]:
         with subtests.test(method=method):
             worst = {m: comparison.spread(m, "worst_10")[0] for m in (method, "FedAvg")}
             assert fmean(comparison.gains(method, "worst_10")) == pytest.approx(
-                worst["FedAvg"] - worst[method]
+                sign * (worst["FedAvg"] - worst[method])
             )
-    printed = captured(capsys, "show", "cmp").out
-    assert "Final models over clients: test mean absolute error, lower is better" in printed
-    assert "(lower is better)" in printed
+    printed = captured(capsys, "show", "cmp", *(["--score", score] if score else ())).out
+    assert f"Final models over clients: test {words}\n" in printed
+    assert ("(lower is better)" in printed) == (sign == 1)
 
 
 def test_a_client_without_a_score_is_named_and_left_out(

@@ -115,6 +115,7 @@ def test_a_comparison_is_shown_as_when_it_ended(capsys: pytest.CaptureFixture[st
     assert [row["method"] for row in shown["methods"]] == ["FedAvg", "QFedAvg (q=1)"]
     assert len(shown["clients"]) == 2 * 5
     assert shown["verdict"]["headline"] in compared
+    assert as_json(capsys, "show", "runs/cmp", "--score", "loss")["score"]["name"] == "loss"
     by_measure = {row["measure"]: row for row in shown["differences"]}
     assert by_measure["worst_10"]["method"] == "QFedAvg (q=1)"
     assert by_measure["worst_10"]["low"] is None  # of a single seed
@@ -153,6 +154,8 @@ def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
     [
         (("no-where",), "no folder"),
         ((".", "--figure", "drawn.pdf"), "neither a run nor a study"),
+        ((".", "--score", "loss"), "--score: . is neither a run nor a study"),
+        (("runs/cmp", "--score", "los"), "score = 'los': did you mean loss?"),
         (("runs/a", "--figure", "drawn.jpg"), "end the name in .pdf, .svg, .png"),
     ],
 )

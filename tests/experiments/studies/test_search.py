@@ -205,6 +205,10 @@ def test_the_same_folder_gives_the_same_answer(
     assert again.as_json == found.as_json == api.load(found.folder).as_json
     assert as_json(capsys, "show", found.folder) == json.loads(json.dumps(found.as_json))
     assert found.best in captured(capsys, "show", found.folder).out
+    assert (
+        "a search has its own: leave it out"
+        in captured(capsys, "show", found.folder, "--score", "loss", code=2).err
+    )
 
 
 def test_as_many_fresh_seeds_are_tested_as_asked_for(tmp_path: Path) -> None:
