@@ -39,7 +39,7 @@ def page_of_reproduction(done: Reproduction) -> Page:
         len(done.study.seeds) > 1 or done.printed,
         "Lines and ± are standard deviations over the seeds. ",
     )
-    if done.printed:
+    if done.printed and done.comparable:
         intro += (
             "A row agrees where it is within two combined standard errors of what was printed, or"
             " one point where no ± is printed."

@@ -109,8 +109,11 @@ class Reproduction(Shown):
         return list(self.outcomes[index].runs.values())
 
     def agreements(self, outcome: Outcome) -> Mapping[str, bool]:
-        """Return whether each printed measure agrees with the runs; {} if runs are missing."""
-        if not outcome.measured or outcome.unfinished:
+        """Return whether each printed measure agrees with the runs.
+
+        {} if runs are missing, or if they are not as in the recipe.
+        """
+        if not outcome.measured or outcome.unfinished or not self.comparable:
             return {}
         return {
             measure: agree(

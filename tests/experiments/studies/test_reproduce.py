@@ -354,15 +354,17 @@ def test_quick_runs_a_tenth_of_the_rounds(
     monkeypatch.chdir(tmp_path)
     text = SMALL.replace("num-rounds = 3", "num-rounds = 35\nevaluate-every = 10")
     path = saved(tmp_path, f'{text}[[rows]]\nlabel = "A"\npublished = ["50", "", ""]\n')
-    assert (
-        "cut short by --quick: the numbers cannot be compared"
-        in captured(capsys, "reproduce", path, "--quick", "--jobs", 1).out
-    )
+    printed = captured(capsys, "reproduce", path, "--quick", "--jobs", 1).out
+    assert "cut short by --quick: the numbers cannot be compared" in printed
     (folder,) = (tmp_path / "runs" / "reproduce" / "mine-quick" / "runs").iterdir()
+    assert not re.search(
+        "≠|A row agrees", printed + (folder.parents[1] / "report.html").read_text()
+    )
     run = load(folder)
     assert (run.num_rounds, run.settings["evaluate-every"], run.settings["seed"]) == (4, 1, 0)
     output = as_json(capsys, "reproduce", path, "--quick", "--jobs", 1)
     assert (output["quick"], output["comparable"], output["seeds"]) == (True, False, [0])
+    assert (output["rows"][0]["agrees"], output["rows"][0]["disagrees_in"]) == (None, [])
     assert as_json(capsys, "reproduce", path, "--quick", "--seeds", 3, "--jobs", 1)["seeds"] == [
         0,
         1,
