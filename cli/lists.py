@@ -61,7 +61,7 @@ def methods(names: Sequence[str] = (), *, as_json: bool = False) -> None:
     _show_described([describe_method(name) for name in names or METHODS], as_json)
     if not names and not as_json:
         summary = (inspect.getdoc(FromTorchJD) or "").partition("\n\n")[0]
-        console.print(f"[b]{TORCHJD}upgrad[/] and its like  {escape(' '.join(summary.split()))}")
+        _print(f"[b]{TORCHJD}upgrad[/] and its like  {escape(' '.join(summary.split()))}", indent=0)
 
 
 @command(names="[NAME]...")
@@ -112,7 +112,7 @@ def settings(names: Sequence[str] = (), *, as_json: bool = False) -> None:
             console.print(f"\n[b]{escape(heading)}[/]")
         default = REQUIRED if known[key].default is None else repr(value)
         console.print(f"[cyan]{key}[/] = {escape(default)}")
-        _indented(escape(f"{known[key].description} ({known[key].range})"))
+        _print(escape(f"{known[key].description} ({known[key].range})"))
 
 
 def describe_method(name: str) -> dict[str, Any]:
@@ -165,22 +165,25 @@ def _show_described(described: Sequence[Mapping[str, Any]], as_json: bool) -> No
         print(json.dumps(described, indent=2))
         return
     for each in described:
-        console.print(f"[b]{escape(each['name'])}[/]  {escape(each['summary'])}")
+        _print(f"[b]{escape(each['name'])}[/]  {escape(each['summary'])}", indent=0)
         for what in ("models", "partitions"):
             if each.get(what):
-                _indented(f"{what}: {escape(', '.join(each[what]))}")
+                _print(f"{what}: {escape(', '.join(each[what]))}")
         for one in each["parameters"]:
             default = one["default"] or repr("")
             default = f"{text_if(default != REQUIRED, 'default ')}{default}"
             about = f"({one['range']}, {default}) {one['description']}"
-            _indented(f"[cyan]{one['key']}[/] {escape(about)}")
+            _print(f"[cyan]{one['key']}[/] {escape(about)}")
         if each["source"]:
-            _indented(f"[dim]{escape(each['source'])}[/]")
+            _print(f"[dim]{escape(each['source'])}[/]")
         console.print()
 
 
-def _indented(markup: str) -> None:
-    console.print(Padding(Text.from_markup(markup, overflow="fold"), (0, 0, 0, 4), expand=False))
+def _print(markup: str, indent: int = 4) -> None:
+    console.print(
+        Padding(Text.from_markup(markup, overflow="fold"), (0, 0, 0, indent), expand=False),
+        width=min(console.width, 100),  # a file or a pipe has no edge at which to wrap
+    )
 
 
 # Recipes and runs ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from fairbloom.errors import FairbloomError, ReportableError
+from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 
 IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -55,9 +55,11 @@ def imported(what: str, name: str) -> Any:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            near = ["torchvision", *(file.stem for file in Path(here).glob("*.py"))]
             raise ReportableError(
                 f"{what} = {name!r}: there is no module {error.name}, neither in {here} nor among"
-                " the installed packages: change to the directory that contains it, or install it",
+                f" the installed packages: {did_you_mean(error.name, near)}change to the directory"
+                " that contains it, or install it",
                 f"{what} = {name!r}: there is no module {error.name} on this client: install it",
             ) from error
         raise FairbloomError(

@@ -112,6 +112,10 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
         ["run", "--engine", "lop"],
         ("engine = 'lop'", "did you mean loop?", "auto, loop, stacked or workers"),
     ),
+    (
+        ["run", "--model", "torchvison:resnet18"],
+        ("there is no module torchvison", "did you mean torchvision?"),
+    ),
     (["run", "--memory", "-1"], ("--memory = -1", "float at least 0")),
     (
         ["run", "--rounds", "10,20"],
@@ -452,6 +456,8 @@ def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixtu
         *(GROUPS["round-timeout"], "round-timeout"),
     ]
     assert GROUPS.keys() <= SETTINGS.keys()
+    lists = (captured(capsys, words).out for words in ("settings", "methods", "tasks"))
+    assert max(len(line) for text in lists for line in text.splitlines()) <= 110
     assert "did you mean learning-rate" in captured(capsys, "settings", "lerning-rate", code=2).err
 
 
