@@ -99,6 +99,10 @@ def test_loop_and_workers_augment_to_equal_bits(tmp_path: Path, augment: str) ->
         ({"augment": "flop"}, "did you mean flip"),
         ({"augment": f"{HERE}:HERE"}, "it is a str; it must be a function of an image"),
         (
+            {"augment": "torch:flatten"},
+            r"augment = 'torch:flatten' makes shape \(64,\) of an example of shape \(1, 8, 8\)",
+        ),
+        (
             {"augment": "flip", "task": "tests.simulation.several:masked"},
             "augment = 'flip' needs images, .*several tensors",
         ),
