@@ -12,12 +12,11 @@ from torch import Tensor
 from fairbloom import tables
 from fairbloom.client.training import EVALUATION_BATCH
 from fairbloom.errors import FairbloomError
-from fairbloom.tables import DataError
 from fairbloom.tables.folders import count_endings, is_visible
 from fairbloom.tables.preprocessing import ARRAYS, TABLE, Preprocessing
 from fairbloom.tables.reading import Table
 from fairbloom.tables.schema import Decimal
-from fairbloom.tasks.images import PICTURES, image_inputs, size_of
+from fairbloom.tasks.images import PICTURES, find_unfit, image_inputs
 from fairbloom.text import join_first
 
 from .output_rows import list_problems, texts_of, true_values_of, values_of
@@ -126,19 +125,12 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
         raise FairbloomError(f"{path} has no images")
     names = sorted(by_name)
     files = [by_name[name] for name in names]
-    problems = []
-    _, height, width = preprocessing.shape
-    for place, file in enumerate(files):
-        try:
-            size = size_of(file)
-        except DataError as error:
-            problems.append((place, str(error)))
-            continue
-        if size != (width, height) and not preprocessing.resized:
-            problem = f"has {size[0]}×{size[1]} pixels, and the model takes {width}×{height}"
-            problems.append((place, f"{file} {problem}"))
-    if problems:
-        raise FairbloomError(list_problems(str(path), problems, len(files), "images"))
+    height, width = preprocessing.shape[1:]
+    size = None if preprocessing.resized else (width, height)
+    if faults := find_unfit(files, size, f"the model takes {width}×{height}"):
+        raise FairbloomError(
+            list_problems(str(path), [*enumerate(map(str, faults))], len(files), "images")
+        )
     batches = (
         image_inputs(files[start : start + IMAGES_AT_ONCE], preprocessing.shape)
         for start in range(0, len(files), IMAGES_AT_ONCE)

@@ -20,6 +20,7 @@ from fairbloom.tables.folders import count_endings, folders_in, is_visible
 from fairbloom.tables.inference import quote
 from fairbloom.tables.positive import ask_about_positive, choose_positive
 from fairbloom.tables.preprocessing import IMAGES, Preprocessing
+from fairbloom.tables.reasons import raise_faults
 from fairbloom.tables.schema import ImageSchema, parse_image_schema
 from fairbloom.text import join_first, plural, text_if
 
@@ -51,7 +52,7 @@ def infer(setup: Setup, *, size: int, grey: bool, classes: str) -> str:
     named = split_names(classes) or sort_classes({name for each in found for name in each})
     if len(named) < 2:
         for folder in folders.values():
-            _check_files(folder)
+            raise_faults(_find_misplaced(folder))
         raise DataError(
             f"{setup.data_dir} has images of {plural(len(named), '1 class', 'no class')}: two are"
             " needed, as CLIENT/CLASS/1.png"
@@ -99,7 +100,7 @@ def find_folders(place: str) -> dict[str, Path]:
     )
     if in_folders > below:  # they are folders of classes, maybe with a stray folder below
         return {own.resolve().name: own}
-    _refuse_stray(_images_in(own))
+    raise_faults(_find_stray(_images_in(own)))
     return folders
 
 
@@ -120,8 +121,8 @@ def _class_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and is_visible(path.name))
 
 
-def _check_files(folder: Path) -> None:
-    """Raise DataError if files in a client's folder would be left out without a word."""
+def _find_misplaced(folder: Path) -> list[DataError]:
+    """Return as faults the files in a client's folder that would be left out without a word."""
     classes = _class_folders(folder)
     others = [
         path
@@ -129,12 +130,11 @@ def _check_files(folder: Path) -> None:
         for path in _visible_files(each)
         if path.suffix.lower() not in PICTURES
     ]
-    if others:
-        raise DataError(
-            f"{folder}: files in the folders of its classes are no pictures that are read,"
-            f" {count_endings(others)}: save them as .png, or take them out",
-            "other-files",
-        )
+    unread = DataError(
+        f"{folder}: files in the folders of its classes are no pictures that are read,"
+        f" {count_endings(others)}: save them as .png, or take them out",
+        "other-files",
+    )
     below = [
         path
         for each in classes
@@ -143,17 +143,19 @@ def _check_files(folder: Path) -> None:
         and path.suffix.lower() in PICTURES
         and all(map(is_visible, path.relative_to(each).parts))
     ]
-    _refuse_stray([*_images_in(folder), *below])
+    return [*([unread] if others else []), *_find_stray([*_images_in(folder), *below])]
 
 
-def _refuse_stray(images: Sequence[Path]) -> None:
-    """Raise DataError if there are images that lie in no class's folder."""
-    if images:
-        more = text_if(len(images) > 1, f", as {len(images) - 1} more pictures do")
-        raise DataError(
-            f"{images[0]} lies in no class's folder{more}: move it to CLIENT/CLASS, or take it out",
+def _find_stray(images: Sequence[Path]) -> list[DataError]:
+    """Return as a fault the images that lie in no class's folder, if there are any."""
+    more = text_if(len(images) > 1, f", as {len(images) - 1} more pictures do")
+    return [
+        DataError(
+            f"{image} lies in no class's folder{more}: move it to CLIENT/CLASS, or take it out",
             "stray-picture",
         )
+        for image in images[:1]
+    ]
 
 
 def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
@@ -190,32 +192,37 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
 
 def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -> Splits:
     """Return a client's pixels and classes; raise DataError if its images contradict the schema."""
-    _check_files(folder)
     found = _images_by_class(folder)
     files = [file for each in found.values() for file in each]
+    faults = _find_misplaced(folder)
     if len(files) < MIN_EXAMPLES:
-        raise DataError(
-            f"{folder} has {len(files)} images: at least {MIN_EXAMPLES} are needed, four fifths for"
-            f" training and one for testing, as {folder}/CLASS/1.png",
-            "few-examples",
-            examples=len(files),
-            fewest=MIN_EXAMPLES,
+        faults.append(
+            DataError(
+                f"{folder} has {len(files)} images: at least {MIN_EXAMPLES} are needed, four fifths"
+                f" for training and one for testing, as {folder}/CLASS/1.png",
+                "few-examples",
+                examples=len(files),
+                fewest=MIN_EXAMPLES,
+            )
         )
-    for name in found:
-        if name not in schema.classes:
-            raise DataError(
-                f"{folder / name} is not one of the classes {join_first(schema.classes)}:"
-                " rename it, or add it to the schema's classes",
-                "strange-folder",
-            )
-    for file in files:
-        if not schema.resize and (size := size_of(file)) != schema.size:
-            raise DataError(
-                f"{file} has {size[0]}×{size[1]} pixels, and the schema says"
-                f" {schema.size[0]}×{schema.size[1]}: resize = true in the schema, or"
-                " image-folder.size=32 without one, brings all to one size",
-                "image-sizes",
-            )
+    faults += [
+        DataError(
+            f"{folder / name} is not one of the classes {join_first(schema.classes)}: rename it, or"
+            " add it to the schema's classes",
+            "strange-folder",
+        )
+        for name in found
+        if name not in schema.classes
+    ]
+    raise_faults(
+        faults
+        + find_unfit(
+            files,
+            None if schema.resize else schema.size,
+            f"the schema says {schema.size[0]}×{schema.size[1]}: resize = true in the schema, or"
+            " image-folder.size=32 without one, brings all to one size",
+        )
+    )
     labels = [schema.classes.index(name) for name, each in found.items() for _ in each]
     parts = split(np.arange(len(files)), setup, client)
     return splits_of(
@@ -248,6 +255,27 @@ def image_inputs(files: Sequence[Path], shape: tuple[int, ...]) -> torch.Tensor:
     for place, file in enumerate(files):
         inputs[place] = _open(file, lambda image: _read_pixels(image, shape))
     return torch.from_numpy(inputs)
+
+
+def find_unfit(
+    files: Sequence[Path], size: tuple[int, int] | None, expected: str
+) -> list[DataError]:
+    """Return as faults the images that cannot be read, or that do not have the `size`, if any.
+
+    Messages end with `expected`, which says who needs it.
+    """
+    faults = []
+    for file in files:
+        try:
+            found = size_of(file)
+        except DataError as error:
+            faults.append(error)
+            continue
+        if size not in (None, found):
+            faults.append(
+                DataError(f"{file} has {found[0]}×{found[1]} pixels, and {expected}", "image-sizes")
+            )
+    return faults
 
 
 def size_of(file: Path) -> tuple[int, int]:

@@ -17,8 +17,9 @@ from fairbloom.protocol.names import DEPLOYED, RECORDED_SCHEMA
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
 from fairbloom.tables.preprocessing import IMAGES
+from fairbloom.tables.reasons import MAX_FAULTS
 from fairbloom.tables.sizes import summarise_clients
-from fairbloom.text import plural, text_if
+from fairbloom.text import join_first, plural, text_if
 
 from .catalogue import TASKS
 from .datasets.store import digest_files, digest_of
@@ -228,7 +229,8 @@ def describe_data(settings: RunSettings, every: bool = True) -> Described:
         try:
             train, test = task.splits(client)
         except FairbloomError as error:
-            clients.append({"client": client, "problem": str(error)})
+            faults = [str(each) for each in (error, *getattr(error, "others", ()))]
+            clients.append({"client": client, "problem": join_first(faults, MAX_FAULTS)})
             continue
         clients.append({"client": client, "train": len(train), "test": len(test)})
         if task.class_names:

@@ -190,7 +190,9 @@ def test_what_is_wrong_with_images_is_said_with_file_and_remedy(
     for name in ("broken", "few", "strange", "uneven"):
         images(tmp_path / name)
     images(tmp_path / "good")
-    (tmp_path / "broken" / "cat" / "1.jpg").write_bytes(b"no image")
+    for name in ("broken", "uneven"):
+        (tmp_path / name / "cat" / "1.jpg").write_bytes(b"no image")
+    (tmp_path / "uneven" / "cat" / "notes.txt").touch()
     Image.new("L", (9, 8)).save(tmp_path / "uneven" / "dog" / "9.png")
     for file in (tmp_path / "good").glob("*/*"):
         Image.fromarray(np.arange(7 * 9 * 3, dtype=np.uint8).reshape(7, 9, 3)).save(file)
@@ -204,7 +206,10 @@ def test_what_is_wrong_with_images_is_said_with_file_and_remedy(
     for name, words in {
         "broken": ("cat/1.jpg cannot be read as an image", "take it out"),
         "few": ("few has 3 images", "at least 5", "CLASS/1.png"),
-        "uneven": ("dog/9.png has 9×8 pixels, and the schema says 9×7", "image-folder.size=32"),
+        "uneven": (
+            *("dog/9.png has 9×8 pixels, and the schema says 9×7", "image-folder.size=32"),
+            *("1 .txt: save them as .png", "cat/1.jpg cannot be read as an image"),
+        ),
     }.items():
         with subtests.test(name=name, words=words):
             for word in words:
