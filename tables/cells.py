@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .schema import Decimal, File, normalise
+from .grammar import LETTER, explain_pattern, find_numbers, is_band
+from .schema import Decimal, File, fold, fold_cell, normalise
 
 # The largest number: squares of larger ones could not be summed.
 MAX_NUMBER = 1e100
@@ -17,11 +18,13 @@ MAX_NUMBER = 1e100
 WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
 MINUS = re.compile("[\u2010-\u2015\u2212\ufe63\uff0d]")
 NUMBER = r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
-GROUPED = re.compile(r"[+-]?[0-9]{1,3}([ '.,])[0-9]{3}([ '.,][0-9]{3})*([.,][0-9]+)?")
+GROUPED = re.compile(r"[+-]?[0-9]{1,3}([ '’_.,])[0-9]{3}([ '’_.,][0-9]{3})*([.,][0-9]+)?")
 ANY_NUMBER = r"[+-]?(?:[0-9]{1,3}(?:[ '.,][0-9]{3})+(?:[.,][0-9]+)?|[0-9]*[.,]?[0-9]+)"
-WITH_UNIT = re.compile(
-    rf"(?P<number>{ANY_NUMBER})\s*(?P<unit>(?:[^\W\d_]|[%‰°$€£¥'\"′″])[^\d]*?)\s*"
+WITH_UNIT = re.compile(  # kg/m2 is a unit, and 0xff is no number with one
+    rf"(?!0[xX])(?P<number>{ANY_NUMBER})\s*"
+    rf"(?P<unit>(?:{LETTER}|[%‰°$€£¥'\"′″])(?:\D|(?<=[a-z])[23](?!\d))*?)\s*"
 )
+OF_UNITS = {"2": "[2²]", "3": "[3³]", "μ": "[μµ]"}  # signs that units are written with
 CURRENCY = re.compile(rf"(?P<unit>[$€£¥₹]|CHF|EUR|GBP|USD)\s*(?P<number>{ANY_NUMBER})")
 BOUND = re.compile(r"[<>≤≥~≈]=?\s*[0-9.,]+")
 CLOCK = re.compile(r"(?P<hour>[0-9]{1,2}):(?P<minute>[0-5][0-9])(:[0-5][0-9])?")
@@ -58,8 +61,8 @@ def canonical(cell: str, decimal: Decimal = ".") -> str:
 
 
 def fold_value(cell: str, decimal: Decimal = ".") -> str:
-    """Return a category's, or a client's, name for comparisons: North is north, and 1.0 is 1."""
-    return canonical(normalise(cell), decimal).casefold()
+    """Return a client's name for comparisons: North is north, 1.0 is 1, and ’ is an apostrophe."""
+    return fold_cell(canonical(normalise(cell), decimal))
 
 
 def shorten(text: str) -> str:
@@ -106,7 +109,8 @@ def parse_numbers(
     texts = compute.utf8_trim_whitespace(values)
     gone = _to_array(compute.is_in(compute.utf8_lower(texts), pa.array([*missing], pa.string())))
     for unit in units:
-        sign = re.escape(unit)
+        signs = unicodedata.normalize("NFKC", unit)
+        sign = "".join(OF_UNITS.get(each, re.escape(each)) for each in signs)
         texts = compute.replace_substring_regex(texts, rf"^([0-9.,+\- ]+?)\s*{sign}$", r"\1")
         if CURRENCY.fullmatch(f"{unit}0"):
             texts = compute.replace_substring_regex(texts, rf"^{sign}\s*([0-9.,+\- ]+)$", r"\1")
@@ -182,6 +186,8 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
             f"a number with the sign {sign[0]!r} (U+{ord(sign[0]):04X}) for a minus",
             f"write {MINUS.sub('-', text)}, with a hyphen",
         )
+    if find_numbers(text) and (not kind or (kind == "range" and not is_band(text))):
+        return explain_pattern(text, name)
     if kind in ("bound", "range"):
         return (
             f"a {kind} and no number",
@@ -215,7 +221,7 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
         found := WITH_UNIT.fullmatch(text) or CURRENCY.fullmatch(text)
     ):
         remedy = f"write {found['number']}, or say unit = {found['unit']!r} in fields.{name}"
-        if unit not in ("", found["unit"]):
+        if unit and fold(unit) != fold(found["unit"]):
             remedy = (
                 f"write it in {unit}; for a whole file say fields.{name} = {{unit, factor}} under"
                 f" {own_file}"

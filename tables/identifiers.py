@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .encoding import ColumnValues
+from .grammar import NEARLY_ALL
 from .schema import MAX_CATEGORIES, MAX_TEXT
 from .survey import Column
 
@@ -37,6 +38,17 @@ DATE = re.compile(
     rf"|{MONTH} ?[0-9]{{1,2}}(st|nd|rd|th)?,? [0-9]{{4}}){TIME}",  # March 17th, 2024
     re.IGNORECASE,
 )
+
+# Names that say a date, a day or a time, but no age.
+DATED = re.compile(
+    r"(?!(.*[\W\d_])?([Aa]ge|AGE|[Aa]lter|ALTER)([\W\d_A-Z].*)?$)"
+    r"(?i:.*(date|datum|dato|fecha|day|dag|tag|time|zeit|tid|hora|heure|jour|stamp|birth|dob).*)"
+)
+
+# Numbers of such columns: Excel's of the days from 1920 to 2100, and the seconds since 1970 from
+# 1980 to 2100, or thousandths of them, and so on as pandas and databases have them.
+DAYS = (7_306, 73_051)
+SECONDS = (315_532_800, 4_133_980_800)
 
 # Identifiers of persons or cases.
 IDENTIFIER = re.compile(
@@ -84,7 +96,9 @@ class Finding(NamedTuple):
 
 
 def judge_numbers(name: str, column: Column) -> Finding:
-    """Return whether a column of numbers numbers rows or persons."""
+    """Return whether a column of numbers numbers rows or persons, or has dates."""
+    if _are_dates(name, column.numbers[column.codes]):
+        return Finding(ignored="it looks like dates")
     if NEVER.fullmatch(name):
         return Finding()
     ends = np.cumsum([len(rows) for rows in column.sites.rows])
@@ -100,6 +114,28 @@ def judge_numbers(name: str, column: Column) -> Finding:
         remark="each row has another whole number: if they are numbers of persons or cases, put it"
         " in ignore"
     )
+
+
+def _are_dates(name: str, cells: NDArray[np.float64]) -> bool:
+    """Return whether nearly all numbers are calendar days, or count time by the column's name."""
+    numbers = cells[~np.isnan(cells)]
+    found = [
+        *(_are_days(numbers // time) for time in (1, 1e4, 1e6)),  # 20240317, 202403171530
+        _are_days(numbers % 1e4 * 1e4 + numbers // 1e4 % 100 * 100 + numbers // 1e6),  # 17032024
+    ]
+    if DATED.fullmatch(name):
+        units = (1, 1e3, 1e6, 1e9)
+        ranges = [DAYS, *((SECONDS[0] * unit, SECONDS[1] * unit) for unit in units)]
+        found += [(numbers >= first) & (numbers < last) for first, last in ranges]
+    return bool(len(numbers)) and max(each.mean() for each in found) >= NEARLY_ALL
+
+
+def _are_days(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which numbers are days from 1900 to 2100, written YYYYMMDD."""
+    month = numbers // 100 % 100
+    day = numbers % 100
+    is_day = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
+    return is_day & (numbers >= 1900_01_01) & (numbers <= 2100_12_31)
 
 
 def _all_differ(numbers: NDArray[np.float64]) -> bool:

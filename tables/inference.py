@@ -17,6 +17,7 @@ from fairbloom.text import join_first, plural, text_if
 
 from .cells import WITH_UNIT, explain_number, find_sign, parse_number, shorten, sort_classes
 from .encoding import ColumnValues, is_missing, is_unknown, measure_moments, rows_of_clients
+from .grammar import are_numbers
 from .identifiers import (
     NAMED,
     NEVER,
@@ -33,7 +34,17 @@ from .marks import SAMPLE, Marks, infer_marks
 from .positive import ask_about_positive, choose_positive
 from .reading import Table, Values, read
 from .reasons import DataError
-from .schema import EVERY_FILE, MAX_CATEGORIES, Field, File, FileField, Missing, fold, normalise
+from .schema import (
+    EVERY_FILE,
+    MAX_CATEGORIES,
+    Field,
+    File,
+    FileField,
+    Missing,
+    fold,
+    fold_cell,
+    normalise,
+)
 from .survey import MISSING, Column, FileColumn, Sites
 from .warnings import SHOWN, determines, find_remarks, present_values
 
@@ -353,7 +364,7 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
         only = f"only at {join_first(having, SHOWN)}"
         draft.ignored[name] = only if having else "lists, bytes or other values"
         return
-    is_number = _is_number(column)
+    is_number = _is_number(name, column)
     without = [sites[place] for place in np.flatnonzero(~is_there).tolist()]
     comments = [f"not at {join_first(without, SHOWN)}"] if without else []
     finding = Finding()
@@ -411,7 +422,7 @@ def _propose_units(draft: Draft, target: str) -> None:
             )
 
 
-def _is_number(column: Column) -> bool:
+def _is_number(name: str, column: Column) -> bool:
     """Return whether a column holds numbers, a few of which may have faults.
 
     Texts among numbers are categories if there are few, and they are no exceptions (K, 1, 2, 3); or
@@ -421,8 +432,10 @@ def _is_number(column: Column) -> bool:
     if not odd:
         return bool((~np.isnan(column.numbers) & (column.counts > 0)).any())
     numbers, counts = column.number_counts()
+    if are_numbers(odd, len(numbers)) and not NAMED.fullmatch(name):
+        return True
     signs = {text: find_sign(text) for text in odd}
-    units = {_unit_of(text).casefold() for text, sign in signs.items() if sign == "unit"}
+    units = {fold(_unit_of(text)) for text, sign in signs.items() if sign == "unit"}
     bounds = {text[0] for text, sign in signs.items() if sign == "bound"}
     names = {text for text, sign in signs.items() if sign in ("", "range")}
     if len(units) > 1:  # as in 0 no, 1 yes
@@ -446,7 +459,7 @@ def _is_number(column: Column) -> bool:
 
 def is_gap(text: str) -> bool:
     """Return whether a text among numbers means that a value is missing."""
-    return text.casefold() in GAPS
+    return fold_cell(text) in GAPS
 
 
 def _unit_of(text: str) -> str:
@@ -455,11 +468,14 @@ def _unit_of(text: str) -> str:
 
 
 def _number_lines(column: Column) -> list[str]:
-    """Return the lines of a column of numbers, with the unit that each of them has."""
+    """Return the lines of a column of numbers, with the usual unit if each of them has one."""
     lines = ['type = "number"']
-    units = {_unit_of(text) for text in column.odd_counts if not is_gap(text)}
-    if len(units) == 1 and "" not in units and not len(column.number_counts()[0]):
-        lines.append(f"unit = {quote(*units)}")
+    units = Counter[str]()
+    for text, rows in column.odd_counts.items():
+        if not is_gap(text):
+            units[_unit_of(text)] += rows
+    if units and "" not in units and not len(column.number_counts()[0]):
+        lines.append(f"unit = {quote(units.most_common(1)[0][0])}")
     return [*lines, *_gap_lines(column)]
 
 
@@ -558,7 +574,7 @@ def _draft_target(
             f"has {len(classes):,} different values in {classes.total():,} rows, which are no"
             " classes"
         )
-    elif len({text.casefold() for text in classes}) < 2:
+    elif len({*map(fold_cell, classes)}) < 2:
         problem = f"is {next(iter(classes), '')!r} in each row: there is nothing to learn"
     if problem:
         raise DataError(
@@ -589,9 +605,7 @@ def _question_gaps(texts: Counter[str], part: str) -> Iterator[str]:
 
 def _find_strange(sites: Mapping[str, Counter[str]]) -> list[str]:
     """Return the sites that share no class with the others, directly or by way of other sites."""
-    sets = {
-        site: frozenset(text.casefold() for text in texts) for site, texts in sites.items() if texts
-    }
+    sets = {site: frozenset(map(fold_cell, texts)) for site, texts in sites.items() if texts}
     kinds = Counter(sets.values())
     known = set(kinds.most_common(1)[0][0])
     for _ in kinds:  # then all that are linked by shared classes
@@ -602,10 +616,10 @@ def _find_strange(sites: Mapping[str, Counter[str]]) -> list[str]:
 
 
 def _category_lines(texts: Counter[str]) -> list[str]:
-    """Return the categories of a column; texts that differ only in case are spellings of one."""
+    """Return the categories of a column; texts that are alike if folded are spellings of one."""
     alike: dict[str, list[str]] = {}
     for text in sorted(texts, key=lambda each: (-texts[each], each)):
-        alike.setdefault(text.casefold(), []).append(text)
+        alike.setdefault(fold_cell(text), []).append(text)
     names = sort_classes([spellings[0] for spellings in alike.values()])
     of_numbers = bool(names) and all(re.fullmatch("[0-9]+", name) for name in names)
     kind = "integer" if of_numbers else "string"

@@ -5,6 +5,7 @@ Where possible, its keys are the keys of Frictionless Table Schema and Table Dia
 """
 
 import math
+import re
 import tomllib
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from .groups import OTHER, GroupBy, read_groups
 Decimal = Literal[".", ","]
 
 # Thousands separators.
-GroupMark = Literal["", " ", ".", ",", "'"]
+GroupMark = Literal["", " ", ".", ",", "'", "’", "_"]
 
 # The treatment of a row with a missing value.
 Missing = Literal["error", "drop", "fill"]
@@ -68,24 +69,41 @@ OWN_FILES = (
 EVERY_FILE = "*"
 
 
+# Signs that mean another thing than what NFKC makes of them: digits, letters, a space and an accent.
+RAISED = re.compile("[″ª²³´¹º¼-¾ʰ-ʸˠ-ˤᴬ-ᵪᶛ-ᶿ⁰-₟℠™⅐-⅟①-⓿]")
+
+# The variants of a mark, which make no difference between cells: Crohn’s is Crohn's.
+MARKS = {"'": "’‘‛ʼˈ′´`", '"': "“”„‟″«»", "-": "‐‑‒–—―−﹣"}
+FOLDED = {ord(variant): mark for mark, variants in MARKS.items() for variant in variants}
+
+
 class SchemaError(ReportableError):
     """A schema that cannot be used; the message names file, key, value and remedy."""
 
 
 def normalise(text: str) -> str:
-    """Return a text for comparisons: in form NFKC, without invisible characters, single spaces."""
+    """Return a text for comparisons: in form NFKC, without invisible characters, single spaces.
+
+    Superscripts, subscripts and fractions stay: A2² is not A22, and 1½ is not 11/2.
+    """
     if not text.isascii():
-        text = "".join(
-            each
-            for each in unicodedata.normalize("NFKC", text)
+        parts = [
+            each if RAISED.match(each) else unicodedata.normalize("NFKC", each)
+            for each in unicodedata.normalize("NFC", text)
             if unicodedata.category(each) != "Cf"
-        )
+        ]
+        text = unicodedata.normalize("NFC", "".join(parts))
     return " ".join(text.split())
 
 
 def fold(name: str) -> str:
-    """Return a column's name for comparisons: normalised, in lower case."""
-    return normalise(name).casefold()
+    """Return a column's name, or a unit, for comparisons: in lower case, and kg/m² is kg/m2."""
+    return normalise(unicodedata.normalize("NFKC", name)).casefold()
+
+
+def fold_cell(text: str) -> str:
+    """Return a normalised cell for comparisons: in lower case, with one variant of each mark."""
+    return text.translate(FOLDED).casefold()
 
 
 def client_of(file: str) -> str:
@@ -164,23 +182,22 @@ class Field(_Table):
 
     @cached_property
     def _folded_places(self) -> dict[str, int | None]:
-        """The index by the spelling in lower case; None if that means several categories."""
+        """The index by the folded spelling; None if that means several categories."""
         folded: dict[str, int | None] = {}
         for spelling, place in self.places.items():
-            if folded.setdefault(spelling.casefold(), place) != place:
-                folded[spelling.casefold()] = None
+            if folded.setdefault(fold_cell(spelling), place) != place:
+                folded[fold_cell(spelling)] = None
         return folded
 
     def place(self, text: str, missing: Collection[str]) -> int | None:
         """Return the index of the category that a normalised text means; None if it is in none.
 
         Return -1 for a missing value: one of the markers `missing`, which are in lower case. Upper
-        and lower case of other texts differ only if the categories do.
+        and lower case, and the variants of a mark, differ in other texts only if the categories do.
         """
         if (place := self.places.get(text)) is not None:
             return place
-        folded = text.casefold()
-        return -1 if folded in missing else self._folded_places.get(folded)
+        return -1 if text.casefold() in missing else self._folded_places.get(fold_cell(text))
 
     def of_client(self, own: "FileField") -> "Field":
         """Return the field with a client's own spellings and markers of a missing value."""

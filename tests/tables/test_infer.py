@@ -86,6 +86,14 @@ def test_columns_that_may_say_who_somebody_is_are_ignored(
     people = [f"person {chr(97 + k % 26)}{chr(97 + k // 26)}" for k in range(30)]
     for name, cells, reason in (
         ("seen", ["2024-03-17", "2024-04-01"], "dates"),
+        ("first", ["20240317", "19991231", "20240401"], "dates"),
+        ("first", ["20240317081500", "19991231123456"], "dates"),
+        ("first", ["17032024", "05122023"], "dates"),
+        ("admission_date", ["45123", "45124.5", "45130"], "dates"),
+        ("Geburtstag", ["9123", "18124", "25130"], "dates"),
+        ("timestamp", ["1710633600", "1700000000"], "dates"),
+        ("Time", ["1710633600000000000", "1700000000000000000"], "dates"),
+        ("case_nr", [f"{11000 + k}/24" for k in range(30)], "who it is about"),
         ("case", ["P-00123", "P-00124"], "persons or cases"),
         ("who", people, "who it is about"),
         ("patient_id", [str(4000 + 7 * k) for k in range(30)], "persons or cases"),
@@ -98,6 +106,20 @@ def test_columns_that_may_say_who_somebody_is_are_ignored(
             assert reason in line
             # which a schema would carry to all sites
             assert not any(cell in text for cell in cells if len(cell) > 1)
+    for name, cells in (
+        ("income", ["45123", "45124", "45130"]),
+        ("age_days", ["9123", "18124", "25130"]),
+        ("AgeInDays", ["9123", "18124", "25130"]),
+        ("follow-up time", ["312", "45", "3650"]),
+        ("admission_date", ["45123", "3"]),
+        *(("cells", [day]) for day in ("20241317", "20240017", "20240332", "20240100", "18991231")),
+        ("cells", ["21010101"]),
+        ("time", ["99000", "112000"]),
+        ("platelets", ["20240317", "20240318", "250000"]),
+    ):
+        with subtests.test(name=name, cells=cells):
+            there = folder(a=with_column(name, cells), b=with_column(name, cells, seed=1))
+            assert name in parse_schema(inferred(there)).inputs
     for words, pattern, others in (
         (DATES, DATE, NO_DATES),
         (IDENTIFIERS, IDENTIFIER, NO_IDENTIFIERS),
@@ -121,6 +143,40 @@ def test_what_differs_in_case_or_form_alone_is_one_category(folder: Folder) -> N
     field = parse_schema(text).fields["sex"]
     assert field.categories == ("hög", "låg")
     assert dict(field.spellings) == {"låg": ("Låg",)}
+
+
+@pytest.mark.parametrize(
+    ("cells", "later", "categories"),
+    [
+        (["non-small", "non‐small", "non–small", "small"], "non−small", 2),
+        (["5″", "5“", "6 inches"], "5”", 2),
+        (["A+", "A−", "A-"], "A‐", 2),
+        (["<5", ">5"], "<5", 2),
+        (["Ca²⁺", "Ca2+"], "Ca2+", 2),
+        (["H₂", "H2"], "h₂", 2),
+        (["5½", "51/2"], "5½", 2),
+        (["A2²", "A22", "A2 2"], "a22", 3),
+        (["Crohn's", "Crohn’s", "Crohn´s", "colitis"], "crohn`s", 2),
+    ],
+)
+def test_variants_of_one_mark_are_one_category(
+    folder: Folder, cells: list[str], later: str, categories: int
+) -> None:
+    text = inferred(folder(a=with_column("x", cells), b=with_column("x", cells[::-1])))
+    assert len(parse_schema(text).fields["x"].categories) == categories
+    there = folder(a=with_column("x", cells), b=with_column("x", [later]))
+    assert described(there, text)["faults"] == []
+
+
+def test_a_unit_and_a_clients_name_have_several_spellings(folder: Folder) -> None:
+    cells = ["21 kg/m²", "22 kg/m2", "23 kg/m²"]
+    there = folder(a=with_column("bmi", cells), b=with_column("bmi", cells[:1]))
+    assert 'unit = "kg/m' in drafted(there, "bmi")
+    assert described(there)["faults"] == []
+    names = ["St. Mary's", "St. Mary’s", "A2²", "A22"]
+    (there / "b.csv").unlink()
+    there = folder(a=with_column("site", names, 120))
+    assert load(there, client="site").clients == ("A22", "A2²", "St. Mary's")
 
 
 def test_a_column_of_few_files_is_ignored(folder: Folder) -> None:
