@@ -54,6 +54,55 @@ def test_a_class_is_positive_by_its_name_or_rarity(
     assert choose_positive(classes, counts, POSITIVE_WORDS) == (chosen, reason)
 
 
+@pytest.mark.parametrize(
+    ("absent", "present"),
+    [
+        ("no diabetes", "diabetes"),
+        ("Non-diabetic", "diabetic"),
+        ("nonsmoker", "smoker"),
+        ("not frail", "frail"),
+        ("normal", "arrhythmia"),
+        ("Healthy controls", "schizophrenia"),
+        ("none", "mild"),
+        ("HIV−", "HIV+"),
+        ("HIV_negative", "HIV_reactive"),
+        ("disease-free", "recurrent"),
+        ("without sepsis", "sepsis"),
+        ("unaffected", "carrier"),
+        ("asymptomatic", "symptomatic"),
+        ("kein Sturz", "Sturz"),
+        ("sans diabète", "diabète"),
+        ("0", "2"),
+        ("no evidence", "not survived"),
+        ("normal", "unstable"),
+        ("control", "uncontrolled"),
+        ("healthy", "non-responder"),
+    ],
+)
+def test_an_absence_is_never_chosen(absent: str, present: str) -> None:
+    for counts in ((10, 90), (90, 10), (50, 50)):
+        assert choose_positive((absent, present), counts, POSITIVE_WORDS)[0] == present
+        assert choose_positive((present, absent), counts, POSITIVE_WORDS)[0] == present
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("not survived", "survived"),
+        ("uncontrolled", "controlled"),
+        ("non-responder", "responder"),
+        ("unstable", "stable"),
+        ("normal", "no diabetes"),
+        ("north", "nodule"),
+        ("unit", "union"),
+        ("information", "controllable"),
+    ],
+)
+def test_others_are_positive_by_rarity(first: str, second: str) -> None:
+    assert choose_positive((first, second), (10, 90), POSITIVE_WORDS)[0] == first
+    assert choose_positive((first, second), (90, 10), POSITIVE_WORDS)[0] == second
+
+
 def test_a_draft_states_the_positive_class_and_asks(folder: Folder) -> None:
     there = folder(a=patients(30, 20), b=patients(30, 10))
     text = inferred(there)
