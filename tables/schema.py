@@ -69,7 +69,7 @@ OWN_FILES = (
 EVERY_FILE = "*"
 
 
-# Signs that mean another thing than what NFKC makes of them: digits, letters, a space and an accent.
+# Signs that mean another thing than the digits, letters and accents that NFKC makes of them.
 RAISED = re.compile("[″ª²³´¹º¼-¾ʰ-ʸˠ-ˤᴬ-ᵪᶛ-ᶿ⁰-₟℠™⅐-⅟①-⓿]")
 
 # The variants of a mark, which make no difference between cells: Crohn’s is Crohn's.

@@ -312,9 +312,40 @@ def test_tables_of_check_data_describe_frames(tmp_path: Path) -> None:
     [
         ({"a/b": pandas.DataFrame({"x": [1]})}, {}, "client's name must be that of a file"),
         (
-            {"a": pandas.DataFrame({"x": [1, "b", (2,)]})},
+            {"a": pandas.DataFrame({"n": [1], "x": [pandas.DataFrame()]})},
             {},
-            r"data\['a'\] is not a data frame with",
+            r"data\['a'\], column 'x' holds values that .* \.astype\(str\)",
+        ),
+        ({"a": pandas.DataFrame([[1, 2]], columns=["x", "x"])}, {}, "Duplicate column names"),
+        *(
+            (
+                {"a": sites()["Sion"].assign(odd=values)},
+                {},
+                r"data\['a'\], column 'odd' holds values that .* \.astype\(str\)",
+            )
+            for values in (
+                [1, "b"] * 20,
+                1j,
+                pandas.Categorical([1j, 2j] * 20),
+                pandas.arrays.SparseArray([0, 1] * 20),
+                pandas.period_range("2024-01", periods=40, freq="M"),
+                pandas.arrays.IntervalArray.from_breaks(range(41)),
+                pandas.cut(range(40), 4),
+            )
+        ),
+        *(
+            (
+                {"a": frame},
+                {},
+                rf"data\['a'\] has {index} as its index.*by reset_index\(\), or drop it by"
+                r" reset_index\(drop=True\)",
+            )
+            for frame, index in (
+                (sites()["Sion"].rename_axis("case"), "case"),
+                (sites()["Sion"].set_index(["ward", "stay"]), "ward, stay"),
+                (sites()["Sion"].groupby(["ward", "age"])[["readmitted"]].max(), "ward, age"),
+                (sites()["Sion"].set_index("age"), "age"),
+            )
         ),
         ({"a": [1, 2]}, {}, r"data\['a'\] is not a data frame"),
         (sites()["Sion"], {}, "give a data frame for each client by name .from one frame"),
