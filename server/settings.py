@@ -95,6 +95,12 @@ class Settings(RunSettings):
         given = {key: value for key, value in run.given().items() if key not in unset}
         info = find_task(run.task)
         setup = info.setup(run)
+        for key in given if setup.data_dir and not info.reads else ():
+            owner = key.partition(".")[0]
+            if owner in TASKS and TASKS[owner].reads:
+                raise SettingsError(
+                    f"{key} is of task {owner}, and task = {run.task!r}: add --task {owner}"
+                )
         info.check(setup)
         info.check_parameters(given)
         info.check_schema(setup, given, run.schema_)

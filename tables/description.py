@@ -10,10 +10,18 @@ from fairbloom.text import join_first, plural, text_if
 
 from .cells import different_cells, explain_number
 from .duplicates import find_duplicates
-from .encoding import NO_UNIT, UNKNOWN, ClientTable, ColumnValues, EncodedFile, is_missing
+from .encoding import (
+    NO_UNIT,
+    ClientTable,
+    ColumnValues,
+    EncodedFile,
+    explain_category,
+    is_missing,
+    is_unknown,
+)
 from .reading import CellError, Table, read
 from .reasons import DataError
-from .schema import Field, Schema
+from .schema import Field, Schema, normalise
 from .sizes import Row, summarise_clients
 from .warnings import determines, find_mixed_units, find_remarks, present_values
 
@@ -66,7 +74,7 @@ def describe(
             "columns": [*_list_columns(schema, columns)],
             "remarks": [row for found in remarks for row in found],
         }
-    faults = [*_summarise_faults(tables)]
+    faults = _join_alike([*_summarise_faults(tables)])
     if len(faults) > MAX_FAULTS:
         rest = len(faults) - MAX_FAULTS
         faults = [*faults[:MAX_FAULTS], {"client": f"and {rest} more, which --clients prints"}]
@@ -258,6 +266,25 @@ def _summarise_column(
 # Faults -------------------------------------------------------------------------------------------
 
 
+def _join_alike(faults: Sequence[Row]) -> list[Row]:
+    """Return rows of faults in which a value, a new category for example, has one row.
+
+    The row names all clients, the first file, and the lines in it.
+    """
+    alike: dict[tuple[object, ...], list[Row]] = {}
+    for place, row in enumerate(faults):
+        same = [row.get(key) for key in ("column", "value", "problem", "remedy")]
+        alike.setdefault((*same, place if same[1] in ("", None) else -1), []).append(row)
+    joined = []
+    for first, *others in alike.values():
+        names = [str(row["client"]) for row in (first, *others)]
+        more = text_if(others, f" and {len(others)} more")
+        joined.append(
+            {**first, "client": join_first(names), "file": f"{first.get('file', '')}{more}"}
+        )
+    return joined
+
+
 def _summarise_faults(tables: Tables) -> Iterator[Row]:
     """Yield a row for each kind of fault in a column of a file."""
     seen = set()
@@ -322,28 +349,27 @@ def _find_kinds(file: EncodedFile, table: Table) -> Iterator[Kind]:
             yield error.column, error.problem, error.remedy, error.rows
         elif error.column not in several:
             several.add(error.column)
-            yield from _kinds_of_column(file, table, error)
+            yield from _kinds_of_column(file, table, error.column)
 
 
-def _kinds_of_column(file: EncodedFile, table: Table, first: CellError) -> Iterator[Kind]:
-    """Yield the kinds of faulty cells of a column; its first fault is `first`."""
-    name = first.column
+def _kinds_of_column(file: EncodedFile, table: Table, name: str) -> Iterator[Kind]:
+    """Yield the kinds of faulty cells of a column; each new category is one."""
     field = file.schema.fields[name]
-    column = file.columns[name]
-    if field.categories:
-        problem = first.problem.partition(", as ")[0]
-        yield name, problem, first.remedy, np.flatnonzero(column == UNKNOWN)
-        return
-    rows = np.flatnonzero(np.isinf(column))
+    rows = np.flatnonzero(is_unknown(file.columns[name]))
     cells, codes = different_cells(table.find(table.file.column_name(name)).take(rows))
-    kinds: dict[str, list[int]] = {}
-    remedies: dict[str, str] = {}
+    kinds: dict[tuple[str, str], list[int]] = {}
+    remedies: dict[tuple[str, str], str] = {}
     for code, cell in enumerate(cells[:-1]):
-        problem, remedy = explain_number(cell, table.decimal, name, field.unit, table.path.name)
-        kinds.setdefault(problem, []).append(code)
-        remedies.setdefault(problem, remedy)
-    for problem, same in kinds.items():
-        yield name, problem, remedies[problem], rows[np.isin(codes, same)]
+        if field.categories:
+            text = normalise(cell)
+            problem, remedy = explain_category(text, name, field, name == file.schema.target)
+        else:
+            text = ""
+            problem, remedy = explain_number(cell, table.decimal, name, field.unit, table.path.name)
+        kinds.setdefault((problem, text), []).append(code)
+        remedies.setdefault((problem, text), remedy)
+    for (problem, text), same in kinds.items():
+        yield name, problem, remedies[problem, text], rows[np.isin(codes, same)]
 
 
 def _describe_fault(client: str, error: FairbloomError) -> Row:

@@ -172,19 +172,25 @@ def _read_categories(
     found = np.array(places, np.int32)[codes]
     for code in np.unique(codes[found == UNKNOWN])[:MAX_FAULTS]:
         text = normalise(cells[code])
-        if len(text) > MAX_TEXT:
-            problem = f"a text of {len(text):,} characters"
-            remedy = "correct it, or put the column in ignore"
-        else:
-            problem = f"not one of the categories {join_first(field.categories)}"
-            # In the target even a near spelling may be the opposite, as "unwell" is of "well".
-            hint = "" if name == schema.target else did_you_mean(text, field.categories)
-            remedy = (
-                f"{hint}correct it, or say which of {join_first(field.categories)} it means:"
-                f" fields.{name}.spellings = {{CATEGORY = [{text!r}]}}"
-            )
+        problem, remedy = explain_category(text, name, field, name == schema.target)
         wrong.append(_count_fault(table, name, problem, remedy, "no-category", codes == code))
     return found
+
+
+def explain_category(text: str, name: str, field: Field, is_target: bool) -> tuple[str, str]:
+    """Return the problem and the remedy of a normalised cell that is in no category."""
+    if len(text) > MAX_TEXT:
+        problem = f"a text of {len(text):,} characters"
+        return problem, "correct it, or put the column in ignore"
+    known = join_first(field.categories)
+    remedy = f"say which of {known} it means: fields.{name}.spellings = {{CATEGORY = [{text!r}]}}"
+    # In the target even a near spelling may be the opposite, as "unwell" is of "well".
+    hint = "" if is_target else did_you_mean(text, field.categories)
+    if hint or is_target:
+        remedy = f"{hint}correct it, or {remedy}"
+    else:
+        remedy = f"add it to categories of fields.{name} if it is a new one, or {remedy}"
+    return f"not one of the categories {known}", remedy
 
 
 def _count_fault(

@@ -16,7 +16,14 @@ from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural, text_if
 
 from .cells import WITH_UNIT, explain_number, find_sign, parse_number, shorten, sort_classes
-from .encoding import ColumnValues, is_missing, is_unknown, measure_moments, rows_of_clients
+from .encoding import (
+    ColumnValues,
+    explain_category,
+    is_missing,
+    is_unknown,
+    measure_moments,
+    rows_of_clients,
+)
 from .grammar import are_numbers
 from .identifiers import (
     NAMED,
@@ -33,7 +40,7 @@ from .identifiers import (
 from .marks import SAMPLE, Marks, infer_marks
 from .positive import ask_about_positive, choose_positive
 from .reading import Table, Values, read
-from .reasons import DataError
+from .reasons import MAX_FAULTS, DataError
 from .schema import (
     EVERY_FILE,
     MAX_CATEGORIES,
@@ -68,6 +75,9 @@ CODE_ROWS = 10
 
 # Texts that mean a missing value among numbers; among other texts they may be categories.
 GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", ".", "none", "null", "unknown", "missing", "nil")
+
+# Truth values of programs and spreadsheets, which other sites may write as numbers.
+BOOLEANS = {"true", "false", "wahr", "falsch", "vrai", "faux", "vero", "falso", "verdadero"}
 
 # The line of a field that is not an input.
 NO_INPUT = "input = false"
@@ -380,8 +390,12 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
         if is_number:
             lines = [*_number_lines(column), *_code_lines(name, column)]
         else:
-            lines = _category_lines(column.text_counts)
-            comments += _question_gaps(column.text_counts, "a category")
+            texts = column.text_counts
+            odd = {fold_cell(text) for text in column.odd_counts if not is_gap(text)}
+            if odd <= BOOLEANS and len(column.number_counts()[0]):  # True may mean 1
+                texts = _usual_texts(_texts_without(column, ()), "categories", comments)
+            lines = _category_lines(texts)
+            comments += _question_gaps(texts, "a category")
     if finding.unused:
         comments.append(f"{finding.unused}: no input of the model; input = true makes it one")
         lines.append(NO_INPUT)
@@ -389,7 +403,7 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
         comments.append(finding.remark)
     about = Field.model_validate(tomllib.loads("\n".join(lines)))
     values = column.encode(about)
-    faults = [*_announce(name, column, about, values)]
+    faults = [*_announce(name, column, about, values, is_target)]
     comments += faults
     if not faults or len(present_values(values)):
         comments += [
@@ -508,33 +522,32 @@ def _gap_lines(column: Column) -> list[str]:
     return [f"missingValues = [{', '.join(map(quote, gaps))}]"] if gaps else []
 
 
-def _announce(name: str, column: Column, about: Field, values: ColumnValues) -> Iterator[str]:
-    """Yield a comment for each kind of cells that are faults by the draft."""
-    kinds: dict[str, list[int]] = {}
+def _announce(
+    name: str, column: Column, about: Field, values: ColumnValues, is_target: bool
+) -> Iterator[str]:
+    """Yield a comment for each kind of cells, or each category, that is a fault by the draft."""
+
+    def explain(entry: int, file_name: str = "") -> tuple[str, str]:
+        text = column.texts[entry]
+        if about.categories:
+            return explain_category(text, name, about, is_target)
+        return explain_number(text, column.marks[entry].decimal, name, about.unit, file_name)
+
+    kinds: dict[tuple[str, str], list[int]] = {}
     for entry in np.unique(column.codes[is_unknown(values)]).tolist():
-        problem, _ = _explain(entry, name, column, about, "")
-        kinds.setdefault(problem, []).append(entry)
-    for problem, entries in kinds.items():
+        text = column.texts[entry] if about.categories else ""
+        kinds.setdefault((explain(entry)[0], text), []).append(entry)
+    for (problem, text), entries in kinds.items():
         rows = np.isin(column.codes, entries)
         count = int(rows.sum())
         having = column.sites.having(rows)
         tables = column.sites.tables
         table = tables[0] if len(tables) == 1 else tables[column.sites.names.index(having[0])]
-        _, remedy = _explain(entries[0], name, column, about, table.path.name)
+        _, remedy = explain(entries[0], table.path.name)
         shown = shorten(column.texts[entries[0]])
         cells = plural(count, "1 cell", f"{count} cells")
-        others = text_if(len(entries) > 1, " and the like")
-        yield f"{join_first(having, SHOWN)}: {shown!r}{others} in {cells}, {problem}: {remedy}"
-
-
-def _explain(
-    entry: int, name: str, column: Column, about: Field, file_name: str
-) -> tuple[str, str]:
-    """Return the problem and the remedy of a cell that is a fault by the draft."""
-    if about.categories:
-        return "which is not a class", f"correct it, or add it to fields.{name}.missingValues"
-    decimal = column.marks[entry].decimal
-    return explain_number(column.texts[entry], decimal, name, about.unit, file_name)
+        others = text_if(len(entries) > 1 and not text, " and the like")
+        yield f"{join_first(having, MAX_FAULTS)}: {shown!r}{others} in {cells}, {problem}: {remedy}"
 
 
 def _draft_target(
@@ -559,10 +572,7 @@ def _draft_target(
         center, scale = measure_moments(all_numbers[~np.isnan(all_numbers)]) or (0.0, 1.0)
         return [*_number_lines(column), f"center = {center!r}", f"scale = {scale or 1.0!r}"]
     faulty = {*column.odd_counts} if kind == "auto" and is_number else set()
-    sites = {
-        site: Counter({text: count for text, count in texts.items() if text not in faulty})
-        for site, texts in zip(column.sites.names, column.texts_of_sites(), strict=True)
-    }
+    sites = _texts_without(column, faulty)
     classes = sum(sites.values(), Counter[str]())
     problem = ""
     if len(classes) > MAX_NUMBERED_CLASSES or any(
@@ -574,24 +584,41 @@ def _draft_target(
             f"has {len(classes):,} different values in {classes.total():,} rows, which are no"
             " classes"
         )
+    elif faulty and not classes:
+        problem = f"has no number that can be read, but {next(iter(column.odd_counts))!r} and so on"
     elif len({*map(fold_cell, classes)}) < 2:
         problem = f"is {next(iter(classes), '')!r} in each row: there is nothing to learn"
     if problem:
         raise DataError(
             f"the target, column {name!r}, {problem}: name the right column by csv.target"
         )
-    strange = _find_strange(sites)
-    if strange:
-        comments.append(
-            f"{join_first(strange, SHOWN)} {plural(len(strange), 'uses', 'use')} other class names:"
-            " map them in spellings"
-        )
-    classes = sum((each for site, each in sites.items() if site not in strange), Counter[str]())
+    classes = _usual_texts(sites, "class names", comments)
     lines = _category_lines(classes)
     if faulty:
         lines += _gap_lines(column)
     comments += _question_gaps(classes, "a class")
     return lines
+
+
+def _texts_without(column: Column, faulty: Collection[str]) -> dict[str, Counter[str]]:
+    """Return the number of rows of each text at each site, without some texts."""
+    return {
+        site: Counter({text: count for text, count in texts.items() if text not in faulty})
+        for site, texts in zip(column.sites.names, column.texts_of_sites(), strict=True)
+    }
+
+
+def _usual_texts(sites: Mapping[str, Counter[str]], part: str, comments: list[str]) -> Counter[str]:
+    """Return the number of rows of each text, without sites that share none with the others.
+
+    Append a comment that names these sites; `part` says what the texts are.
+    """
+    strange = _find_strange(sites)
+    if strange:
+        uses = plural(len(strange), "uses", "use")
+        named = join_first(strange, MAX_FAULTS)
+        comments.append(f"{named} {uses} other {part}: map them in spellings")
+    return sum((each for site, each in sites.items() if site not in strange), Counter[str]())
 
 
 def _question_gaps(texts: Counter[str], part: str) -> Iterator[str]:

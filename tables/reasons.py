@@ -69,7 +69,8 @@ REASONS = {
     ),
     "out-of-range": "{position}, column {column} is outside the range that the schema allows",
     "no-category": (
-        "{position}, column {column} is not in the schema's categories: add its spelling to one"
+        "{position}, column {column} is not in the schema's categories: add it to them, or its"
+        " spelling to one"
     ),
     "missing": (
         "{position}, column {column} has no value, nor have {cells} cells in all: the schema may"

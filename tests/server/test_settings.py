@@ -83,6 +83,8 @@ NEAREST: list[tuple[dict[str, Any], str]] = [
     ({"xyzzy": 1}, "fairbloom settings"),
     ({"method": "fedfvv"}, "FedFV"),
     ({"task": "digit"}, "digits"),
+    ({"data-dir": "/data", "csv.target": "y"}, "add --task csv"),
+    ({"data-dir": "/data", "adult.group": "sex"}, "leave data-dir out"),
     ({"engine": "lop"}, "loop"),
     ({"model": "resnet"}, "there are logistic, "),
     ({"partition": "shard"}, "shards, classes, dirichlet, sizes, iid"),

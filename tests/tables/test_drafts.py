@@ -92,7 +92,7 @@ def unannounced(folder: Path, **wanted: Any) -> Iterator[str]:
             announcements = {
                 "missing": "no value" in text.split("\n\n")[0],
                 "no-column": "not at" in said,
-                "no-category": "other class names" in said or "not a class" in said,
+                "no-category": fault.problem.partition(", as ")[0] in said,
                 "no-number": fault.problem.partition(", as ")[0] in said,
             }
             if not announcements.get(fault.why, False):

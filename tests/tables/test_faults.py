@@ -127,7 +127,17 @@ def test_a_remedy_puts_no_spelling_into_a_class(folder: Folder, classes: str, ce
     assert "did you mean" not in remedy
 
 
-def test_a_remedy_of_an_input_has_no_guess_either(folder: Folder) -> None:
-    (fault,) = faults(folder(a=change(csv_of(30), "ward", row5="ja")), SCHEMA)
-    assert "which of north, south, west it means" in fault["remedy"]
-    assert "{CATEGORY = ['ja']}" in fault["remedy"]
+def test_a_new_category_is_one_row_of_all_its_clients(folder: Folder) -> None:
+    there = folder(
+        a=change(csv_of(30), "ward", row5="ja", row9="ja"),
+        b=change(csv_of(30, 1), "ward", row4="nort", row7="ja"),
+    )
+    found = describe_data(RunSettings.of(config(there, SCHEMA)), every=False)["faults"]
+    assert [(row["client"], row["file"], row["line"], row["value"]) for row in found] == [
+        ("a, b", "a.csv and 1 more", "6 to 10, 1 more", "ja"),
+        ("b", "b.csv", "5", "nort"),
+    ]
+    new, near = (str(row["remedy"]) for row in found)
+    assert new.startswith("add it to categories of fields.ward if it is a new one, or say which of")
+    assert "north, south, west it means: fields.ward.spellings = {CATEGORY = ['ja']}" in new
+    assert near.startswith("did you mean north? correct it, or say which of")

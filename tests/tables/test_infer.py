@@ -689,6 +689,39 @@ def test_classes_that_share_nothing_are_an_error(folder: Folder, tmp_path: Path)
     assert described(there, right)["faults"] == []
 
 
+@pytest.mark.parametrize("words", [("WAHR", "falsch"), ("true", "false"), ("True", "False")])
+def test_truth_values_and_numbers_share_no_category(folder: Folder, words: tuple[str, str]) -> None:
+    there = folder(a=with_column("x", [*words]), b=with_column("x", ["1", "0", "1"]))
+    faults = described(there)["faults"]
+    assert [(row["client"], row["column"], row["value"]) for row in faults] == [
+        ("b", "x", "1"),
+        ("b", "x", "0"),
+    ]
+    assert "b uses other categories: map them in spellings" in drafted(there, "x")
+    mixed = folder(a=with_column("x", [*words, "1", "0", "1"]))  # which one system wrote
+    assert described(mixed)["faults"] == []
+    numbers = folder(a=with_column("x", ["yes", "no", "yes"]))
+    assert described(numbers)["faults"] == []
+
+
+def test_a_draft_names_each_class_that_differs_and_its_sites(folder: Folder) -> None:
+    words = {"a": "no,yes", "b": "no,yes", "c": "non,oui", "d": "nein,ja", "e": "N,J", "f": "N,J"}
+    tables = {}
+    for site, classes in words.items():
+        head, *rows = csv_of(30).splitlines()
+        named = [row[:-1] + classes.split(",")[int(row[-1])] for row in rows]
+        tables[site] = "\n".join([head, *named])
+    there = folder(**tables)
+    part = drafted(there, "target")
+    assert "# c, d, e, f use other class names: map them in spellings" in part
+    for sites, word, rows in (("c", "oui", 15), ("d", "ja", 15), ("e, f", "J", 30)):
+        assert (
+            f"# {sites}: '{word}' in {rows} cells, not one of the categories no, yes: corr" in part
+        )
+        assert f"fields.target.spellings = {{CATEGORY = ['{word}']}}" in part
+    assert "missingValues" not in part
+
+
 def test_a_long_text_and_a_packed_file_are_named(folder: Folder) -> None:
     there = folder(a=with_column("notes", ["m", "x" * 140_000]), b=with_column("notes", ["m", "f"]))
     assert "a text of it has 140,000 characters" in inferred(there)
