@@ -93,40 +93,26 @@ def _table_of(name: str, frame: "pandas.DataFrame") -> "pyarrow.Table":
 
     if not name or name != Path(name).name or name.startswith("."):
         raise FairbloomError(f"data[{name!r}]: a client's name must be that of a file")
+    hint = ""
     try:
-        index = [str(each) for each in frame.index.names if each is not None]
-        if index:
-            raise FairbloomError(
-                f"data[{name!r}] has {join_names(index)} as its index, which is left out: make it a"
-                " column by reset_index(), or drop it by reset_index(drop=True)"
-            )
-        for column in frame.columns[~frame.columns.duplicated()]:
-            if not _is_writable(frame[[column]]):
-                raise FairbloomError(
-                    f"data[{name!r}], column {column!r} holds values that a file of a table cannot"
-                    " hold: make them texts by .astype(str), or numbers by .astype(float), or drop"
-                    " the column"
-                )
+        for column in frame.columns:
+            hint = f": make texts of column {column!r} by .astype(str), or drop it"
+            kind = pyarrow.Table.from_pandas(frame[[column]], preserve_index=False).schema.types[0]
+            if "extension<" in str(kind):  # intervals and periods
+                raise TypeError(f"a file cannot hold {frame[column].dtype}")
         table = pyarrow.Table.from_pandas(frame, preserve_index=False)
-    except FairbloomError:
-        raise
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise FairbloomError(
-            f"data[{name!r}] is not a data frame with one type in each column: {error}"
+            f"data[{name!r}] is not a data frame with one type in each column: {error}{hint}"
         ) from error
+    index = [str(each) for each in frame.index.names if each is not None]
+    if index:
+        raise FairbloomError(
+            f"data[{name!r}] has {join_names(index)} as its index, which is left out: make it a"
+            " column by reset_index(), or drop it by reset_index(drop=True)"
+        )
     # As read from the file: without categories and other types of pandas.
     return parquet.read_table(pyarrow.BufferReader(_encode(table)))
-
-
-def _is_writable(column: "pandas.DataFrame") -> bool:
-    """Return whether a file can hold a column: no intervals, complex numbers or mixed types."""
-    import pyarrow
-
-    try:
-        kind = pyarrow.Table.from_pandas(column, preserve_index=False).schema.types[0]
-    except (TypeError, ValueError, NotImplementedError) as error:
-        return "Duplicate" in str(error)  # which the whole frame is refused for
-    return "extension<" not in str(kind)
 
 
 def _encode(table: "pyarrow.Table") -> bytes:

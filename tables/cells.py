@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.text import text_if
+
 from .grammar import LETTER, explain_pattern, find_numbers, is_band
 from .schema import Decimal, File, fold, fold_cell, normalise
 
@@ -16,9 +18,7 @@ from .schema import Decimal, File, fold, fold_cell, normalise
 MAX_NUMBER = 1e100
 
 WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
-MINUS = re.compile("[\u2010-\u2015\u2212\ufe63\uff0d]")
 NUMBER = r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
-GROUPED = re.compile(r"[+-]?[0-9]{1,3}([ '’_.,])[0-9]{3}([ '’_.,][0-9]{3})*([.,][0-9]+)?")
 ANY_NUMBER = r"[+-]?(?:[0-9]{1,3}(?:[ '.,][0-9]{3})+(?:[.,][0-9]+)?|[0-9]*[.,]?[0-9]+)"
 WITH_UNIT = re.compile(  # kg/m2 is a unit, and 0xff is no number with one
     rf"(?!0[xX])(?P<number>{ANY_NUMBER})\s*"
@@ -26,10 +26,53 @@ WITH_UNIT = re.compile(  # kg/m2 is a unit, and 0xff is no number with one
 )
 OF_UNITS = {"2": "[2²]", "3": "[3³]", "μ": "[μµ]"}  # signs that units are written with
 CURRENCY = re.compile(rf"(?P<unit>[$€£¥₹]|CHF|EUR|GBP|USD)\s*(?P<number>{ANY_NUMBER})")
-BOUND = re.compile(r"[<>≤≥~≈]=?\s*[0-9.,]+")
-CLOCK = re.compile(r"(?P<hour>[0-9]{1,2}):(?P<minute>[0-5][0-9])(:[0-5][0-9])?")
-DEVIATION = re.compile(rf"(?P<number>{ANY_NUMBER})\s*(±|\+/-)\s*[0-9.,]+")
-RANGE = re.compile(r"[0-9.,]+\s*([-\u2010-\u2015]\s*[0-9.,]+|\+)")  # 30-59, 60+
+
+WRITE_OR_MISSING = "write a number, or add it to fields.{name}.missingValues"
+WITHOUT_UNIT = "write {number}, or say unit = {unit!r} in fields.{name}"
+
+# The signs that make a cell differ from a number by kind: its pattern, the problem and the remedy.
+SIGNS = {
+    "minus": (
+        re.compile(
+            "(?P<sign>[\u2010-\u2015\u2212\ufe63\uff0d])(?P<positive>[0-9.,]+([eE][0-9]+)?)"
+        ),
+        "a number with the sign {sign!r} (U+{code:04X}) for a minus",
+        "write -{positive}, with a hyphen",
+    ),
+    "range": (  # 30-59, 60+
+        re.compile(r"[0-9.,]+\s*([-\u2010-\u2015]\s*[0-9.,]+|\+)"),
+        "a range and no number",
+        WRITE_OR_MISSING,
+    ),
+    "bound": (
+        re.compile(r"[<>≤≥~≈]=?\s*[0-9.,]+"),
+        "a bound and no number",
+        WRITE_OR_MISSING,
+    ),
+    "thousands": (
+        re.compile(r"[+-]?[0-9]{1,3}(?P<sign>[ '’_.,])[0-9]{3}([ '’_.,][0-9]{3})*([.,][0-9]+)?"),
+        "a number with {sign!r} between thousands",
+        "write it without, or say groupChar = {sign!r}{decimal} under [files.{file!r}] in the"
+        " schema",
+    ),
+    "mark": (
+        re.compile("[+-]?[0-9]*(?P<sign>[.,])[0-9]+"),
+        "a number with a decimal {mark}",
+        "write {exchanged}, or say decimalChar = {sign!r} under [files.{file!r}] in the schema",
+    ),
+    "currency": (CURRENCY, "a number with the unit {unit!r}", WITHOUT_UNIT),
+    "clock": (
+        re.compile("[0-9]{1,2}:[0-5][0-9](:[0-5][0-9])?"),
+        "a time and no number",
+        "write hours, 10.5 for 10:30, or put {name} in ignore",
+    ),
+    "deviation": (
+        re.compile(rf"(?P<number>{ANY_NUMBER})\s*(±|\+/-)\s*[0-9.,]+"),
+        "a number with its deviation",
+        "write {number}, and the deviation into a column of its own",
+    ),
+    "unit": (WITH_UNIT, "a number with the unit {unit!r}", WITHOUT_UNIT),
+}
 
 
 def parse_number(cell: str, decimal: Decimal = ".") -> float | None:
@@ -145,27 +188,10 @@ def _to_array(values: Any) -> NDArray[Any]:
     return np.array(np.from_dlpack(array))  # to_numpy would import pandas if it is installed
 
 
-def find_sign(cell: str, decimal: Decimal = ".") -> str:
-    """Return which sign makes a cell differ from a number; "" if it is another text.
-
-    The kinds are minus, range, bound, thousands, mark (a decimal mark), currency, clock, deviation,
-    unit and size.
-    """
+def find_sign(cell: str) -> str:
+    """Return which of SIGNS makes a cell differ from a number, or "size"; "" for another text."""
     text = normalise(cell)
-    other = "," if decimal == "." else "."
-    if MINUS.search(text) and parse_number(MINUS.sub("-", text).replace(",", ".")) is not None:
-        return "minus"
-    patterns = {
-        "range": RANGE,
-        "bound": BOUND,
-        "thousands": GROUPED,
-        "mark": re.compile(rf"[+-]?[0-9]*\{other}[0-9]+"),
-        "currency": CURRENCY,
-        "clock": CLOCK,
-        "deviation": DEVIATION,
-        "unit": WITH_UNIT,
-    }
-    for kind, pattern in patterns.items():
+    for kind, (pattern, _, _) in SIGNS.items():
         if pattern.fullmatch(text):
             return kind
     number = parse_number(text)
@@ -178,62 +204,39 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
     `name` is the column's name, `unit` the unit of its numbers ("": none), `file` the file's name.
     """
     text = normalise(cell)
-    other = "," if decimal == "." else "."
-    own_file = f"[files.{file!r}]"
-    kind = find_sign(cell, decimal)
-    if kind == "minus" and (sign := MINUS.search(text)):
-        return (
-            f"a number with the sign {sign[0]!r} (U+{ord(sign[0]):04X}) for a minus",
-            f"write {MINUS.sub('-', text)}, with a hyphen",
-        )
+    kind = find_sign(cell)
     if find_numbers(text) and (not kind or (kind == "range" and not is_band(text))):
         return explain_pattern(text, name)
-    if kind in ("bound", "range"):
-        return (
-            f"a {kind} and no number",
-            f"write a number, or add it to fields.{name}.missingValues",
-        )
-    if kind == "thousands" and (found := GROUPED.fullmatch(text)):
-        mark = found[1]
-        keys = f"groupChar = {mark!r}"
-        if mark == other:
-            keys += f", or decimalChar = {mark!r} if it is the decimal mark"
-        return (
-            f"a number with {mark!r} between thousands",
-            f"write it without, or say {keys} under {own_file} in the schema",
-        )
-    if kind == "mark":
-        mark_name = "comma" if other == "," else "point"
-        return (
-            f"a number with a decimal {mark_name}",
-            f"write {text.replace(other, decimal)}, or say decimalChar = {other!r} under {own_file}"
-            " in the schema",
-        )
-    if kind == "clock" and (found := CLOCK.fullmatch(text)):
-        hours = int(found["hour"]) + int(found["minute"]) / 60
-        return "a time and no number", f"write hours, {hours:.4g}, or put {name} in ignore"
-    if kind == "deviation" and (found := DEVIATION.fullmatch(text)):
-        return (
-            "a number with its deviation",
-            f"write {found['number']}, and the deviation into a column of its own",
-        )
-    if kind in ("unit", "currency") and (
-        found := WITH_UNIT.fullmatch(text) or CURRENCY.fullmatch(text)
-    ):
-        remedy = f"write {found['number']}, or say unit = {found['unit']!r} in fields.{name}"
-        if unit and fold(unit) != fold(found["unit"]):
-            remedy = (
-                f"write it in {unit}; for a whole file say fields.{name} = {{unit, factor}} under"
-                f" {own_file}"
-            )
-        sign_or_unit = "a per cent sign" if found["unit"] == "%" else f"the unit {found['unit']!r}"
-        return f"a number with {sign_or_unit}", remedy
     if kind == "size":
         return f"and numbers are at most {MAX_NUMBER:g}", "correct it, or leave the cell empty"
-    return (
-        "which is not a number",
-        f"correct it, leave the cell empty, or add it to fields.{name}.missingValues",
-    )
+    if not kind:
+        return (
+            "which is not a number",
+            f"correct it, leave the cell empty, or add it to fields.{name}.missingValues",
+        )
+    pattern, problem, remedy = SIGNS[kind]
+    found = pattern.fullmatch(text)
+    values: dict[str, Any] = found.groupdict() if found else {}
+    other = "," if decimal == "." else "."
+    if values.get("unit") == "%":
+        problem = "a number with a per cent sign"
+    if unit and values.get("unit") and fold(unit) != fold(values["unit"]):
+        remedy = (
+            "write it in {own}; for a whole file say fields.{name} = {{unit, factor}} under"
+            " [files.{file!r}]"
+        )
+    values |= {
+        "name": name,
+        "own": unit,
+        "file": file,
+        "code": ord(text[0]),
+        "mark": "comma" if other == "," else "point",
+        "exchanged": text.replace(other, decimal),
+        "decimal": text_if(
+            values.get("sign") == other, f", or decimalChar = {other!r} if it is the decimal mark"
+        ),
+    }
+    return problem.format(**values), remedy.format(**values)
 
 
 def sort_classes(classes: Collection[str]) -> list[str]:

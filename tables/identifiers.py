@@ -45,10 +45,9 @@ DATED = re.compile(
     r"(?i:.*(date|datum|dato|fecha|day|dag|tag|time|zeit|tid|hora|heure|jour|stamp|birth|dob).*)"
 )
 
-# Numbers of such columns: Excel's of the days from 1920 to 2100, and the seconds since 1970 from
-# 1980 to 2100, or thousandths of them, and so on as pandas and databases have them.
-DAYS = (7_306, 73_051)
-SECONDS = (315_532_800, 4_133_980_800)
+# Numbers in such columns: Excel's of the days from 1920 to 2100, and the seconds since 1970 from
+# 1980 to 2100, or thousandths of them and so on, as pandas and databases have them.
+TIMES = ((7_306, 73_051), *((3.155e8 * unit, 4.134e9 * unit) for unit in (1, 1e3, 1e6, 1e9)))
 
 # Identifiers of persons or cases.
 IDENTIFIER = re.compile(
@@ -119,23 +118,15 @@ def judge_numbers(name: str, column: Column) -> Finding:
 def _are_dates(name: str, cells: NDArray[np.float64]) -> bool:
     """Return whether nearly all numbers are calendar days, or count time by the column's name."""
     numbers = cells[~np.isnan(cells)]
-    found = [
-        *(_are_days(numbers // time) for time in (1, 1e4, 1e6)),  # 20240317, 202403171530
-        _are_days(numbers % 1e4 * 1e4 + numbers // 1e4 % 100 * 100 + numbers // 1e6),  # 17032024
-    ]
+    turned = numbers % 1e4 * 1e4 + numbers // 1e4 % 100 * 100 + numbers // 1e6  # 17032024
+    days = np.stack([numbers, numbers // 1e4, numbers // 1e6, turned])  # 20240317, 202403171530
+    is_month = np.abs(days // 100 % 100 - 6.5) < 6
+    is_date = is_month & (days % 100 > 0) & (days % 100 < 32) & (days // 1e4 >= 1900)
+    is_date &= days < 2101_01_01
     if DATED.fullmatch(name):
-        units = (1, 1e3, 1e6, 1e9)
-        ranges = [DAYS, *((SECONDS[0] * unit, SECONDS[1] * unit) for unit in units)]
-        found += [(numbers >= first) & (numbers < last) for first, last in ranges]
-    return bool(len(numbers)) and max(each.mean() for each in found) >= NEARLY_ALL
-
-
-def _are_days(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which numbers are days from 1900 to 2100, written YYYYMMDD."""
-    month = numbers // 100 % 100
-    day = numbers % 100
-    is_day = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
-    return is_day & (numbers >= 1900_01_01) & (numbers <= 2100_12_31)
+        counted = [(numbers >= first) & (numbers < last) for first, last in TIMES]
+        is_date = np.concatenate([is_date, counted])
+    return bool(len(numbers)) and bool(is_date.mean(axis=1).max() >= NEARLY_ALL)
 
 
 def _all_differ(numbers: NDArray[np.float64]) -> bool:

@@ -314,14 +314,14 @@ def test_tables_of_check_data_describe_frames(tmp_path: Path) -> None:
         (
             {"a": pandas.DataFrame({"n": [1], "x": [pandas.DataFrame()]})},
             {},
-            r"data\['a'\], column 'x' holds values that .* \.astype\(str\)",
+            r"data\['a'\] is not a data frame.*texts of column 'x' by \.astype\(str\)",
         ),
         ({"a": pandas.DataFrame([[1, 2]], columns=["x", "x"])}, {}, "Duplicate column names"),
         *(
             (
                 {"a": sites()["Sion"].assign(odd=values)},
                 {},
-                r"data\['a'\], column 'odd' holds values that .* \.astype\(str\)",
+                r"data\['a'\] is not a data frame.*texts of column 'odd' by \.astype\(str\)",
             )
             for values in (
                 [1, "b"] * 20,
