@@ -48,7 +48,7 @@ from fairbloom.tasks.models import (
 )
 from fairbloom.tasks.models.weights import digest_weights, load_initial_weights
 from fairbloom.tasks.optimizers import usual_learning_rate
-from fairbloom.tasks.score import check_measured, decide_score, has_two_classes, warn_of_unstated
+from fairbloom.tasks.score import check_measured, decide_score, has_two_classes, log_positive
 from fairbloom.text import join_first, text_if
 
 from .checkpoint import list_checkpoints
@@ -239,7 +239,7 @@ def federate(
         find_two_groups(task.groupings, task.classes)
         asking = [settings.method]
     check_measured(settings, method.needs, task)
-    warn_of_unstated(task, asking)
+    log_positive(task, asking, settings.schema_)
     measure = settings.best_model.replace("-", "_")
     with locked_folder(path, wait=deployed):
         recorder = RunRecorder(

@@ -99,7 +99,8 @@ class Settings(RunSettings):
             owner = key.partition(".")[0]
             if owner in TASKS and TASKS[owner].reads:
                 raise SettingsError(
-                    f"{key} is of task {owner}, and task = {run.task!r}: add --task {owner}"
+                    f"data-dir = {setup.data_dir!r} is for {key}, which is of task {owner}: add"
+                    f" --task {owner}"
                 )
         info.check(setup)
         info.check_parameters(given)

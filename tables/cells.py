@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fairbloom.text import text_if
 
 from .grammar import LETTER, explain_pattern, find_numbers, is_band
-from .schema import Decimal, File, fold, fold_cell, normalise
+from .schema import Decimal, File, fold_cell, normalise
 
 # The largest number: squares of larger ones could not be summed.
 MAX_NUMBER = 1e100
@@ -220,7 +220,7 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
     other = "," if decimal == "." else "."
     if values.get("unit") == "%":
         problem = "a number with a per cent sign"
-    if unit and values.get("unit") and fold(unit) != fold(values["unit"]):
+    if unit and values.get("unit", unit) != unit:
         remedy = (
             "write it in {own}; for a whole file say fields.{name} = {{unit, factor}} under"
             " [files.{file!r}]"

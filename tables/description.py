@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.text import join_first, plural, text_if
 
-from .cells import different_cells, explain_number
+from .cells import different_cells
 from .duplicates import find_duplicates
 from .encoding import (
     NO_UNIT,
     ClientTable,
     ColumnValues,
     EncodedFile,
-    explain_category,
+    explain_cell,
     is_missing,
     is_unknown,
 )
@@ -271,17 +271,15 @@ def _join_alike(faults: Sequence[Row]) -> list[Row]:
 
     The row names all clients, the first file, and the lines in it.
     """
-    alike: dict[tuple[object, ...], list[Row]] = {}
+    alike: dict[object, list[Row]] = {}
     for place, row in enumerate(faults):
-        same = [row.get(key) for key in ("column", "value", "problem", "remedy")]
-        alike.setdefault((*same, place if same[1] in ("", None) else -1), []).append(row)
+        about = (row.get("column"), row.get("value"), row["problem"], row.get("remedy"))
+        alike.setdefault(about if row.get("value") else place, []).append(row)
     joined = []
     for first, *others in alike.values():
-        names = [str(row["client"]) for row in (first, *others)]
-        more = text_if(others, f" and {len(others)} more")
-        joined.append(
-            {**first, "client": join_first(names), "file": f"{first.get('file', '')}{more}"}
-        )
+        clients = [str(row["client"]) for row in (first, *others)]
+        file = f"{first.get('file', '')}{text_if(others, f' and {len(others)} more')}"
+        joined.append({**first, "client": join_first(clients), "file": file})
     return joined
 
 
@@ -360,12 +358,10 @@ def _kinds_of_column(file: EncodedFile, table: Table, name: str) -> Iterator[Kin
     kinds: dict[tuple[str, str], list[int]] = {}
     remedies: dict[tuple[str, str], str] = {}
     for code, cell in enumerate(cells[:-1]):
-        if field.categories:
-            text = normalise(cell)
-            problem, remedy = explain_category(text, name, field, name == file.schema.target)
-        else:
-            text = ""
-            problem, remedy = explain_number(cell, table.decimal, name, field.unit, table.path.name)
+        problem, remedy = explain_cell(
+            cell, name, field, name == file.schema.target, table.decimal, table.path.name
+        )
+        text = normalise(cell) if field.categories else ""
         kinds.setdefault((problem, text), []).append(code)
         remedies.setdefault((problem, text), remedy)
     for (problem, text), same in kinds.items():

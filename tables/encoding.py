@@ -171,26 +171,35 @@ def _read_categories(
         places.append(UNKNOWN if place is None else place)
     found = np.array(places, np.int32)[codes]
     for code in np.unique(codes[found == UNKNOWN])[:MAX_FAULTS]:
-        text = normalise(cells[code])
-        problem, remedy = explain_category(text, name, field, name == schema.target)
+        problem, remedy = explain_cell(
+            cells[code], name, field, name == schema.target, table.decimal, table.path.name
+        )
         wrong.append(_count_fault(table, name, problem, remedy, "no-category", codes == code))
     return found
 
 
-def explain_category(text: str, name: str, field: Field, is_target: bool) -> tuple[str, str]:
-    """Return the problem and the remedy of a normalised cell that is in no category."""
+def explain_cell(
+    cell: str, name: str, field: Field, is_target: bool, decimal: Decimal, file: str
+) -> tuple[str, str]:
+    """Return the problem and the remedy of a cell that is in no category, or not a number.
+
+    Numbers of the `file` have this `decimal` mark.
+    """
+    if not field.categories:
+        return explain_number(cell, decimal, name, field.unit, file)
+    text = normalise(cell)
     if len(text) > MAX_TEXT:
         problem = f"a text of {len(text):,} characters"
         return problem, "correct it, or put the column in ignore"
     known = join_first(field.categories)
-    remedy = f"say which of {known} it means: fields.{name}.spellings = {{CATEGORY = [{text!r}]}}"
     # In the target even a near spelling may be the opposite, as "unwell" is of "well".
     hint = "" if is_target else did_you_mean(text, field.categories)
-    if hint or is_target:
-        remedy = f"{hint}correct it, or {remedy}"
-    else:
-        remedy = f"add it to categories of fields.{name} if it is a new one, or {remedy}"
-    return f"not one of the categories {known}", remedy
+    new = f"add it to categories of fields.{name} if it is a new one"
+    return (
+        f"not one of the categories {known}",
+        f"{hint}{'correct it' if hint or is_target else new}, or say which of {known} it means:"
+        f" fields.{name}.spellings = {{CATEGORY = [{text!r}]}}",
+    )
 
 
 def _count_fault(

@@ -5,7 +5,6 @@ Codes and bands are no numbers: E11.9, T2N0, 007, 40-49.
 """
 
 import re
-from collections import Counter
 from collections.abc import Collection
 from itertools import islice
 
@@ -56,11 +55,13 @@ def find_numbers(text: str) -> list[str]:
 
 def explain_pattern(text: str, name: str) -> tuple[str, str]:
     """Return the problem and the remedy of a cell that holds numbers; `name` is the column's."""
-    pattern = DIGITS.sub("N", text)
     numbers = find_numbers(text)
+    pattern = DIGITS.sub("N", text)
     if len(numbers) == 2:
-        remedy = f"write {' and '.join(numbers)} into columns of their own, or put {name} in ignore"
-        return f"two numbers written as {pattern!r}", remedy
+        return (
+            f"two numbers written as {pattern!r}",
+            f"write {' and '.join(numbers)} into columns of their own, or put {name} in ignore",
+        )
     return (
         f"a number written as {pattern!r}",
         "write only digits and a decimal point, as in -1234.5 or 1.2e5",
@@ -70,17 +71,18 @@ def explain_pattern(text: str, name: str) -> tuple[str, str]:
 def are_numbers(texts: Collection[str], more: int) -> bool:
     """Return whether nearly all of many different cells hold numbers; `more` are plain ones."""
     cells = {text: find_numbers(text) for text in islice(texts, SAMPLE)}
-    words = {text: " ".join(WORD.findall(DIGITS.sub("", text))).casefold() for text in cells}
-    counts = Counter(words[text] for text, numbers in cells.items() if numbers and words[text])
-    usual = ["", *(each for each, _ in counts.most_common(MAX_WORDS))]
-    written = [text for text, numbers in cells.items() if numbers and words[text] in usual]
-    pairs = [text for text in written if len(cells[text]) == 2]
+    written = {text: numbers for text, numbers in cells.items() if numbers}
+    words = {" ".join(WORD.findall(DIGITS.sub("", text))).casefold() for text in written}
+    pairs = [text for text, numbers in written.items() if len(numbers) == 2]
     bands = [text for text in pairs if is_band(text)]
     # Few bands begin with the same number, unlike 1 h 20 min and 1 h 30 min.
-    starts = {cells[text][0] for text in bands if "-" not in text and "–" not in text}
+    starts = {written[text][0] for text in bands if "-" not in text and "–" not in text}
     are_bands = len(bands) > NEARLY_ALL * len(pairs) and not 0 < 2 * len(starts) <= len(bands)
     return (
-        len(texts) + more > FEW_VALUES and len(written) >= NEARLY_ALL * len(cells) and not are_bands
+        len(texts) + more > FEW_VALUES
+        and len(written) >= NEARLY_ALL * len(cells)
+        and len(words - {""}) <= MAX_WORDS
+        and not are_bands
     )
 
 

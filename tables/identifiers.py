@@ -120,9 +120,11 @@ def _are_dates(name: str, cells: NDArray[np.float64]) -> bool:
     numbers = cells[~np.isnan(cells)]
     turned = numbers % 1e4 * 1e4 + numbers // 1e4 % 100 * 100 + numbers // 1e6  # 17032024
     days = np.stack([numbers, numbers // 1e4, numbers // 1e6, turned])  # 20240317, 202403171530
-    is_month = np.abs(days // 100 % 100 - 6.5) < 6
-    is_date = is_month & (days % 100 > 0) & (days % 100 < 32) & (days // 1e4 >= 1900)
-    is_date &= days < 2101_01_01
+    is_date = (
+        (np.abs(days // 1e4 - 2000) <= 100)
+        & (np.abs(days // 100 % 100 - 6.5) < 6)
+        & (np.abs(days % 100 - 16) < 16)
+    )
     if DATED.fullmatch(name):
         counted = [(numbers >= first) & (numbers < last) for first, last in TIMES]
         is_date = np.concatenate([is_date, counted])

@@ -15,10 +15,10 @@ import numpy as np
 from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural, text_if
 
-from .cells import WITH_UNIT, explain_number, find_sign, parse_number, shorten, sort_classes
+from .cells import WITH_UNIT, find_sign, parse_number, shorten, sort_classes
 from .encoding import (
     ColumnValues,
-    explain_category,
+    explain_cell,
     is_missing,
     is_unknown,
     measure_moments,
@@ -393,7 +393,8 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
             texts = column.text_counts
             odd = {fold_cell(text) for text in column.odd_counts if not is_gap(text)}
             if odd <= BOOLEANS and len(column.number_counts()[0]):  # True may mean 1
-                texts = _usual_texts(_texts_without(column, ()), "categories", comments)
+                sites_texts = dict(zip(sites, column.texts_of_sites(), strict=True))
+                texts = _usual_texts(sites_texts, "categories", comments)
             lines = _category_lines(texts)
             comments += _question_gaps(texts, "a category")
     if finding.unused:
@@ -484,10 +485,7 @@ def _unit_of(text: str) -> str:
 def _number_lines(column: Column) -> list[str]:
     """Return the lines of a column of numbers, with the usual unit if each of them has one."""
     lines = ['type = "number"']
-    units = Counter[str]()
-    for text, rows in column.odd_counts.items():
-        if not is_gap(text):
-            units[_unit_of(text)] += rows
+    units = Counter(_unit_of(text) for text in column.odd_counts if not is_gap(text))
     if units and "" not in units and not len(column.number_counts()[0]):
         lines.append(f"unit = {quote(units.most_common(1)[0][0])}")
     return [*lines, *_gap_lines(column)]
@@ -526,25 +524,21 @@ def _announce(
     name: str, column: Column, about: Field, values: ColumnValues, is_target: bool
 ) -> Iterator[str]:
     """Yield a comment for each kind of cells, or each category, that is a fault by the draft."""
-
-    def explain(entry: int, file_name: str = "") -> tuple[str, str]:
-        text = column.texts[entry]
-        if about.categories:
-            return explain_category(text, name, about, is_target)
-        return explain_number(text, column.marks[entry].decimal, name, about.unit, file_name)
-
     kinds: dict[tuple[str, str], list[int]] = {}
     for entry in np.unique(column.codes[is_unknown(values)]).tolist():
-        text = column.texts[entry] if about.categories else ""
-        kinds.setdefault((explain(entry)[0], text), []).append(entry)
+        text = column.texts[entry]
+        problem, _ = explain_cell(text, name, about, is_target, ".", "")
+        kinds.setdefault((problem, text if about.categories else ""), []).append(entry)
     for (problem, text), entries in kinds.items():
         rows = np.isin(column.codes, entries)
         count = int(rows.sum())
         having = column.sites.having(rows)
         tables = column.sites.tables
         table = tables[0] if len(tables) == 1 else tables[column.sites.names.index(having[0])]
-        _, remedy = explain(entries[0], table.path.name)
-        shown = shorten(column.texts[entries[0]])
+        first = column.texts[entries[0]]
+        decimal = column.marks[entries[0]].decimal
+        _, remedy = explain_cell(first, name, about, is_target, decimal, table.path.name)
+        shown = shorten(first)
         cells = plural(count, "1 cell", f"{count} cells")
         others = text_if(len(entries) > 1 and not text, " and the like")
         yield f"{join_first(having, MAX_FAULTS)}: {shown!r}{others} in {cells}, {problem}: {remedy}"
@@ -572,7 +566,10 @@ def _draft_target(
         center, scale = measure_moments(all_numbers[~np.isnan(all_numbers)]) or (0.0, 1.0)
         return [*_number_lines(column), f"center = {center!r}", f"scale = {scale or 1.0!r}"]
     faulty = {*column.odd_counts} if kind == "auto" and is_number else set()
-    sites = _texts_without(column, faulty)
+    sites = {
+        site: Counter({text: count for text, count in texts.items() if text not in faulty})
+        for site, texts in zip(column.sites.names, column.texts_of_sites(), strict=True)
+    }
     classes = sum(sites.values(), Counter[str]())
     problem = ""
     if len(classes) > MAX_NUMBERED_CLASSES or any(
@@ -584,10 +581,9 @@ def _draft_target(
             f"has {len(classes):,} different values in {classes.total():,} rows, which are no"
             " classes"
         )
-    elif faulty and not classes:
-        problem = f"has no number that can be read, but {next(iter(column.odd_counts))!r} and so on"
     elif len({*map(fold_cell, classes)}) < 2:
-        problem = f"is {next(iter(classes), '')!r} in each row: there is nothing to learn"
+        shown = repr(next(iter(classes or column.odd_counts), ""))
+        problem = f"is {shown}{text_if(faulty, ' or so')} in each row: there is nothing to learn"
     if problem:
         raise DataError(
             f"the target, column {name!r}, {problem}: name the right column by csv.target"
@@ -598,14 +594,6 @@ def _draft_target(
         lines += _gap_lines(column)
     comments += _question_gaps(classes, "a class")
     return lines
-
-
-def _texts_without(column: Column, faulty: Collection[str]) -> dict[str, Counter[str]]:
-    """Return the number of rows of each text at each site, without some texts."""
-    return {
-        site: Counter({text: count for text, count in texts.items() if text not in faulty})
-        for site, texts in zip(column.sites.names, column.texts_of_sites(), strict=True)
-    }
 
 
 def _usual_texts(sites: Mapping[str, Counter[str]], part: str, comments: list[str]) -> Counter[str]:

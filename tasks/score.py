@@ -1,5 +1,6 @@
 """Choose the score that fairness is measured in: by the run's setting, or by the data."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
@@ -8,7 +9,7 @@ from fairbloom.errors import did_you_mean
 from fairbloom.logs import log
 from fairbloom.protocol.scores import FURTHER, INTERVALS, LOSS_SCORE, Score
 from fairbloom.protocol.settings import RunSettings, SettingsError
-from fairbloom.text import plural
+from fairbloom.text import plural, text_if
 
 from .extra_scores import find_misfit
 from .loading import find_task
@@ -97,10 +98,11 @@ def _is_unbalanced(splits: Splits) -> bool:
     return counts is not None and counts[0] > 0 and counts[1] > 2 / 3 * sum(counts)
 
 
-def warn_of_unstated(task: Task, asking: Iterable[str] = ()) -> None:
-    """Log once which scores are of a positive class that the task does not state.
+def log_positive(task: Task, asking: Iterable[str] = (), schema: str = "") -> None:
+    """Log once which class is the positive one: a warning if the user's `schema` does not state it.
 
-    `asking` are other names of what depends on it, such as a method.
+    If the task does not either, the line names the scores that are of it, and `asking`: other names
+    of what depends on it, such as a method.
     """
     scores: Iterable[Score] = (*task.scores, *task.group_scores)
     named = [replace(score, of="").words for score in scores if score.of]
@@ -108,9 +110,21 @@ def warn_of_unstated(task: Task, asking: Iterable[str] = ()) -> None:
     if task.positive is None and names:
         place = "positive in the schema" if task.schema else "Task(…, positive=0), or 1,"
         _warn(", ".join(names), task.positive_name, place, len(names) > 1)
+    elif has_two_classes(task):
+        _name_positive(task.positive_name, bool(task.schema) and not schema)
 
 
-@lru_cache(maxsize=64)  # the runs of a study share the warning
+@lru_cache(maxsize=64)  # the runs of a study share the line
+def _name_positive(name: str, is_chosen: bool) -> None:
+    log.log(
+        logging.WARNING if is_chosen else logging.INFO,
+        "the positive class is %r%s",
+        name,
+        text_if(is_chosen, ", as the data suggest: another one is positive in a schema"),
+    )
+
+
+@lru_cache(maxsize=64)
 def _warn(names: str, positive: str, place: str, several: bool) -> None:
     log.warning(
         "%s %s of class %r, the second one, because no positive class is stated: say it by %s",

@@ -137,6 +137,9 @@ def test_a_new_category_is_one_row_of_all_its_clients(folder: Folder) -> None:
         ("a, b", "a.csv and 1 more", "6 to 10, 1 more", "ja"),
         ("b", "b.csv", "5", "nort"),
     ]
+    strange = folder(a=csv_of(30).replace("dose", "x"), b=csv_of(30).replace("dose", "x"))
+    rows = describe_data(RunSettings.of(config(strange, SCHEMA)), every=False)["faults"]
+    assert [row["client"] for row in rows] == ["a", "a", "b", "b"]
     new, near = (str(row["remedy"]) for row in found)
     assert new.startswith("add it to categories of fields.ward if it is a new one, or say which of")
     assert "north, south, west it means: fields.ward.spellings = {CATEGORY = ['ja']}" in new

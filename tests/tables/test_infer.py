@@ -554,6 +554,9 @@ def test_signs_at_all_numbers_are_faults_with_a_remedy(
 def test_units_are_those_of_all_numbers(folder: Folder) -> None:
     there = folder(a=with_column("w", ["63 kg", "70kg"]), b=with_column("w", ["81 kg"]))
     assert 'unit = "kg"' in drafted(there, "w")
+    odd = folder(c=with_column("w", ["1'063 kg", "7 kg"]))
+    assert "write 1'063, or say unit" in described(odd, inferred(there))["faults"][0]["remedy"]
+    (odd / "c.csv").unlink()
     there = folder(a=with_column("w", ["63 kg", "70kg"]), b=with_column("w", ["81"]))
     assert 'unit = "kg"' not in drafted(there, "w")
 
@@ -655,6 +658,7 @@ def test_nearly_numbers_are_faults_that_name_what_is_odd(
         (["1.5", "1,5", "2.5"], ("comma", "decimalChar")),
         (["3", "<5", "4"], ("bound", "missingValues")),
         ([*map(str, range(25)), "absent"], ("not a number", "missingValues")),
+        ([*map(str, range(25)), "30-59"], ("a range and no number", "missingValues")),
     ):
         with subtests.test(cells=cells, named=named):
             there = folder(a=column_of(cells), b=column_of([*cells[:1], "7", "8"]))

@@ -1,5 +1,6 @@
 """The positive one of two classes: how it is chosen, recorded, kept and named."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from fairbloom.tables.positive import choose_positive
 from fairbloom.tables.schema import parse_image_schema, parse_schema
 from fairbloom.tasks import Examples, Setup, Splits, Task, columns
 from fairbloom.tasks.measures import group_scores_of_classes
-from fairbloom.tasks.score import warn_of_unstated
+from fairbloom.tasks.score import log_positive
 from fairbloom.tasks.targets import POSITIVE_WORDS
 from tests.tables.helpers import SCHEMA, Folder, csv_of, inferred, load, schema_with
 
@@ -203,6 +204,20 @@ def test_an_unstated_positive_class_is_one_warning(
     ]
 
 
+def test_the_log_names_the_positive_class_in_one_line(
+    folder: Folder, said: pytest.LogCaptureFixture
+) -> None:
+    there = folder(a=patients(30, 40, ("septic", "free")), b=patients(20, 40, ("septic", "free")))
+    for seed in range(2):
+        run(there, f"chosen{seed}", rounds=1, seed=seed)
+    for _ in range(2):
+        log_positive(load(there), schema=inferred(there))
+    assert [each for each in dict.fromkeys(said.messages) if "positive" in each] == [
+        "the positive class is 'septic', as the data suggest: another one is positive in a schema",
+        "the positive class is 'septic'",
+    ]
+
+
 def test_a_task_of_ones_own_states_its_positive_class(caplog: pytest.LogCaptureFixture) -> None:
     examples = Examples(torch.zeros(4, 1), torch.tensor([0, 1, 0, 1]))
     task = Task(
@@ -214,9 +229,9 @@ def test_a_task_of_ones_own_states_its_positive_class(caplog: pytest.LogCaptureF
         groupings={"sex": ("F", "M")},
         group_scores=group_scores_of_classes(2),
     )
-    warn_of_unstated(replace(task, positive=1), ["fairfed"])
+    log_positive(replace(task, positive=1), ["fairfed"])
     assert not caplog.records
-    warn_of_unstated(task, ["fairfed"])
+    log_positive(task, ["fairfed"])
     assert "selection rate, true positive rate, fairfed are of class '1'" in caplog.text
     assert "Task(…, positive=0), or 1," in caplog.text
 
