@@ -88,8 +88,5 @@ def are_numbers(texts: Collection[str], more: int) -> bool:
 
 def is_band(text: str) -> bool:
     """Return whether a cell is a range, 40-49 or 40 to 49, or a code with a check digit, 2345-7."""
-    numbers = re.findall(r"\d+(?:\.\d+)?", text.replace(",", "."))
-    if len(numbers) != 2:
-        return False
-    low, high = map(float, numbers)
-    return low < high or ("-" in text and high < 10)
+    numbers = [float(each) for each in re.findall(r"\d+(?:\.\d+)?", text.replace(",", "."))]
+    return len(numbers) == 2 and (numbers[0] < numbers[1] or ("-" in text and numbers[1] < 10))

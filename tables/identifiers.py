@@ -42,7 +42,8 @@ DATE = re.compile(
 # Names that say a date, a day or a time, but no age.
 DATED = re.compile(
     r"(?!(.*[\W\d_])?([Aa]ge|AGE|[Aa]lter|ALTER)([\W\d_A-Z].*)?$)"
-    r"(?i:.*(date|datum|dato|fecha|day|dag|tag|time|zeit|tid|hora|heure|jour|stamp|birth|dob).*)"
+    r"(?i:.*(date|datum|dato|fecha|day|dag|tag|time|zeit|tid|hora|heure|jour|giorno|stamp|birth|dob"
+    r"|(?<![^\W_])(data|d[ií]as?)(?![^\W_])).*)"
 )
 
 # Numbers in such columns: Excel's of the days from 1920 to 2100, and the seconds since 1970 from

@@ -452,11 +452,13 @@ def _is_number(name: str, column: Column) -> bool:
     signs = {text: find_sign(text) for text in odd}
     units = {fold(_unit_of(text)) for text, sign in signs.items() if sign == "unit"}
     bounds = {text[0] for text, sign in signs.items() if sign == "bound"}
-    names = {text for text, sign in signs.items() if sign in ("", "range")}
-    if len(units) > 1:  # as in 0 no, 1 yes
-        names |= {text for text, sign in signs.items() if sign == "unit"}
-    if len(bounds) > 1 and not len(numbers):  # as in <60, ≥60
-        names |= {text for text, sign in signs.items() if sign == "bound"}
+    of_names = {
+        "": True,
+        "range": True,
+        "unit": len(units) > 1,  # as in 0 no, 1 yes
+        "bound": len(bounds) > 1 and not len(numbers),  # as in <60, ≥60
+    }
+    names = {text for text, sign in signs.items() if of_names.get(sign)}
     if not names:
         return True
     is_repeated = min([*odd.values(), *counts.tolist()]) > 1
