@@ -24,7 +24,7 @@ WITH_UNIT = re.compile(  # kg/m2 is a unit, and 0xff is no number with one
     rf"(?!0[xX])(?P<number>{ANY_NUMBER})\s*"
     rf"(?P<unit>(?:{LETTER}|[%‰°$€£¥'\"′″])(?:\D|(?<=[a-z])[23](?!\d))*?)\s*"
 )
-OF_UNITS = {"2": "[2²]", "3": "[3³]", "μ": "[μµ]"}  # signs that units are written with
+OF_UNITS = str.maketrans({"2": "[2²]", "3": "[3³]", "μ": "[μµ]"})  # kg/m² is kg/m2
 CURRENCY = re.compile(rf"(?P<unit>[$€£¥₹]|CHF|EUR|GBP|USD)\s*(?P<number>{ANY_NUMBER})")
 
 WRITE_OR_MISSING = "write a number, or add it to fields.{name}.missingValues"
@@ -152,8 +152,7 @@ def parse_numbers(
     texts = compute.utf8_trim_whitespace(values)
     gone = _to_array(compute.is_in(compute.utf8_lower(texts), pa.array([*missing], pa.string())))
     for unit in units:
-        signs = unicodedata.normalize("NFKC", unit)
-        sign = "".join(OF_UNITS.get(each, re.escape(each)) for each in signs)
+        sign = re.escape(unicodedata.normalize("NFKC", unit)).translate(OF_UNITS)
         texts = compute.replace_substring_regex(texts, rf"^([0-9.,+\- ]+?)\s*{sign}$", r"\1")
         if CURRENCY.fullmatch(f"{unit}0"):
             texts = compute.replace_substring_regex(texts, rf"^{sign}\s*([0-9.,+\- ]+)$", r"\1")

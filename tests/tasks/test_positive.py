@@ -1,6 +1,5 @@
 """The positive one of two classes: how it is chosen, recorded, kept and named."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
