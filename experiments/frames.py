@@ -99,7 +99,7 @@ def _table_of(name: str, frame: "pandas.DataFrame") -> "pyarrow.Table":
             hint = f": make texts of column {column!r} by .astype(str), or drop it"
             kind = pyarrow.Table.from_pandas(frame[[column]], preserve_index=False).schema.types[0]
             if "extension<" in str(kind):  # intervals and periods
-                raise TypeError(f"a file cannot hold {frame[column].dtype}")
+                raise TypeError(f"a file cannot hold {kind}")
         table = pyarrow.Table.from_pandas(frame, preserve_index=False)
     except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise FairbloomError(

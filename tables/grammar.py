@@ -14,7 +14,7 @@ LETTER = r"[^\W\d_²³¹¼-¾\u2070-\u209c⅐-⅟①-⓿]"
 # No number begins with a 0 before another digit, as codes and telephone numbers do.
 NUMBER = re.compile(
     r"""(?<![\d.,])
-    (?: 0[xX][0-9a-fA-F]+
+    (?: 0[xX][0-9a-fA-F]+ | 0[oO][0-7]+ | 0[bB][01]+
     | (?: (?!0\d)\d{1,3}(?:[ '’´`_.,٬]\d{3})+ | \d{1,2}(?:,\d\d)+,\d{3} | (?!0\d)\d+ )  # 1,23,456
       (?: [.,٫·]\d+ )?
       (?: \s? (?: [eEdD]\s?[+-]? | [x×*·⋅]\s?10(?:\^|\*\*|(?=[⁰¹²³⁴-⁹⁺⁻]))[+⁺⁻-]? ) [\d⁰¹²³⁴-⁹]+ )?
@@ -26,12 +26,12 @@ WORD = re.compile(rf"{LETTER}+(?:[./^*·-]?{LETTER}+)*")
 # What codes have, and numbers do not, if \0 stands for each number: further digits, letters before
 # a number. A long word before it names a room or a grade.
 CODE = re.compile(
-    rf"\d|\0_\0|(?:^|[^\w\0]){LETTER}+\0|\0(?![a-z]){LETTER}+\0|^{LETTER}+[-_/#]|^{LETTER}{{4,}} "
+    rf"\d|\0_\0|(?:^|[^\w\0]){LETTER}+\0|\0(?![a-z]){LETTER}+\0|^{LETTER}+[-_/#*]|^{LETTER}{{4,}} "
 )
 
 # Digits of units, of kg/m2 and ml/min/1.73m²; and those that a pattern has an N for.
-OF_UNIT = re.compile(r"(?<=[a-z])(?<!0x)[23](?!\d)|(?<=[a-z]/)\s?\d+(?:[.,]\d+)?(?=\s?[a-z])")
-DIGITS = re.compile(r"(?<=0x)[0-9a-fA-F]+|(?!0x)\d+(?:[.,]\d+)?")
+OF_UNIT = re.compile(r"(?<=[a-z])(?<!0[xob])[23](?!\d)|(?<=[a-z]/)\s?\d+(?:[.,]\d+)?(?=\s?[a-z])")
+DIGITS = re.compile(r"(?<=0[xob])[0-9a-fA-F]+|(?!0[xob])\d+(?:[.,]\d+)?")
 
 # Characters that are read; words around the numbers of a cell, and such words in a column.
 LONGEST = 60

@@ -28,6 +28,8 @@ WRITTEN: list[tuple[Draw, str, str]] = [
     (lambda r: f"{r.randint(1, 9)},{r.randint(10, 99)},000", "'N,N'", "only digits"),
     (lambda r: f"{r.randint(10, 99)}٫{r.randint(0, 9)}", "'N٫N'", "only digits"),
     (lambda r: f"{r.randint(10, 99)}·{r.randint(0, 9)}", "'N·N'", "only digits"),
+    (lambda r: bin(r.randint(0, 255)), "'0bN'", "only digits"),
+    (lambda r: oct(r.randint(0, 255)), "'0oN'", "only digits"),
     (lambda r: hex(r.randint(0, 255)), "'0xN'", "only digits"),
     (lambda r: f"{r.randint(10, 99) / 10}×10³", "'N×N³'", "as in -1234.5 or 1.2e5"),
     (lambda r: f"{r.randint(10, 99) / 10}x10^-3/µl", "'NxN^-N/μl'", "1.2e5"),
@@ -67,6 +69,7 @@ def test_written_numbers_are_faults_with_a_remedy(
 CODES: list[Draw] = [
     lambda r: f"room {r.randint(10, 40)}",
     lambda r: f"P-{r.randint(10, 40)}",
+    lambda r: f"A*{r.randint(10, 19)}:{r.randint(10, 19)}",
     lambda r: f"{r.randint(1, 9)}_{r.randint(1, 9)}",
     lambda r: f"{r.randint(1, 9)}:{r.randint(1, 9)}:{r.randint(1, 9)}",
     lambda r: f"{r.randint(1, 9)} of about {r.randint(10, 12)} items",
