@@ -605,9 +605,10 @@ def _usual_texts(sites: Mapping[str, Counter[str]], part: str, comments: list[st
     """
     strange = _find_strange(sites)
     if strange:
-        uses = plural(len(strange), "uses", "use")
-        named = join_first(strange, MAX_FAULTS)
-        comments.append(f"{named} {uses} other {part}: map them in spellings")
+        comments.append(
+            f"{join_first(strange, MAX_FAULTS)} {plural(len(strange), 'uses', 'use')} other {part}:"
+            " map them in spellings"
+        )
     return sum((each for site, each in sites.items() if site not in strange), Counter[str]())
 
 
