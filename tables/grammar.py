@@ -26,7 +26,8 @@ WORD = re.compile(rf"{LETTER}+(?:[./^*·-]?{LETTER}+)*")
 # What codes have, and numbers do not, if \0 stands for each number: further digits, letters before
 # a number. A long word before it names a room or a grade.
 CODE = re.compile(
-    rf"\d|;|\0_\0|(?:^|[^\w\0]){LETTER}+\0|\0(?![a-z]){LETTER}+\0|^{LETTER}+[-_/#*]|^{LETTER}{{4,}} "
+    rf"\d|;|\0_\0|(?:^|[^\w\0]){LETTER}+\0|\0(?![a-z]){LETTER}+\0"
+    rf"|^{LETTER}+[-_/#*]|^{LETTER}{{4,}} "
 )
 
 # Digits of units, of kg/m2 and ml/min/1.73m²; and those that a pattern has an N for.
