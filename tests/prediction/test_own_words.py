@@ -74,10 +74,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[fairbloom.Run]:
     return found
 
 
-def predicted(run: fairbloom.Run, file: Path, out: Path, client: str, split: str = "") -> list[str]:
-    """Return the probabilities of the second class, as they are written for a file."""
+def predicted(
+    run: fairbloom.Run, file: Path, out: Path, client: str, split: str = ""
+) -> dict[str, list[str]]:
+    """Return the true class, and the probability of the second one, as written for a file."""
     load_predictor(run.folder, client=client).predict_file(file, out, split)
-    return pandas.read_csv(out, dtype=str)["probability_1"].tolist()
+    table = pandas.read_csv(out, dtype=str)
+    return {name: table[name].tolist() for name in ("true_ill", "probability_1")}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_a_file_is_read_in_the_words_of_its_client(
     new = tmp_path / name
     expected = predicted(common, files[0], tmp_path / "common.csv", client, split)
     assert predicted(own, new, tmp_path / "own.csv", client, split) == expected
-    assert len(expected) == (12 if split else 60)
+    assert len(expected["true_ill"]) == (12 if split else 60)
 
 
 def test_a_frame_and_an_export_have_the_clients_words(
@@ -108,7 +111,8 @@ def test_a_frame_and_an_export_have_the_clients_words(
     common, own = runs
     frame = pandas.read_csv(own.folder.parent / "data" / "koeln.csv", keep_default_na=False)
     file = common.folder.parent / "data" / "koeln.csv"
-    expected = [float(each) for each in predicted(common, file, tmp_path / "p.csv", "koeln")]
+    of_file = predicted(common, file, tmp_path / "p.csv", "koeln")["probability_1"]
+    expected = [float(each) for each in of_file]
     found = own.predict(frame, client="koeln")["probability_1"]
     np.testing.assert_allclose(found, expected, atol=1e-6)
     session = pytest.importorskip("onnxruntime").InferenceSession(own.export(client="koeln"))
