@@ -17,7 +17,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
-from fairbloom.protocol.names import CONTEXTS, LOSS, RUN_FOLDER
+from fairbloom.protocol.names import CONTEXTS, LOSS, PERSONAL, RUN_FOLDER
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.options import OPTIONS
@@ -357,19 +357,37 @@ class RoundWriter:
             self._unseen = []  # checked once: a metric that is missing later does not end the run
         if not finished.server_metrics and finished.number in self._central:
             finished = replace(finished, server_metrics=dict(self._central[finished.number]))
+        serves = self._recorder.method.serves
+        if self._recorder.method.personal_parameters:  # each client evaluates with its own
+            serves = PERSONAL
+            finished = replace(
+                finished,
+                evaluations={
+                    client: self._as_personal(metrics)
+                    for client, metrics in finished.evaluations.items()
+                },
+            )
         if finished.number == 1 and 0 in self._central:
             self._recorder.record_initial(self._central[0])
         self._central = {}
         self._before(finished.number)
         row = self._recorder.record(finished, seconds=time.perf_counter() - self._started)
         self._after(finished.number)
-        summary = summarize_row(row, self._scores[0], self._recorder.method.serves)
+        summary = summarize_row(row, self._scores[0], serves)
         log.info("round %d is recorded%s", finished.number, summary)
         if self._on_round is not None:
             self._on_round(finished)
         if self._recorder.stopped:
             raise StopRun(self._recorder.stopped)
         self._started = time.perf_counter()
+
+    def _as_personal(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return a client's metrics with its scores under the names of a personal model's."""
+        scores = {score.name for score in self._scores}
+        return {
+            f"{name}-{PERSONAL}" if name in scores else name: value
+            for name, value in metrics.items()
+        }
 
     def watch(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
         """Return the user's function, wrapped to keep its metrics."""
