@@ -1,6 +1,13 @@
 """Words of messages and pages that depend on a number, a condition or a list."""
 
+import math
 from collections.abc import Sequence
+
+# The most decimals of a number; smaller ones than these show are written as powers of ten.
+MAX_DECIMALS = 9
+
+# Numbers from here on are written as powers of ten.
+HUGE = 1e15
 
 
 def plural(count: int, one: str, many: str) -> str:
@@ -11,6 +18,27 @@ def plural(count: int, one: str, many: str) -> str:
 def text_if(condition: object, text: str) -> str:
     """Return a text if the condition is true, "" otherwise."""
     return text if condition else ""
+
+
+def three_digits(value: float, sign: str = "") -> str:
+    """Return a number with three digits: "0.512", "19,600"; powers of ten if tiny or huge."""
+    if 999.5 <= abs(value) < HUGE:
+        return round_to(float(f"{value:.3g}"), 0, sign)
+    return f"{value:{sign}.3g}"
+
+
+def decimals_showing(digits: int, value: float) -> int:
+    """Return the decimals that show so many digits of a number; 0 has none."""
+    return min(MAX_DECIMALS, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+
+
+def round_to(value: float, decimals: int, sign: str = "") -> str:
+    """Return a number with so many decimals; negative ones round tens, hundreds and so on.
+
+    What rounds to zero has no minus. Five digits before the point have a comma.
+    """
+    rounded = round(value, decimals) + 0.0
+    return f"{rounded:{sign}{text_if(abs(rounded) >= 1e4, ',')}.{max(0, decimals)}f}"
 
 
 def join_first(names: Sequence[str], most: int = 12) -> str:

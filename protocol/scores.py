@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from fairbloom.text import text_if
+from fairbloom.text import decimals_showing, round_to, text_if, three_digits
 
 SHARE = (0.0, 1.0)
 
@@ -20,6 +20,9 @@ INTERVALS: Mapping[str, tuple[float, float]] = {
 
 # The names of known scores of which lower is better and that have no upper end.
 ERRORS = frozenset({"loss", "mae", "rmse"})
+
+# What files say of a score that were written before scores had a unit.
+NO_UNIT: Mapping[str, str] = {"measured_in": ""}
 
 # Sums of probabilities in float32 may exceed their interval by this.
 ROUNDING = 1e-6
@@ -39,12 +42,15 @@ class Score:
         Whether it is a share in [0, 1], which tables show as a percentage.
     of
         The positive class, of two, that it is of, such as "ill"; "" for other scores.
+    measured_in
+        The unit of its numbers, such as "days"; "" for scores without one, or of an unknown one.
     """
 
     name: str
     higher_is_better: bool = True
     percent: bool = False
     of: str = ""
+    measured_in: str = field(default="", compare=False)  # the same score in any unit
 
     @property
     def words(self) -> str:
@@ -56,24 +62,38 @@ class Score:
     @property
     def title(self) -> str:
         """Its name in tables and figures: "sensitivity (ill), %", or "loss, lower is better"."""
-        unit = text_if(self.percent, ", %")
+        unit = text_if(self.percent, ", %") + text_if(self.measured_in, f", {self.measured_in}")
         hint = text_if(not self.higher_is_better, ", lower is better")
         return f"{self.words}{unit}{hint}"
 
     @property
     def unit(self) -> str:
-        """The unit of its differences: points, or the score itself."""
-        return "points" if self.percent else self.words
+        """The unit of its differences: points, its own, or the score itself."""
+        return "points" if self.percent else self.measured_in or self.words
 
     def better(self, value: float, than: float) -> float:
         """Return by how much a number is better than another, negative if it is worse."""
         return value - than if self.higher_is_better else than - value
 
-    def written(self, value: float | None) -> str:
-        """Return a number of tables as text: "84.3 %", "0.512", or "–" if it is not finite."""
+    def written(self, value: float | None, decimals: int | None = None) -> str:
+        """Return a number of tables as text: "84.3 %", "0.512", "19,600 EUR"; "–" if not finite.
+
+        Without `decimals`, a number that is no percentage has three digits.
+        """
         if value is None or not math.isfinite(value):
             return "–"
-        return f"{value:.1f} %" if self.percent else f"{value:.3g}"
+        if self.percent:
+            return f"{value:.1f} %"
+        number = three_digits(value) if decimals is None else round_to(value, decimals)
+        return f"{number}{text_if(self.measured_in, f' {self.measured_in}')}"
+
+    def decimals_of(self, values: Iterable[float]) -> int:
+        """Return the decimals that show three digits of the largest number; one of percentages.
+
+        They are negative if digits before the point are rounded.
+        """
+        largest = max(map(abs, values), default=0.0)
+        return 1 if self.percent or not largest else decimals_showing(3, largest)
 
     @property
     def interval(self) -> tuple[float, float]:

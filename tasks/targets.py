@@ -1,7 +1,7 @@
 """The target of a user's own files: classes, or a quantity."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +55,7 @@ class Target:
     classes: tuple[str, ...] = ()
     center: float = 0.0
     scale: float = 1.0
+    unit: str = ""
 
     @property
     def outputs(self) -> int:
@@ -71,9 +72,9 @@ class Target:
         """Return the scores, the one that fairness is measured in first."""
         if not self.classes:
             return {
-                MAE: partial(absolute_error, scale=self.scale),
+                replace(MAE, measured_in=self.unit): partial(absolute_error, scale=self.scale),
                 R2: r2,
-                RMSE: partial(rmse, scale=self.scale),
+                replace(RMSE, measured_in=self.unit): partial(rmse, scale=self.scale),
             }
         scores: dict[Score, Measure] = {ACCURACY: is_highest, BALANCED_ACCURACY: balanced_accuracy}
         if len(self.classes) == 2:
@@ -84,7 +85,7 @@ class Target:
         """Return the scores of groups; `positive` is the index of the positive class of two."""
         if self.classes:
             return group_scores_of_classes(len(self.classes), positive, self.classes[positive])
-        score = GroupScore(MAE.name, higher_is_better=MAE.higher_is_better)
+        score = GroupScore(MAE.name, higher_is_better=MAE.higher_is_better, measured_in=self.unit)
         return {score: partial(absolute_error, scale=self.scale)}
 
     @classmethod
@@ -92,8 +93,8 @@ class Target:
         """Return the target of a schema."""
         field = schema.predicted
         if field.categories or field.center is None or field.scale is None:
-            return cls(field.categories)
-        return cls(center=field.center, scale=field.scale or 1.0)
+            return cls(field.categories, unit=field.unit)
+        return cls(center=field.center, scale=field.scale or 1.0, unit=field.unit)
 
 
 def as_targets(values: Any, target: Target) -> Tensor:

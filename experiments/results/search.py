@@ -10,7 +10,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.files import CLIENTS, ROUNDS
-from fairbloom.text import text_if
+from fairbloom.text import text_if, three_digits
 
 from ..arms import Arm
 from ..study import SearchOutcome, Study
@@ -255,12 +255,12 @@ class Search(Shown):
         differs = "does not clearly differ from"
         if found.low > 0.0 or found.high < 0.0:
             verb = "loses" if found.mean < 0.0 else "gains"
-            interval = f"({found.low:+.3g} to {found.high:+.3g})"
-            differs = f"{verb} {abs(found.mean):.3g}{unit} {interval} against"
+            interval = f"({three_digits(found.low, '+')} to {three_digits(found.high, '+')})"
+            differs = f"{verb} {three_digits(abs(found.mean))}{unit} {interval} against"
         sentence += (
             f"; on the test examples of {len(self.found.fresh)} fresh seeds it {differs}"
             f" {self.baseline}, where validation had promised"
-            f" {self.promise(self.best):+.3g}{unit}."
+            f" {three_digits(self.promise(self.best), '+')}{unit}."
         )
         return (sentence, *self.notes)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from numpy.typing import NDArray
 
 from fairbloom.logs import log
-from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.scores import ACCURACY, NO_UNIT, Score
 from fairbloom.system.files import write_whole
 from fairbloom.system.lock import is_held
 from fairbloom.system.sealed import read_about
@@ -123,7 +123,7 @@ def _decode_object(content: bytes) -> dict[str, Any]:
 
 
 def _decode_scores(content: bytes) -> tuple[Score, ...]:
-    written = json.loads(content)
+    written = [{**NO_UNIT, **each} for each in json.loads(content)]
     columns = [each.pop("column") for each in written]
     scores = decode_as(tuple[Score, ...], written)
     if columns != [score.column() for score in scores]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fairbloom.logs import log
 from fairbloom.protocol import names
-from fairbloom.protocol.scores import COUNT, GroupScore, name_in_group
+from fairbloom.protocol.scores import COUNT, NO_UNIT, GroupScore, name_in_group
 from fairbloom.rounds.round import Round
 from fairbloom.system.values import decode_as
 
@@ -54,7 +54,10 @@ class Grouped:
     @classmethod
     def decode(cls, content: bytes) -> Self:
         """Return the groupings that `encode` wrote; raise ValueError for any other content."""
-        return decode_as(cls, json.loads(content))
+        about = json.loads(content)
+        return decode_as(
+            cls, {**about, "scores": [{**NO_UNIT, **each} for each in about["scores"]]}
+        )
 
     def find_fault(self, by_group: Mapping[str, Cells], most: float) -> str:
         """Return why a client's report on one grouping is impossible, "" if it is possible.
