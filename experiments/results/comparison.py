@@ -64,7 +64,7 @@ def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison"
     rows = list[tuple[object, ...]]()
     by_group = dict[str, Sequence[GroupReport]]()
     for label, of_label in compared.items():
-        for method, model in _find_models(label, of_label).items():
+        for method, model in _find_models(label, of_label, plan.baseline).items():
             for run, seed, clients in zip(of_label, plan.seeds, known, strict=True):
                 rows += _rows_of_run(run, method, model, seed, clients)
             reports = [run.by_group(model) for run in of_label]
@@ -92,9 +92,11 @@ def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison"
     return comparison
 
 
-def _find_models(label: str, by_seed: Sequence[Run]) -> dict[str, str]:
+def _find_models(label: str, by_seed: Sequence[Run], baseline: str) -> dict[str, str]:
     """Return the kinds of models that are compared of a method, by their labels."""
     models = {label: by_seed[0].serves}
+    if by_seed[0].settings.get("personal-parameters") and label != baseline:
+        return {personal_label(label): "personal"}
     if models[label] != "personal" and all(run.final(model="personal") for run in by_seed):
         models[personal_label(label)] = "personal"
     return models

@@ -195,8 +195,12 @@ class Run(Shown):
 
     @property
     def serves(self) -> str:
-        """The clients' model: "global", or "personal" if the method trains no other."""
-        return served_model(str(self.settings.get("method", "")))
+        """The clients' model: "global", or "personal" if no other is trained as a whole.
+
+        Where clients keep parameters, the common model has the initial values of these.
+        """
+        method = str(self.settings.get("method", ""))
+        return "personal" if self.settings.get("personal-parameters") else served_model(method)
 
     @property
     def models(self) -> tuple[str, ...]:
