@@ -55,8 +55,8 @@ __all__ = [
     "search",
 ]
 
-# The methods that are compared by default.
-METHODS = "fedavg,qfedavg,fedmgdaplus,fedfv"
+# The methods that are compared by default: those that docs/which_method.py recommends to try.
+METHODS = "fedavg,feddyn,term,fedlf,ditto,local"
 
 
 @expand_options

@@ -33,6 +33,7 @@ from docs.figures import INK, dark_rules, follow_dark_mode
 from docs.hospitals import FEW, HEADINGS, PICTURE, TABLE
 from fairbloom.cli.device import DEFAULT, WithDefault
 from fairbloom.cli.main import LateCommand, app
+from fairbloom.experiments import api
 from fairbloom.experiments.arms import parse_arms
 from fairbloom.experiments.recipe import load_recipe
 from fairbloom.rounds.options import OPTIONS
@@ -142,6 +143,10 @@ def test_what_is_linked_in_flowers_reference_is_there_in_flower() -> None:
 
 
 # Measurements -------------------------------------------------------------------------------------
+
+
+def test_the_default_methods_are_those_that_the_page_recommends() -> None:
+    assert f"`--methods {api.METHODS}`" in (DATA / "which-method" / "try.txt").read_text()
 
 
 def test_the_table_of_what_clients_keep_has_each_arm() -> None:
