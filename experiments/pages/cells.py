@@ -5,23 +5,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fairbloom.protocol.scores import Score
-from fairbloom.text import text_if
+from fairbloom.text import HUGE, MAX_DECIMALS, round_to, text_if
 
 from ..render.page import Cell, Tone
 from ..results.differences import Difference
 from ..results.tables import is_shown
 
-# The measures in tables.
-SHOWN = ("mean", "std", "worst_10", "best_10")
-
 # Marks a clear difference, also where there are no colours.
 CLEAR = "*"
-
-# Numbers from here on are written as powers of ten.
-HUGE = 1e15
-
-# The most decimals of a number; smaller ones than these show are written as powers of ten.
-MAX_DECIMALS = 9
 
 # A cell without a number.
 NONE = Cell("–", tone="quiet")
@@ -29,17 +20,14 @@ NONE = Cell("–", tone="quiet")
 
 @dataclass(frozen=True)
 class Digits:
-    """How the numbers of a table are written, all with the same number of decimals."""
+    """How the numbers of a table are written, all with the same `Score.decimals_of`."""
 
     decimals: int
 
     @classmethod
     def of(cls, score: Score, values: Iterable[float]) -> "Digits":
         """Return three digits of the largest number; one decimal of percentages."""
-        largest = max((abs(value) for value in values if is_shown(value)), default=0.0)
-        if score.percent or not largest:
-            return cls(1)
-        return cls(min(MAX_DECIMALS, max(0, 2 - math.floor(math.log10(largest)))))
+        return cls(score.decimals_of(filter(is_shown, values)))
 
     def number(self, value: float, sign: str = "") -> str:
         """Return a number, with its sign where that is "+"; what rounds to zero has no minus.
@@ -51,7 +39,7 @@ class Digits:
         is_tiny = self.decimals == MAX_DECIMALS and 0.0 < abs(value) < 10.0 ** (2 - MAX_DECIMALS)
         if is_tiny or abs(value) >= HUGE:
             return f"{value:{sign}.3g}"
-        return f"{round(value, self.decimals) + 0.0:{sign}.{self.decimals}f}"
+        return round_to(value, self.decimals, sign)
 
     def cell(self, value: float | None) -> Cell:
         """Return a cell of a number, a dash for none and for one that cannot be shown."""
@@ -88,3 +76,11 @@ def mark_significant(cell: Cell, difference: Difference) -> Cell:
     if difference.significant:
         return replace(cell, text=f"{CLEAR} {cell.text}", tone=tone_of(difference))
     return cell
+
+
+def about_worst(title: str, seeds: int) -> str:
+    """Return that the worst client of several seeds is each seed's own, "" for other titles."""
+    return text_if(
+        "worst client" in title and seeds > 1,
+        " Worst client: each seed's own worst score, averaged over the seeds.",
+    )

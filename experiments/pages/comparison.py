@@ -10,25 +10,26 @@ from fairbloom.text import plural, text_if
 
 from ..render.page import Cell, Chart, Charts, Page, Section, Table, slug
 from ..render.theme import Series
-from ..results.compared_scores import mean_by_client, personal_label
+from ..results.compared_scores import SHOWN, personal_label
 from ..results.comparison import Comparison
-from ..results.differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST
+from ..results.differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST, mean_by_client
 from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
 from . import charts
-from .cells import CLEAR, NONE, SHOWN, Digits, mark_significant, tone_of
+from .cells import CLEAR, NONE, Digits, about_worst, mark_significant, tone_of
 from .chart_rows import Line, Scene, mean_and_range, shown_of, worst_first
-from .group_sections import LEFT_OUT, gaps_table, subgroups_section, without_gaps
+from .group_sections import compared_gaps_table, subgroups_section, without_gaps
 from .sections import (
     ABOUT_CONTRIBUTION,
+    LIMITS,
     absences_section,
     all_settings_section,
-    caveats_section,
     cost_section,
     examples_section,
     files_of,
     map_section,
     named_charts,
+    notes_section,
     ordered_charts,
     present,
     rounds_section,
@@ -69,7 +70,7 @@ def page_of_comparison(comparison: Comparison) -> Page:
 
 def brief_sections(comparison: Comparison) -> list[Section]:
     """Return the methods, the clients, gaps between groups, and what limits the numbers."""
-    finals = {label: comparison.values[label] for label in _labels(comparison)}
+    finals = {label: comparison.values[label] for label in comparison.shown}
     order = worst_first(by_name(comparison, comparison.baseline), comparison.score)
     named = len(order) <= POINTS_SHOWN and not _first_only(comparison)
     if named:
@@ -89,7 +90,8 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     clients = Section(
         "clients", "Each client under each method", intro, [drawn, client_table(comparison)]
     )
-    gaps = gap_tables(comparison)
+    reports = {label: each for label, each in comparison.by_group.items() if label in finals}
+    gaps = [compared_gaps_table(reports, comparison.baseline)] if reports else []
     left_out = [
         f"Left out with seed {seed} (no test {comparison.score.words} under some method):"
         f" {', '.join(clients)}."
@@ -98,16 +100,18 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     ]
     return present(
         [
+            notes_section("findings", "Further findings", comparison.verdict.further),
             _methods_section(comparison),
             clients,
-            Section("gaps", "Gaps between groups", "", gaps) if gaps else None,
-            caveats_section(
+            Section("gaps", "Gaps between groups", "", gaps) if gaps and gaps[0].rows else None,
+            notes_section(
+                "caveats",
+                LIMITS,
                 [
-                    *comparison.verdict.further,
                     *comparison.caveats,
                     *left_out,
                     *without_gaps(comparison.by_group),
-                ]
+                ],
             ),
         ]
     )
@@ -137,14 +141,19 @@ def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Sec
 def lines_of(comparison: Comparison) -> list[Line]:
     """Return the methods with their runs, the baseline first.
 
-    Personal models follow the method that they are of.
+    Personal models follow the method that they are of, or stand for it if it is not shown.
     """
     lines = []
     for label, runs in comparison.runs.items():
         lines.append(Line(label, runs, "personal" if label in comparison.personal else "global"))
         if (personal := personal_label(label)) in comparison.personal:
-            lines.append(Line(personal, runs, "personal", same_runs_as=label))
-    return sorted(lines, key=lambda line: line.label != comparison.baseline)
+            lines.append(
+                Line(personal, runs, "personal", text_if(label in comparison.shown, label))
+            )
+    return sorted(
+        (line for line in lines if line.label in comparison.shown),
+        key=lambda line: line.label != comparison.baseline,
+    )
 
 
 def _first_only(comparison: Comparison) -> bool:
@@ -158,12 +167,8 @@ def by_name(comparison: Comparison, method: str) -> dict[str, float]:
     return mean_by_client(comparison.values[method][:seeds])
 
 
-def _labels(comparison: Comparison) -> list[str]:
-    return sorted(comparison.methods, key=lambda method: method != comparison.baseline)
-
-
 def _series(comparison: Comparison) -> list[Series]:
-    return charts.series_of(_labels(comparison), comparison.baseline, comparison.personal)
+    return charts.series_of(comparison.shown, comparison.baseline, comparison.personal)
 
 
 # Methods ------------------------------------------------------------------------------------------
@@ -174,7 +179,7 @@ def _methods_section(comparison: Comparison) -> Section:
     worst = measure_title("worst_10", comparison.client_count)
     means = {
         method: {key: comparison.spread(method, key)[0] for key in SHOWN}
-        for method in _labels(comparison)
+        for method in comparison.shown
     }
     score = comparison.score
     gains = {
@@ -206,6 +211,7 @@ def _methods_section(comparison: Comparison) -> Section:
         "Up and to the right is better. On the Pareto front, where no other method is better in"
         f" both: {', '.join(front)}."
         f"{text_if(len(comparison.seeds) > 1, ' Lines span the seeds.')}"
+        f"{about_worst(worst, len(comparison.seeds))}"
     )
     drawn = Charts([Chart("front", f"Mean against {worst}", what, spec)], series)
     return Section("methods", "Methods", intro, [drawn, method_table(comparison)])
@@ -216,13 +222,15 @@ def method_table(comparison: Comparison) -> Table:
     seeds = len(comparison.seeds)
     titles = [measure_title(key, comparison.client_count) for key in SHOWN]
     means = {
-        method: [comparison.spread(method, key)[0] for key in SHOWN]
-        for method in _labels(comparison)
+        method: [comparison.spread(method, key)[0] for key in SHOWN] for method in comparison.shown
     }
-    digits = Digits.of(comparison.score, (mean for each in means.values() for mean in each))
+    digits = Digits(comparison.decimals)
     found = [comparison.differences(measure) for measure in (MEAN, WORST)]
     gains = {
-        method: [mark_significant(digits.difference(of[method]), of[method]) for of in found]
+        method: [
+            mark_significant(Digits(comparison.gain_decimals).difference(of[method]), of[method])
+            for of in found
+        ]
         for method in found[0]
     }
     headings = [f"gain, {title}" for title in (titles[0], titles[2])] if gains else []
@@ -248,12 +256,13 @@ def method_table(comparison: Comparison) -> Table:
         note += f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
         if comparison.extended_from:
             note += f", extended from {comparison.extended_from} seeds"
+    note += f".{about_worst(titles[2], seeds)}"
     return Table(
         "methods",
         f"Final models over clients: test {comparison.score.title}",
         ["method", *titles, *headings],
         rows,
-        text_if(gains, f"{note}."),
+        text_if(gains, note),
     )
 
 
@@ -262,7 +271,7 @@ def method_table(comparison: Comparison) -> Table:
 
 def sorted_charts(comparison: Comparison) -> Charts:
     """Return a chart with a line for each method over its ordered clients, or one per method."""
-    finals = {label: comparison.values[label] for label in _labels(comparison)}
+    finals = {label: comparison.values[label] for label in comparison.shown}
     return ordered_charts(finals, _series(comparison), comparison.score)
 
 
@@ -275,7 +284,7 @@ def contributions_section(comparison: Comparison) -> Section | None:
     seeds = 1 if _first_only(comparison) else len(comparison.seeds)
     rows = []
     for method, by_seed in comparison.contributions.items():
-        if method == comparison.baseline:
+        if method not in comparison.shown[1:]:
             continue
         values = by_name(comparison, method)
         contributions = mean_by_client(by_seed[:seeds])
@@ -312,7 +321,7 @@ def client_table(comparison: Comparison) -> Table:
     base = comparison.baseline
     seeds = len(comparison.seeds)
     first_only = _first_only(comparison)
-    values = {method: by_name(comparison, method) for method in _labels(comparison)}
+    values = {method: by_name(comparison, method) for method in comparison.shown}
     order = worst_first(values[base], comparison.score)
     shares = {} if first_only else comparison.larger_classes
     over = text_if(seeds > 1, f", mean over {seeds} seeds")
@@ -332,35 +341,6 @@ def client_table(comparison: Comparison) -> Table:
     )
 
 
-# Groups -------------------------------------------------------------------------------------------
-
-
-def gap_tables(comparison: Comparison) -> list[Table]:
-    """Return the gaps between groups over all clients, compared with the baseline's."""
-    if not comparison.by_group or not (gaps := gaps_table(comparison.by_group)).rows:
-        return []
-    found = {gap: comparison.differences(gap) for gap in comparison.gaps_compared}
-    if not found or not comparison.others:
-        return [gaps]
-    digits = {
-        gap: Digits.of(score, (each.mean for each in found[gap].values()))
-        for gap, score in comparison.gaps_compared.items()
-    }
-    rows = [
-        [Cell(method), *(digits[gap].difference(found[gap][method]) for gap in found)]
-        for method in comparison.others
-    ]
-    headings = ["method", *(measure_title(gap, 0) for gap in found)]
-    caption = (
-        f"How much narrower the gaps by {comparison.grouping_compared} are than under"
-        f" {comparison.baseline}"
-    )
-    note = "Positive is better; paired by seed, not tested."
-    if any(LEFT_OUT in cell.text for row in gaps.rows for cell in row):
-        note += f" Gaps with{LEFT_OUT} leave clients out."
-    return [gaps, Table("narrower", caption, headings, rows, note)]
-
-
 # Differences --------------------------------------------------------------------------------------
 
 
@@ -368,7 +348,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
     """Return by how much each method is better than the baseline, with intervals."""
     base = comparison.baseline
     unit = comparison.score.unit
-    if len(comparison.methods) == 1:
+    if len(comparison.shown) == 1:
         return None
     panels = []
     cells = []
@@ -396,7 +376,8 @@ def _differences_section(comparison: Comparison) -> Section | None:
         )
         what = f"Difference to {base} in {title}, to the right is better: {said}."
         spec = charts.differences(rows, score.unit)
-        panels.append(Chart(f"difference-{slug(measure)}", title.capitalize(), what, spec))
+        of = text_if(measure in comparison.gaps_compared, f" by {comparison.grouping_compared}")
+        panels.append(Chart(f"difference-{slug(measure)}", title.capitalize() + of, what, spec))
         for method, each in found.items():
             p_value = Cell(
                 "< 0.001" if each.p_value < 0.001 else f"{each.p_value:.3f}", each.p_value
@@ -424,6 +405,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
     note += (
         f". The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of"
         " the paired t test, with Holm's correction over both and all methods."
+        f"{about_worst(measure_title(WORST, comparison.client_count), len(comparison.seeds))}"
     )
     if comparison.shared.test_share:
         split = "are taken to split" if comparison.shared.unknown else "split"
@@ -448,7 +430,7 @@ def _scores_table(comparison: Comparison) -> list[Table]:
     of_seed = comparison.finals.groupby(["method", "score", "seed"])["value"]
     means = of_seed.mean()
     counts = of_seed.count()
-    for method in comparison.methods:
+    for method in comparison.shown:
         row = [Cell(method)]
         for score in comparison.scores:
             mine = means[method, score.name].dropna()

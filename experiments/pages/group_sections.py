@@ -1,5 +1,6 @@
 """Groups of examples: their scores over all clients and inside each, and their gaps."""
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from fairbloom.text import join_first, text_if
 
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..results.differences import mean_and_deviation
-from ..results.group_scores import ALL, Group, GroupReport
+from ..results.group_scores import ALL, Gap, Group, GroupReport
 from . import charts
 from .cells import Digits
 from .chart_rows import Scene, mean_and_range
@@ -137,44 +138,78 @@ def _by_name(by_seed: Sequence[GroupReport], client: str, grouping: str) -> dict
 
 
 def gaps_table(reports: Reports) -> Table:
-    """Return the gaps between groups over all clients."""
-    rows = []
-    is_partial = False
-    first = next(iter(reports.values()))[0]
-    for label, by_seed in reports.items():
-        for grouping in first.grouped.groupings:
-            for score in first.scores:
-                gaps = [
-                    each
-                    for report in by_seed
-                    if (each := report.gap(ALL, grouping, score)) is not None
-                ]
-                if not gaps:
-                    continue
-                size, deviation = mean_and_deviation([gap.size for gap in gaps])
-                lowest = ", ".join(dict.fromkeys(gap.lowest for gap in gaps))
-                gap = Digits.of(score, [size]).spread(size, deviation if len(gaps) > 1 else None)
-                if any(each.without for each in gaps):
-                    gap = replace(gap, text=f"{gap.text}{LEFT_OUT}")
-                    is_partial = True
-                rows.append(
-                    [
-                        Cell(label),
-                        Cell(grouping),
-                        Cell(score.title),
-                        gap,
-                        Cell.of(len(gaps)),
-                        Cell(lowest),
-                    ]
-                )
+    """Return the gaps between groups over all clients, by the label of a run's models."""
+    gaps = [(label, gap) for label, (report,) in reports.items() for gap in report.gaps(ALL)]
+    rows = [
+        [
+            Cell(label),
+            Cell(gap.grouping),
+            Cell(gap.score.title),
+            Digits.of(gap.score, [gap.size]).cell(gap.size),
+            Cell.of(1),
+            Cell(gap.lowest),
+        ]
+        for label, gap in gaps
+    ]
     headings = ["method", "grouping", "score", "gap", "seeds", "lowest group"]
+    note = f"The highest of the groups less the lowest.{_explain_partial(gap for _, gap in gaps)}"
+    return Table("gaps", "Gaps between groups over all clients", headings, rows, note, keys=3)
+
+
+def compared_gaps_table(reports: Reports, baseline: str) -> Table:
+    """Return the gaps over all clients under the baseline, and the smallest under any method.
+
+    A method is compared that has a gap with the same seeds as the baseline.
+    """
+    rows = []
+    of_baseline = reports[baseline][0]
+    for grouping, score in itertools.product(of_baseline.grouped.groupings, of_baseline.scores):
+        gaps = {
+            method: [report.gap(ALL, grouping, score) for report in each]
+            for method, each in reports.items()
+        }
+        with_seeds = [gap is not None for gap in gaps[baseline]]
+        sizes = {
+            method: mean_and_deviation([gap.size for gap in each if gap])
+            for method, each in gaps.items()
+            if any(with_seeds) and [gap is not None for gap in each] == with_seeds
+        }
+        if not sizes:
+            continue
+        smallest = min(sizes, key=lambda method: sizes[method])
+        digits = Digits.of(score, sizes[baseline])
+        rows.append(
+            [
+                Cell(grouping),
+                Cell(score.title),
+                digits.spread(sizes[baseline][0], sizes[baseline][1] or None),
+                digits.cell(sizes[smallest][0]),
+                Cell(smallest),
+            ]
+        )
+    every = [gap for each in reports.values() for report in each for gap in report.gaps(ALL)]
     note = (
         "The highest of the groups less the lowest; mean ± standard deviation over the seeds that"
-        " have it."
+        f" have it. Not tested; gaps.csv and groups.csv have all.{_explain_partial(every)}"
     )
-    if is_partial:
-        note += f" {PARTIAL} the table of groups names them."
-    return Table("gaps", "Gaps between groups over all clients", headings, rows, note, keys=3)
+    return Table(
+        "gaps",
+        "Gaps between groups over all clients",
+        ["grouping", "score", f"gap under {baseline}", "smallest gap", "method"],
+        rows,
+        note,
+        keys=2,
+    )
+
+
+def _explain_partial(gaps: Iterable[Gap]) -> str:
+    """Return which clients some of the gaps leave out, and why, "" without such clients."""
+    clients = sorted({client for gap in gaps for client in gap.without})
+    return text_if(
+        clients,
+        f" Some rates are without {join_first(clients)}: the positive, or other, examples of a"
+        " group are none there, or too few to be reported.",
+    )
 
 
 def without_gaps(reports: Reports) -> list[str]:

@@ -10,7 +10,7 @@ from ..results.measures import find_measure, measure_title
 from ..results.presentation import page_of
 from ..results.reproduction import Reproduction
 from . import charts
-from .cells import NONE, Digits
+from .cells import NONE, Digits, about_worst
 from .chart_rows import Line, curves
 from .sections import files_of, in_seconds
 
@@ -188,7 +188,8 @@ def _rows_table(done: Reproduction) -> Table:
         count = len(outcome.runs)
         runs = f"{count}{text_if(outcome.unfinished, f' of {len(done.study.seeds)}')}"
         cells.append([*row, Cell(runs, count)])
-    note = "Mean ±standard deviation over the seeds."
+    titles = " ".join(map(measure_title, recipe.measures))
+    note = f"Mean ±standard deviation over the seeds.{about_worst(titles, len(done.study.seeds))}"
     if printed:
         note += (
             f" What was printed is over {recipe.published_seeds or 'an unknown number of'} seeds."

@@ -10,25 +10,26 @@ from fairbloom.text import join_first, text_if
 
 from ..render.page import Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run
-from ..results.compared_scores import personal_label
+from ..results.compared_scores import SHOWN, personal_label
 from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
 from ..results.run import Run, measures, scores_of, sentences_of
 from ..results.tables import is_shown
-from .cells import NONE, SHOWN, Digits
+from .cells import NONE, Digits
 from .chart_rows import NAMED, Line, Scene, shown_of, worst_first
 from .group_sections import gaps_table, subgroups_section
 from .sections import (
     ABOUT_CONTRIBUTION,
+    LIMITS,
     absences_section,
     all_settings_section,
-    caveats_section,
     cost_section,
     describe_engine,
     examples_section,
     files_of,
     map_section,
     named_charts,
+    notes_section,
     ordered_charts,
     present,
     rounds_charts_of_run,
@@ -81,7 +82,7 @@ def page_of_run(run: Run) -> Page:
         subgroups_section(scene, groups, *([gaps_table(groups)] if groups else [])),
         _metrics_section(run),
         absences_section(lines[:1]),
-        caveats_section([*left_out, *(caveats_of_run(run) if final else [])]),
+        notes_section("caveats", LIMITS, [*left_out, *(caveats_of_run(run) if final else [])]),
         settings_section(lines[:1]),
     ]
     facts = {

@@ -10,7 +10,7 @@ from ..render.theme import Series
 from ..results.presentation import page_of
 from ..results.search import ArmScore, Search
 from . import charts
-from .cells import NONE, Digits
+from .cells import NONE, Digits, about_worst
 from .comparison import brief_sections, detailed_sections, lines_of
 from .sections import files_of, present
 
@@ -63,7 +63,7 @@ def chosen_table(search: Search) -> Table:
     note = (
         f"gain: by how much better than {search.baseline}; promised: on validation examples, seeds:"
         f" {len(search.found.judged)}; tested: on test examples, fresh seeds:"
-        f" {len(search.found.fresh)}"
+        f" {len(search.found.fresh)}.{about_worst(title, len(search.found.judged))}"
     )
     return Table("chosen", f"Chosen by the {title} of {search.score.title}", headings, cells, note)
 
@@ -119,7 +119,10 @@ def arms_table(search: Search) -> Table:
             [Cell(each.arm.label), *numbers, Cell(state, tone="worse" if each.fault else "")]
         )
     seeds = len(search.found.judged)
-    note = f"Mean over {seeds} seed{plural(seeds, '', 's')} on validation examples."
+    note = (
+        f"Mean over {seeds} seed{plural(seeds, '', 's')} on validation examples."
+        f"{about_worst(title, seeds)}"
+    )
     caption = f"Arms by the {title} of {search.score.title}"
     return Table("arms", caption, ["arm", title, "standard error", "state"], cells, note)
 

@@ -46,6 +46,9 @@ ABOUT_CONTRIBUTION = (
     " unlike the others has a low one, and a high weight raises its own."
 )
 
+# The title of what a reader should know before trusting the numbers.
+LIMITS = "What limits these numbers"
+
 # The settings that are said elsewhere, are a path of one machine, or a whole file.
 KEPT_APART = ("seed", "out", "method", "data-dir", "schema")
 
@@ -532,11 +535,9 @@ def _settings_table(
     return Table(name, caption, headings, rows, folded=name == "all-settings")
 
 
-def caveats_section(sentences: Sequence[str]) -> Section | None:
-    """Return what a reader should know before trusting the numbers."""
-    if sentences:
-        return Section("caveats", "What limits these numbers", "", [Note(sentences)])
-    return None
+def notes_section(name: str, title: str, sentences: Sequence[str]) -> Section | None:
+    """Return sentences as a section, if there are some."""
+    return Section(name, title, "", [Note(sentences)]) if sentences else None
 
 
 # Cells --------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Sentences on the limits of the numbers of a run or a comparison."""
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from fairbloom.tasks import TaskInfo
 from fairbloom.tasks.task import DRAW, SPLIT
 from fairbloom.text import join_first, plural, text_if
 
+from .differences import mean_by_client
 from .run import Run
 
 # A score over fewer test examples than this says little about a client.
@@ -102,7 +104,7 @@ def caveats_of_run(run: Run) -> list[str]:
         *found,
         *_attacked([run]),
         *describe_small_tests(run.test_examples(), run.score, named=True),
-        *_worse_than_the_mean(run),
+        *(f"F{said.removeprefix('f')}" for said in _worse_than_the_mean([run])),
     ]
 
 
@@ -115,7 +117,8 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> l
     found = _single(every, "no method had anything")
     models = dict[tuple[str, ...], list[str]]()
     for label, by_seed in runs.items():
-        if by_seed[0].serves == "global":
+        # Methods with personal models have another's common model by construction.
+        if by_seed[0].serves == "global" and not by_seed[0].final(model="personal"):
             digests = tuple(str(MODEL.read_about(run.folder)["sha256"]) for run in by_seed)
             models.setdefault(digests, []).append(label)
     found += [
@@ -123,13 +126,8 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> l
         for labels in models.values()
         if len(labels) > 1 and baseline not in labels
     ]
-    worse = [label for label, by_seed in runs.items() if _worse_than_the_mean(by_seed[0])]
-    if worse:
-        found.append(
-            f"Under {join_all(worse)}, the prediction for some clients is worse than the mean of"
-            " their test targets (r2 below 0)."
-        )
     spans = []
+    worse = {label: _worse_than_the_mean(by_seed) for label, by_seed in runs.items()}
     for label, by_seed in runs.items():
         if any(run.stopped for run in by_seed):
             ended = sorted({run.rounds_done for run in by_seed})
@@ -142,6 +140,10 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> l
         )
     return [
         *found,
+        *(
+            f"Under {join_all([label for label, each in worse.items() if said in each])}, {said}"
+            for said in dict.fromkeys(itertools.chain(*worse.values()))
+        ),
         *_attacked(every),
         *caveats_of_data(next(iter(runs.values()))),
     ]
@@ -237,16 +239,20 @@ def describe_leak(run: Run) -> list[str]:
     ]
 
 
-def _worse_than_the_mean(run: Run) -> list[str]:
-    """Return the clients for which a model predicts worse than the mean of their targets."""
+def _worse_than_the_mean(by_seed: Sequence[Run]) -> list[str]:
+    """Return for which clients a model predicts worse than the mean of their targets.
+
+    By the mean over the seeds, or by the first seed if each has clients of its own.
+    """
     found = []
-    pairs = [(score, model) for score in run.scores if score.name == "r2" for model in run.models]
-    for score, model in pairs:
-        values = run.final(score, model)
+    same = by_seed[:1] if SharedData.of(by_seed).clients_differ else by_seed
+    r2 = [score for score in same[0].scores if score.name == "r2"]
+    for score, model in itertools.product(r2, same[0].models):
+        values = mean_by_client(run.final(score, model) for run in same)
         if worse := sorted((value, client) for client, value in values.items() if value < 0.0):
             shown = join_first([f"{client} {value:.3g}" for value, client in worse], MAX_LISTED)
             found.append(
-                f"For {len(worse)} of {len(values)} clients the {model} model is worse than to"
+                f"for {len(worse)} of {len(values)} clients the {model} model is worse than to"
                 f" predict the mean of their test targets for everyone (r2 below 0: {shown})."
             )
     return found

@@ -1,8 +1,7 @@
 """The scores of several methods with several seeds, and their differences to a baseline."""
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from fairbloom.server.fairness import against_baseline
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.server.run_folder.participation import CONTRIBUTION
 from fairbloom.strategies import name_of
+from fairbloom.text import decimals_showing
 
 from ..arms import Named, find_label
 from .caveats import SharedData
@@ -26,16 +26,21 @@ from .differences import (
     difference_of,
     differences_of,
     mean_and_deviation,
+    mean_by_client,
 )
 from .group_scores import GroupReport
 from .measures import GAP, ClientScores, find_measure
 from .run import Run, measures
+from .tables import is_shown
 
 if TYPE_CHECKING:
     import pandas
 
 # A score by client.
 Values = Mapping[str, float]
+
+# The measures in tables.
+SHOWN = ("mean", "std", "worst_10", "best_10")
 
 # The columns of `ComparedScores.finals`.
 COLUMNS = ("method", "model", "seed", "client", "tested", "score", "value")
@@ -51,15 +56,6 @@ def tabulate(rows: Sequence[Sequence[object]]) -> "pandas.DataFrame":
 def personal_label(label: str) -> str:
     """Return the label of a method's personal models: `Ditto (lam=0.1, personal)`."""
     return f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
-
-
-def mean_by_client(by_seed: Iterable[Values]) -> dict[str, float]:
-    """Return each client's mean over the seeds in which it has a number."""
-    numbers: dict[str, list[float]] = {}
-    for values in by_seed:
-        for client, value in values.items():
-            numbers.setdefault(client, []).append(value)
-    return {client: statistics.fmean(each) for client, each in numbers.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +92,43 @@ class ComparedScores:
     def personal(self) -> tuple[str, ...]:
         """The entries of `methods` that are personal models."""
         return tuple(self.finals["method"][self.finals["model"] == "personal"].unique())
+
+    @cached_property
+    def shown(self) -> tuple[str, ...]:
+        """The methods in tables and sentences, the baseline first.
+
+        A method with personal models has no row for a common model with the same scores as
+        another's: it is the same model by construction.
+        """
+        first = sorted(self.methods, key=lambda method: method != self.baseline)
+        is_copy = self.score_by_client[first].T.duplicated()
+        return tuple(
+            method
+            for method in first
+            if personal_label(method) not in self.personal or not is_copy[method]
+        )
+
+    @cached_property
+    def decimals(self) -> int:
+        """The decimals of the score's measures, in tables and sentences."""
+        return self.score.decimals_of(
+            spread
+            for method in self.shown
+            for key in SHOWN
+            if is_shown(spread := self.spread(method, key)[0])
+        )
+
+    @cached_property
+    def gain_decimals(self) -> int:
+        """The decimals of gains: those of the score, or more for the gains that sentences name."""
+        gains = self.claims.values()
+        largest = max((abs(each.mean) for each in gains), default=0.0)
+        named = [each.mean for each in gains if each.significant or each.excludes_zero]
+        return max(
+            self.decimals,
+            *(decimals_showing(1, size) for size in named),
+            *(min(0, decimals_showing(3, size)) for size in [*named, largest]),
+        )
 
     @cached_property
     def score_by_client(self) -> "pandas.DataFrame":
@@ -183,9 +216,9 @@ class ComparedScores:
 
     @property
     def grouping_compared(self) -> str:
-        """The first grouping: its gaps are compared. There must be groups."""
-        first, *_ = self.by_group.values()
-        return next(iter(first[0].grouped.groupings))
+        """The first grouping: its gaps are compared; "" without groups."""
+        reports = [by_seed[0] for by_seed in self.by_group.values()]
+        return next((grouping for each in reports for grouping in each.grouped.groupings), "")
 
     def _pairs(self, method: str, measure: str) -> list[tuple[float, float]]:
         """Return a measure under a method and under the baseline, for each seed that has both."""
@@ -312,7 +345,7 @@ class ComparedScores:
 
         They are one family: the p-values have Holm's correction over all of them. If nothing
         differs, at most 5 % of comparisons claim anything. Methods that equal the baseline with
-        every seed are not tested.
+        every seed are not tested, and neither are those that are not `shown`.
         """
         gains = {
             (method, measure): self.gains(method, measure)
@@ -323,5 +356,5 @@ class ComparedScores:
 
     @property
     def others(self) -> list[str]:
-        """The methods other than the baseline."""
-        return [method for method in self.methods if method != self.baseline]
+        """The methods that are compared with the baseline: `shown` without it."""
+        return [*self.shown[1:]]

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -150,6 +150,13 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
     corrected = np.empty_like(p)
     corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)), 1.0)
     return [float(each) for each in corrected]
+
+
+def mean_by_client(by_seed: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return each client's mean over the seeds in which it has a number."""
+    import pandas
+
+    return dict(pandas.DataFrame([*by_seed]).mean())
 
 
 def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:

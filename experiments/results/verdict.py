@@ -4,19 +4,30 @@ Sentences claim differences by two measures only, the worst-served clients and t
 one family of tests over all methods. If nothing differs, at most 5 % of verdicts claim anything.
 """
 
+import shlex
 import statistics
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import count_of_share
-from fairbloom.text import plural, text_if
+from fairbloom.strategies import Local
+from fairbloom.text import join_first, plural, round_to, text_if, three_digits
 
 from .caveats import describe_leak, describe_small_tests, join_all
 from .compared_scores import ComparedScores
-from .differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST, half_width, half_widths
+from .differences import (
+    CLAIMED,
+    FEWEST_SEEDS,
+    MEAN,
+    WORST,
+    half_width,
+    half_widths,
+    mean_by_client,
+)
+from .measures import CLIENT
+from .run import frame
 
 if TYPE_CHECKING:
     import pandas
@@ -27,9 +38,8 @@ MOST_WORDS = 80
 # The most methods that a sentence names.
 MOST_LISTED = 5
 
-# The scores that may contradict the first one: predicting the larger class more often raises
-# neither.
-AGAINST = ("auc", "balanced-accuracy")
+# The most clients that a claim names for a loss by another score, or a gain below guessing.
+MOST_CLIENTS = 2
 
 # Measures and signs of differences, in the order of their sentences.
 EFFECTS = ((WORST, 1), (MEAN, 1), (MEAN, -1), (WORST, -1))
@@ -79,14 +89,15 @@ def verdict_of(compared: ComparedScores) -> Verdict:
         for key, difference in compared.claims.items()
         if difference.significant
     )
+    unclaimed = {*means} - {claim.method for claim in claims if claim.gain > 0.0}
     sentences = [
         *_leak(compared),
-        *_too_little(compared),
+        *_other_rule(compared),
         *_claims(compared),
         *_suggestions(compared),
         *_precision(compared),
         *_equals(compared),
-        *find_contradictions(compared)[:3],
+        *find_contradictions(compared, unclaimed)[:3],
         *_limits(compared),
     ]
     headline = _headline(compared)
@@ -104,15 +115,14 @@ def _headline(compared: ComparedScores) -> str:
     """Return how the baseline serves the worst-served clients, and all on average."""
     score = compared.score
     lower = text_if(not score.higher_is_better, " (lower is better)")
-    client, seeds = _worst_client(compared)
+    client, in_seeds = _worst_client(compared)
     if client:
-        own = [values[client] for values in compared.values[compared.baseline] if client in values]
-        value = statistics.fmean(own)
-        in_seeds = f" (in {seeds} of {len(compared.seeds)} seeds)"
+        value = mean_by_client(compared.values[compared.baseline])[client]
+        share = _guessing(compared, client)
+        guess = f", below always guessing its larger class ({share:.0f} %)"
         served = (
-            f"{compared.baseline} serves {compared.shown_name(client)} worst"
-            f"{text_if(len(compared.seeds) > 1, in_seeds)}: its test {score.words} is"
-            f" {score.written(value)}{lower}{_compare_with_guessing(compared, client, value)}"
+            f"{compared.baseline} serves {compared.shown_name(client)} worst{in_seeds}: its test"
+            f" {score.words} is {_written(value, compared)}{lower}{text_if(value < share, guess)}"
         )
     else:
         clients_have = (
@@ -120,38 +130,38 @@ def _headline(compared: ComparedScores) -> str:
             if count_of_share(10, len(compared.tested)) == 1
             else "the worst-served 10 % of clients have"
         )
-        worst = score.written(compared.spread(compared.baseline, WORST)[0])
+        worst = _written(compared.spread(compared.baseline, WORST)[0], compared)
         served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
-    mean = score.written(compared.spread(compared.baseline, MEAN)[0])
+    mean = _written(compared.spread(compared.baseline, MEAN)[0], compared)
     return " ".join(
         [f"{served}; the mean is {mean}.", *describe_small_tests(compared.tested, score)]
     )
 
 
-def _worst_client(compared: ComparedScores) -> tuple[str, int]:
-    """Return the client that the baseline serves worst in most seeds, and the number of these.
+def _worst_client(compared: ComparedScores) -> tuple[str, str]:
+    """Return the client with the worst mean under the baseline, and " (in N of M seeds)".
 
-    The name is "" where seeds have other clients, where the worst tenth are several clients, and
-    where no client is worst in most seeds.
+    The seeds in which it is the worst are counted if no other client is the worst in more. The name
+    is "" where seeds have other clients, where the worst tenth are several, and for equal means.
     """
-    score = compared.score
-    by_seed = compared.values[compared.baseline]
-    differ = compared.shared.clients_differ and len(by_seed) > 1
-    if differ or count_of_share(10, len(compared.tested)) > 1:
-        return "", 0
-    worst = Counter(
-        min(values, key=lambda name: (score.better(values[name], 0.0), name)) for values in by_seed
+    if not compared.clients_compared or count_of_share(10, len(compared.tested)) > 1:
+        return "", ""
+    by_seed = frame(compared.values[compared.baseline])
+    served = compared.score.better(1.0, 0.0) * by_seed[compared.clients_compared]
+    means = served.mean()
+    client = str(means.idxmin())
+    if (means == means.min()).sum() > 1:
+        return "", ""
+    counts = served.idxmin(axis="columns").value_counts()
+    return client, text_if(
+        len(served) > 1 and counts.get(client) == counts.max(),
+        f" (in {counts.max()} of {len(served)} seeds)",
     )
-    client, seeds = worst.most_common(1)[0]
-    return (client, seeds) if 2 * seeds > len(by_seed) else ("", 0)
 
 
-def _compare_with_guessing(compared: ComparedScores, client: str, accuracy: float) -> str:
-    """Return that a client's accuracy is below that of always guessing its larger class, or ""."""
-    share = compared.larger_classes.get(client, 0.0)
-    if compared.score.name != ACCURACY.name or not accuracy < share:
-        return ""
-    return f", below always guessing its larger class ({share:.0f} %)"
+def _guessing(compared: ComparedScores, client: str) -> float:
+    """Return the accuracy of always guessing a client's larger class; 0 for other scores."""
+    return compared.larger_classes.get(client, 0.0) if compared.score.name == ACCURACY.name else 0.0
 
 
 def _leak(compared: ComparedScores) -> Iterator[str]:
@@ -173,56 +183,107 @@ def _limits(compared: ComparedScores) -> Iterator[str]:
 # The other methods --------------------------------------------------------------------------------
 
 
-def _too_little(compared: ComparedScores) -> Iterator[str]:
-    """Yield why nothing can be claimed: there is one method, or too few seeds."""
+def _other_rule(compared: ComparedScores) -> Iterator[str]:
+    """Yield that one client follows another rule: it gains by training alone, and no other does.
+
+    It gains with every seed, and beyond its interval. Others gain less than half as much, and less
+    than a tenth if that is beyond their interval.
+    """
+    local = [method for method in compared.others if method.split(" (")[0] == Local.__name__]
+    if not local or len(compared.clients_compared) < 3:
+        return
+    clear = _gains(compared, local[0], compared.score)[compared.clients_compared]
+    client = str(clear.idxmax())
+    seeds = compared.gains(local[0], f"{CLIENT}{client}")
+    base, alone = (mean_by_client(compared.values[of]) for of in (compared.baseline, local[0]))
+    others = [name for name in compared.clients_compared if name != client]
+    most = compared.score.better(alone[client], base[client])
+    rivals = [each for each in others if compared.score.better(alone[each], base[each]) > most / 2]
+    if min(seeds) <= 0.0 or (clear > most / 10.0).sum() != 1 or rivals:
+        return
+    changes = sorted(alone[each] - base[each] for each in others)
+    ends = [round_to(end, compared.gain_decimals, "+") for end in (changes[0], changes[-1])]
+    settings = [shlex.quote(f"training-clients={','.join(of)}") for of in ([client], others)]
+    yield (
+        f"{compared.shown_name(client)}: alone {_written(alone[client], compared)} against"
+        f" {_written(base[client], compared)} ({len(seeds)} of {len(seeds)} seeds); the others"
+        f" change by {' to '.join(ends)}{text_if(compared.score.percent, ' points')}: let"
+        f" {compared.shown_name(client)} train alone, and federate the others, in two runs:"
+        f" --set {' and --set '.join(settings)}."
+    )
+
+
+def _claims(compared: ComparedScores) -> Iterator[str]:
+    """Yield all significant differences, that there is none, or why nothing can be claimed."""
     seeds = len(compared.seeds)
     if len(compared.methods) == 1:
         has_run = "has finished" if compared.failed else "was run"
         yield f"No other method {has_run}, so there is nothing to compare."
-    elif seeds < FEWEST_SEEDS:
+        return
+    if seeds < FEWEST_SEEDS:
         seeds_do = plural(seeds, "A single seed does", "Two seeds do")
         yield f"{seeds_do} not show which method is better: use 5."
-
-
-def _claims(compared: ComparedScores) -> Iterator[str]:
-    """Yield all significant differences with their sizes, or that there is none."""
-    if len(compared.methods) == 1 or len(compared.seeds) < FEWEST_SEEDS:
         return
-    others = compared.others
-    subject = f"{others[0]} does not" if len(others) == 1 else "No method"
     if not any(difference.significant for difference in compared.claims.values()):
-        differs = "differ" if len(others) == 1 else "differs"
         yield (
-            f"{subject} {differs} significantly from {compared.baseline}, for the worst served or"
-            " in the mean."
+            f"No method differs significantly from {compared.baseline}, for the worst served or in"
+            " the mean."
         )
         return
     if not _methods_with(compared, WORST, 1):
-        improves = "improve" if len(others) == 1 else "improves"
-        yield f"{subject} significantly {improves} the worst served."
+        yield "No method significantly improves the worst served."
+    losing = {*_methods_with(compared, MEAN, -1)}
     for measure, sign in EFFECTS:
         methods = _methods_with(compared, measure, sign)
-        end = ""
-        if (measure, sign) == (WORST, 1):
-            losing = _methods_with(compared, MEAN, -1)
-            cost = f", {text_if(len(methods) > 1, 'all ')}without a significant loss in the mean"
-            end = text_if(not {*losing} & {*methods}, cost)
-        yield from _list_effects(compared, measure, sign, methods, "significantly ", end)
+        if methods:
+            end = ""
+            if (measure, sign) == (WORST, 1) and not losing.intersection(methods):
+                every = text_if(len(methods) > 1, "all ")
+                end = f", {every}without a significant loss in the mean"
+            if sign > 0:
+                end += _costs(compared, methods[:MOST_LISTED])
+            yield f"{_list_effects(compared, measure, sign, methods, 'significantly ')}{end}."
+
+
+def _costs(compared: ComparedScores, methods: Sequence[str]) -> str:
+    """Return which other scores fall under methods and which gains remain below guessing, or ""."""
+    clauses = list[str]()
+    base = mean_by_client(compared.values[compared.baseline])
+    for method in methods:
+        mine = mean_by_client(compared.values[method])
+        falls = [
+            f"{compared.shown_name(name)} loses {' and '.join(lost)}"
+            for name, lost in _losses(compared, method).items()
+        ]
+        below = [
+            f"{compared.shown_name(name)} ({mine[name]:.1f} %, guessing {share:.0f} %)"
+            for name in compared.clients_compared
+            if base[name] < mine[name] < (share := _guessing(compared, name))
+        ]
+        found = [join_first(each, MOST_CLIENTS) for each in (falls, below) if each]
+        if below:
+            remain = plural(len(below), "remains", "remain")
+            found[-1] += f" {remain} below always guessing the larger class"
+        clauses += [f"under {method} {', and '.join(found)}"] if found else []
+    return text_if(clauses, f", but {'; '.join(clauses)}")
 
 
 def _suggestions(compared: ComparedScores) -> Iterator[str]:
     """Yield the differences that only the correction makes insignificant, and where to look."""
-    before = "Before the correction for several comparisons, "
-    for measure, sign in EFFECTS:
-        methods = _methods_with(compared, measure, sign, corrected=False)
-        for sentence in _list_effects(compared, measure, sign, methods):
-            yield f"{before}{sentence}"
-            before = "Before it, "
-        if methods and (measure, sign) == (WORST, 1):
-            gain = compared.claims[methods[0], WORST].mean
-            claimed = _methods_with(compared, WORST, 1)
-            if not claimed or gain > compared.claims[claimed[0], WORST].mean:
-                yield f"Look first at {methods[0]} ({_points(gain, compared.score)})."
+    found = {effect: _methods_with(compared, *effect, corrected=False) for effect in EFFECTS}
+    clauses = [
+        _list_effects(compared, measure, sign, methods)
+        for (measure, sign), methods in found.items()
+        if methods
+    ]
+    gains = {method: compared.claims[method, WORST].mean for method in compared.others}
+    first = max(gains, key=lambda method: gains[method], default="")
+    look = f": look first at {first}, as no method improves the worst served by more"
+    if clauses:
+        yield (
+            f"Before the correction for several comparisons, {'; '.join(clauses)}"
+            f"{text_if(first in found[WORST, 1], look)}."
+        )
 
 
 def _methods_with(
@@ -244,33 +305,25 @@ def _methods_with(
 
 
 def _list_effects(
-    compared: ComparedScores,
-    measure: str,
-    sign: int,
-    methods: Sequence[str],
-    adverb: str = "",
-    end: str = "",
-) -> Iterator[str]:
-    """Yield a sentence on the sizes of methods' differences by a measure, if there are methods.
+    compared: ComparedScores, measure: str, sign: int, methods: Sequence[str], adverb: str = ""
+) -> str:
+    """Return the sizes of methods' differences by a measure in words; there must be methods.
 
     The first has its interval. Of many, the last are only counted.
     """
-    if not methods:
-        return
-    score = compared.score
     sizes = [abs(compared.claims[method, measure].mean) for method in methods]
     first = compared.claims[methods[0], measure]
     low, high = sorted((sign * first.low, sign * first.high))
-    interval = f"{_number(low, score)} to {_number(high, score)}"
+    interval = f"{_number(low, compared)} to {_number(high, compared)}"
     parts = [
-        f"{methods[0]} {adverb}{VERBS[sign]} {OBJECTS[measure]} by {_points(sizes[0], score)}"
+        f"{methods[0]} {adverb}{VERBS[sign]} {OBJECTS[measure]} by {_points(sizes[0], compared)}"
         f" ({interval})"
     ]
     pairs = list(zip(methods, sizes, strict=True))[1:]
-    parts += [f"{method} by {_number(size, score)}" for method, size in pairs[: MOST_LISTED - 1]]
+    parts += [f"{method} by {_number(size, compared)}" for method, size in pairs[: MOST_LISTED - 1]]
     if more := pairs[MOST_LISTED - 1 :]:
-        parts.append(f"{len(more)} more by at least {_number(more[-1][1], score)}")
-    yield f"{join_all(parts)}{end}."
+        parts.append(f"{len(more)} more by at least {_number(more[-1][1], compared)}")
+    return join_all(parts)
 
 
 def _precision(compared: ComparedScores) -> Iterator[str]:
@@ -287,8 +340,8 @@ def _precision(compared: ComparedScores) -> Iterator[str]:
     now = statistics.median((each.high - each.low) / 2.0 for each in found)
     then = statistics.median(half_width(each, 2 * seeds, share) for each in found)
     yield (
-        f"Intervals for the worst served are typically ±{_points(now, compared.score)}; with"
-        f" {2 * seeds} seeds instead of {seeds}, about ±{_number(then, compared.score)}."
+        f"Intervals for the worst served are typically ±{_points(now, compared)}; with"
+        f" {2 * seeds} seeds instead of {seeds}, about ±{_number(then, compared)}."
     )
 
 
@@ -299,56 +352,58 @@ def _equals(compared: ComparedScores) -> Iterator[str]:
         for method in compared.others
         if all(compared.claims[method, measure].is_zero for measure in CLAIMED)
     ]
-    if not same:
-        return
-    names = [*same[:MOST_LISTED]]
-    if more := len(same) - len(names):
-        names.append(f"{more} more")
-    verb = plural(len(same), "equals", "equal")
-    yield f"{join_all(names)} {verb} {compared.baseline} with every seed."
+    if same:
+        yield (
+            f"{join_first(same, MOST_LISTED)} {plural(len(same), 'equals', 'equal')}"
+            f" {compared.baseline} with every seed."
+        )
 
 
-def _points(value: float, score: Score) -> str:
-    number = _number(value, score)
-    return f"{number} points" if score.percent else number
+def _written(value: float, compared: ComparedScores) -> str:
+    return compared.score.written(value, compared.decimals)
 
 
-def _number(value: float, score: Score) -> str:
-    """Return a number as text, without a minus if it rounds to zero."""
-    if not score.percent or 0.0 < abs(value) < 0.05:
-        return f"{value + 0.0:.2g}" if score.percent else f"{value + 0.0:.3g}"
-    return f"{round(value, 1) + 0.0:.1f}"
+def _points(value: float, compared: ComparedScores) -> str:
+    unit = "points" if compared.score.percent else compared.score.measured_in
+    return f"{_number(value, compared)}{text_if(unit, f' {unit}')}"
+
+
+def _number(value: float, compared: ComparedScores) -> str:
+    return round_to(value, compared.gain_decimals)
 
 
 # Other scores -------------------------------------------------------------------------------------
 
 
-def find_contradictions(compared: ComparedScores) -> list[str]:
-    """Return sentences on clients that gain by the first score and lose by others.
+def find_contradictions(compared: ComparedScores, methods: Iterable[str]) -> list[str]:
+    """Return sentences on clients that gain by the first score under methods and lose by others.
 
     The largest gains come first. The 95 % interval of each gain and loss over the seeds
     excludes zero, so the client has the scores under both methods in at least three seeds.
     """
     found = list[tuple[float, str]]()
-    first, *rest = compared.scores
-    others = [score for score in rest if score.name in AGAINST]
-    for method in compared.others:
-        gains = _gains(compared, method, first)
-        other_gains = [_gains(compared, method, score) for score in others]
-        for client in compared.clients_compared:
-            gain = gains.get(client, 0.0)
-            lost = [
-                _size(loss, score)
-                for by_client, score in zip(other_gains, others, strict=True)
-                if (loss := by_client.get(client, 0.0)) < 0.0
-            ]
-            if gain > 0.0 and lost:
-                sentence = (
-                    f"{client} gains {_size(gain, first)} under {method}, but loses"
-                    f" {' and '.join(lost)}."
-                )
-                found.append((gain, sentence))
+    for method in methods:
+        gains = _gains(compared, method, compared.score)
+        found += [
+            (
+                gains[client],
+                f"{compared.shown_name(client)} gains {_size(gains[client], compared.score)} under"
+                f" {method}, but loses {' and '.join(lost)}.",
+            )
+            for client, lost in _losses(compared, method).items()
+            if gains.get(client, 0.0) > 0.0
+        ]
     return [sentence for _, sentence in sorted(found, key=lambda each: -each[0])]
+
+
+def _losses(compared: ComparedScores, method: str) -> dict[str, list[str]]:
+    """Return by client how much it loses of other scores, beyond their intervals."""
+    found: dict[str, list[str]] = {}
+    for score in compared.scores[1:]:
+        gains = _gains(compared, method, score)
+        for client in gains.index[gains < 0.0].intersection(compared.clients_compared):
+            found.setdefault(client, []).append(_size(gains[client], score))
+    return found
 
 
 def _gains(compared: ComparedScores, method: str, score: Score) -> "pandas.Series[float]":
@@ -365,5 +420,5 @@ def _gains(compared: ComparedScores, method: str, score: Score) -> "pandas.Serie
 
 def _size(gain: float, score: Score) -> str:
     """Return a gain without its sign as text: "10.1 points of balanced accuracy"."""
-    number = f"{abs(gain):.1f} points" if score.percent else f"{abs(gain):.3g}"
+    number = f"{abs(gain):.1f} points" if score.percent else three_digits(abs(gain))
     return f"{number} of {score.words}"

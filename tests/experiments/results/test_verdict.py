@@ -22,14 +22,18 @@ from scipy import stats
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
 from fairbloom.experiments.arms import Named
+from fairbloom.experiments.pages.comparison import brief_sections, method_table
+from fairbloom.experiments.render.page import Note
 from fairbloom.experiments.results.caveats import SharedData
 from fairbloom.experiments.results.compared_scores import ComparedScores
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import difference_of, differences_of
 from fairbloom.experiments.results.measures import measure_title
-from fairbloom.experiments.results.verdict import MOST_WORDS, Verdict
+from fairbloom.experiments.results.verdict import MOST_WORDS, Verdict, verdict_of
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.strategies import FedFV
+from fairbloom.tables.schema import parse_schema
+from fairbloom.tasks.targets import Target
 from tests.simulation.helpers import table
 
 from ..helpers import compared_by_hand, compared_by_scores
@@ -157,11 +161,13 @@ def test_gains_before_the_correction_are_suggestions() -> None:
     assert sentences[0] == (
         "No method differs significantly from FedAvg, for the worst served or in the mean."
     )
+    of_mean = comparison.difference("Local", "mean")
     assert sentences[1] == (
         "Before the correction for several comparisons, Local improves the worst served by"
-        f" {found.mean:.1f} points ({found.low:.1f} to {found.high:.1f})."
+        f" {found.mean:.1f} points ({found.low:.1f} to {found.high:.1f}); Local improves the mean by"
+        f" {of_mean.mean:.1f} points ({of_mean.low:.1f} to {of_mean.high:.1f}): look first at Local,"
+        " as no method improves the worst served by more."
     )
-    assert sentences[2] == f"Look first at Local ({found.mean:.1f} points)."
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
@@ -174,7 +180,7 @@ def test_the_precision_is_said_now_and_with_twice_the_seeds(share: float) -> Non
         f"Intervals for the worst served are typically ±{now:.1f} points; with 10 seeds"
         f" instead of 5, about ±{then:.1f}."
     )
-    assert "Look first" not in str(comparison.verdict)
+    assert "look first" not in str(comparison.verdict)
 
 
 @pytest.mark.parametrize(("score", "said"), [(ACCURACY, True), (Score("balanced-accuracy"), False)])
@@ -188,19 +194,139 @@ def test_a_client_below_its_larger_class_is_said_to_be(score: Score, said: bool)
     assert (guess in comparison.verdict.headline) is said
 
 
-def test_the_worst_client_has_a_name_if_it_is_one() -> None:
-    """The client's own mean is said; seeds that deal the data have other clients."""
-    base = [{"a": 50.0, "b": 80.0}, {"a": 60.0, "b": 55.0}, {"a": 40.0, "b": 80.0}]
-    comparison = compared_by_hand(FedAvg=base)
-    assert "serves a worst (in 2 of 3 seeds): its test accuracy is 50.0 %" in str(
-        comparison.verdict
+@pytest.mark.parametrize(
+    ("by_client", "said"),
+    [
+        ({"a": [50.0, 60.0, 40.0], "b": [80.0, 55.0, 80.0]}, "a worst (in 2 of 3 seeds): 50.0 %"),
+        ({"a": [50.0], "b": [80.0]}, "a worst: 50.0 %"),
+        ({"a": [60.0, 50.0, 60.0], "b": [61.0, 70.0, 1.0]}, "b worst: 44.0 %"),
+        # a client without a score in most seeds is no client of the comparison
+        (
+            {"a": [50.0, 50.0, 50.0], "b": [80.0] * 3, "c": [1.0]},
+            "a worst (in 3 of 3 seeds): 50.0 %",
+        ),
+        ({"a": [1.0, 2.0], "b": [2.0, 1.0]}, ""),
+        ({"aarhus": [58.0, 57.0, 57.0], "coimbra": [59.0, 58.0, 46.5]}, "coimbra worst: 54.5 %"),
+    ],
+)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_worst_client_has_the_worst_mean(
+    by_client: dict[str, list[float]], said: str, sign: float
+) -> None:
+    """It is named with its own mean, and in how many seeds it is the worst if no other is so in
+    more; of an error, the highest is the worst."""
+    base = [
+        {name: sign * each[seed] for name, each in by_client.items() if seed < len(each)}
+        for seed in range(len(by_client["a" if "a" in by_client else "aarhus"]))
+    ]
+    score = ACCURACY if sign > 0.0 else dataclasses.replace(ACCURACY, higher_is_better=False)
+    comparison = compared_by_hand(score, FedAvg=base)
+    headline = comparison.verdict.headline.replace("its test accuracy is ", "").replace(": -", ": ")
+    expected = (
+        f"FedAvg serves {said}" if said else "Under FedAvg the worst-served client has a test"
     )
-    dealt = dataclasses.replace(comparison, shared=SharedData(clients_differ=True))
-    assert dealt.verdict.headline.startswith("Under FedAvg the worst-served client has a test")
-    both = compared_by_hand(FedAvg=[{"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0}])
-    assert both.verdict.headline.startswith("Under FedAvg the worst-served client has a test")
-    single = compared_by_hand(FedAvg=base[:1])
-    assert single.verdict.headline.startswith("FedAvg serves a worst: its")
+    assert headline.startswith(expected)
+    vars(comparison)["shared"] = SharedData(clients_differ=True)
+    assert verdict_of(comparison).headline.startswith("Under FedAvg the worst-served client has")
+
+
+GAINS = {"bristol": 16.5, "leeds": 4.0, "koeln": -3.0, "wien": 1.0}
+"""What clients gain by training alone."""
+
+ALONE = (
+    "bristol: alone {} (6 of 6 seeds); the others change by {}: let bristol train alone, and"
+    " federate the others, in two runs: --set training-clients=bristol and --set"
+    " training-clients=koeln,leeds,wien."
+)
+ADVICE = ALONE.format("73.1 % against 56.6 %", "-3.0 to +4.0 points")
+
+
+@pytest.mark.parametrize(
+    ("gains", "noise", "seeds", "score", "label", "said"),
+    [
+        (GAINS, 5.0, 6, ACCURACY, "Local", ADVICE),
+        (GAINS, 5.0, 6, ACCURACY, "Local (local-epochs=2)", ADVICE),
+        (GAINS, 5.0, 6, MAE, "Local", ALONE.format("40.1 against 56.6", "-4.0 to +3.0")),
+        (GAINS, 5.0, 6, ACCURACY, "Locally", ""),
+        (GAINS, 17.0, 18, ACCURACY, "Local", ""),  # beyond its interval, but not with every seed
+        ({**GAINS, "bristol": 3.0}, 1.0, 2, ACCURACY, "Local", ""),  # without an interval
+        ({**GAINS, "leeds": 9.0}, 12.0, 6, ACCURACY, "Local", ""),  # another gains half as much
+        ({**GAINS, "wien": 3.0}, 1.0, 6, ACCURACY, "Local", ""),  # two, beyond their intervals
+        ({"bristol": 16.5, "wien": -3.0}, 5.0, 6, ACCURACY, "Local", ""),  # which of the two?
+        (dict.fromkeys(GAINS, 1.0), 0.5, 6, ACCURACY, "Local", ""),
+    ],
+)
+def test_a_client_under_another_rule_is_told_to_train_alone(
+    gains: dict[str, float], noise: float, seeds: int, score: Score, label: str, said: str
+) -> None:
+    """Only its gain is beyond its interval, with every seed; others may gain a little by chance."""
+    noises = [noise * step for step in ([-1.0, 0.9, -0.9, 1.0, -0.8, 0.8] * 3)[:seeds]]
+    alone = [
+        {name: 56.6 + score.better(gain + each, 0.0) for name, gain in gains.items()}
+        for each in noises
+    ]
+    base = [dict.fromkeys(gains, 56.6)] * seeds
+    comparison = compared_by_hand(score, FedAvg=base, **{label: alone})
+    found = [each for each in comparison.verdict.sentences if "train alone" in each]
+    assert found == [said] * bool(said)
+
+
+@pytest.mark.parametrize(("shift", "common"), [(0.0, ()), (0.5, ("Ditto",))])
+def test_a_common_model_has_a_row_if_it_is_its_own(shift: float, common: tuple[str, ...]) -> None:
+    """Ditto's is FedAvg's by construction; with a personal lambda, FedFV's is not."""
+    base = [{"accuracy": values} for values in made(4).values["FedAvg"]]
+    moved = [
+        [{"accuracy": {name: value + by for name, value in of["accuracy"].items()}} for of in base]
+        for by in (shift, 1.0)
+    ]
+    finals = {"Ditto": moved[0], "FedAvg": base, "Ditto (personal)": moved[1]}
+    comparison = compared_by_scores(finals, ACCURACY, personal=("Ditto (personal)",))
+    assert comparison.shown == ("FedAvg", *common, "Ditto (personal)")
+    assert {method for method, _ in comparison.claims} == {*common, "Ditto (personal)"}
+
+
+@pytest.mark.parametrize("baseline", ["fedavg", "fedavg(personal-parameters=head)"])
+def test_a_head_that_is_not_trained_has_no_row(baseline: str, tmp_path: Path) -> None:
+    found = api.compare(
+        "digits",
+        methods="fedavg,fedavg(personal-parameters=head)",
+        baseline=baseline,
+        out=tmp_path,
+        seeds=1,
+        **{"model": "mlp", "rounds": 2, "clients": 3, "jobs": 1},
+    )
+    (own,) = {*found.methods} - {"FedAvg"}
+    (run,) = found.runs["FedAvg (personal-parameters=head)"]
+    assert found.values[own] == [run.final()] == [run.final(model="personal")]
+
+
+INCOME = """
+target = "income"
+[fields.x]
+type = "number"
+[fields.income]
+type = "number"
+unit = "EUR"
+center = 15000
+scale = 1000
+"""
+
+
+def test_an_income_is_written_alike_in_sentences_and_tables() -> None:
+    euros = next(iter(Target.of(parse_schema(INCOME)).scores()))
+    base = [{"a": 19615.0 + k, "b": 14000.0 + 9 * k} for k in range(6)]
+    less = [{"a": v["a"] - 1350.0 - k, "b": v["b"] - 360.0 + k} for k, v in enumerate(base)]
+    comparison = compared_by_hand(euros, FedAvg=base, FedFV=less)
+    mine, other = ([cell.text for cell in row] for row in method_table(comparison).rows)
+    assert [*mine[1:5], other[-1]] == [
+        *("16,800", "2800", "19,600", "14,000", "* +1350 (1350 to 1350)")
+    ]
+    assert "error, EUR, lower" in method_table(comparison).caption
+    assert re.search(
+        r"is 19,600 EUR \(lower is better\); the mean is 16,800 EUR\. .*improves the worst served by"
+        r" 1350 EUR \(1350 to 1350\)",
+        str(comparison.verdict),
+    )
 
 
 def test_a_tiny_claim_has_a_size_that_is_not_zero() -> None:
@@ -298,6 +424,7 @@ def test_a_verdict_has_eighty_words_and_loses_none() -> None:
     verdict = dataclasses.replace(comparison, failed={"AFL": "failed with 1 of 8 seeds"}).verdict
     assert words_of(verdict) <= MOST_WORDS
     assert any("AFL failed with 1 of 8 seeds" in each for each in verdict.further)
+    assert brief_sections(comparison)[0].blocks == [Note(comparison.verdict.further)]
 
 
 def test_a_row_that_cannot_differ_costs_no_power() -> None:
@@ -313,7 +440,7 @@ def test_a_row_that_cannot_differ_costs_no_power() -> None:
         method: [{"accuracy": values} for values in by_seed] for method, by_seed in finals.items()
     }
     comparison = compared_by_scores(by_score, ACCURACY, personal=("Ditto (lam=1, personal)",))
-    assert "Look" not in str(comparison.verdict)  # its gain is claimed
+    assert "look" not in str(comparison.verdict)  # its gain is claimed
     assert comparison.verdict.claims[0].method == "Ditto (lam=1, personal)"
 
 
