@@ -51,6 +51,8 @@ def build_classifier(model: str, shape: Shape, outputs: int, norm: str) -> nn.Mo
     options: dict[str, Any] = {"weights": None, "num_classes": outputs}
     if model.removeprefix(PREFIX) in ("googlenet", "inception_v3"):
         options |= {"aux_logits": False, "init_weights": True}
+        # Trained weights are for other means of colours, which exist only for three.
+        options["transform_input"] = shape[0] == COLOURS
     network: nn.Module = _import_models(model).get_model(model.removeprefix(PREFIX), **options)
     if norm != OWN:
         replaced = _replace_batch_norm(network, one_group=norm == "layer")
