@@ -202,8 +202,8 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
 
     `name` is the column's name, `unit` the unit of its numbers ("": none), `file` the file's name.
     """
-    text = normalise(cell)
-    kind = find_sign(cell)
+    text = canonical(normalise(cell), decimal)  # as a draft names it
+    kind = find_sign(text)
     if find_numbers(text) and (not kind or (kind == "range" and not is_band(text))):
         return explain_pattern(text, name)
     if kind == "size":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tables import infer
@@ -138,8 +138,12 @@ def tables(draw: st.DrawFn) -> dict[str, bytes]:
     return files
 
 
+WITH_A_POINT = "level,target\n" + '"1.250,50",1\n"1.301,75",2\n' * 13 + "5.,1\n"
+
+
 @settings(max_examples=100)
 @given(files=tables())
+@example(files={"a.csv": WITH_A_POINT.encode()})
 def test_a_draft_announces_the_faults_of_its_files(files: dict[str, bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
