@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -162,8 +163,10 @@ def run(
     with progress_bar(shown=progress and not debug) as bar:
         shown = RunBar(bar, title(chosen.method), chosen.num_rounds)
 
+        read_scores = cache(SCORES.read)  # written before the first round, and not again
+
         def show_round(recorded: RecordedRound) -> None:
-            shown.count(recorded, SCORES.read(folder)[0])  # written before the first round
+            shown.count(recorded, read_scores(folder)[0])
             on_round(recorded)
 
         simulate(

@@ -1,7 +1,11 @@
 """Read values from JSON strictly: nothing is converted or filled in."""
 
 import json
-from typing import Any, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -19,12 +23,11 @@ def decode_as(cls: type[T], written: Any, *, finite: bool = True) -> T:
     ValueError
         If the content is of another type, or has other keys.
     """
-    # imported late: few commands read such a file
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError  # imported late: few commands read such a file
 
-    adapter = TypeAdapter(cls)
+    adapter = _adapter_of(cls)
     try:
-        value = adapter.validate_json(json.dumps(written, allow_nan=not finite), strict=True)
+        value: T = adapter.validate_json(json.dumps(written, allow_nan=not finite), strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
@@ -34,3 +37,10 @@ def decode_as(cls: type[T], written: Any, *, finite: bool = True) -> T:
     if again != written:
         raise ValueError("it has other keys or values than are written there")
     return value
+
+
+@cache
+def _adapter_of(cls: type) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
