@@ -25,7 +25,7 @@ def decode_as(cls: type[T], written: Any, *, finite: bool = True) -> T:
     """
     from pydantic import ValidationError  # imported late: few commands read such a file
 
-    adapter = _adapter_of(cls)
+    adapter = _adapter_of(cls)  # type: ignore[arg-type]
     try:
         value: T = adapter.validate_json(json.dumps(written, allow_nan=not finite), strict=True)
     except ValidationError as error:
