@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
@@ -71,7 +71,7 @@ class Replies:
     @property
     def bytes_received(self) -> int:
         """The size of the arrays in the usable replies."""
-        return sum(self.sizes.get(name, 0) for name in self.metrics)
+        return sum(map(self.sizes.get, self.metrics, repeat(0)))
 
     def refuse(self, reasons: Mapping[str, ValueError | str]) -> None:
         """Remove replies that were added as usable, by client name."""

@@ -1,7 +1,9 @@
 """The base class of the engines: all clients of a run in this process, without messages."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -21,6 +23,7 @@ from fairbloom.client.states import ClientStates, StateDict, state_folder, store
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.bfloat16 import BITS, widen
+from fairbloom.protocol.names import HITS, POSITIVES, STEP_SUM
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
@@ -49,6 +52,9 @@ from fairbloom.tasks.task import MAX_CACHED_CLIENTS
 
 from .adversaries import Adversaries
 from .memory import empty_matrix, rows_on_card, write_models
+
+# Metrics that are usable at 0 and beyond a bound, or by what others are.
+OF_NO_INTERVAL = frozenset({STEP_SUM, *POSITIVES, *HITS})
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -408,7 +414,15 @@ def screen_reports(
     weight: str,
     refused: Refusals,
 ) -> Reports:
-    """Return the usable metrics of each client; refuse clients with an unusable report."""
+    """Return the usable metrics of each client; refuse clients with an unusable report.
+
+    Usable is what has the right type and lies in an interval, so that the least and the largest
+    number of each metric show whether all reports are.
+    """
+    ends = _find_ends([*records.values()])
+    with suppress(ValueError):
+        if ends and all(usable(each, weight) == each for each in ends):
+            return {**records}
     reports: Reports = {}
     for name, record in records.items():
         try:
@@ -416,6 +430,22 @@ def screen_reports(
         except ValueError as reason:
             refused.add(name, reason)
     return reports
+
+
+def _find_ends(reports: Sequence[Metrics]) -> list[Metrics]:
+    """Return the reports with the least and the largest number of each metric.
+
+    Return [] if reports differ in their metrics or types, have a number that is not finite, or a
+    metric that is usable in no interval.
+    """
+    ends: list[Metrics] = []
+    alike = len({*map(tuple, reports)}) == 1 and OF_NO_INTERVAL.isdisjoint(reports[0])
+    for name in reports[0] if alike else ():
+        column = [report[name] for report in reports]
+        if len({*map(type, column)}) > 1 or not math.isfinite(sum(column)):
+            return []
+        ends += [reports[column.index(end)] for end in (min(column), max(column))]
+    return ends
 
 
 def store_reply(updates: Updates, second: Updates | None, row: int, update: Update) -> Reply:

@@ -174,11 +174,11 @@ def duality_gap(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArr
     s minimises the linearised objective over the boxed simplex.
     """
     gradient = G @ x
+    order = np.argsort(gradient)
+    room = (upper - lower)[order]
+    before = np.cumsum(room) - room  # what the entries with smaller slopes take
     s = lower.copy()
-    left = 1.0 - lower.sum()
-    for k in np.argsort(gradient):
-        s[k] += min(upper[k] - lower[k], left)
-        left = max(left - (upper[k] - lower[k]), 0.0)
+    s[order] += np.clip(1.0 - lower.sum() - before, 0.0, room)
     return float((x - s) @ gradient)
 
 

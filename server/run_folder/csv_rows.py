@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Self
@@ -302,8 +302,10 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
     return measures
 
 
-def _honest(finished: Round, reports: Mapping[str, Report]) -> Iterator[tuple[str, Report]]:
-    return ((name, report) for name, report in reports.items() if name not in finished.hostile)
+def _honest(finished: Round, reports: Mapping[str, Report]) -> Iterable[tuple[str, Report]]:
+    if not finished.hostile:
+        return reports.items()
+    return [(name, report) for name, report in reports.items() if name not in finished.hostile]
 
 
 def scores_by_client(finished: Round, score: Score, metric: str) -> dict[str, float]:

@@ -71,7 +71,7 @@ class Participations:
         missing = frozenset(finished.missing)
         # A round that nobody answers has no participants.
         for name in dict.fromkeys((*finished.participants, *finished.missing)):
-            one = self._of.setdefault(name, Participation())
+            one = self._of.get(name) or self._of.setdefault(name, Participation())
             one.asked += 1
             one.answered += name not in missing
             one.counted += name in finished.coefficients

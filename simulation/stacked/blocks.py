@@ -140,7 +140,7 @@ def examples_of(block: Sequence[StackedClient]) -> list[Examples]:
 
 def takes_all(block: Sequence[StackedClient]) -> bool:
     """Return whether each step of a block takes all examples of each client."""
-    return all(member.batch == member.size for member in block)
+    return [member.batch for member in block] == [member.size for member in block]
 
 
 def minibatches(

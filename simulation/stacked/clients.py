@@ -206,7 +206,7 @@ class StackedClients(LocalClients):
         self.block = block
         self._known: tuple[nn.Module, Program] | None = None
         self._full: dict[tuple[str, ...], StepBatch] = {}
-        self._cached_members: tuple[object, list[StackedClient]] = (None, [])
+        self._cached_blocks: tuple[object, list[list[StackedClient]]] = (None, [])
         self._reasons: set[str] = set()
 
     def train(
@@ -224,8 +224,7 @@ class StackedClients(LocalClients):
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
         training = _RoundTraining(self, received, terms, work, trained, vectors)
         try:
-            members = self._members(names, terms, work, trained.refused)
-            for block in divide_into_blocks(members, self.block):
+            for block in self._blocks(names, terms, work, trained.refused):
                 self.on_trained(len(training.replies), len(names))
                 self._train_block(training, block)
         except UnstackableError as reason:
@@ -310,23 +309,23 @@ class StackedClients(LocalClients):
 
     def _full_batch(self, block: Sequence[StackedClient]) -> StepBatch:
         """Return the step that takes all examples; small ones are cached for the next rounds."""
-        names = tuple(member.local.name for member in block)
+        names = tuple([member.local.name for member in block])
         if names not in self._full:
             if sum(each.nbytes for each in self._full.values()) > 2**26:  # bytes
                 self._full.clear()
             self._full[names] = full_batch(examples_of(block))
         return self._full[names]
 
-    def _members(
+    def _blocks(
         self, names: Sequence[str], terms: Terms, work: LocalWork, refused: Refusals
-    ) -> list[StackedClient]:
-        """Return the clients that can train, the same list for the same names and work.
+    ) -> list[list[StackedClient]]:
+        """Return the clients that can train in blocks, the same for the same names and work.
 
         Clients that cannot train are refused.
         """
-        about = (tuple(names), work.batch_size, work.epochs, work.steps, work.idle)
-        if self._cached_members[0] == about:
-            return self._cached_members[1]
+        about = (tuple(names), work.batch_size, work.epochs, work.steps, work.idle, self.block)
+        if self._cached_blocks[0] == about:
+            return self._cached_blocks[1]
 
         def member(place: int, name: str) -> StackedClient:
             if work.in_full:
@@ -337,9 +336,10 @@ class StackedClients(LocalClients):
 
         answers = {name: call_client(member, place, name) for place, name in enumerate(names)}
         members = list(refuse_failed(answers, refused).values())
+        blocks = [*divide_into_blocks(members, self.block)]
         if len(members) == len(names) and not self.settings.stragglers:
-            self._cached_members = (about, members)
-        return members
+            self._cached_blocks = (about, blocks)
+        return blocks
 
     def _train_block(self, training: "_RoundTraining", block: Sequence[StackedClient]) -> None:
         """Train a block of clients: in halves if memory is too small, one by one if one fails."""
@@ -558,15 +558,17 @@ class _Block(ClientRound):
                     second.write(training.trained.second.matrix, places)
         layout = training.layout
         others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
-        done = [
-            self._rows.work_done(row, self._work, member.steps)
-            for row, member in enumerate(self._block)
-        ]
+        each_its_own = bool(terms.measures or terms.state_rounds)
+        done: list[WorkDone] = []
+        if terms.measure or each_its_own:
+            done = [
+                self._rows.work_done(row, self._work, member.steps)
+                for row, member in enumerate(self._block)
+            ]
         if wire.UPDATE_NORM in terms.measure:
             norms = read_scalars([each.norm_on_device() for each in done])
             for scores, norm in zip(self._scores, norms, strict=True):
                 scores[wire.UPDATE_NORM] = norm
-        each_its_own = bool(terms.measures or terms.state_rounds)
         for row, member in enumerate(self._block):
             metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
             own = terms.of_client(member.local.name) if each_its_own else terms

@@ -9,7 +9,7 @@ the reason, and clients are computed one by one.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -415,10 +415,9 @@ def in_tensors(parts: Sequence[AnyExamples]) -> list[Examples]:
 
     Raise UnstackableError for others.
     """
-    tensors = [part for part in parts if not isinstance(part, CollatedExamples)]
-    if len(tensors) < len(parts):
+    if CollatedExamples in {*map(type, parts)}:
         raise UnstackableError("its examples are of a Dataset, and made batch by batch")
-    return tensors
+    return cast(list[Examples], [*parts])
 
 
 def _check_parameters(model: nn.Module) -> None:
