@@ -32,6 +32,7 @@ from fairbloom.simulation.choice import Choice, choose, try_first_step
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
+from fairbloom.tasks import load_task
 from tests.federation import KINDS
 from tests.rounds.implementations import (
     CASES,
@@ -267,12 +268,35 @@ def test_small_models_are_stacked_and_slow_others_get_workers(
             engines[model, seconds] = choose(small("", model=model), 2).engine
     assert engines == {
         **{
-            (model, seconds): "stacked" for model in ("logistic", "mlp") for seconds in (1e-4, 10.0)
+            (model, seconds): {"mlp": "stacked", "logistic": "loop"}[model]
+            for model in ("logistic", "mlp")
+            for seconds in (1e-4, 10.0)
         },
         **{("cnn", 1e-4): "loop", ("cnn", 10.0): "workers"},
     }
     assert choose(small("", model="cnn"), 1).engine == "loop"
     assert choose(small("", fraction=0.01), 2).engine == "loop"
+
+
+def test_few_clients_with_a_linear_model_take_steps_one_by_one() -> None:
+    for clients, batch, model, engine in (
+        (2, 10, "logistic", "loop"),
+        (5, 10, "logistic", "loop"),
+        (20, 10, "logistic", "stacked"),
+        (2, 0, "logistic", "stacked"),
+        (100, 0, "logistic", "stacked"),
+        (2, 10, "mlp", "stacked"),
+    ):
+        settings = {"clients": clients, "batch_size": batch, "model": model, "fraction": 1.0}
+        chosen = choose(small("", **settings), 2)
+        assert chosen.engine == engine, settings
+        assert choose(small("", **settings), 2) == chosen
+    # A client of very many rows takes its steps alone, whatever the others do.
+    rare = {"clients": 20, "partition": "sizes", "batch_size": 1, "fraction": 1.0}
+    unequal = small("", model="logistic", **rare)
+    steps = [len(load_task(unequal).splits(name).train) for name in load_task(unequal).clients]
+    alone = max(steps) * 12 > sum(steps) + 20 * len(steps)
+    assert (choose(unequal, 2).engine == "loop") == alone
 
 
 def test_a_run_with_one_core_has_no_workers() -> None:
