@@ -403,9 +403,10 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     """Return a schema's text with the formats of a device's own files, which replace the schema's.
 
     `files` is a TOML table of owner.toml. All files of a device are of one client: the `fields` of
-    one of them, or of the file that the schema names as the `client`, hold for every file. Raise
-    SchemaError if `files` has a fault, or does not fit the schema. The server may not read names of
-    the device's own files and columns, so it gets OWN_FILES instead of such an error.
+    the file that the schema names as the `client`, in which those of one of `files` replace keys,
+    hold for every file. Raise SchemaError if `files` has a fault, or does not fit the schema. The
+    server may not read names of the device's own files and columns, so it gets OWN_FILES instead
+    of such an error.
     """
     name = "owner.toml"
     try:
@@ -424,18 +425,25 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
         parse_schema(merged, name)
     except SchemaError as error:
         raise SchemaError(str(error), OWN_FILES) from error
-    own = files or {file: about for file, about in tables.items() if client_of(file) == client}
-    said = [about["fields"] for about in own.values() if about.get("fields")]
-    if not said:
-        return merged
+    said = [about["fields"] for about in files.values() if about.get("fields")]
     if any(fields != said[0] for fields in said):
         raise SchemaError(
             f"{name}: files has different fields, and all files of a device are of one client: keep"
             " one table with fields",
             OWN_FILES,
         )
+    stated = {
+        client_of(file): about["fields"]
+        for file, about in written.get("files", {}).items()
+        if about.get("fields")
+    }
+    fields = dict(stated.get(client) or stated.get(EVERY_FILE) or {})
+    for column, own in (said[0] if said else {}).items():
+        fields[column] = {**fields.get(column, {}), **own}
+    if not fields:
+        return merged
     tables = {file: {**about, "fields": {}} for file, about in tables.items()}
-    tables[EVERY_FILE] = {**tables.get(EVERY_FILE, {}), "fields": said[0]}
+    tables[EVERY_FILE] = {**tables.get(EVERY_FILE, {}), "fields": fields}
     return tomli_w.dumps({**written, "files": tables})
 
 

@@ -162,14 +162,18 @@ def test_all_files_of_a_device_are_of_one_client() -> None:
         ({"march.csv": own}, "", 0.5),
         ({"march.csv": own, "april.csv": {**own, "encoding": "cp1252"}}, "", 0.5),
         ({}, "bonn", 0.5),
+        ({"march.csv": {"encoding": "cp1252"}}, "bonn", 0.5),
+        ({"bonn.csv": {"encoding": "cp1252"}}, "bonn", 0.5),
+        ({"*": {"encoding": "cp1252"}}, "bonn", 0.5),
+        ({"march.csv": {"fields": {"age": {"name": "years"}}}}, "bonn", 0.5),
+        ({"march.csv": {"fields": {"sex": {"name": "Geschlecht"}}}}, "bonn", 0.5),
         ({}, "graz", 1.0),
         ({"march.csv": {"encoding": "cp1252"}}, "graz", 1.0),
     ):
         schema = parse_schema(with_files(others, files, client))
         assert schema.file("may.csv").field("age").factor == factor
-        assert schema.file("april.csv").encoding == files.get("april.csv", {}).get(
-            "encoding", "utf-8"
-        )
+        form = files.get("april.csv", files.get("*", {}))
+        assert schema.file("april.csv").encoding == form.get("encoding", "utf-8")
     two = {"march.csv": own, "april.csv": {"fields": {"age": {"factor": 2.0}}}}
     with pytest.raises(SchemaError, match=r"different fields.* keep one") as refusal:
         with_files(others, two)
