@@ -24,15 +24,19 @@ NUMBER = re.compile(
 WORD = re.compile(rf"{LETTER}+(?:[./^*·-]?{LETTER}+)*")
 
 # What codes have, and numbers do not, if \0 stands for each number: further digits, letters before
-# a number. A long word before it names a room or a grade.
+# a number or between two, unless they are units of time or length. A long word before it names a
+# room or a grade.
 CODE = re.compile(
-    rf"\d|;|\0_\0|(?:^|[^\w\0]){LETTER}+\0|\0(?![a-z]){LETTER}+\0"
-    rf"|^{LETTER}+[-_/#*]|^{LETTER}{{4,}} "
+    rf"\d|;|^\*|\0_\0|(?:^|[^\w\0]){LETTER}+\0|\0(?!(?:[dhmswxy]|ft|min)\0){LETTER}+\0"
+    rf"|^{LETTER}+[-_/#*]|\0-{LETTER}|^{LETTER}{{4,}} "
 )
 
 # Digits of units, of kg/m2 and ml/min/1.73m²; and those that a pattern has an N for.
 OF_UNIT = re.compile(r"(?<=[a-z])(?<!0[xob])[23](?!\d)|(?<=[a-z]/)\s?\d+(?:[.,]\d+)?(?=\s?[a-z])")
 DIGITS = re.compile(r"(?<=0[xob])[0-9a-fA-F]+|(?!0[xob])\d+(?:[.,]\d+)?")
+
+# Codes with a suffix: a check digit, a kind of tumour, the end of a postal code.
+SUFFIXED = re.compile(r"\d+-\d|\d{4,}/\d|\d{5,}-\d+")
 
 # Characters that are read; words around the numbers of a cell, and such words in a column.
 LONGEST = 60
@@ -76,9 +80,10 @@ def are_numbers(texts: Collection[str], more: int) -> bool:
     words = {" ".join(WORD.findall(DIGITS.sub("", text))).casefold() for text in written}
     pairs = [text for text, numbers in written.items() if len(numbers) == 2]
     bands = [text for text in pairs if is_band(text)]
-    # Few bands begin with the same number, unlike 1 h 20 min and 1 h 30 min.
-    starts = {written[text][0] for text in bands if "-" not in text and "–" not in text}
-    are_bands = len(bands) > NEARLY_ALL * len(pairs) and not 0 < 2 * len(starts) <= len(bands)
+    # Few bands begin or end with the same number, unlike 1 h 20 min and 1 h 30 min, or 28/30.
+    spoken = [written[text] for text in bands if not re.search(r"[-–]|\d{4}/\d$", text)]
+    fewest = min(len({*each}) for each in zip(*spoken, strict=True)) if spoken else 0
+    are_bands = len(bands) > NEARLY_ALL * len(pairs) and not 0 < 2 * fewest <= len(bands)
     return (
         len(texts) + more > FEW_VALUES
         and len(written) >= NEARLY_ALL * len(cells)
@@ -88,6 +93,6 @@ def are_numbers(texts: Collection[str], more: int) -> bool:
 
 
 def is_band(text: str) -> bool:
-    """Return whether a cell is a range, 40-49 or 40 to 49, or a code with a check digit, 2345-7."""
+    """Return whether a cell is a range, 40-49 or 40 to 49, or a code with a suffix."""
     numbers = [float(each) for each in re.findall(r"\d+(?:\.\d+)?", text.replace(",", "."))]
-    return len(numbers) == 2 and (numbers[0] < numbers[1] or ("-" in text and numbers[1] < 10))
+    return len(numbers) == 2 and (numbers[0] < numbers[1] or bool(SUFFIXED.fullmatch(text)))
