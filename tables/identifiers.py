@@ -39,11 +39,12 @@ DATE = re.compile(
     re.IGNORECASE,
 )
 
-# Names that say a date, a day or a time, but no age.
+# Names that say a date, a day or a time, but no age, and nothing that is worth or weighs something.
 DATED = re.compile(
     r"(?!(.*[\W\d_])?([Aa]ge|AGE|[Aa]lter|ALTER)([\W\d_A-Z].*)?$)"
-    r"(?i:.*(date|datum|dato|fecha|day|dag|tag|time|zeit|tid|hora|heure|jour|giorno|stamp|birth|dob"
-    r"|(?<![^\W_])(data|d[ií]as?)(?![^\W_])).*)"
+    r"(?!(?i:.*(weight|value|cost|price|pay|income|salary|wage|sales|population|count|dose)s?$))"
+    r"(.*(?i:date|datum|dato|fecha|day|dag|tag|time|zeit|zeitpunkt|tid|hora|heure|jour|giorno|stamp"
+    r"|birth|dob|(?<![^\W_])(data|d[ií]a))(?i:s?)(?![a-zà-ÿ]).*|(?i:date|datum|fecha).*)"
 )
 
 # Numbers in such columns: Excel's of the days from 1920 to 2100, and the seconds since 1970 from

@@ -92,6 +92,7 @@ def test_columns_that_may_say_who_somebody_is_are_ignored(
         ("admission_date", ["45123", "45124.5", "45130"], "dates"),
         ("data_ricovero", ["45123", "45124"], "dates"),
         ("Geburtstag", ["9123", "18124", "25130"], "dates"),
+        ("dateadmission", ["45123", "45124"], "dates"),
         ("timestamp", ["1710633600", "1700000000"], "dates"),
         ("Time", ["1710633600000000000", "1700000000000000000"], "dates"),
         ("case_nr", [f"{11000 + k}/24" for k in range(30)], "who it is about"),
@@ -110,6 +111,8 @@ def test_columns_that_may_say_who_somebody_is_are_ignored(
     for name, cells in (
         ("income", ["45123", "45124", "45130"]),
         ("diastolic database", ["45123", "45124", "45130"]),
+        ("lifetime_value", ["45123", "45124", "45130"]),
+        ("voltage", ["45123", "45124", "45130"]),
         ("age_days", ["9123", "18124", "25130"]),
         ("AgeInDays", ["9123", "18124", "25130"]),
         ("follow-up time", ["312", "45", "3650"]),
