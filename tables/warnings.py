@@ -291,7 +291,8 @@ def _compare_categories(name: str, field: Field, present: SiteValues) -> Iterato
         yield present.names[place], f"its categories, {own}, are {remedy}"
     rows = counts.sum(axis=1, keepdims=True)
     elsewhere = (counts.sum(axis=0) - counts) / np.maximum(rows.sum() - rows, 1)
-    is_lacking = ~is_held & ((1.0 - elsewhere) ** rows < UNLIKELY) & ~is_apart[:, None]
+    unlikely = UNLIKELY / max(1, len(field.categories) - 1)  # one of many is lacked more easily
+    is_lacking = ~is_held & ((1.0 - elsewhere) ** rows < unlikely) & ~is_apart[:, None]
     sites = np.flatnonzero(is_lacking.any(axis=1))
     if not len(sites):
         return

@@ -315,10 +315,13 @@ def test_a_site_that_lacks_a_common_category_is_remarked(
 ) -> None:
     half = ["f", "m"] * 30
     rare = ["x", *["y"] * 59]
+    many = [f"E{k}" for k in range(10, 29)]
     for cells, remarked in (
         ({"a": half, "b": half, "c": ["m"] * 11}, ["c"]),  # 0.5 ** 11 < 0.001
         ({"a": half, "b": half, "c": ["m"] * 9}, []),
         ({"a": rare, "b": rare, "c": ["y"] * 60}, []),
+        # One of 20 categories: 0.88 ** 60 < 0.001
+        ({"a": [*["z"] * 7, *many, *many, *many[:15]], "b": [*many, *many, *many, *many[:3]]}, []),
         ({"a": ["m"] * 60, "b": half, "c": half, "d": ["f"] * 60}, ["a, d"]),
     ):
         with subtests.test(cells=cells):
