@@ -581,7 +581,10 @@ def _read_workbook(path: Path, file: File) -> Table:
         with load_workbook(path) as workbook:
             metadata = workbook.sheets_metadata
             names = [sheet.name for sheet in metadata if (sheet.typ, sheet.visible) == shown]
-            sheets = {name: [*workbook.get_sheet_by_name(name).iter_rows()] for name in names}
+            opened = {name: workbook.get_sheet_by_name(name) for name in names}
+            sheets = {name: [*sheet.iter_rows()] for name, sheet in opened.items()}
+            # Rows begin with the sheet's first row, and cells with the first column that has some.
+            starts = {name: (sheet.start or (0, 0))[1] + 1 for name, sheet in opened.items()}
     except (
         BadZipFile,
         CalamineError,
@@ -631,7 +634,7 @@ def _read_workbook(path: Path, file: File) -> Table:
         return str(cell).strip()
 
     texts = [
-        [as_text(number, column, cell) for column, cell in enumerate(row, start=1)]
+        [as_text(number, column, cell) for column, cell in enumerate(row, start=starts[name])]
         for number, row in enumerate(sheet_rows, start=1)
     ]
     (_, names), *rows = [(number, row) for number, row in enumerate(texts, start=1) if any(row)]
@@ -642,7 +645,7 @@ def _read_workbook(path: Path, file: File) -> Table:
     remarks = [
         (names[place], "it is hidden in the sheet, and read: show it, or put it in ignore")
         for place in kept
-        if place + 1 in about.hidden_columns
+        if place + starts[name] in about.hidden_columns
     ]
     if hidden := [number for number in lines.tolist() if number in about.hidden_rows]:
         remarks.append(

@@ -753,6 +753,11 @@ def test_a_cell_is_the_number_that_is_shown(
         table = read(path)
         assert numbers_of(table, "share")[0] == [shown]
         assert texts_of(table, "ward") == ["x"]
+    aside = sheet_of([[None], [None, "share", "ward"]]) + f'<row r="3">{cells}</row>'
+    hidden = '<cols><col min="3" max="3" hidden="1"/></cols>'
+    write_workbook(path, {"S": aside}, before=hidden, styles=formatted(code))
+    assert numbers_of(read(path), "share")[0] == [shown]
+    assert [name for name, _ in read(path).remarks] == ["ward"]
 
 
 def test_hidden_rows_and_columns_are_remarked(tmp_path: Path) -> None:
