@@ -24,6 +24,7 @@ DENIAL = re.compile(
     r"|nein|ohne|frei|falsch|negativ[oa]?|pas|sans|aucune?|négati(f|ve)|sin|ning[uú]n[oa]?|não|nao"
     r"|sem|senza|nessun[oa]?|ingen|inte|ej|utan|ikke|uden|geen|niet|zonder|nie|bez|brak)\b"
     rf"|^0(?![\w.,-])|(?<=[\w)])\s?-$|\bnon(?=\w{{4}})|\b(un|in|ab|dis)(?={GOOD.pattern})"
+    r"|\bnot(?!e|ic|if|able|ch\b)(?=\w)"
     r"|\b(un|a)(?=(affected|infected|complicated|exposed|symptomatic)\b)"
 )
 
@@ -54,7 +55,8 @@ def choose_positive(
 
 def _is_absence(name: str) -> bool:
     """Return whether a class is what is usual, or denies something else than what is good."""
-    text = fold_cell(fold(name)).replace("_", " ")
+    text = fold_cell(fold(name)).replace("_", " ").replace("(-)", "-")
+    text = text.partition("(")[0].strip() or text  # no dementia (normal)
     is_denied = len([*DENIAL.finditer(text)]) % 2 == 1
     return not GOOD.search(text) if is_denied else bool(USUAL.search(text))
 
