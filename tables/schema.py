@@ -73,7 +73,7 @@ EVERY_FILE = "*"
 RAISED = re.compile("[″ª²³´¹º¼-¾ʰ-ʸˠ-ˤᴬ-ᵪᶛ-ᶿ⁰-₟℠™⅐-⅟①-⓿]")
 
 # The variants of an apostrophe, a quotation mark and a hyphen, which are no difference of cells.
-FOLDED = str.maketrans("’‘‛ʼˈ′´`“”„‟″«»‐‑‒–—―−﹣", "'" * 8 + '"' * 7 + "-" * 8)
+FOLDED = str.maketrans("’‘‚‛‹›ʻʼˈ′´`“”„‟″«»‐‑‒–—―⁃−﹣", "'" * 12 + '"' * 7 + "-" * 9)
 
 
 class SchemaError(ReportableError):
