@@ -56,6 +56,9 @@ ALIKE = 0.05
 # The chance that a site lacks a category by accident, below which it gets a remark.
 UNLIKELY = 0.001
 
+# Share of the sites that may lack a category by its meaning.
+MOST = 2 / 3
+
 # Correlation with a quantity above which a column determines it.
 CORRELATED = 0.999
 
@@ -294,7 +297,8 @@ def _compare_categories(name: str, field: Field, present: SiteValues) -> Iterato
     unlikely = UNLIKELY / max(1, len(field.categories) - 1)  # one of many is lacked more easily
     is_lacking = ~is_held & ((1.0 - elsewhere) ** rows < unlikely) & ~is_apart[:, None]
     sites = np.flatnonzero(is_lacking.any(axis=1))
-    if not len(sites):
+    # If most of several sites lack some, the column differs by site, as a kind of school does.
+    if not len(sites) or len(sites) > max(3.0, MOST * (rows > 0).sum()):
         return
     lacking = [field.categories[each] for each in np.flatnonzero(is_lacking.any(axis=0))]
     yield (

@@ -323,6 +323,8 @@ def test_a_site_that_lacks_a_common_category_is_remarked(
         # One of 20 categories: 0.88 ** 60 < 0.001
         ({"a": [*["z"] * 7, *many, *many, *many[:15]], "b": [*many, *many, *many, *many[:3]]}, []),
         ({"a": ["m"] * 60, "b": half, "c": half, "d": ["f"] * 60}, ["a, d"]),
+        # A kind of hospital, not of person.
+        ({name: ["m" if name < "c" else "f"] * 60 for name in "abcd"}, []),
     ):
         with subtests.test(cells=cells):
             tables = {name: with_column("sex", each, len(each)) for name, each in cells.items()}
