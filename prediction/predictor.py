@@ -51,7 +51,7 @@ from fairbloom.tables.preprocessing import (
     Preprocessing,
     find_beyond,
 )
-from fairbloom.tables.schema import Schema, client_of, parse_schema
+from fairbloom.tables.schema import Schema, client_of, fold, parse_schema
 from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.datasets.store import digest_of
 from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
@@ -159,7 +159,16 @@ class Predictor:
                 f"{self.run} was trained on {preprocessing.form}, and a data frame is a table:"
                 " predict a file, or call Predictor.outputs with a tensor"
             )
-        table = table_of_frame(frame, preprocessing.own)
+        own = preprocessing.own
+        columns = {fold(own.column_name(name)) for name in preprocessing.dictionary.inputs}
+        named = [str(name) for name in frame.index.names if name is not None]
+        index = [name for name in named if fold(name) in columns]
+        if index:
+            raise FairbloomError(
+                f"the data frame has {join_names(index)} as its index, which is not read: make it a"
+                " column by reset_index(), or drop it by reset_index(drop=True)"
+            )
+        table = table_of_frame(frame, own)
         return frame.assign(**self._predict(data_of_table(table, preprocessing)))
 
     def predict_file(self, path: Path, out: Path, split: str = "") -> int:

@@ -115,6 +115,8 @@ def test_a_frame_and_an_export_have_the_clients_words(
     expected = [float(each) for each in of_file]
     found = own.predict(frame, client="koeln")["probability_1"]
     np.testing.assert_allclose(found, expected, atol=1e-6)
+    with pytest.raises(FairbloomError, match=r"has Alter as its index.* by reset_index\(\)"):
+        own.predict(frame.set_index("Alter"), client="koeln")
     session = pytest.importorskip("onnxruntime").InferenceSession(own.export(client="koeln"))
     onnx = pytest.importorskip("onnx")
     age, sex = onnx.load(own.export(client="koeln")).graph.input
