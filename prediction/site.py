@@ -18,7 +18,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.tables import DataError
-from fairbloom.tables.schema import without_client
+from fairbloom.tables.schema import with_files, without_client
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.score import decide_score
 
@@ -42,7 +42,8 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
     """Measure a finished run's model on a site's test examples.
 
     `run` is a run folder or the state folder of a device. `client` may be "" if the data are of one
-    client. `model` is "last" or "best".
+    client, or name the client of the run in whose words and units they are. `model` is "last" or
+    "best".
     """
     run = find_model(run.absolute())
     if model not in MODELS:
@@ -53,7 +54,10 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
         **settings_in(run),
         **{"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False},
     }
-    settings["schema"] = schema_in(run, settings)
+    schema = schema_in(run, settings)
+    settings["schema"] = with_files(schema, {}, client)
+    # such a client has its own words and units in a file of any name
+    has_own = settings["schema"] != with_files(schema, {})
     if not is_finished(run):
         raise FairbloomError(f"the run in {run} is not finished: evaluate it when it is over")
     arrays = global_arrays(run, model, settings)
@@ -66,6 +70,8 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
         # a file without a column of clients has the data of one client
         settings["schema"] = without_client(str(settings["schema"]))
         clients = load_task(settings).clients
+    if has_own and len(clients) == 1:
+        client = clients[0]
     name = _find_client(clients, client, data_dir or "the task")
     try:
         local = LocalClient.of(RunSettings.of(settings), clients.index(name), name)

@@ -125,6 +125,22 @@ def test_a_frame_and_an_export_have_the_clients_words(
     np.testing.assert_allclose(session.run(None, feed)[1][:, 1], expected, atol=1e-6)
 
 
+def test_a_later_file_is_evaluated_in_the_clients_words(
+    runs: list[fairbloom.Run], tmp_path: Path
+) -> None:
+    found = []
+    for run, own in zip(runs, (False, True), strict=True):
+        file = tmp_path / f"{own}" / "koeln_2025.csv"
+        file.parent.mkdir()
+        file.write_text(patients(5, own=own))
+        client = "koeln" if own else ""
+        found.append(fairbloom.evaluate(run.folder, data_dir=file, client=client).scores)
+        for unknown in ("wien", "graz"):
+            with pytest.raises(FairbloomError, match="no data of a client with this name"):
+                fairbloom.evaluate(run.folder, data_dir=file, client=unknown)
+    assert found[0] == found[1]
+
+
 def test_without_a_client_such_data_are_refused(runs: list[fairbloom.Run]) -> None:
     common, own = runs
     assert load_predictor(common.folder).client == ""
