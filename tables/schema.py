@@ -202,15 +202,31 @@ class Field(_Table):
         """Return the field with a client's own spellings and markers of a missing value."""
         if not (own.spellings or own.missingValues):
             return self
-        said = {*map(normalise, chain(own.missingValues, *own.spellings.values()))}
+        # In any case of letters, as cells are compared, and before what others call a category.
+        said = {
+            fold_cell(normalise(each)): name
+            for name, texts in {"": own.missingValues, **own.spellings}.items()
+            for each in texts
+        }
+        means = {each: said.get(fold_cell(normalise(each))) for each in self.categories}
+        exact = {*chain(own.missingValues, *own.spellings.values())}
+        again = {
+            name: [each for each in means if means[each] == name and each not in exact]
+            for name in ("", *self.categories)
+        }
         spellings = {
             name: (
                 *own.spellings.get(name, ()),
-                *(each for each in self.spellings.get(name, ()) if normalise(each) not in said),
+                *(each for each in again[name] if each != name),
+                *(
+                    each
+                    for each in self.spellings.get(name, ())
+                    if fold_cell(normalise(each)) not in said
+                ),
             )
             for name in self.categories
         }
-        markers = (*self.missingValues, *own.missingValues)
+        markers = (*self.missingValues, *own.missingValues, *again[""])
         changed = {"spellings": spellings, "missingValues": markers}
         return Field(**(self.model_dump() | changed))  # model_copy would copy `places`
 
