@@ -28,7 +28,7 @@ WORD = re.compile(rf"{LETTER}+(?:[./^*·-]?{LETTER}+)*")
 # room or a grade.
 CODE = re.compile(
     rf"\d|;|^\*|\0_\0|(?:^|[^\w\0]){LETTER}+\0|\0(?!(?:[dhmswxy]|ft|min)\0){LETTER}+\0"
-    rf"|^{LETTER}+[-_/#*]|\0-{LETTER}|^{LETTER}{{4,}} "
+    rf"|^{LETTER}+[-_/#*]|\0-{LETTER}\b|^{LETTER}{{4,}} "
 )
 
 # Digits of units, of kg/m2 and ml/min/1.73m²; and those that a pattern has an N for.

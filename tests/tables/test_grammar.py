@@ -40,6 +40,7 @@ WRITTEN: list[tuple[Draw, str, str]] = [
     (lambda r: f"{r.randint(10, 99)}½", "'N½'", "only digits"),
     (lambda r: f"ca. {r.randint(10, 99)}", "'ca. N'", "only digits"),
     (lambda r: f"kr {r.randint(10, 99)}", "'kr N'", "only digits"),
+    (lambda r: f"{r.randint(10, 99)}-kg", "'N-kg'", "only digits"),
     (lambda r: f"{r.randint(10, 99)} ml/min/1.73m²", "ml/min", "only digits"),
     (lambda r: f"{r.randint(10, 99)} {r.choice(['kg', 'lb'])}", "the unit ", "write it in "),
     (lambda r: f"{r.randint(10, 99)} {r.choice(['CR', 'DR'])}", "the unit ", "write it in "),
