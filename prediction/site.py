@@ -12,13 +12,14 @@ from fairbloom.client.guard.evaluated_model import find_model
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import evaluate_client
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
+from fairbloom.logs import log
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import ACCURACY, Score, put_first
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.tables import DataError
-from fairbloom.tables.schema import with_files, without_client
+from fairbloom.tables.schema import client_of, parse_schema, with_files, without_client
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.score import decide_score
 
@@ -73,6 +74,14 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
     if has_own and len(clients) == 1:
         client = clients[0]
     name = _find_client(clients, client, data_dir or "the task")
+    if settings["task"] == "csv":
+        words = parse_schema(str(settings["schema"]))
+        if words.differs and not words.fields_of(name):
+            log.warning(
+                "%s is read in the words and units of all: if it is %s, name it by --client",
+                name,
+                " or ".join(client_of(file) for file, about in words.files.items() if about.fields),
+            )
     try:
         local = LocalClient.of(RunSettings.of(settings), clients.index(name), name)
     except FairbloomError as error:

@@ -126,7 +126,7 @@ def test_a_frame_and_an_export_have_the_clients_words(
 
 
 def test_a_later_file_is_evaluated_in_the_clients_words(
-    runs: list[fairbloom.Run], tmp_path: Path
+    runs: list[fairbloom.Run], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = []
     for run, own in zip(runs, (False, True), strict=True):
@@ -139,6 +139,10 @@ def test_a_later_file_is_evaluated_in_the_clients_words(
             with pytest.raises(FairbloomError, match="no data of a client with this name"):
                 fairbloom.evaluate(run.folder, data_dir=file, client=unknown)
     assert found[0] == found[1]
+    assert "name it by --client" not in caplog.text
+    (tmp_path / "new.csv").write_text(patients(5))
+    fairbloom.evaluate(runs[1].folder, data_dir=tmp_path / "new.csv")  # a new site, or Cologne
+    assert "if it is koeln, name it by --client" in caplog.text
 
 
 def test_without_a_client_such_data_are_refused(runs: list[fairbloom.Run]) -> None:
