@@ -55,6 +55,9 @@ from .schema import (
 from .survey import MISSING, Column, FileColumn, Sites
 from .warnings import SHOWN, determines, find_remarks, present_values
 
+# A number with a leading 0, as codes have.
+PADDED = re.compile(r"0[0-9]+")
+
 # Usual names of the target, in any case of letters, used if no setting names it.
 TARGETS = ("target", "label", "y")
 
@@ -452,10 +455,11 @@ def _is_number(name: str, column: Column) -> bool:
     signs = {text: find_sign(text) for text in odd}
     units = {fold(_unit_of(text)) for text, sign in signs.items() if sign == "unit"}
     bounds = {text[0] for text, sign in signs.items() if sign == "bound"}
+    are_codes = any(PADDED.fullmatch(text) for text in column.texts.values())
     of_names = {
         "": True,
         "range": True,
-        "unit": len(units) > 1,  # as in 0 no, 1 yes
+        "unit": len(units) > 1 or are_codes,  # as in 0 no, 1 yes; and in 01, 23, 7p
         "bound": len(bounds) > 1 and not len(numbers),  # as in <60, ≥60
     }
     names = {text for text, sign in signs.items() if of_names.get(sign)}

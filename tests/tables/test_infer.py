@@ -310,6 +310,11 @@ def test_units_sentinels_and_constants_are_remarked(
             assert "rows are the same" in of_rows["remark"]
 
 
+def test_codes_with_zeros_in_front_are_categories(folder: Folder) -> None:
+    there = folder(**{name: with_column("order", ["01", "23", "46", "7p"]) for name in "ab"})
+    assert 'categories = ["01", "23", "46", "7p"]' in inferred(there)
+
+
 def test_a_site_that_lacks_a_common_category_is_remarked(
     folder: Folder, subtests: pytest.Subtests
 ) -> None:
