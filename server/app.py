@@ -66,7 +66,6 @@ from .run_folder.files import (
     MODEL,
     ROUNDS,
     SCHEMA,
-    find_damaged,
     is_finished,
     log_finished,
     record_known,
@@ -214,9 +213,6 @@ def federate(
     check_folder(path, wanted)
     check_same_data(path, data)
     if is_finished(path) and not find_grown(CONFIG.read(path).settings, wanted):
-        if find_damaged(path):
-            task = load_task(keep_schema(settings, path))
-            write_initial_files(path, RunStart(task, data, {}, deployed))
         log_finished(path)
         return path
     method = settings.strategy()

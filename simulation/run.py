@@ -8,27 +8,17 @@ from pathlib import Path
 import torch
 
 from fairbloom.client.device import choose_device, computing_in
-from fairbloom.client.guard.evaluated_model import keep_preprocessing
-from fairbloom.client.states import state_folder
 from fairbloom.logs import log
-from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import choose_run_folder, federate, keep_schema
 from fairbloom.server.run_folder.errors import check_place, explain_read_errors
-from fairbloom.server.run_folder.files import (
-    CONFIG,
-    ENGINE,
-    PERSONAL,
-    PREPROCESSING,
-    find_damaged,
-    is_finished,
-)
+from fairbloom.server.run_folder.files import ENGINE, PERSONAL
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings
 from fairbloom.system.machine import processors_here
 from fairbloom.system.values import decode_as
-from fairbloom.tasks import check_data, load_task
+from fairbloom.tasks import check_data
 
 from .choice import Choice, choose
 from .clients import DebuggedClients, LocalClients, OnTrained
@@ -67,8 +57,6 @@ def simulate(
     # Only the clients get this folder: config.toml has the state-dir that the user gave.
     state_dir = settings.state_dir or str(PERSONAL.path_in(folder))
     with_states = keep_schema(settings, folder).model_copy(update={"state_dir": state_dir})
-    if is_finished(folder):
-        _mend_preprocessing(with_states, folder)
     watched: list[tuple[LocalClients, Choice]] = []
     with one_thread(), computing_in(settings.precision, device), ExitStack() as ending:
 
@@ -109,17 +97,6 @@ def _note_end_of_recording(folder: Path, choice: Choice, clients: LocalClients) 
     ENGINE.write(folder, asdict(replace(choice, recorded=capture.why_not)))
     capture.release()
     clients.capture = None
-
-
-def _mend_preprocessing(settings: Settings, folder: Path) -> None:
-    """Write the clients' preprocessing of a finished run again if its file is damaged."""
-    # Clients know their states by the settings with which the run went, its fraction for example.
-    recorded = RunSettings.of({**CONFIG.read(folder).settings, "state-dir": settings.state_dir})
-    states = state_folder(recorded)
-    if states is not None and PREPROCESSING.name in find_damaged(states):
-        log.warning("%s was damaged, and is written again", PREPROCESSING.path_in(states))
-        task = load_task(settings)
-        keep_preprocessing(states, task, task.ascending)
 
 
 @contextmanager

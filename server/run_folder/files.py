@@ -21,7 +21,7 @@ from fairbloom.tables.preprocessing import PREPROCESSING as PREPROCESSING_NAME, 
 from fairbloom.tables.schema import SCHEMA as SCHEMA_NAME
 
 from ..checkpoint import Arrays, explain_damage, load_last, load_model, save_model
-from .errors import RunFolderError, explain_read_errors, explain_write_errors
+from .errors import explain_read_errors, explain_write_errors
 from .group_rows import GROUP_KEYS, Grouped
 from .metrics import METRIC_COLUMNS
 from .tables import Cells, read_table
@@ -353,33 +353,14 @@ def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
 
 
 def write_initial_files(folder: Path, start: RunStart) -> None:
-    """Write the files that a run has from its start, if they are missing, empty or damaged.
-
-    Only those that the data and the settings determine are written again if they are damaged.
-    """
-    damaged = find_damaged(folder)
+    """Write the files that a run has from its start, if they are missing or empty."""
     for entry in ENTRIES:
         if not isinstance(entry, File):
             continue
-        is_there = entry.exists_in(folder) and entry.path_in(folder).stat().st_size
-        if is_there and entry.name not in damaged:
+        if entry.exists_in(folder) and entry.path_in(folder).stat().st_size:
             continue
         if (value := entry.initial(start)) is not None:
             entry.write(folder, value)
-            if entry.name in damaged:
-                log.warning("%s was damaged, and is written again", entry.path_in(folder))
-
-
-def find_damaged(folder: Path) -> list[str]:
-    """Return the names of damaged files that can be written again from data and settings."""
-    damaged = []
-    files: tuple[File[Any], ...] = (PREPROCESSING, SPLIT, GROUPED)
-    for file in files:
-        try:
-            file.read(folder)
-        except RunFolderError:
-            damaged.append(file.name)
-    return damaged
 
 
 def record_trained(folder: Path, counts: Mapping[str, float]) -> None:
