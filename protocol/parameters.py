@@ -193,29 +193,6 @@ class Parameter:
     partitions: tuple[str, ...] = ()
 
     @property
-    def example(self) -> Value:
-        """A value that it may have: its default, or else one that is allowed."""
-        if self.default is not None:
-            return self.default
-        if isinstance(self.allowed, Choices):
-            return self.allowed.words[0]
-        if self.kind is str:
-            return ""
-        low, high = (0.0, math.inf)
-        if isinstance(self.allowed, Range):
-            low, high = self.allowed.ends
-        if math.isfinite(high - low):
-            inside = (low + high) / 2
-        elif math.isfinite(low):
-            inside = low + 1
-        elif math.isfinite(high):
-            inside = high - 1
-        else:
-            inside = 1
-        example: Value = self.kind(inside)
-        return example
-
-    @property
     def key(self) -> str:
         """Its name in a run config: `fedfv.alpha`."""
         return f"{self.owner}.{self.name}" if self.owner else self.name

@@ -232,8 +232,7 @@ def _tries(arm: Arm, shared: Mapping[str, Value], app: App | None) -> list[dict[
     Parameters in the shared settings are not varied. FCFL has half of the rounds for each of its
     stages.
     """
-    parameters = method_parameters(arm.method)
-    start = {key: each.example for key, each in parameters.items() if each.default is None}
+    start: dict[str, Value] = {}
     if arm.method == "fcfl":
         start["fcfl.stage1-rounds"] = _common(shared, app).num_rounds // 2
     declared: Tries = vars(find_method(arm.method)).get("tries", FairStrategy.tries)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fairbloom.errors import did_you_mean
-from fairbloom.protocol.parameters import Choices, Parameter, Range, split_pairs
+from fairbloom.protocol.parameters import split_pairs
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, parse_assignments
 
 ADVICE: list[tuple[str, Any, str, Value | None]] = [
@@ -111,21 +111,3 @@ def test_a_name_in_another_case_is_said_to_differ_by_that_alone(subtests: pytest
 def test_two_equally_near_names_are_both_suggested() -> None:
     assert did_you_mean("fedv", ["fedfv", "fedav", "ditto"]) == "did you mean fedfv or fedav? "
     assert did_you_mean("fedvf", ["fedfv", "fedav"]) == "did you mean fedfv? "  # the same letters
-
-
-def test_the_example_of_a_parameter_is_allowed(subtests: pytest.Subtests) -> None:
-    for allowed in [
-        None,
-        *map(Range, ("[0, 1]", "(0, inf)", "[3, inf)", "(-inf, -2)", "(-inf, inf)", "[10, 20)")),
-    ]:
-        with subtests.test(allowed=allowed):
-            for kind in [int, float, bool, str]:
-                parameter = Parameter(
-                    "x", kind, None, allowed=allowed if kind in (int, float) else None
-                )
-                assert parameter.checked(parameter.example) == parameter.example
-
-
-def test_a_parameters_example_is_its_default_or_first_choice() -> None:
-    assert Parameter("x", float, 0.3).example == 0.3
-    assert Parameter("x", str, None, allowed=Choices("a", "b")).example == "a"
