@@ -12,7 +12,7 @@ import numpy as np
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.effects import WithoutEffect, explain_without_effect
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
-from fairbloom.protocol.parameters import arguments_of
+from fairbloom.protocol.parameters import arguments_of, parsed
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 from fairbloom.text import text_if
@@ -133,9 +133,12 @@ class Method(CommonOptions):
         self.defence = self._checked_defence(plain)
         self.prior_weights = self._checked_prior(options.get("weighting"))
         self._check_effects({**plain, "weighting": options.get("weighting")})
+        sizes = pairs_in(enrolled_sizes=options.get("enrolled_sizes")) or {}
         self.enrolled_sizes = {
-            name: whole(1, **{f"enrolled_sizes[{name!r}]": size})
-            for name, size in (pairs_in(enrolled_sizes=options.get("enrolled_sizes")) or {}).items()
+            name: whole(
+                1, **{f"enrolled_sizes[{name!r}]": parsed(size) if isinstance(size, str) else size}
+            )
+            for name, size in sizes.items()
         }
         self.training_clients = names_in(training_clients=options.get("training_clients", ()))
         buffers = options.get("buffers")

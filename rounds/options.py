@@ -69,7 +69,7 @@ class OptionsWithoutPrior(TypedDict, total=False):
     defence: of_runs.DefenceName
     defence_tolerance: of_runs.DefenceTolerance
     unused_rounds: of_runs.UnusedRounds
-    enrolled_sizes: Mapping[str, int]
+    enrolled_sizes: Mapping[str, int] | str
     training_clients: Sequence[str]
     average_models: of_runs.AverageModels
     buffers: Sequence[str] | None
@@ -176,7 +176,7 @@ class Options(OptionsWithoutPrior, total=False):
     defence_tolerance
         Number of hostile clients of a round that the defence tolerates, less than half of the
         clients; 0: a quarter, and at least one.
-    enrolled_sizes : mapping of client names to int at least 1, default none
+    enrolled_sizes : mapping of client names to int at least 1 or its text, default none
         A reply is refused if its num-examples is more than the client's entry here; clients without
         an entry are not limited.
     unused_rounds

@@ -10,7 +10,7 @@ from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, share_in
 from fairbloom.protocol.effects import WithoutEffect, explain_without_effect
-from fairbloom.protocol.parameters import Parameter, parameters_of, split_pairs
+from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.scores import FURTHER
 from fairbloom.protocol.settings import (
@@ -119,7 +119,6 @@ class Settings(RunSettings):
         if run.score in FURTHER and run.score not in split_names(run.scores):
             resolved["scores"] = ",".join([*split_names(run.scores), run.score])
         settings = cls.model_validate({**given, **resolved})
-        settings.check_sizes()
         settings.check_effects()
         settings.check_attack()
         settings.check_quorum()
@@ -128,13 +127,6 @@ class Settings(RunSettings):
         settings.check_norm()
         settings.check_training()
         return settings
-
-    def check_sizes(self) -> None:
-        """Raise SettingsError if enrolled-sizes cannot be parsed."""
-        try:
-            parse_sizes(self.enrolled_sizes)
-        except ValueError as error:
-            raise SettingsError(f"enrolled-sizes = {self.enrolled_sizes!r}: {error}") from error
 
     def check_attack(self) -> None:
         """Raise SettingsError if the attack, or the share of attackers, is unknown."""
@@ -303,7 +295,7 @@ class Settings(RunSettings):
         common |= {
             "fraction_train": self.fraction_train,
             "min_available_nodes": max(1, self.min_clients),
-            "enrolled_sizes": parse_sizes(self.enrolled_sizes),
+            "enrolled_sizes": self.enrolled_sizes,
             "training_clients": split_names(self.training_clients),
         }
         try:
@@ -368,20 +360,6 @@ class Settings(RunSettings):
                 )
             values[key] = parameter.checked(value)
         return values
-
-
-def parse_sizes(text: str) -> dict[str, int]:
-    """Return the sizes of clients from a text such as site-a=1200 site-b=300.
-
-    Raise ValueError for any other text.
-    """
-    sizes = split_pairs(text, "site-a=1200")
-    for name, size in sizes.items():
-        if not (size.isascii() and size.isdigit() and int(size) >= 1):
-            raise ValueError(
-                f"'{name}={size}' does not state a number of examples: write it as site-a=1200"
-            )
-    return {name: int(size) for name, size in sizes.items()}
 
 
 def check_used(
