@@ -7,7 +7,7 @@ from typing import Any
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, Value, key_of, parsed
-from fairbloom.rounds.options import OPTIONS, OWN_NAMES
+from fairbloom.rounds.options import OPTIONS
 
 from .registry import METHODS, canonical, find_method
 from .strategy import FairStrategy
@@ -125,20 +125,10 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
                 f"{text}: {title(method)} has no parameter {name}; there are {own}, and for all"
                 f" {', '.join(COMMON)}"
             )
-        if key.replace("-", "_") in find_method(method).own_terms:
-            raise SettingsError(_explain_own_term(text, method, key, value))
         if key in given:
             raise SettingsError(f"{text}: {name} is given twice: give it once")
         given[key] = known[key].checked(parsed(value))
     return method, given
-
-
-def _explain_own_term(text: str, method: str, key: str, value: str) -> str:
-    """Return the error for a common setting that a method sets by a parameter of its own."""
-    own = OWN_NAMES.get(key.replace("-", "_"), "")
-    of_method = [name for name in method_parameters(method) if short_key(name) == key_of(own)]
-    remedy = f"write {method}({own}={value})" if of_method else "leave it out"
-    return f"{text}: {title(method)} sets {key} by its own parameter: {remedy}"
 
 
 def owner_of(method: str) -> str:

@@ -76,7 +76,7 @@ FAULTS: list[tuple[Mapping[str, Any], Mapping[str, Any], str]] = [
     (
         {"method": "ditto(personal-lambda=0.01)"},
         {},
-        "Ditto sets personal-lambda by its own parameter: write ditto.lam=0.01.$",
+        "Ditto sets personal_lambda by its own parameter, got 0.01: write lam=0.01$",
     ),
     ({"method": "fedavg,fedfv"}, {}, "method = 'fedavg,fedfv': write one method, with its"),
     ({"method": "fedfv(alpha=0.1"}, {}, "method = 'fedfv.alpha=0.1': write one method"),
