@@ -1,8 +1,7 @@
 """All Gram-based weightings of TorchJD as methods."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import numpy as np
@@ -79,7 +78,9 @@ class FromTorchJD(FairStrategy):
         import torch  # imported late, because no other method needs it
 
         self._reset()
-        with seeded(self.seed, cohort.round):
+        with torch.random.fork_rng(devices=[]):
+            drawn = generator(self.seed, "weighting", cohort.round).integers(2**63)
+            torch.manual_seed(int(drawn))
             try:
                 weights = self.weigh_gram(torch.from_numpy(cohort.gram))
             except ValueError as error:
@@ -94,16 +95,6 @@ class FromTorchJD(FairStrategy):
     def _reset(self) -> None:
         if hasattr(self.weigh_gram, "reset"):
             self.weigh_gram.reset()
-
-
-@contextmanager
-def seeded(seed: int, server_round: int) -> Iterator[None]:
-    """Make PyTorch draw from (seed, round) within the context, and restore its generator."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(generator(seed, "weighting", server_round).integers(2**63)))
-        yield
 
 
 def weighting_name(weighting: type) -> str:
