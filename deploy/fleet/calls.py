@@ -104,26 +104,21 @@ class Outage:
     def __init__(self) -> None:
         self._since: float | None = None
         self._said: set[str] = set()
-        self._lock = threading.Lock()
 
     def fault(self, words: str) -> None:
         """Log a connection error, unless it was logged since the connection was lost."""
-        with self._lock:
-            if self._since is None:
-                self._since = time.monotonic()
-            if words not in self._said and len(self._said) < MAX_FAULTS:
-                self._said.add(words)
-                log.warning("%s; retrying until it works", words)
+        if self._since is None:
+            self._since = time.monotonic()
+        if words not in self._said and len(self._said) < MAX_FAULTS:
+            self._said.add(words)
+            log.warning("%s; retrying until it works", words)
 
     def end(self) -> None:
         """Log that the client is connected again, if an error was logged."""
-        with self._lock:
-            if self._since is not None:
-                log.warning(
-                    "back: connected again after %s", duration(time.monotonic() - self._since)
-                )
-            self._since = None
-            self._said.clear()
+        if self._since is not None:
+            log.warning("back: connected again after %s", duration(time.monotonic() - self._since))
+        self._since = None
+        self._said.clear()
 
 
 class Calls:
