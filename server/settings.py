@@ -123,7 +123,6 @@ class Settings(RunSettings):
         settings.check_attack()
         settings.check_quorum()
         settings.check_scores()
-        settings.check_evaluation()
         settings.check_norm()
         settings.check_training()
         return settings
@@ -179,6 +178,12 @@ class Settings(RunSettings):
                 "leave it out",
             ),
             WithoutEffect(
+                ("early-stopping",),
+                not self.validation_share,
+                " without validation examples",
+                "set validation-share, such as 0.2",
+            ),
+            WithoutEffect(
                 ("early-stopping", "best-model"),
                 not self.evaluate_every,
                 " with evaluate-every = 0, which evaluates only the last round",
@@ -227,14 +232,6 @@ class Settings(RunSettings):
         except FairbloomError as error:
             blamed = f"method = {self.method!r}: " if by_method else ""
             raise SettingsError(f"{blamed}{error}") from error
-
-    def check_evaluation(self) -> None:
-        """Raise SettingsError if early stopping has no scores to choose by."""
-        if self.early_stopping and not self.validation_share:
-            raise SettingsError(
-                f"early-stopping = {self.early_stopping} needs validation examples: set"
-                " validation-share, such as 0.2"
-            )
 
     def check_norm(self) -> None:
         """Raise SettingsError if initial weights would go into other norm layers than their own."""
