@@ -268,8 +268,7 @@ def format_round(
         "seconds": round(seconds, 6),
     }
     if after:
-        same_clients = {name: before[name] for name in after}
-        row[IMPROVED] = percent_improved(same_clients, after)
+        row[IMPROVED] = percent_improved(before, after)
     row |= _measure_scores(finished, score)
     if validation is not None:
         row[validation.column] = validation.of_round(finished)
