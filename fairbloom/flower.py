@@ -22,7 +22,7 @@ from fairbloom.errors import FairbloomError, describe_online
 __all__ = [
     "ClientAppCallable", "HTTPStatusError", "MissingNameError", "Mod", "ObjectPushError",
     "SimulationError", "TransportError", "address", "empty_run", "from_proto", "identify",
-    "is_simulated", "most_nodes", "node_info", "set_message_id", "to_proto",
+    "is_simulated", "node_info", "set_message_id", "to_proto",
 ]  # fmt: skip
 
 # The types of an app and of its mods.
@@ -141,12 +141,6 @@ def empty_run(run_id: int) -> Any:
 def is_simulated(grid: object) -> bool:
     """Return whether a grid is, or wraps, that of Flower's simulation: its nodes are fixed."""
     return bool(getattr(grid, "simulated", type(grid).__name__ == SIMULATION.rpartition(".")[2]))
-
-
-def most_nodes(grid: object) -> int | None:
-    """Return how many nodes a grid has at most, None if more may come or it is unknown."""
-    most: int | None = getattr(grid, "most_nodes", None)
-    return most
 
 
 class SimulationError(FairbloomError):

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fairbloom.errors import FairbloomError, join_names
-from fairbloom.flower import SimulationError, is_simulated, most_nodes
+from fairbloom.flower import SimulationError, is_simulated
 from fairbloom.logs import log, log_from
 from fairbloom.protocol.advice import ADVICE, SECURE_AGGREGATION
 from fairbloom.protocol.frozen import digest_arrays
@@ -161,7 +161,8 @@ class FlowerClients:
             time.sleep(WAIT_SECONDS)
             self._refresh_nodes()
         remedy = "lower min_available_nodes, min_train_nodes or min_evaluate_nodes"
-        most = most_nodes(self.grid)
+        # Only a grid with its clients in this process says how many there are at most.
+        most = getattr(self.grid, "most_nodes", None)
         if most is not None and most < fewest:
             raise SimulationError(most, fewest, remedy, in_process=True)
         deadline = time.monotonic() + (math.inf if self.timeout is None else self.timeout)
