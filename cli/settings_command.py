@@ -1,7 +1,6 @@
 """Commands made of functions: their parameters are options, and their docstrings the help."""
 
 import inspect
-import re
 from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import or_
@@ -16,6 +15,7 @@ from typer.core import TyperCommand
 from fairbloom.errors import find_nearest
 from fairbloom.experiments import api
 from fairbloom.experiments.options import CommonOptions, as_settings, merge_settings
+from fairbloom.protocol.parameters import described
 from fairbloom.protocol.settings import SETTINGS, Value, key_of, parse_assignments, parsed
 from fairbloom.server.settings import default_config
 from fairbloom.system.machine import processors_here
@@ -165,7 +165,7 @@ def command(
     def decorate(carry_out: Callable[..., Any]) -> Callable[..., None]:
         function = of or carry_out
         own = [
-            _read_parameters(str(each.__doc__))
+            described(inspect.getdoc(each) or "")
             for each in (api.run, api.load, like, function, carry_out)
         ]
         common = {name: f"{text}.{MORE.get(name, '')}" for name, text in SAID.items()}
@@ -237,13 +237,3 @@ def _declare(parameter: inspect.Parameter, said: str, argument: str | None) -> i
     return parameter.replace(
         kind=parameter.KEYWORD_ONLY, annotation=Annotated[kind, declared], default=default
     )
-
-
-def _read_parameters(docstring: str) -> dict[str, str]:
-    """Return what a docstring in NumPy's style says of each parameter, on one line each."""
-    text = inspect.cleandoc(docstring).partition("\nParameters\n----------\n")[2]
-    text = re.split(r"\n\n[A-Z]\w+\n-+\n", text)[0]
-    found: dict[str, str] = {}
-    for names, said in re.findall(r"^(\w[\w, ]*)\n((?:    .*\n?|\n(?=    ))+)", text, re.MULTILINE):
-        found |= {name.strip(): " ".join(said.split()) for name in names.split(",")}
-    return found
