@@ -1,7 +1,6 @@
 """Checkpoints: arrays and a state of plain values in one safetensors file, sealed by a checksum."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.logs import log
-from fairbloom.system import sealed
-from fairbloom.system.sealed import Arrays as Arrays, save_model as save_model
+from fairbloom.system.sealed import (
+    Arrays as Arrays,
+    DamagedFileError,
+    load_model as load_model,
+    save_model as save_model,
+)
 
 from .run_folder.errors import RunFolderError
 
@@ -38,7 +41,7 @@ def load_last(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | 
     for path in list_checkpoints(folder):
         try:
             loaded = load_checkpoint(path)
-        except RunFolderError as error:
+        except DamagedFileError as error:
             faults.append(str(error))
             continue
         for fault in faults:
@@ -65,28 +68,10 @@ def save_checkpoint(path: Path, arrays: Arrays, state: Mapping[str, Any]) -> Non
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return model and state from a checkpoint; raise RunFolderError when the file is damaged."""
+    """Return model and state from a checkpoint; raise DamagedFileError for a damaged file."""
     tensors, about = load_model(path)
     arrays = {name: tensors[f"model/{name}"] for name in about["names"]}
     return arrays, _attach(about["state"], tensors)
-
-
-def load_model(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return a model's arrays and metadata.
-
-    Raise RunFolderError when the file is damaged.
-    """
-    with explain_damage():
-        return sealed.load_model(path)
-
-
-@contextmanager
-def explain_damage() -> Iterator[None]:
-    """Turn the error of a damaged file into a RunFolderError."""
-    try:
-        yield
-    except sealed.DamagedFileError as error:
-        raise RunFolderError(str(error)) from error
 
 
 def _detach(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:

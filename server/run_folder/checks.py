@@ -6,6 +6,7 @@ from pathlib import Path
 from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.settings import Mark, marked, split_names
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
+from fairbloom.system.sealed import DamagedFileError
 from fairbloom.text import join_first
 
 from ..checkpoint import list_checkpoints
@@ -78,7 +79,7 @@ def check_folder(path: Path, config: Config, code: Mapping[str, str] | None = No
         if finished:
             try:
                 MODEL.read(path)
-            except RunFolderError as error:
+            except DamagedFileError as error:
                 raise RunFolderError(
                     f"{error}. Delete that file and run the same command again, which writes it"
                     " again from the last checkpoint"

@@ -20,7 +20,7 @@ from fairbloom.system.values import decode_as
 from fairbloom.tables.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
 from fairbloom.tables.schema import SCHEMA as SCHEMA_NAME
 
-from ..checkpoint import Arrays, explain_damage, load_last, load_model, save_model
+from ..checkpoint import Arrays, load_last, load_model, save_model
 from .errors import explain_read_errors, explain_write_errors
 from .group_rows import GROUP_KEYS, Grouped
 from .metrics import METRIC_COLUMNS
@@ -92,16 +92,15 @@ class ModelFile(Entry):
     """A model: arrays by name, with metadata and a checksum of all."""
 
     def read(self, folder: Path) -> dict[str, NDArray[Any]]:
-        """Return the arrays; raise RunFolderError if the file is damaged."""
+        """Return the arrays; raise DamagedFileError if the file is damaged."""
         return load_model(self.path_in(folder))[0]
 
     def read_about(self, folder: Path) -> dict[str, Any]:
         """Return the metadata, with the checksum `sha256`, without reading the arrays.
 
-        Raise RunFolderError if the file has none.
+        Raise DamagedFileError if the file has none.
         """
-        with explain_damage():
-            return read_about(self.path_in(folder))
+        return read_about(self.path_in(folder))
 
     def write(self, folder: Path, arrays: Arrays, about: Mapping[str, Any]) -> None:
         """Write the model; the caller handles an OSError."""
@@ -341,7 +340,7 @@ def state_of(folder: Path) -> str:
 def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
     """Return the model after the last finished round, or None before it.
 
-    Raise RunFolderError if it is damaged.
+    Raise FairbloomError if it is damaged.
     """
     if is_finished(folder):
         return MODEL.read(folder)

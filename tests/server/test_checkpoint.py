@@ -39,6 +39,7 @@ from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.simulation.run import simulate
 from fairbloom.system import lock
+from fairbloom.system.sealed import DamagedFileError
 from tests.simulation.helpers import Outcome, run, small
 from tests.system.helpers import held_elsewhere
 
@@ -187,7 +188,8 @@ def test_a_checkpoint_cut_off_anywhere_is_damaged(whole: Path, subtests: pytest.
         with subtests.test(length=length):
             whole.write_bytes(content[:length])
             with pytest.raises(
-                RunFolderError, match=f"is damaged: it is {'no whole file' if length else 'empty'}"
+                DamagedFileError,
+                match=f"is damaged: it is {'no whole file' if length else 'empty'}",
             ):
                 load_checkpoint(whole)
 
@@ -202,7 +204,7 @@ def test_a_flipped_bit_in_any_byte_is_noticed_or_changes_nothing(whole: Path) ->
         whole.write_bytes(damaged)
         try:
             loaded = load_checkpoint(whole)
-        except RunFolderError:
+        except DamagedFileError:
             continue
         unnoticed += 1
         assert_same(loaded, CONTENT)
@@ -218,13 +220,13 @@ def test_something_else_in_place_of_a_checkpoint_is_damage(
     for content in others:
         with subtests.test(content=content):
             whole.write_bytes(content)
-            with pytest.raises(RunFolderError, match=r"7\.safetensors is damaged"):
+            with pytest.raises(DamagedFileError, match=r"7\.safetensors is damaged"):
                 load_checkpoint(whole)
 
 
 def test_a_folder_in_place_of_a_checkpoint_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "7.safetensors").mkdir()
-    with pytest.raises(RunFolderError, match=r"7\.safetensors cannot be read"):
+    with pytest.raises(DamagedFileError, match=r"7\.safetensors cannot be read"):
         load_checkpoint(tmp_path / "7.safetensors")
 
 
@@ -242,7 +244,7 @@ def test_two_models_exchanged_array_by_array_are_noticed(
     for other in (exchanged, reshaped, {**arrays, "c": arrays["c"].view(np.int64)}):
         with subtests.test(other=other):
             path.write_bytes(save(other, metadata=metadata))
-            with pytest.raises(RunFolderError, match="does not match its checksum"):
+            with pytest.raises(DamagedFileError, match="does not match its checksum"):
                 load_model(path)
 
 
