@@ -22,10 +22,6 @@ from .questions import count_question
 DEFAULT_MIN_ROWS = 5
 
 
-class LimitsError(FairbloomError):
-    """Impossible limits; the message names the key, its value and the remedy."""
-
-
 # The field of each key of the table.
 KEYS = {
     "rows": "min_rows",
@@ -93,17 +89,21 @@ class Limits:
     def of(cls, table: Mapping[str, Any]) -> Self:
         """Return the limits of a table.
 
-        Raise LimitsError if a key is unknown, or its value impossible.
+        Raise FairbloomError if a key is unknown, or its value impossible.
         """
         for key, value in table.items():
             if key not in KEYS:
-                raise LimitsError(f"limits has {key} = {value!r}: its keys are {', '.join(KEYS)}")
+                raise FairbloomError(
+                    f"limits has {key} = {value!r}: its keys are {', '.join(KEYS)}"
+                )
         try:
             return cls(**{KEYS[key]: value for key, value in table.items()})
         except ValidationError as error:
             fault = error.errors()[0]
             (key,) = (key for key, name in KEYS.items() if name == fault["loc"][0])
-            raise LimitsError(f"limits has {key} = {fault['input']!r}: {fault['msg']}") from error
+            raise FairbloomError(
+                f"limits has {key} = {fault['input']!r}: {fault['msg']}"
+            ) from error
 
     def count(
         self, config: Mapping[str, Any], state_dir: Path, question: str, until: float = -math.inf

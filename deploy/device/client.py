@@ -138,17 +138,14 @@ class ClientSettings:
         return replace(client, name=read_name(client.certificate))
 
     def check_files(self) -> None:
-        """Raise DeployError, with the file's name, unless certificates, key and app can be used."""
+        """Raise FairbloomError unless certificates, key, limits, files and app can be used."""
         self.tls_context()
         # imported late: the small process of a client does without them
-        from fairbloom.client.guard.limits import Limits, LimitsError
-        from fairbloom.tables.schema import SchemaError, with_files
+        from fairbloom.client.guard.limits import Limits
+        from fairbloom.tables.schema import with_files
 
-        try:
-            Limits.of(self.limits)
-            with_files("", self.files)
-        except (LimitsError, SchemaError) as error:
-            raise DeployError(str(error)) from error
+        Limits.of(self.limits)
+        with_files("", self.files)
         if importlib.util.find_spec(self.app.partition(".")[0].partition(":")[0]) is None:
             raise DeployError(
                 f"app = {self.app!r}: module not found; install it, or name another app"

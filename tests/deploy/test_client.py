@@ -40,6 +40,7 @@ from fairbloom.deploy.fleet import client as loop
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.processes import load_app
+from fairbloom.errors import FairbloomError
 from tests.client.hospital import SCHEMA as HOSPITAL
 from tests.tables.helpers import SCHEMA
 
@@ -75,7 +76,9 @@ def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
     files = json.loads(ClientSettings.of({}, bundle / "client.toml").node()["files"])
     assert files == {"bern.csv": {"decimalChar": ","}}
     (bundle / "owner.toml").write_text('[files."bern.csv"]\ndecimalMark = ","\n')
-    with pytest.raises(DeployError, match=r"owner\.toml: files\.bern\.csv\.decimalMark is unknown"):
+    with pytest.raises(
+        FairbloomError, match=r"owner\.toml: files\.bern\.csv\.decimalMark is unknown"
+    ):
         ClientSettings.of({}, bundle / "client.toml")
     (bundle / "owner.toml").write_text("data-dir = ''\npartition-id = 0\n")
     client = ClientSettings.of({}, bundle / "client.toml")
@@ -117,7 +120,7 @@ def test_an_invalid_setting_is_named_with_value_and_remedy(
         ),
     ):
         with subtests.test(given=given, words=words):
-            with pytest.raises(DeployError) as error:
+            with pytest.raises(FairbloomError) as error:
                 ClientSettings.of(given, bundle / "client.toml")
             assert words in str(error.value)
 
@@ -129,7 +132,7 @@ def test_owner_toml_is_compared_with_the_accepted_schemas(bundle: Path) -> None:
     settings.check_own_files()  # no schema is accepted yet
     schemas.accept(SCHEMA)
     with pytest.raises(
-        DeployError, match=r"owner\.toml: files\.bern\.csv\.fields\.Alter: .*one of"
+        FairbloomError, match=r"owner\.toml: files\.bern\.csv\.fields\.Alter: .*one of"
     ):
         settings.check_own_files()
     replace(settings, limits={"schema": "any"}).check_own_files()

@@ -12,12 +12,13 @@ from hypothesis import example, given, strategies as st
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, work_settings
 from fairbloom.client.guard.disclosure import MAX_RATE
 from fairbloom.client.guard.initial_weights import TOLERANCE, ULP
-from fairbloom.client.guard.limits import Limits, LimitsError
+from fairbloom.client.guard.limits import Limits
 from fairbloom.client.guard.questions import A_ROUND
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import TASKS
 from tests.checkout import ROOT
@@ -66,9 +67,9 @@ def test_limits_that_make_no_sense_are_refused_with_their_key(
     ]
     for table, words in wrong:
         with subtests.test(table=table, words=words):
-            with pytest.raises(LimitsError, match=words):
+            with pytest.raises(FairbloomError, match=words):
                 Limits.of(table)
-            with pytest.raises(DeployError, match=words):
+            with pytest.raises(FairbloomError, match=words):
                 ClientSettings.of({"limits": table}, bundle / "client.toml")
 
 
@@ -84,7 +85,7 @@ def test_a_limit_is_refused_or_enforced(key: str, cut: int | None) -> None:
     task = key.partition(".")[0] if "." in key else "digits"
     try:
         limits = Limits.of({"settings": {key: "another"}})
-    except LimitsError:
+    except FairbloomError:
         assert key not in SETTABLE
         return
     with pytest.raises(SettingRefusedError, match=re.escape(f"{key} = ")):

@@ -11,7 +11,8 @@ from hypothesis import given, strategies as st
 
 from fairbloom.client.guard import questions
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
-from fairbloom.client.guard.limits import Limits, LimitsError
+from fairbloom.client.guard.limits import Limits
+from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.system import retry
 
@@ -73,7 +74,7 @@ def test_a_day_has_its_limit_over_all_runs(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("key", ["questions-a-day", "questions-a-run"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "many", True])
 def test_impossible_limits_are_refused(key: str, value: object) -> None:
-    with pytest.raises(LimitsError, match=key):
+    with pytest.raises(FairbloomError, match=key):
         Limits.of({key: value})
     assert Limits.of({key: 1})
 
