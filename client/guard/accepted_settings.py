@@ -44,7 +44,7 @@ SCHEMA = "schema"
 
 
 class SettingRefusedError(FairbloomError):
-    """A setting of a run that this device does not allow; the message names it and its value."""
+    """A run, or a setting of it, that this device does not allow; the message names it."""
 
 
 def work_settings(config: Mapping[str, Any]) -> dict[str, Parameter]:

@@ -30,10 +30,6 @@ from ..processes import load_app
 OURS = "fairbloom"
 
 
-class RunRefusedError(Exception):
-    """A run with an app or settings that this client refuses; the message says why."""
-
-
 @dataclass(frozen=True)
 class RunDescription:
     """A run as the server describes it: its number, its app's distribution and its settings.
@@ -73,12 +69,12 @@ class Installed:
     def accept(self, run: RunDescription, context: Context) -> tuple[ClientApp, dict[str, Any]]:
         """Return the installed app and the accepted settings of a run.
 
-        Raise RunRefusedError if the run has another app or a setting that is not accepted, and note
-        it in the owner's log.
+        Raise SettingRefusedError if the run has another app or a setting that is not accepted, and
+        note it in the owner's log.
         """
         try:
             return self._accept(run, context)
-        except RunRefusedError as error:
+        except SettingRefusedError as error:
             if place := context.node_config.get("state-dir"):
                 asked = {"run": run.number, "asked": "settings", "refused": str(error)}
                 open_log(Path(str(place))).note(asked, run.settings)
@@ -88,29 +84,26 @@ class Installed:
         name, version = self.distribution or (run.distribution, run.version)
         same = _normal(name) == OURS or run.version == version
         if not same or _normal(run.distribution) != _normal(name):
-            raise RunRefusedError(
+            raise SettingRefusedError(
                 f"the run is of {run.distribution[:80]} {run.version[:40]}, this client has {name}"
                 f" {version} installed: install the same version on both"
             )
         for key, value in run.settings.items():
             if not isinstance(value, bool | int | float | str):
-                raise RunRefusedError(
+                raise SettingRefusedError(
                     f"the run's setting {key} is neither a number, a text nor true or false"
                 )
         state_dir = None
         if place := context.node_config.get("state-dir"):
             state_dir = Path(str(place))
-        try:
-            settings = accepted_settings(run.settings, self.allow)
-            allowed = ""
-            if self.limits is not None:
-                self.limits.check(settings)
-                allowed = self.limits.schema
-            check_accepted(settings, state_dir, allowed, run.number, run.until)
-            if self.limits is not None and state_dir is not None and run.question:
-                self.limits.count(settings, state_dir, run.question, run.until)
-        except SettingRefusedError as error:
-            raise RunRefusedError(str(error)) from error
+        settings = accepted_settings(run.settings, self.allow)
+        allowed = ""
+        if self.limits is not None:
+            self.limits.check(settings)
+            allowed = self.limits.schema
+        check_accepted(settings, state_dir, allowed, run.number, run.until)
+        if self.limits is not None and state_dir is not None and run.question:
+            self.limits.count(settings, state_dir, run.question, run.until)
         # the device's own folders win over settings of the same name
         places = {
             key: value for key, value in context.node_config.items() if key in marked(Mark.DEVICE)

@@ -17,6 +17,7 @@ from typing import Any
 
 from flwr.app import Context, Message
 
+from fairbloom.client.guard.accepted_settings import SettingRefusedError
 from fairbloom.client.guard.audit_log import log_exchange
 from fairbloom.client.guard.limits import Limits
 from fairbloom.errors import ReportableError, is_expected, reportable
@@ -27,7 +28,7 @@ from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
 from fairbloom.system.parents import end_with_parent
 from fairbloom.system.retry import deadline
 
-from ..device.accepted import Installed, RunDescription, RunRefusedError
+from ..device.accepted import Installed, RunDescription
 from ..processes import free_cycles
 from .content import write
 from .passing import ANSWER_FILE, Answer, Task, receive, send
@@ -48,7 +49,7 @@ def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> 
     """Return the app's reply to a task, or an error with the reason."""
     try:
         return call_app(installed, node_config, task)
-    except RunRefusedError as error:
+    except SettingRefusedError as error:
         return Answer.failed(ErrorCode.INVALID_FAB, str(error))
     except Exception as error:  # a failure is the reply to its message, and no more
         log.error("the client app raised %s", error, exc_info=not is_expected(error))

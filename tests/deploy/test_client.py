@@ -25,14 +25,10 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairbloom.client.guard.accepted_schemas import Schemas
+from fairbloom.client.guard.accepted_settings import SettingRefusedError
 from fairbloom.client.guard.limits import Limits
 from fairbloom.deploy import pki
-from fairbloom.deploy.device.accepted import (
-    Installed,
-    RunDescription,
-    RunRefusedError,
-    distribution_of,
-)
+from fairbloom.deploy.device.accepted import Installed, RunDescription, distribution_of
 from fairbloom.deploy.device.client import APP, ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
 from fairbloom.deploy.errors import DeployError
@@ -318,7 +314,7 @@ def installed() -> Installed:
 )
 def test_another_app_or_version_is_refused_with_both_named(distribution: str, number: str) -> None:
     hearts = Installed(APP, distribution=("hearts", "1.0"))
-    with pytest.raises(RunRefusedError) as error:
+    with pytest.raises(SettingRefusedError) as error:
         hearts.accept(run_of(distribution=distribution, version=number), context())
     assert (
         str(error.value)
@@ -334,7 +330,7 @@ def test_questions_are_counted_where_a_device_keeps_anything(tmp_path: Path) -> 
     for number, question in enumerate(("", "train 1", "", "train 1")):
         device.accept(replace(run_of(), question=question), context(**{"state-dir": str(tmp_path)}))
         device.accept(replace(run_of(), question=f"train {number}"), context())
-    with pytest.raises(RunRefusedError, match="questions-a-run"):
+    with pytest.raises(SettingRefusedError, match="questions-a-run"):
         device.accept(
             replace(run_of(), question="train 2"), context(**{"state-dir": str(tmp_path)})
         )
@@ -348,7 +344,7 @@ def test_a_run_of_another_version_of_ours_is_taken(
         with subtests.test(number=number):
             app, _ = installed.accept(run_of(version=number), context())
             assert app is sys.modules["fairbloom.client.app"].app
-    with pytest.raises(RunRefusedError, match="the run is of other"):
+    with pytest.raises(SettingRefusedError, match="the run is of other"):
         installed.accept(run_of(distribution="other"), context())
 
 
@@ -368,7 +364,9 @@ def test_the_app_gets_the_short_list_and_the_devices_own_places(
 
 
 def test_a_setting_of_another_kind_is_refused(installed: Installed) -> None:
-    with pytest.raises(RunRefusedError, match="the run's setting seed is neither a number, a text"):
+    with pytest.raises(
+        SettingRefusedError, match="the run's setting seed is neither a number, a text"
+    ):
         installed.accept(run_of(seed=[1]), context())
 
 
@@ -381,7 +379,7 @@ def test_an_import_string_is_refused_unless_the_owner_allows_it(
     task = "hers_on_device:load"
     run = run_of(task=task, **{"own-settings": "load.noise=0.3"})
     with pytest.raises(
-        RunRefusedError, match=f"the run sets task = '{task}', and this client allows no"
+        SettingRefusedError, match=f"the run sets task = '{task}', and this client allows no"
     ):
         Installed.of(APP, ()).accept(run, context())
     assert "hers_on_device" not in sys.modules
@@ -454,7 +452,7 @@ def test_a_run_beyond_its_owners_limits_is_refused(
     tmp_path: Path, settings: dict[str, Any], words: str
 ) -> None:
     limited = Installed(APP, limits=Limits.of({"tasks": ["csv"]}))
-    with pytest.raises(RunRefusedError, match=words):
+    with pytest.raises(SettingRefusedError, match=words):
         limited.accept(run_of(**settings), context(**{"state-dir": str(tmp_path)}))
     free = Installed(APP, limits=Limits.of({"schema": "any"}))
     assert free.accept(run_of(**settings), context())[1]["task"] == settings["task"]

@@ -16,10 +16,11 @@ from hypothesis import example, given, strategies as st
 
 from fairbloom.client.app import app
 from fairbloom.client.guard import log_files
+from fairbloom.client.guard.accepted_settings import SettingRefusedError
 from fairbloom.client.guard.audit_log import log_exchange
 from fairbloom.client.guard.log_entries import describe_entries, shorten
 from fairbloom.client.guard.log_files import AuditLog, open_log, read_entries
-from fairbloom.deploy.device.accepted import Installed, RunDescription, RunRefusedError
+from fairbloom.deploy.device.accepted import Installed, RunDescription
 from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
@@ -106,7 +107,7 @@ def test_refused_runs_wash_nothing_away_that_left(
     for run in range(2, 22):
         settings = {"task": "csv", "schema": SCHEMA + f"# {run}" + "\n" * 1_000_000}
         context = Context(run, 1, dict(node), RecordDict(), {})
-        with pytest.raises(RunRefusedError, match="fairbloom client"):
+        with pytest.raises(SettingRefusedError, match="fairbloom client"):
             installed.accept(RunDescription(run, "fairbloom", "0", settings), context)
     logged = (tmp_path / log_files.REFUSED).stat().st_size
     assert size_of(tmp_path / "schemas") < 3_000_000
