@@ -12,7 +12,7 @@ import numpy as np
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.effects import WithoutEffect, explain_without_effect
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
-from fairbloom.protocol.parameters import arguments_of, parsed
+from fairbloom.protocol.parameters import SettingsError, arguments_of, parsed
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 from fairbloom.text import text_if
@@ -266,13 +266,13 @@ class Method(CommonOptions):
             raise ValueError(error)
 
     def check_fit(self, option: compatibility.Option, name: str, value: object) -> None:
-        """Raise ValueError if an option changes something that the method needs.
+        """Raise SettingsError if an option changes something that the method needs.
 
         The error has this name and value of the option.
         """
         needs = {need for need in option.changes if compatibility.NEEDS[need].applies_to(self)}
         if (need := compatibility.find_conflict(needs, option)) is not None:
-            raise ValueError(
+            raise SettingsError(
                 need.refusal.format(method=type(self).__name__, option=name, value=value)
             )
 

@@ -211,18 +211,15 @@ class Settings(RunSettings):
                 f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it"
             )
         method = self.strategy()
-        try:
-            if PLAIN_SGD in method.requires and (beyond := self.beyond_plain_sgd()):
-                key, _, value = beyond.partition(" = ")
-                method.check_fit(OTHER_STEPS, key, value)
-            if CLIENT_MOMENTUM in method.all_needs and "momentum" not in arguments_of(
-                optimizer_in(self)
-            ):
-                method.check_fit(OTHER_STEPS, "optimizer", self.optimizer)
-            if self.weight_decay:
-                method.check_fit(WEIGHT_DECAY, "weight-decay", self.weight_decay)
-        except ValueError as error:
-            raise SettingsError(str(error)) from error
+        if PLAIN_SGD in method.requires and (beyond := self.beyond_plain_sgd()):
+            key, _, value = beyond.partition(" = ")
+            method.check_fit(OTHER_STEPS, key, value)
+        if CLIENT_MOMENTUM in method.all_needs and "momentum" not in arguments_of(
+            optimizer_in(self)
+        ):
+            method.check_fit(OTHER_STEPS, "optimizer", self.optimizer)
+        if self.weight_decay:
+            method.check_fit(WEIGHT_DECAY, "weight-decay", self.weight_decay)
         terms = method.terms(1)
         by_method = terms.dynamic_alpha is not None or (
             terms.control_variates and not self.control_variates
