@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
+from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.settings import SettingsError, Value, flatten_tables
-from fairbloom.strategies import FairStrategy, from_config
-from fairbloom.strategies.named import COMMON, STRATEGY_OPTIONS, method_parameters
+from fairbloom.strategies import FairStrategy
+from fairbloom.strategies.named import (
+    COMMON,
+    RUN_FOLDER_OPTIONS,
+    STRATEGY_OPTIONS,
+    describe_taken,
+    method_parameters,
+    strategy_of,
+)
 
 from .arms import label_of
 
@@ -85,7 +93,7 @@ class App:
 
     def strategy(self, settings: Mapping[str, Value]) -> FairStrategy:
         """Return the strategy of a run with a method and its settings."""
-        return from_config(self.run(settings, 0, Path()).config)
+        return strategy_of(self.run(settings, 0, Path()).config)
 
     def checked(self, key: str, value: Value) -> Value:
         """Return a value of the run config in its type; raise SettingsError for another type."""
@@ -102,6 +110,8 @@ class App:
                 inside[key] = value
             elif key in config:
                 config[key] = _checked(key, value, config[key])
+            elif key in RUN_FOLDER_OPTIONS:
+                config[key] = value
             elif key not in ROUNDS:
                 raise SettingsError(
                     f"{key} = {value!r} of {method}: add {key} to {CONFIG} of the app, and use it"
@@ -163,6 +173,8 @@ def read_app(
     for key, value in given.items():
         # "." is in the keys of methods' parameters
         of_methods = "." in key or (key in COMMON and key in STRATEGY_OPTIONS)
+        # `flwr run` refuses a key that the app's run config lacks.
+        of_methods |= key in RUN_FOLDER_OPTIONS and not flwr
         if key in config:
             config[key] = _checked(key, value, config[key])
         elif key in ROUNDS:
@@ -172,6 +184,8 @@ def read_app(
                 f"{key} = {value!r}: {CONFIG} of the app has no {key}:"
                 f" {did_you_mean(key, config)}there are {', '.join(config)}"
             )
+    if taken := describe_taken({key: config[key] for key in config if key not in NEEDED}):
+        log.warning("all methods take these keys of the app's run config: %s", taken)
     names = table["app"]["components"]
     with chdir(folder):
         code = digest_own_code([names["serverapp"], names["clientapp"]])

@@ -162,6 +162,11 @@ TRAIN = "train"
 # An evaluation with this in its terms measures the received model on the training set, too.
 TRAIN_LOSS = "train-loss"
 
+# What a seed may do to the clients' data in a user's own task or app.
+SPLIT = "split"  # it splits the data of the same clients
+DRAW = "draw"  # it gives other clients
+SEEDS = (SPLIT, DRAW)
+
 # Environment variables by which `fairbloom server` names two folders to a run: that with a file for
 # each client ever enrolled, and that of the run's order and log.
 CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"

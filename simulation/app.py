@@ -19,8 +19,7 @@ from fairbloom.protocol.settings import Value
 from fairbloom.rounds.refusals import one_line
 from fairbloom.server.run_folder.files import CONFIG, SCORES, is_finished
 from fairbloom.server.run_folder.flower import check_validation, collect_options
-from fairbloom.strategies import from_config
-from fairbloom.strategies.named import parse_method, short_key
+from fairbloom.strategies.named import parse_method, short_key, strategy_of
 from fairbloom.text import text_if
 
 from .grid import SERVER, InProcessGrid
@@ -100,7 +99,7 @@ class Expected:
     def __init__(self, config: Mapping[str, Value], needs_validation: bool) -> None:
         _, own = parse_method(str(config["method"]))
         compared = {"method", "seed", *map(short_key, own)}
-        options = collect_options(from_config(config))
+        options = collect_options(strategy_of(config))
         self._config = config
         self._needs_validation = needs_validation
         self._folder = Path(str(config["out"]))

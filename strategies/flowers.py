@@ -34,6 +34,14 @@ OTHERS = {
     "DifferentialPrivacyServerSideFixedClipping": WRAPPER,
 }
 
+# Arguments of Flower's strategies before 1.21 that have another name since.
+RENAMED = {
+    "fraction_fit": "fraction_train",
+    "min_fit_clients": "min_train_nodes",
+    "min_evaluate_clients": "min_evaluate_nodes",
+    "min_available_clients": "min_available_nodes",
+}
+
 # The arguments of Flower's strategies, now and before 1.21, and what to write instead of each; {}
 # is its value.
 ARGUMENTS = {
@@ -48,10 +56,7 @@ ARGUMENTS = {
     "num_malicious_nodes": "write defence='krum', defence_tolerance={}",
     "num_nodes_to_select": "leave it out: defence='krum' takes one",
     "beta": "write defence='trimmed-mean', and its number of clients as defence_tolerance",
-    "fraction_fit": "write fraction_train={}",
-    "min_fit_clients": "write min_train_nodes={}",
-    "min_evaluate_clients": "write min_evaluate_nodes={}",
-    "min_available_clients": "write min_available_nodes={}",
+    **{old: f"write {new}={{}}" for old, new in RENAMED.items()},
     "fit_metrics_aggregation_fn": "write train_metrics_aggr_fn, which gets RecordDicts",
     "evaluate_metrics_aggregation_fn": "write evaluate_metrics_aggr_fn, which gets RecordDicts",
     "evaluate_fn": "give it to start",

@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fairbloom.imports import is_import_string
+from fairbloom.logs import log
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, Value, key_of, parsed
 from fairbloom.rounds.options import OPTIONS
 
+from .flowers import RENAMED
 from .registry import METHODS, canonical, find_method
 from .strategy import FairStrategy
 from .torchjd import TORCHJD, by_name
@@ -19,6 +22,16 @@ COMMON = {key: setting for key, setting in SETTINGS.items() if Mark.VARIANT in s
 # The options of every strategy that a run config may set, by their keys there.
 STRATEGY_OPTIONS = {key_of(name): name for name in (*OPTIONS, "weighting", "server_optimizer_lr")}
 
+# The settings of a run that RunFolder takes from the strategy that `from_config` returns.
+RUN_FOLDER_OPTIONS = ("best-model", "early-stopping")
+
+# Keys that are no options in a run config, and the arguments that have their effect.
+ARGUMENTS_ONLY = {
+    **{key_of(old): new for old, new in RENAMED.items()},
+    "training-clients": "training_clients",
+    "enrolled-sizes": "enrolled_sizes",
+}
+
 # A part between commas: a method with its parameters, or a parameter with its value.
 QUOTED = r"\"[^\"]*\"|'[^']*'"
 PART = rf"(?:[^,()\"']|{QUOTED}|\((?:[^()\"']|{QUOTED})*\))*"
@@ -28,7 +41,8 @@ def from_config(run_config: Mapping[str, Any], **given: Any) -> FairStrategy:
     """Return the strategy that a run config names, as method = "fedfv(alpha=0.1)".
 
     The run config may also have options of every strategy, such as seed, weighting or
-    fraction-train. Parameters of the text come before these.
+    fraction-train, which are logged. Parameters of the text come before these. RunFolder takes
+    best-model and early-stopping from the strategy.
 
     Parameters
     ----------
@@ -43,6 +57,17 @@ def from_config(run_config: Mapping[str, Any], **given: Any) -> FairStrategy:
     FairbloomError
         When no method is named, the method is unknown, or a value is impossible.
     """
+    refuse_without_effect(run_config, given)
+    strategy = strategy_of(run_config, given)
+    if taken := describe_taken(run_config):
+        log.info("the strategy takes these keys of the run config: %s", taken)
+    return strategy
+
+
+def strategy_of(
+    run_config: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})
+) -> FairStrategy:
+    """Return the strategy of `from_config`, without its check of keys and its log line."""
     text = run_config.get("method")
     if not isinstance(text, str) or not text:
         raise SettingsError(
@@ -77,9 +102,39 @@ def from_config(run_config: Mapping[str, Any], **given: Any) -> FairStrategy:
                 f" default: write {method}({parameter.name}=…)"
             )
     try:
-        return build(method, arguments)
+        strategy = build(method, arguments)
     except ValueError as error:  # the constructor refused a value
         raise SettingsError(f"method = {text!r}: {error}") from error
+    strategy.run_folder_options = {
+        key: SETTINGS[key].checked(run_config[key])
+        for key in RUN_FOLDER_OPTIONS
+        if run_config.get(key, SETTINGS[key].default) != SETTINGS[key].default
+    }
+    return strategy
+
+
+def describe_taken(run_config: Mapping[str, Any]) -> str:
+    """Return the options in a run config with their values, "" if there are none."""
+    known = {*STRATEGY_OPTIONS, *RUN_FOLDER_OPTIONS}
+    return ", ".join(f"{key} = {value!r}" for key, value in run_config.items() if key in known)
+
+
+def refuse_without_effect(run_config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise SettingsError if a run config has an option of ours that would change nothing.
+
+    `given` are the arguments of `from_config`: the app may read such a key itself.
+    """
+    for name, value in run_config.items():
+        argument = ARGUMENTS_ONLY.get(key_of(name), STRATEGY_OPTIONS.get(key_of(name), ""))
+        remedy = f"name it {key_of(argument)}"
+        if key_of(argument) not in STRATEGY_OPTIONS:
+            remedy = f"give it as an argument, as in from_config(config, {argument}=…)"
+        method = name.partition(".")[0]
+        if method in METHODS and name in method_parameters(method):
+            remedy = f'write it in the method, as in method = "{method}({short_key(name)}=…)"'
+        elif name in STRATEGY_OPTIONS or not argument or argument in given:
+            continue
+        raise SettingsError(f"{name} = {value!r} has no effect in an app's run config: {remedy}")
 
 
 def build(method: str, arguments: Mapping[str, Any]) -> FairStrategy:

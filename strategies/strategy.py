@@ -74,6 +74,8 @@ class FairStrategy(Method, Strategy):
         self._outer: Strategy = self
         self._configs: Mapping[str, ChangingConfig] = {}
         self._recording: Recording | None = None
+        self.run_folder_options: Mapping[str, Value] = {}
+        """Settings that `from_config` found in a run config, for RunFolder."""
         # What our own hooks have returned of the round, in case that another one raises StopRun.
         self._trained: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
         self._evaluated: MetricRecord | None = None
@@ -161,6 +163,12 @@ class FairStrategy(Method, Strategy):
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
+        if self._recording is None and self.run_folder_options:
+            key, value = next(iter(self.run_folder_options.items()))
+            raise FairbloomError(
+                f"{key} = {value!r} of the run config has no effect without a run folder: start the"
+                " strategy by RunFolder(path).start(strategy, …)"
+            )
         recording = self._recording or Recording(
             self if wrapper is None else wrapper,
             on_round,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairbloom.errors import FairbloomError, ReportableError, place_of_function
 from fairbloom.logs import log
-from fairbloom.protocol.names import LONGEST_NAME, is_usable_name
+from fairbloom.protocol.names import LONGEST_NAME, SEEDS, is_usable_name
 from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.text import text_if
 
@@ -18,7 +18,7 @@ from .collated import CollatedExamples
 from .inputs import arguments_of, names_of, tensors_of
 from .models import choose_output
 from .probabilities import are_probabilities, takes_probabilities
-from .task import SEEDS, AnyExamples, Examples, Splits, Task, is_of_model
+from .task import AnyExamples, Examples, Splits, Task, is_of_model
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 
-# What a seed may do to the data of a user's own task.
-SPLIT, DRAW = SEEDS = ("split", "draw")
-
 # Clients with examples kept in memory; the least recently used are dropped.
 MAX_CACHED_CLIENTS = 1024
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairbloom.errors import MAX_LISTED
-from fairbloom.protocol.names import NUM_EXAMPLES
+from fairbloom.protocol.names import DRAW, NUM_EXAMPLES, SPLIT
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
-from fairbloom.server.run_folder.files import EXAMPLES, MODEL, SCHEMA
+from fairbloom.server.run_folder.files import EXAMPLES, METRICS, MODEL, SCHEMA
 from fairbloom.tasks import TaskInfo
-from fairbloom.tasks.task import DRAW, SPLIT
 from fairbloom.text import join_first, plural, text_if
 
 from .differences import mean_by_client
@@ -190,9 +189,11 @@ def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
             " say what other examples would give."
         ]
     if shared.unknown:
+        # Only the run of an app has metrics.csv.
+        place = "RunFolder" if METRICS.exists_in(by_seed[0].folder) else "Task"
         return [
             "It is unknown whether seeds share examples; the widest intervals are used. Declare it"
-            " by Task(…, seeds='draw' or 'split')."
+            f" by {place}(…, seeds='draw' or 'split')."
         ]
     return [
         "The seeds split the examples of the same clients, so they are not independent: intervals"

@@ -17,11 +17,11 @@ from fairbloom.errors import FairbloomError
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
-from fairbloom.protocol.names import CONTEXTS, LOSS, PERSONAL, RUN_FOLDER
+from fairbloom.protocol.names import CONTEXTS, LOSS, PERSONAL, RUN_FOLDER, SEEDS
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.options import OPTIONS
-from fairbloom.rounds.ranges import whole
+from fairbloom.rounds.ranges import one_of, whole
 from fairbloom.rounds.records import record_of
 from fairbloom.rounds.refusals import one_line
 from fairbloom.rounds.round import Round, StopRun
@@ -48,6 +48,7 @@ from .files import (
     CHECKPOINTS,
     CONFIG,
     CONTEXTS as CONTEXTS_FOLDER,
+    EXAMPLES,
     METRICS,
     MODEL,
     log_finished,
@@ -86,7 +87,14 @@ class RunFolder:
         chooses it.
     early_stopping
         Number of rounds without a better mean of `best_model` that end the run as finished; 0 never
-        ends it early. A finished run with a larger number continues.
+        ends it early. A finished run with a larger number continues. `early-stopping` of the run
+        config sets it, too, if `from_config` makes the strategy.
+    best_by
+        Whether the best model and early stopping go by the mean over the clients or by that of the
+        worst 10 %: "mean" or "worst-10". `best-model` of the run config sets it, too.
+    seeds
+        What the app's seed does to the clients' data: "draw", each seed has other clients, or
+        "split", it splits the data of the same clients. "": unknown.
     wait
         Whether to wait, for up to a minute, for another process that writes the same folder.
     """
@@ -99,21 +107,20 @@ class RunFolder:
         loss: str = "",
         best_model: str | Score = "",
         early_stopping: int = 0,
+        best_by: str = "mean",
+        seeds: str = "",
         wait: bool = True,
     ) -> None:
         self.path = Path(path).absolute()
         self.scores = scores_in([score] if isinstance(score, str | Score) else score, loss)
         self.loss = loss
         self.early_stopping = whole(0, early_stopping=early_stopping)
+        self.best_by = one_of(("mean", "worst-10"), best_by=best_by)
+        self.seeds = one_of(("", *SEEDS), seeds=seeds)
         # The metric that chooses the best model and stops the run early; None: the first score.
         self.validation: Validation | None = None
         if best_model:
             self.validation = find_validation(best_model, self.scores, loss)
-        elif early_stopping:
-            raise FairbloomError(
-                f"early_stopping = {early_stopping} uses a metric of validation examples: name the"
-                " one that your clients reply, as in best_model='val_acc'"
-            )
         self._wait = wait
 
     @property
@@ -189,7 +196,9 @@ class RunFolder:
     ) -> Result:
         """Start the run with these `arguments` for the strategy's own `start`."""
         inner = find_fair_strategy(strategy)
-        self._check_evaluation(inner)
+        early_stopping = int(inner.run_folder_options.get("early-stopping", self.early_stopping))
+        best_by = str(inner.run_folder_options.get("best-model", self.best_by))
+        self._check_evaluation(inner, early_stopping)
         announce(self.path)
         config = {"num-rounds": arguments["num_rounds"], **collect_options(strategy)}
         sent = (arguments.get("train_config") or {}).items()
@@ -200,12 +209,17 @@ class RunFolder:
         }
         if self.loss:
             config["loss"] = self.loss
-        if self.early_stopping or "early-stopping" in CONFIG.read(self.path).settings:
-            config["early-stopping"] = self.early_stopping  # 0 extends a run that stopped early
+        if early_stopping or "early-stopping" in CONFIG.read(self.path).settings:
+            config["early-stopping"] = early_stopping  # 0 extends a run that stopped early
+        if best_by != "mean":
+            config["best-model"] = best_by
+        measure = best_by.replace("-", "_")
+        validation: Validation | None = None
         stopping: EarlyStopping | None = None
         if self.validation is not None:
-            config["validation-metric"] = self.validation.metric
-            stopping = EarlyStopping.of(self.early_stopping, self.validation)
+            validation = replace(self.validation, measure=measure)
+            config["validation-metric"] = validation.metric
+            stopping = EarlyStopping.of(early_stopping, validation)
         classes = [cls for each in layers(strategy) for cls in type(each).__mro__]
         names = (f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in classes)
         with locked_folder(self.path, wait=self._wait):
@@ -216,7 +230,8 @@ class RunFolder:
                 self.scores,
                 loss=self.loss or LOSS,
                 app_metrics=True,
-                validation=self.validation,
+                validation=validation,
+                best_by=measure,
                 stopping=stopping,
                 code=digest_own_code(names),
             )
@@ -224,6 +239,8 @@ class RunFolder:
                 log_finished(self.path)
                 finished = Result(arrays=record_of(MODEL.read(self.path)))
                 return complete_result(finished, self.path)
+            if self.seeds:
+                EXAMPLES.write(self.path, {**EXAMPLES.read(self.path), "seeds": self.seeds})
             log.info("run folder: %s", self.path)
             continued = recorder.resume()
             contexts = KeptContexts(self.path, grid)
@@ -286,18 +303,23 @@ class RunFolder:
         folder.mkdir(exist_ok=True)
         return {RUN_FOLDER: recorder.id, CONTEXTS: str(folder)}
 
-    def _check_evaluation(self, strategy: FairStrategy) -> None:
+    def _check_evaluation(self, strategy: FairStrategy, early_stopping: int) -> None:
         """Raise FairbloomError if clients never evaluate for `best_model` or early stopping."""
         if self.validation is None:
+            if early_stopping:
+                raise FairbloomError(
+                    f"early_stopping = {early_stopping} uses a metric of validation examples: name"
+                    " the one that your clients reply, as in RunFolder(path, best_model='val_acc')"
+                )
             return
         if not strategy.fraction_evaluate:
             raise FairbloomError(
                 f"best_model = {self.validation.metric!r} has no effect with fraction_evaluate = 0,"
                 " as no client evaluates: raise fraction_evaluate, or leave best_model out"
             )
-        if self.early_stopping and not strategy.evaluate_every:
+        if early_stopping and not strategy.evaluate_every:
             raise FairbloomError(
-                f"early_stopping = {self.early_stopping} has no effect with evaluate_every = 0,"
+                f"early_stopping = {early_stopping} has no effect with evaluate_every = 0,"
                 " which evaluates the last round only: set evaluate_every, as in 1"
             )
 

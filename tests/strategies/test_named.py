@@ -20,9 +20,14 @@ def test_every_method_is_the_one_of_its_settings(subtests: pytest.Subtests) -> N
             assert collect_options(from_config(config)) == collect_options(expected)
 
 
-def test_options_are_taken_from_the_run_config_where_it_has_them() -> None:
+def test_options_are_taken_from_the_run_config_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     config = {"method": "fedfv(alpha=0.25)", "seed": 3, "fraction-train": 0.5, "batch-size": 16}
-    strategy = from_config(config, min_available_nodes=4)
+    read = {"min-available-clients": 4}  # the app gives it as an argument
+    with caplog.at_level("INFO", "flwr"):
+        strategy = from_config({**config, **read}, min_available_nodes=4)
+    assert caplog.messages[-1].endswith("of the run config: seed = 3, fraction-train = 0.5")
     assert collect_options(strategy) == collect_options(
         FedFV(alpha=0.25, seed=3, fraction_train=0.5, min_available_nodes=4)
     )
@@ -62,6 +67,8 @@ def test_a_method_of_torchjd_is_recorded_by_its_weighting() -> None:
     assert collect_options(mgda)["method"] == "torchjd:mgda"
 
 
+PLAIN = {"method": "fedavg"}
+
 FAULTS: list[tuple[Mapping[str, Any], Mapping[str, Any], str]] = [
     ({"method": 3}, {}, r"method = 3: name a method in"),
     (
@@ -93,6 +100,17 @@ FAULTS: list[tuple[Mapping[str, Any], Mapping[str, Any], str]] = [
         {"method": "fedfv(alpha=0.1)"},
         {"alpha": 0.2},
         "method = 'fedfv.alpha=0.1.': alpha is given twice, here and as an argument of from_config",
+    ),
+    ({**PLAIN, "best-model": "best"}, {}, "best-model = 'best': allowed"),
+    ({**PLAIN, "early-stopping": -1}, {}, "early-stopping = -1: allowed"),
+    # keys of ours that would change nothing
+    ({**PLAIN, "proximal_mu": 0.1}, {}, "proximal_mu = 0.1 has no effect .* name it proximal-mu"),
+    ({**PLAIN, "fedavg.x": 1, "fedfv.alpha": 0.2}, {}, r"fedfv.alpha = 0.2 has .*fedfv.alpha=…"),
+    ({**PLAIN, "training-clients": "a"}, {}, r"from_config\(config, training_clients=…\)"),
+    (
+        {**PLAIN, "fraction-fit": 0.5},
+        {},
+        "fraction-fit = 0.5 has no effect.*name it fraction-train",
     ),
 ]
 

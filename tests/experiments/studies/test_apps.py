@@ -15,6 +15,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.apps import read_app
 from fairbloom.experiments.arms import Arm, parse_arms
+from fairbloom.experiments.results.caveats import caveats_of_data
 from fairbloom.experiments.studies.search import arms_of
 from fairbloom.experiments.study import Study
 from fairbloom.server.run_folder.files import CONFIG
@@ -149,6 +150,28 @@ def test_each_run_has_its_method_seed_rounds_and_folder(app: Path, tmp_path: Pat
         "rate": 1.0,
         "work.epochs": 1,
     }
+
+
+def test_keys_of_ours_in_its_run_config_are_named(
+    app: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(app, "pyproject.toml", "rate = 0.5", "rate = 0.5\nproximal-mu = 0.1\ndraw = 'uniform'")
+    read = read_app(app, {"best-model": "worst-10", "defence": "krum"})
+    assert caplog.messages == [
+        "all methods take these keys of the app's run config: proximal-mu = 0.1, draw = 'uniform'"
+    ]
+    config = read.run({"method": "fedavg", "best-model": "worst-10", "num-rounds": 3}, 0, app)
+    assert config.config["best-model"] == "worst-10"
+    with pytest.raises(FairbloomError, match="the app has no best-model"):
+        read_app(app, {"best-model": "worst-10"}, flwr=True)
+
+
+@pytest.mark.parametrize(("seeds", "said"), [("", "by RunFolder("), ("split", "The seeds split")])
+def test_what_seeds_do_is_an_argument_of_the_run_folder(app: Path, seeds: str, said: str) -> None:
+    change(app, "tiny/server.py", "_acc", f'_acc", seeds="{seeds}')
+    for seed in range(2):
+        run(app, seed=seed, out=str(app / str(seed)))
+    assert said in caveats_of_data([load(app / "0"), load(app / "1")])[0]
 
 
 def test_the_number_of_rounds_may_have_flowers_name(app: Path) -> None:

@@ -26,7 +26,7 @@ from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
-from fairbloom.strategies import FairStrategy, FedAvg
+from fairbloom.strategies import FairStrategy, FedAvg, from_config
 from tests.simulation.helpers import StoppedError, stop_after, table, without_seconds
 
 
@@ -187,6 +187,16 @@ def test_the_best_model_is_that_of_the_best_mean(
     assert rounds_done(tmp_path / "run") == 7
 
 
+def test_the_run_config_chooses_the_measure_and_the_patience(tmp_path: Path) -> None:
+    config = {"method": "fedavg", "early-stopping": 1, "best-model": "worst-10"}
+    with pytest.raises(FairbloomError, match=r"worst-10. of the run config has no effect"):
+        from_config(config).start(InProcessGrid(falling, {}, 2), ArrayRecord())
+    start(tmp_path / "run", strategy=from_config(config), early_stopping=0)
+    start(tmp_path / "same", early_stopping=1, best_by="worst-10")
+    assert fairbloom.load(tmp_path / "run").stopped == fairbloom.load(tmp_path / "same").stopped
+    assert "val_acc of the worst 10 % of clients was" in fairbloom.load(tmp_path / "run").stopped
+
+
 def test_rounds_csv_has_the_mean_that_chooses(tmp_path: Path) -> None:
     start(tmp_path / "run", early_stopping=0)
     found = [float(row[COLUMN]) for row in table(tmp_path / "run" / "rounds.csv")]
@@ -294,6 +304,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         r"early_stopping = 2 uses .* validation examples: .* best_model='val_acc'",
     ),
     ({"best_model": "harm"}, r"'harm' does not say .* Score\('harm', higher_is_better=True\)"),
+    ({"best_by": "best"}, r"best_by = 'best': allowed"),
+    ({"seeds": "both"}, r"seeds = 'both': allowed"),
     ({"early_stopping": -1}, r"early_stopping = -1: allowed is int at least 0"),
     ({"early_stopping": 1.5}, r"early_stopping = 1.5: allowed is int"),
     (
