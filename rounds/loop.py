@@ -264,7 +264,7 @@ class Rounds:
         """
         method = self._method
         if method.average_models:
-            frozen = frozenset(method.frozen)
+            frozen = frozenset(method.frozen_in(model))
             changing = {name: array for name, array in model.items() if name not in frozen}
             method.progress.average = method.progress.average.plus(changing)
         terms = method.terms(number).for_evaluation(measure, others or {})

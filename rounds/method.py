@@ -13,6 +13,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.effects import WithoutEffect, explain_without_effect
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.parameters import SettingsError, arguments_of, parsed
+from fairbloom.protocol.patterns import match_names
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 from fairbloom.text import text_if
@@ -322,7 +323,11 @@ class Method(CommonOptions):
 
     def layout_of(self, arrays: Model) -> Layout:
         """Return which of a model's arrays are updates, which are buffers, and which are frozen."""
-        return Layout(arrays, self.buffers, self.shared, self.frozen)
+        return Layout(arrays, self.buffers, self.shared, self.frozen_in(arrays))
+
+    def frozen_in(self, arrays: Model) -> Sequence[str]:
+        """Return which of a model's arrays are frozen: those named so, or those clients keep."""
+        return self.frozen or match_names(arrays, self.personal_parameters)
 
     def find_idle(self, num_rounds: int) -> str:
         """Return the parameter that changes nothing in `num_rounds`, with the remedy, or ""."""

@@ -37,6 +37,7 @@ from fairbloom.protocol.names import (
     TRAIN_LOSS,
     VALIDATION,
 )
+from fairbloom.protocol.patterns import match_names, split_words
 from fairbloom.protocol.scores import ERRORS, Score
 
 from .arrays import FloatArray, Model
@@ -581,12 +582,19 @@ def check_model(method: Method, model: Model) -> None:
             raise BrokenModelError(
                 f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported"
             )
-    if method.personal_parameters and not method.frozen:
-        raise BrokenModelError(
-            f"personal_parameters = {method.personal_parameters!r}: the strategy has no model to"
-            " find these arrays in: name them by frozen=(…,) as well; the model has"
-            f" {', '.join(model)}"
-        )
+    for word in split_words(method.personal_parameters):
+        kept = match_names(model, word)
+        lacking = [name for name in kept if name not in method.frozen_in(model)]
+        fault = ""
+        if not kept and not method.frozen:
+            fault = f"no array matches {word!r}: name arrays by patterns, as in fc2.*"
+        elif lacking:
+            fault = f"frozen lacks {', '.join(lacking)}: name them there, too, or leave frozen out"
+        if fault:
+            raise BrokenModelError(
+                f"personal_parameters = {method.personal_parameters!r}: {fault}; the model has"
+                f" {', '.join(model)}"
+            )
     statistics = [name for name in model if name.endswith(STATISTICS)]
     untrained = {*method.frozen, *(statistics if method.buffers is None else method.buffers)}
     for name, array in model.items():

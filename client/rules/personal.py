@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from fairbloom.errors import ReportableError
+from fairbloom.protocol.patterns import PART_WORDS, match_names, split_words
 from fairbloom.protocol.terms import (
     FINE_TUNING,
     HEAD_FIRST,
@@ -15,7 +16,6 @@ from fairbloom.protocol.terms import (
     Terms,
 )
 from fairbloom.tasks.models import personal_arrays
-from fairbloom.tasks.models.personal import PARTS, match_names, split_words
 from fairbloom.tasks.optimizers import SGD
 
 from ..states import PERSONAL, ClientStates, Version
@@ -76,13 +76,13 @@ class PersonalParameters(Kept):
 
     def match(self, names: Collection[str]) -> list[str]:
         """Return those of a model's names that the terms name by patterns."""
-        words = split_words(self.terms.personal_parameters)
-        if several := PARTS.keys() & set(words):
+        words = self.terms.personal_parameters
+        if several := PART_WORDS.intersection(split_words(words)):
             raise ReportableError(
                 f"{self}: an app of your own sends arrays without their model: name them by"
                 f" patterns, as in 'fc2.*', in place of {min(several)}"
             )
-        return [name for word in words for name in match_names(names, word)]
+        return match_names(names, words)
 
 
 class HeadFirst(Rule):

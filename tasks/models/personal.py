@@ -1,14 +1,14 @@
 """Which arrays of a model each client keeps for itself."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fairbloom.errors import ReportableError
+from fairbloom.protocol.patterns import match_names, split_words
 
 from .registry import frozen_parameters, shared_parameters
 
@@ -49,16 +49,6 @@ def personal_arrays(model: nn.Module, patterns: str) -> tuple[str, ...]:
                 " the model: name both or neither"
             )
     return tuple(name for name in names if name in chosen)
-
-
-def split_words(patterns: str) -> list[str]:
-    """Return the words of a text that names arrays."""
-    return patterns.replace(",", " ").split()
-
-
-def match_names(names: Iterable[str], pattern: str) -> Iterator[str]:
-    """Yield the names that match a pattern."""
-    return (name for name in names if fnmatchcase(name, pattern))
 
 
 def _head(model: nn.Module) -> set[str]:

@@ -315,7 +315,7 @@ def test_an_app_keeps_a_head_at_each_client(quickstart: Modules) -> None:
     grid = InProcessGrid(quickstart[0].app, SMALL, CLIENTS)
     torch.manual_seed(0)
     initial = ArrayRecord(quickstart[1].Net().state_dict())
-    strategy = FedAvg(personal_parameters="second.*", frozen=head)
+    strategy = FedAvg(personal_parameters="second.*")
     result = strategy.start(
         grid, initial_arrays=initial, num_rounds=3, train_config=ConfigRecord({"lr": STEP_SIZE})
     )

@@ -3,6 +3,7 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -344,11 +345,31 @@ def test_steps_without_personal_parameters_are_errors(options: dict[str, Any], w
         FedAvg(**options)
 
 
-def test_a_strategy_without_a_model_needs_their_names() -> None:
-    model = {"a": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
-    with pytest.raises(BrokenModelError, match=r"by frozen=\(…,\) as well; the model has a, b"):
-        check_model(FedAvg(personal_parameters="b"), model)
-    check_model(FedAvg(personal_parameters="b", frozen=("b",)), model)
+BATCHNORM = {
+    **{f"bn.{name}": np.zeros(2, np.float32) for name in ("weight", "running_mean")},
+    "bn.num_batches_tracked": np.zeros((), np.int64),
+    "fc": np.zeros(1, np.float32),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "frozen", "said"),
+    [
+        ("bn.*", (), ""),
+        ("bn.*", ("fc", *(name for name in BATCHNORM if name != "fc")), ""),
+        ("head", (), "no array matches 'head': name arrays by patterns.*; the model has bn.weight"),
+        ("fc, bm.*", (), r"no array matches 'bm\.\*'"),
+        ("bn.*", ("fc",), "frozen lacks bn.weight, bn.running_mean, bn.num_batches_tracked: name"),
+        ("fc bn.*", ("bn.weight", "fc"), "lacks bn.running_mean, bn.num_batches_tracked: name"),
+    ],
+)
+def test_a_strategy_finds_what_clients_keep_by_patterns(
+    words: str, frozen: tuple[str, ...], said: str
+) -> None:
+    method = FedAvg(personal_parameters=words, frozen=frozen)
+    with pytest.raises(BrokenModelError, match=said) if said else nullcontext():
+        check_model(method, BATCHNORM)
+        assert {name for name in BATCHNORM if "bn" in name} <= method.layout_of(BATCHNORM).frozen
 
 
 # Messages -------------------------------------------------------------------------------------------
