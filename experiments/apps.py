@@ -225,9 +225,10 @@ def _read_flwr(folder: Path) -> dict[str, Any]:
 
 def _check_keys(folder: Path, config: Mapping[str, Value]) -> None:
     """Raise SettingsError with the lines that an app lacks."""
-    lacking = [key for key in NEEDED if key not in config]
-    if any(key in config for key in ROUNDS) and "num-rounds" in lacking:
-        lacking.remove("num-rounds")
+    has_rounds = any(key in config for key in ROUNDS)
+    lacking = [
+        key for key in NEEDED if key not in config and not (key == "num-rounds" and has_rounds)
+    ]
     if lacking:
         lines = "\n".join(f"{key} = {NEEDED[key]}" for key in lacking)
         raise SettingsError(

@@ -585,15 +585,11 @@ def check_model(method: Method, model: Model) -> None:
     for word in split_words(method.personal_parameters):
         kept = match_names(model, word)
         lacking = [name for name in kept if name not in method.frozen_in(model)]
-        fault = ""
-        if not kept and not method.frozen:
-            fault = f"no array matches {word!r}: name arrays by patterns, as in fc2.*"
-        elif lacking:
-            fault = f"frozen lacks {', '.join(lacking)}: name them there, too, or leave frozen out"
-        if fault:
+        if lacking or not (kept or method.frozen):
             raise BrokenModelError(
-                f"personal_parameters = {method.personal_parameters!r}: {fault}; the model has"
-                f" {', '.join(model)}"
+                f"personal_parameters = {method.personal_parameters!r}: {word!r} matches"
+                f" {', '.join(lacking) or 'no array'}; name arrays by patterns, as in fc2.*, and"
+                f" all that match in frozen, or leave frozen out; the model has {', '.join(model)}"
             )
     statistics = [name for name in model if name.endswith(STATISTICS)]
     untrained = {*method.frozen, *(statistics if method.buffers is None else method.buffers)}

@@ -62,6 +62,7 @@ from .run_folder.files import (
     CHECKPOINTS,
     CLIENTS,
     CONFIG,
+    EXAMPLES,
     KNOWN,
     MODEL,
     ROUNDS,
@@ -275,6 +276,9 @@ def federate(
             scores=(*task.group_scores, *task.scores),
         )
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
+        if names := task.tested_on_training():
+            about = {**EXAMPLES.read(path), "tested-on-training": sorted(names)}
+            EXAMPLES.write(path, about)
     return path
 
 

@@ -115,8 +115,11 @@ def strategy_of(
 
 def describe_taken(run_config: Mapping[str, Any]) -> str:
     """Return the options in a run config with their values, "" if there are none."""
-    known = {*STRATEGY_OPTIONS, *RUN_FOLDER_OPTIONS}
-    return ", ".join(f"{key} = {value!r}" for key, value in run_config.items() if key in known)
+    return ", ".join(
+        f"{key} = {value!r}"
+        for key, value in run_config.items()
+        if key in STRATEGY_OPTIONS or key in RUN_FOLDER_OPTIONS
+    )
 
 
 def refuse_without_effect(run_config: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -74,8 +74,8 @@ class FairStrategy(Method, Strategy):
         self._outer: Strategy = self
         self._configs: Mapping[str, ChangingConfig] = {}
         self._recording: Recording | None = None
+        # Settings that `from_config` found in a run config, for RunFolder.
         self.run_folder_options: Mapping[str, Value] = {}
-        """Settings that `from_config` found in a run config, for RunFolder."""
         # What our own hooks have returned of the round, in case that another one raises StopRun.
         self._trained: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
         self._evaluated: MetricRecord | None = None
@@ -164,10 +164,9 @@ class FairStrategy(Method, Strategy):
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
         if self._recording is None and self.run_folder_options:
-            key, value = next(iter(self.run_folder_options.items()))
             raise FairbloomError(
-                f"{key} = {value!r} of the run config has no effect without a run folder: start the"
-                " strategy by RunFolder(path).start(strategy, …)"
+                f"{' and '.join(self.run_folder_options)} of the run config: a run folder does"
+                " this: start the strategy by RunFolder(path).start(strategy, …)"
             )
         recording = self._recording or Recording(
             self if wrapper is None else wrapper,

@@ -53,6 +53,7 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
             " what the seed does to the data"
         )
 
+    on_training: list[str] = []
     probabilities: list[bool] = []  # known with the first examples
 
     def splits(client: str) -> Splits:
@@ -92,6 +93,15 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
                     " the second class: logits train better (binary_cross_entropy_with_logits)",
                     name,
                 )
+        if made.tests_on_training and client not in on_training:
+            if not on_training:
+                log.warning(
+                    "task = %r: client %s tests on its training examples, so its scores say nothing"
+                    " of others: let splits set some apart",
+                    name,
+                    client,
+                )
+            on_training.append(client)
         return made
 
     def preprocessing(client: str) -> Preprocessing:
@@ -109,6 +119,7 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
         loss=guard_loss(name, task.loss),
         preprocessing=preprocessing if task.preprocessing else None,
         has_probabilities=lambda: probabilities == [True],
+        tested_on_training=lambda: on_training,
     )
 
 

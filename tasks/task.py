@@ -174,6 +174,16 @@ def _select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
 AnyExamples: TypeAlias = "Examples | CollatedExamples"
 
 
+def contents(examples: AnyExamples) -> object:
+    """Return the examples of a split in no order; those of a Dataset by object and indices."""
+    if not isinstance(examples, Examples):
+        rows = range(len(examples)) if examples.rows is None else examples.rows.tolist()
+        return id(examples.dataset), Counter(rows)
+    inputs, targets = examples[slice(0, None)]
+    arrays = [each.detach().double().cpu().numpy() for each in (*tensors_of(inputs), targets)]
+    return Counter(hash(tuple(part.tobytes() for part in row)) for row in zip(*arrays, strict=True))
+
+
 @dataclass(frozen=True)
 class Splits:
     """A client's training, test and validation examples; `train, test = splits` works, too.
@@ -194,6 +204,11 @@ class Splits:
         """Yield the training examples, then the test examples."""
         yield self.train
         yield self.test
+
+    @property
+    def tests_on_training(self) -> bool:
+        """Whether the test examples are the training examples, in any order."""
+        return len(self.train) == len(self.test) and contents(self.train) == contents(self.test)
 
     def map(self, change: Callable[[AnyExamples], AnyExamples]) -> Splits:
         """Return the splits with `change` applied to each of them."""
@@ -324,6 +339,8 @@ class Task:
         that is not known.
     has_probabilities
         Returns whether the model's only output of an example is a probability, not a logit.
+    tested_on_training
+        Returns the clients, of those loaded, that test on their training examples.
     """
 
     clients: tuple[str, ...]
@@ -350,6 +367,7 @@ class Task:
     left_out: tuple[str, ...] = ()
     seeds: str = ""
     has_probabilities: Callable[[], bool] = bool
+    tested_on_training: Callable[[], Sequence[str]] = tuple
 
     def __post_init__(self) -> None:
         """Make the first score the default of `group_scores`."""

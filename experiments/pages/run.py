@@ -9,7 +9,7 @@ from fairbloom.server.run_folder.participation import CONTRIBUTION
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Cell, Page, Section, Table
-from ..results.caveats import caveats_of_run
+from ..results.caveats import caveats_of_run, describe_same_splits, describe_unscored
 from ..results.compared_scores import SHOWN, personal_label
 from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
@@ -149,9 +149,9 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
             f", from {score.written(final[worst])} ({worst}) to {score.written(final[best])}"
             f" ({best})"
         )
-    without = run.without(score)
-    left = [f"Without a test {score.words}: {', '.join(without)}."] if without else []
-    return f"{headline}.", [*unfinished, *left, ONE_RUN_OF_APP if run.of_app else ONE_SEED]
+    without = run.without(score, run.serves)
+    words = [f"{headline}.", *describe_unscored(without, score), *describe_same_splits(run)]
+    return " ".join(words), [*unfinished, ONE_RUN_OF_APP if run.of_app else ONE_SEED]
 
 
 def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | None:

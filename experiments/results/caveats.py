@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,6 +199,19 @@ def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
         "The seeds split the examples of the same clients, so they are not independent: intervals"
         " are wider for it (Nadeau and Bengio, 2003)."
     ]
+
+
+def describe_unscored(names: Collection[str], score: Score) -> list[str]:
+    """Return a sentence on the clients that measures leave out, as they have no score."""
+    lacking = join_first(sorted(names), MAX_LISTED)
+    return [f"Left out, without a test {score.words}: {lacking}."] if names else []
+
+
+def describe_same_splits(run: Run) -> list[str]:
+    """Return which clients of a user's own task test on their training examples."""
+    names = EXAMPLES.read(run.folder).get("tested-on-training", [])
+    tested = f"{join_first(names, MAX_LISTED)} {plural(len(names), 'is', 'are')} tested on training"
+    return [f"{tested} examples, which says nothing about others."] if names else []
 
 
 def describe_small_tests(

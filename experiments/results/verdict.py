@@ -4,6 +4,7 @@ Sentences claim differences by two measures only, the worst-served clients and t
 one family of tests over all methods. If nothing differs, at most 5 % of verdicts claim anything.
 """
 
+import itertools
 import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,13 @@ from fairbloom.server.fairness import count_of_share
 from fairbloom.strategies import Local
 from fairbloom.text import join_first, plural, round_to, text_if, three_digits
 
-from .caveats import describe_leak, describe_small_tests, join_all
+from .caveats import (
+    describe_leak,
+    describe_same_splits,
+    describe_small_tests,
+    describe_unscored,
+    join_all,
+)
 from .compared_scores import ComparedScores
 from .differences import (
     CLAIMED,
@@ -133,8 +140,15 @@ def _headline(compared: ComparedScores) -> str:
         worst = _written(compared.spread(compared.baseline, WORST)[0], compared)
         served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
     mean = _written(compared.spread(compared.baseline, MEAN)[0], compared)
+    of_baseline = compared.runs.get(compared.baseline, ())
+    unscored = {client for clients in compared.left_out.values() for client in clients}
     return " ".join(
-        [f"{served}; the mean is {mean}.", *describe_small_tests(compared.tested, score)]
+        [
+            f"{served}; the mean is {mean}.",
+            *describe_unscored(unscored, score),
+            *itertools.chain(*map(describe_same_splits, of_baseline[:1])),
+            *describe_small_tests(compared.tested, score),
+        ]
     )
 
 
@@ -174,7 +188,7 @@ def _leak(compared: ComparedScores) -> Iterator[str]:
 def _limits(compared: ComparedScores) -> Iterator[str]:
     """Yield that there is one client only, and which methods failed."""
     if len(compared.tested) == 1:
-        yield "There is only one client, so the worst served and the mean are the same."
+        yield "Only one client has a score, so the worst served and the mean are the same."
     for method, reason in compared.failed.items():
         so = "these seeds are left out" if method in compared.methods else "it is not compared"
         yield f"{method} {reason}, so {so}."

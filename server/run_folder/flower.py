@@ -214,10 +214,9 @@ class RunFolder:
         if best_by != "mean":
             config["best-model"] = best_by
         measure = best_by.replace("-", "_")
-        validation: Validation | None = None
+        validation = self.validation and replace(self.validation, measure=measure)
         stopping: EarlyStopping | None = None
-        if self.validation is not None:
-            validation = replace(self.validation, measure=measure)
+        if validation is not None:
             config["validation-metric"] = validation.metric
             stopping = EarlyStopping.of(early_stopping, validation)
         classes = [cls for each in layers(strategy) for cls in type(each).__mro__]

@@ -357,10 +357,10 @@ BATCHNORM = {
     [
         ("bn.*", (), ""),
         ("bn.*", ("fc", *(name for name in BATCHNORM if name != "fc")), ""),
-        ("head", (), "no array matches 'head': name arrays by patterns.*; the model has bn.weight"),
-        ("fc, bm.*", (), r"no array matches 'bm\.\*'"),
-        ("bn.*", ("fc",), "frozen lacks bn.weight, bn.running_mean, bn.num_batches_tracked: name"),
-        ("fc bn.*", ("bn.weight", "fc"), "lacks bn.running_mean, bn.num_batches_tracked: name"),
+        ("head", (), "'head' matches no array; name arrays by patterns.*; the model has bn.weight"),
+        ("fc, bm.*", (), r"'bm\.\*' matches no array"),
+        ("bn.*", ("fc",), "matches bn.weight, bn.running_mean, bn.num_batches_tracked; name"),
+        ("fc bn.*", ("bn.weight", "fc"), "matches bn.running_mean, bn.num_batches_tracked; name"),
     ],
 )
 def test_a_strategy_finds_what_clients_keep_by_patterns(

@@ -14,6 +14,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.api import compare, load
+from fairbloom.experiments.results.presentation import page_of
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, Setup, Splits, Task, find_task, load_task
@@ -229,6 +231,52 @@ def test_one_bad_client_of_an_own_task_is_named(
     )
     assert {row["client"] for row in rows_of(run) if row["test_examples"]} == {"east", "north"}
     assert "the test examples of client west: inputs hold NaN" in caplog.text
+
+
+PAIRS = torch.utils.data.TensorDataset(X, Y)
+HALF = torch.arange(3)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "same"),
+    [
+        (GOOD, GOOD, True),
+        (GOOD, Examples(X.clone(), Y.clone()), True),
+        (GOOD, Examples(X, Y, torch.arange(6).flip(0)), True),
+        (GOOD, Examples(X, 1 - Y), False),
+        (GOOD, Examples(X + 1.0, Y), False),
+        (GOOD, Examples(X, Y, torch.zeros(6, dtype=torch.int64)), False),
+        (Examples(X, Y, HALF), Examples(X, Y, HALF + 3), False),
+        (GOOD, Examples(X, Y, HALF), False),
+        (Examples.of(PAIRS), Examples.of(PAIRS, rows=torch.arange(6).flip(0)), True),
+        (Examples.of(PAIRS, rows=HALF), Examples.of(PAIRS, rows=HALF + 3), False),
+        (Examples.of(PAIRS), GOOD, False),
+    ],
+)
+def test_the_same_training_and_test_examples_are_said_once(
+    train: Any, test: Any, same: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = task_with(Splits(train, test), clients=("a", "b"))
+    for client in ("b", "a", "b"):
+        task.splits(client)
+    assert [*task.tested_on_training()] == (["b", "a"] if same else [])
+    assert caplog.text.count("b tests on its training examples") == len(caplog.messages) == same
+
+
+def test_a_test_on_training_examples_is_in_the_headline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def splits(self: mine.Wards, client: str) -> Splits:
+        made = plain(self, client)
+        return Splits(made.train, made.train if client == "west" else made.test)
+
+    plain = mine.Wards.splits
+    monkeypatch.setattr(mine.Wards, "splits", splits)
+    simulate(settings(task=WARDS, num_rounds=1, out=str(tmp_path / "runs/a")))
+    said = "west is tested on training examples"
+    assert said in page_of(load(tmp_path / "runs/a")).headline
+    compared = compare(runs=[tmp_path / "runs/a"], out=tmp_path / "all", progress=False)
+    assert said in compared.verdict.headline
 
 
 # Tasks without agreement --------------------------------------------------------------------------

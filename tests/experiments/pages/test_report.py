@@ -650,4 +650,4 @@ def test_a_score_that_is_impossible_is_a_dash(
     make_run(folder, "fedavg", 0, NAMES, 4, np.random.default_rng(0))
     put(folder, CLIENTS, "5700", last=True)
     assert load(folder).final().keys() == {"a", "b", "c"}
-    assert "Without a test accuracy: d." in open_pages(folder, capsys)
+    assert "Left out, without a test accuracy: d." in open_pages(folder, capsys)

@@ -416,6 +416,19 @@ def test_what_could_mislead_is_said() -> None:
     assert "the worst-served 10 % of clients have" in many.headline
 
 
+def test_clients_that_no_measure_includes_are_named() -> None:
+    comparison = made(5, FedFV=(8.0, 0.0))
+    lacks = (comparison.finals["method"] == "FedFV") & (comparison.finals["seed"] == 2)
+    for names in (HOSPITALS[1:2], HOSPITALS[1:]):
+        unscored = comparison.finals["client"].isin(names) & (lacks | (len(names) > 1))
+        values = comparison.finals["value"].mask(unscored)
+        left = dataclasses.replace(comparison, finals=comparison.finals.assign(value=values))
+        said = f"Left out, without a test accuracy: {', '.join(sorted(names))}."
+        assert said in left.verdict.headline
+    assert "Only one client has a score" in str(left.verdict)
+    assert "Left out" not in comparison.verdict.headline
+
+
 def test_a_verdict_has_eighty_words_and_loses_none() -> None:
     names = [f"a method with a long name number {k}" for k in range(8)]
     comparison = made(
