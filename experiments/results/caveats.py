@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairbloom.errors import MAX_LISTED
-from fairbloom.protocol.names import DRAW, NUM_EXAMPLES, SPLIT
+from fairbloom.protocol.names import DRAW, SPLIT
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
-from fairbloom.server.run_folder.files import EXAMPLES, METRICS, MODEL, SCHEMA
+from fairbloom.server.run_folder.files import EXAMPLES, MODEL, SCHEMA
 from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
 
@@ -73,20 +73,14 @@ class SharedData:
 def _test_by_train(run: Run, about: Mapping[str, Any]) -> float:
     """Return the ratio of test to training examples of a run without a known task.
 
-    Clients report both numbers: in the metrics of an app, and in `about` of a task.
-    Without them, the settings give the ratio.
+    Clients report both numbers. Without them, the settings give the ratio.
     """
-    usual = TaskInfo("", "", "", "").test_by_train(run.settings)
-    rows = run.metrics
     counts = about.get("trained", {}).items()
-    if not rows.empty:
-        rows = rows[(rows["phase"] == "train") & (rows["metric"] == NUM_EXAMPLES)]
-        counts = zip(rows["client"], rows["value"], strict=True)
     trained = {client: count for client, count in counts if 1 <= count <= LARGEST_COUNT}
     tested = run.test_examples()
     clients = tested.keys() & trained.keys()
     if not clients:
-        return usual
+        return TaskInfo("", "", "", "").test_by_train(run.settings)
     return sum(tested[name] for name in clients) / sum(float(trained[name]) for name in clients)
 
 
@@ -189,8 +183,7 @@ def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
             " say what other examples would give."
         ]
     if shared.unknown:
-        # Only the run of an app has metrics.csv.
-        place = "RunFolder" if METRICS.exists_in(by_seed[0].folder) else "Task"
+        place = "RunFolder" if by_seed[0].of_app else "Task"
         return [
             "It is unknown whether seeds share examples; the widest intervals are used. Declare it"
             f" by {place}(…, seeds='draw' or 'split')."

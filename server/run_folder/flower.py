@@ -238,8 +238,7 @@ class RunFolder:
                 log_finished(self.path)
                 finished = Result(arrays=record_of(MODEL.read(self.path)))
                 return complete_result(finished, self.path)
-            if self.seeds:
-                EXAMPLES.write(self.path, {**EXAMPLES.read(self.path), "seeds": self.seeds})
+            EXAMPLES.write(self.path, {**EXAMPLES.read(self.path), "seeds": self.seeds})
             log.info("run folder: %s", self.path)
             continued = recorder.resume()
             contexts = KeptContexts(self.path, grid)
