@@ -1,6 +1,10 @@
 """Print the lock file that pins a PyTorch requirement, or else the requirement itself, for pip.
 
-python locks/pytorch.py torch==2.13.0+cpu > torch.txt && pip install --requirement torch.txt
+In a fresh environment, what PyTorch needs comes from the other lock file, and first:
+
+pip install --no-deps --requirement requirements.lock
+python locks/pytorch.py torch==2.13.0+cpu > torch.txt
+pip install --requirement torch.txt --extra-index-url https://download.pytorch.org/whl/cpu
 
 Without a requirement, print the lock file of the registry's build; on Linux without an NVIDIA
 driver, that of the CPU build if pip can get it.

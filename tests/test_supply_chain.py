@@ -302,6 +302,9 @@ def test_the_default_pytorch_comes_with_hashes() -> None:
     assert printed.stdout == LOCKS["torch-cpu"].read_text()
     assert f"\n{of_images} \\\n    --hash=sha256:" in printed.stdout
     assert not printed.stderr
+    # With hashes, pip refuses what PyTorch needs unless it is there.
+    words = (ROOT / "locks" / "pytorch.py").read_text()
+    assert words.index("--no-deps --requirement requirements.lock") < words.index("> torch.txt")
     assert torch_for().stdout in (LOCKS["torch"].read_text(), LOCKS["torch-cpu"].read_text())
 
 

@@ -136,7 +136,7 @@ def lacking(method: FairStrategy) -> str:
 BY_FUNCTIONS = [
     (name, arguments) for name, arguments in CASES if not lacking(make(name, arguments))
 ]
-"""The cases of the 19 methods that a user's functions serve."""
+"""The cases of the methods that a user's functions serve."""
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ ELSEWHERE = {
     "docs/measured.md#Four hospitals": HOSPITALS,
     "docs/measured.md#Papers' tables": REPRODUCED,
     "docs/publishing.md#An app as a bundle": (
-        "test_new.py::test_flwr_build_and_pip_take_it_as_the_page_changes_it"
+        "test_new.py::test_flwr_build_and_pip_take_it_with_the_repository"
     ),
     "docs/publishing.md#An app on Flower's hub": (
         "test_new.py::test_the_hub_gets_every_file_of_the_app_and_no_run"
