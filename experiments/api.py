@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from fairbloom.errors import explained_in_python
 from fairbloom.imports import only_trusted_imports
@@ -434,7 +434,9 @@ def check_data(
 
 
 @explained_in_python
-def load(folder: str | os.PathLike[str], *, score: str = "", trust: bool = False) -> Any:
+def load(
+    folder: str | os.PathLike[str], *, score: str = "", trust: bool = False
+) -> Run | Comparison | Search | Reproduction:
     """Return the run, comparison, search or reproduction in a folder, finished or not.
 
     Parameters

@@ -164,7 +164,8 @@ def read_app(
         for each in table.get("federations", {}).values()
         if isinstance(each, dict) and "num-supernodes" in each.get("options", {})
     ]
-    clients = next(filter(None, (given.get("clients"), config.get("clients"), *nodes)), None)
+    # Flower's newest template names no number of nodes; its earlier ones did: 10.
+    clients = next(filter(None, (given.get("clients"), config.get("clients"), *nodes, 10)))
     if not isinstance(clients, int):
         raise SettingsError(
             f"clients = {clients!r}: give the number of the app's clients by --clients"

@@ -28,6 +28,13 @@ SECURE_AGGREGATION = (
     " FedAvg with its workflow"
 )
 
+# Why apps and strategies of Flower's older interface are refused.
+OLDER_APP = (
+    "client_fn, NumPyClient, server_fn and workflows are Flower's older interface, whose messages"
+    " have other records: write @app.train() and @app.evaluate() in a client app, and start the"
+    " strategy in @app.main() of a ServerApp (docs/flower.md)"
+)
+
 # The remedy if a training function cannot answer a term.
 OF_A_TASK = (
     "take Fairbloom's own client with a task of yours (docs/your-data.md), which has all methods,"

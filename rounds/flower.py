@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.flower import SimulationError, is_simulated
 from fairbloom.logs import log, log_from
-from fairbloom.protocol.advice import ADVICE, SECURE_AGGREGATION
+from fairbloom.protocol.advice import ADVICE, OLDER_APP, SECURE_AGGREGATION
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.names import FROZEN, PROTOCOL, RUN_FOLDER, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
@@ -59,8 +59,8 @@ WAIT_SECONDS = 0.5
 # answered.
 PATIENCE_SECONDS = 3600.0
 
-# In the error of a client with Flower's mods for secure aggregation: the record that they miss.
-SECAGG_KEY = "secaggplus_configs"
+# The record that an app misses in our messages, in its error, and what to do.
+OTHER_APPS = {"secaggplus_configs": SECURE_AGGREGATION, "fitins.parameters": OLDER_APP}
 
 # The consequence of an app that answers no QUERY, and the remedy.
 UNNAMED = (
@@ -302,8 +302,9 @@ class FlowerClients:
         self._note_pending(exchange)
         # All of them: an error of one client must not end the run.
         reasons = refused.reasons.values()
-        if reasons and not contents and all(SECAGG_KEY in reason for reason in reasons):
-            raise FairbloomError(SECURE_AGGREGATION)
+        for record, advice in OTHER_APPS.items():
+            if reasons and not contents and all(record in reason for reason in reasons):
+                raise FairbloomError(advice)
         return contents
 
     # Training -------------------------------------------------------------------------------------
@@ -333,6 +334,10 @@ class FlowerClients:
         self._sent_to_train = terms.others
         self._work = terms.work
         self._codec = terms.codec
+        # By the answers to QUERY; others may declare terms in their replies.
+        supported = [self._supported_terms.get(self._tracker.online[name]) for name in names]
+        if terms.server_round == 1 and self._method.unused_rounds and all(supported):
+            check_supported(self._work, frozenset[str]().union(*filter(None, supported)))
         arrays = message_of(arrays, self._layout, terms.codec)
         for name in names:
             config = terms.of_client(name).to_config()

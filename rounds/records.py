@@ -5,6 +5,7 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.advice import advice_on
 from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER
@@ -100,14 +101,14 @@ def has_zero_rate(content: RecordDict) -> bool:
 
 
 def check_supported(work: Mapping[str, Any], supported: Collection[str]) -> None:
-    """Raise ValueError, with the remedy, if a client does not support a term of its local work."""
+    """Raise FairbloomError if a client does not support a term of its local work."""
     lacking = [key for key in work if key not in supported]
     if lacking:
         terms = ", ".join(f"{key} = {work[key]}" for key in lacking)
-        raise ValueError(
-            f"it does not support {terms}, which the method requires: a client that acts on it"
-            f" lists {', '.join(map(repr, lacking))} under {HONOURS!r} in its answer to QUERY; else"
-            f" {advice_on(lacking)}"
+        raise FairbloomError(
+            f"the client does not support {terms}, which the method requires: a client that acts on"
+            f" it lists {', '.join(map(repr, lacking))} under {HONOURS!r} in its answer to QUERY;"
+            f" else {advice_on(lacking)}"
         )
 
 

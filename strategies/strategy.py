@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
+from fairbloom.protocol.advice import OLDER_APP
 from fairbloom.protocol.names import CONTEXTS, FROZEN, PROTOCOL, RUN_FOLDER
 from fairbloom.protocol.parameters import Value
 from fairbloom.protocol.scores import Score
@@ -224,6 +225,10 @@ class FairStrategy(Method, Strategy):
         recording.stopped = self._loop.stopped if steps.stopped is None else steps.stopped.reason
         return result
 
+    def initialize_parameters(self, client_manager: object) -> None:
+        """Raise FairbloomError: only Flower's older servers and workflows call it."""
+        raise FairbloomError(OLDER_APP)
+
     def record_by(self, recording: "Recording") -> None:
         """Record the next `start` by `recording`."""
         self._recording = recording
@@ -327,6 +332,12 @@ class FairStrategy(Method, Strategy):
         If models are averaged, `arrays` are added to the mean, which the clients get.
         """
         self._flower.grid = grid
+        if not self.progress.steps:  # a wrapper withholds all replies if one of them is an error
+            log.warning(
+                "up to round %d no step was taken; a wrapper that is started without RunFolder"
+                " returns no arrays then",
+                server_round,
+            )
         measure, others = _split_config(config)
         names, terms, _ = self._loop.configure_evaluate(
             server_round, model_of(arrays), measure, others

@@ -28,6 +28,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Decorator = Callable[[ClientAppCallable], ClientAppCallable]
 
+# The key by which Flower's wrappers with clipping at the clients name the norm to their mods.
+CLIPPING_NORM = "clipping_norm"
+
 # The message that is being answered; `train_fn` finds its terms here.
 _SESSION: ContextVar[Session | None] = ContextVar("session", default=None)
 
@@ -40,9 +43,9 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         app = fair(train_fn, test_fn)
         train_fn = app.train_fn  # trains on the terms of the message that is being answered
 
-    It serves 20 of 30 methods and every server optimizer. QFedSGD, DRFA, PropFair, Ditto, Local, EAGLE,
-    FairFed, FCFL, SCAFFOLD and FedDyn need a task of your own (model, loss and data) instead, and
-    are refused by name.
+    It serves 20 of 30 methods and every server optimizer. QFedSGD, DRFA, PropFair, Ditto, Local,
+    EAGLE, FairFed, FCFL, SCAFFOLD and FedDyn need a task of your own (model, loss and data)
+    instead, and are refused by name.
 
     The handlers call `train_fn` once per message. They load model and data, and write the reply, as
     for Flower's FedAvg.
@@ -90,6 +93,7 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         # the clients for which this process has checked the test function
         self._checked = set[str]()
         self._has_warned = False
+        self._clips = False
         super().query()(introduce)
 
     def query(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
@@ -104,9 +108,9 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
     def train(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
         """Register a train function, as ClientApp does."""
         refuse_secure_aggregation(mods or ())
-        return super().train(
-            action, mods=[keep_context, *self._train_mods, *(mods or []), self._answer_train]
-        )
+        own = [*self._train_mods, *(mods or [])]
+        self._clips |= any("clip" in str(mod).casefold() for mod in own)
+        return super().train(action, mods=[keep_context, *own, self._answer_train])
 
     def evaluate(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
         """Register an evaluate function, as ClientApp does."""
@@ -118,6 +122,12 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         """Call a handler, in which `train_fn` works on the message's terms; complete its reply."""
         if (terms := terms_of(message)) is None:
             return handler(message, context)
+        if CLIPPING_NORM in terms.others and not self._clips:
+            raise ReportableError(
+                f"the server's {CLIPPING_NORM} = {terms.others[CLIPPING_NORM]} is for a mod of this"
+                " app: write fair(..., mods=[fixedclipping_mod]), or adaptiveclipping_mod, of"
+                " flwr.clientapp.mod; without it, the noise protects nothing"
+            )
         client = name_of(context)
         arrays = next(iter(message.content.array_records.values()), ArrayRecord())
         drawn_by = (terms.server_round, terms.seed) if terms.seed else (terms.server_round,)

@@ -111,7 +111,7 @@ class Session:
         if not steps.rates and (self._rules or LEARNING_RATE in self.terms.measure):
             raise ReportableError(
                 f"{self.asked}: no optimizer of torch.optim took a step on the model of the"
-                " training"
+                " training: answer it without PyTorch as docs/flower.md shows"
             )
         self._measure(AFTER, model, arguments)
         changes = [(old, new) for new, old in steps.anchor.items()]
@@ -295,7 +295,8 @@ def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, .
             given = f"the models {', '.join(trained.values())}"
         raise ReportableError(
             f"the training function was called with {given}: give it the one that is trained, and"
-            " freeze others (requires_grad_(False)) or leave them out"
+            " freeze others (requires_grad_(False)) or leave them out; an app without PyTorch"
+            " answers as docs/flower.md shows"
         )
     return matching[0]
 

@@ -28,9 +28,11 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.client import NumPyClient
 from flwr.client.mod import secagg_mod, secaggplus_mod
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import LocalDpMod
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.server import Server, SimpleClientManager
 from flwr.serverapp import strategy as flowers
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
@@ -54,7 +56,17 @@ from fairbloom.client.rules.steps import ClientMomentum
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedMGDA, FedProx, QFedAvg, Round
+from fairbloom.strategies import (
+    METHODS,
+    SCAFFOLD,
+    Ditto,
+    FairStrategy,
+    FedAvg,
+    FedMGDA,
+    FedProx,
+    QFedAvg,
+    Round,
+)
 from fairbloom.tasks import load_task
 from tests.docs.pages import ROOT, blocks
 from tests.simulation.helpers import table
@@ -694,6 +706,55 @@ def test_secure_aggregation_is_refused_in_one_sentence(subtests: pytest.Subtests
     plain.train()(lambda message, where: message)
     with pytest.raises(FairbloomError, match=words):
         rounds_of(FedAvg(), plain)
+
+
+@pytest.mark.parametrize(
+    ("method", "app", "said"),
+    [
+        (SCAFFOLD, app_of, "does not support control-variates = True"),
+        (Ditto, app_of, "does not support personal-lambda = 1.0"),
+        (partial(FedAvg, wire_dtype="bfloat16"), app_of, "support wire-dtype = bfloat16"),
+        (partial(FedAvg, fine_tune_epochs=1), app_of, "support fine-tune-epochs = 1"),
+        (
+            partial(FedAvg, personal_parameters="x", personal_steps="head-first", frozen=("x",)),
+            app_of,
+            "does not support head-epochs = 1",
+        ),
+        (FedAvg, lambda: ClientApp(client_fn=lambda where: NumPyClient().to_client()), "client_fn"),
+    ],
+)
+def test_what_cannot_work_is_said_before_a_round_ends(
+    method: Callable[[], FairStrategy], app: Callable[[], ClientApp], said: str
+) -> None:
+    with pytest.raises(FairbloomError, match=said):
+        rounds_of(method(), app())
+
+
+def test_an_older_server_is_refused_in_one_sentence() -> None:
+    with pytest.raises(FairbloomError, match="workflows are Flower's older interface"):
+        Server(client_manager=SimpleClientManager(), strategy=FedAvg()).fit(1, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["mods", "handler_mods"])
+def test_a_server_that_leaves_clipping_to_clients_needs_their_mod(given: str) -> None:
+    asked = {"clipping_norm": 1.0}
+    with pytest.raises(ReportableError, match=r"clipping_norm = 1.0 is for a mod.*fixedclipping"):
+        ask(app_of(**{given: [LocalDpMod(1.0, 1.0, 1.0, 1e-5)]}), asked)
+    for mod in (fixedclipping_mod, adaptiveclipping_mod):
+        assert ask(app_of(**{given: [mod]}), asked).array_records
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_wrapper_returns_no_arrays_with_a_warning(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    private = flowers.DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(weighting="uniform"), 0.0, 1.0, num_sampled_clients=2
+    )
+    app = app_of(data=() if fails else (LOADER,))  # a training function without its data fails
+    result = private.start(InProcessGrid(app, {}, 2), ArrayRecord(Point().state_dict()), 1)
+    assert bool(result.arrays) != fails
+    assert ("up to round 1 no step was taken" in caplog.text) == fails
 
 
 @pytest.mark.filterwarnings(

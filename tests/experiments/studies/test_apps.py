@@ -184,10 +184,11 @@ def test_how_many_clients_there_are_is_read_or_given(app: Path) -> None:
     assert read_app(app, {"clients": 6}).clients == 6
     assert read_app(app, {"clients": 6}).config["clients"] == 6
     change(app, "pyproject.toml", "clients = 4\n", "")
-    with pytest.raises(
-        FairbloomError, match="clients = None: give the number of the app's clients"
-    ):
+    assert read_app(app, {}).clients == 10  # as in Flower's templates
+    change(app, "pyproject.toml", "rate = 0.5", "rate = 0.5\nclients = 'all'")
+    with pytest.raises(FairbloomError, match="clients = 'all': give the number of the app's"):
         read_app(app, {})
+    change(app, "pyproject.toml", "clients = 'all'", "")
     assert read_app(app, {"clients": 6}).clients == 6
     with (app / "pyproject.toml").open("a") as file:
         file.write("[tool.flwr.federations]\ndefault = 'here'\n")
