@@ -80,6 +80,7 @@ FAULTS: list[tuple[Mapping[str, Any], Mapping[str, Any], str]] = [
     ({}, {}, r"method = None: name a method in \[tool.flwr.app.config\] of pyproject.toml, as in"),
     ({"method": ""}, {}, r"method = '': name a method"),
     ({"method": "fedfvv"}, {}, "method = 'fedfvv': unknown method: did you mean FedFV?"),
+    ({"method": "fedavg;fedfv"}, {}, "separate methods by commas, as in fedavg,fedfv"),
     (
         {"method": "ditto(personal-lambda=0.01)"},
         {},
