@@ -97,8 +97,10 @@ def format_number(value: float, decimal: Decimal = ".") -> str:
 
 
 def canonical(cell: str, decimal: Decimal = ".") -> str:
-    """Return the name of a category or class: "4" for "4.0", and for "4,0" with decimal commas."""
-    if decimal == "," and "," in cell and parse_number(cell, decimal) is not None:
+    """Return the name of a category or class: "4" for "4.0", or with decimal commas for "4,0"."""
+    if decimal == ",":
+        if parse_number(cell, decimal) is None:  # a point may be between thousands
+            return cell
         cell = cell.replace(",", ".")
     return cell.partition(".")[0] if WHOLE.fullmatch(cell) else cell
 

@@ -736,7 +736,7 @@ def test_an_older_server_is_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("given", ["mods", "handler_mods"])
-def test_a_server_that_leaves_clipping_to_clients_needs_their_mod(given: str) -> None:
+def test_clipping_that_is_left_to_clients_needs_their_mod(given: str) -> None:
     asked = {"clipping_norm": 1.0}
     with pytest.raises(ReportableError, match=r"clipping_norm = 1.0 is for a mod.*fixedclipping"):
         ask(app_of(**{given: [LocalDpMod(1.0, 1.0, 1.0, 1e-5)]}), asked)

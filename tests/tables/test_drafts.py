@@ -144,6 +144,7 @@ WITH_A_POINT = "level,target\n" + '"1.250,50",1\n"1.301,75",2\n' * 13 + "5.,1\n"
 @settings(max_examples=100)
 @given(files=tables())
 @example(files={"a.csv": WITH_A_POINT.encode()})
+@example(files={"a.csv": f"{WITH_A_POINT}none,2\n".encode()})
 def test_a_draft_announces_the_faults_of_its_files(files: dict[str, bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
