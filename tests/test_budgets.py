@@ -49,10 +49,10 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 33_679
+WHOLE = 34_331
 """The most statements in all packages."""
 
-TESTS = 40_167
+TESTS = 40_921
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900
