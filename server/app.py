@@ -22,6 +22,7 @@ from fairbloom.protocol.names import (
     RECORDED_SCHEMA,
     TRAIN_LOSS,
 )
+from fairbloom.protocol.patterns import split_words
 from fairbloom.protocol.scores import Score, put_first
 from fairbloom.protocol.settings import Mark, marked, split_names
 from fairbloom.protocol.terms import Terms
@@ -46,6 +47,7 @@ from fairbloom.tasks.models import (
     personal_arrays,
     shared_parameters,
 )
+from fairbloom.tasks.models.personal import PARTS
 from fairbloom.tasks.models.weights import digest_weights, load_initial_weights
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import check_measured, decide_score, has_two_classes, log_positive
@@ -175,8 +177,6 @@ def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
 def declare_arrays(method: FairStrategy, module: Module) -> None:
     """Tell a method which arrays of a model are buffers, shared, or never sent in updates."""
     own = personal_arrays(module, method.personal_parameters)
-    if own:
-        log.info("each client keeps for itself: %s", join_first(own))
     method.buffers = tuple(name for name in float_buffers(module) if name not in own)
     method.shared = shared_parameters(module)
     method.frozen = (*frozen_parameters(module), *own)
@@ -264,6 +264,10 @@ def federate(
         write_initial_files(path, RunStart(task, data, choice, deployed, is_own))
         check_arrays(module)
         declare_arrays(method, module)
+        if not PARTS.keys().isdisjoint(split_words(method.personal_parameters)):
+            words = method.personal_parameters
+            kept = join_first(personal_arrays(module, words))
+            log.warning("personal-parameters = %r: each client keeps %s", words, kept)
         known: tuple[str, ...] = record_known(path, clients.online(1)).known if deployed else ()
         # Only real devices report their own counts.
         limit = MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf

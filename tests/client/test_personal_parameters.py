@@ -3,7 +3,7 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -718,3 +718,13 @@ def test_only_a_device_keeps_the_loss_of_a_model_without_steps(
     _, model = fresh(run_config())
     found = train_client(local, model.state_dict(), asked).metrics
     assert ("loss-before" in found) == (min_rows is None)
+
+
+@pytest.mark.parametrize(("words", "named"), [("head", True), ("norm, 1.*", False), ("1.*", False)])
+def test_a_run_names_what_a_word_chose(
+    words: str, named: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"clients": 4, "num-rounds": 1, "device": "cpu", "personal-parameters": words}
+    with suppress(FairbloomError):  # the model has no norms
+        simulate(Settings.of({**settings, "model": "logistic", "out": str(tmp_path / "run")}))
+    assert ("each client keeps 1.weight, 1.bias" in caplog.text) == named
