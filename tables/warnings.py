@@ -296,6 +296,7 @@ def _compare_categories(name: str, field: Field, present: SiteValues) -> Iterato
     elsewhere = (counts.sum(axis=0) - counts) / np.maximum(rows.sum() - rows, 1)
     unlikely = UNLIKELY / max(1, len(field.categories) - 1)  # one of many is lacked more easily
     is_lacking = ~is_held & ((1.0 - elsewhere) ** rows < unlikely) & ~is_apart[:, None]
+    is_lacking &= is_held[~is_apart].any(axis=0)  # others are remarked above
     sites = np.flatnonzero(is_lacking.any(axis=1))
     # If most of several sites lack some, the column differs by site, as a kind of school does.
     if not len(sites) or len(sites) > max(3.0, MOST * (rows > 0).sum()):

@@ -330,6 +330,7 @@ def test_a_site_that_lacks_a_common_category_is_remarked(
         ({"a": ["m"] * 60, "b": half, "c": half, "d": ["f"] * 60}, ["a, d"]),
         # A kind of hospital, not of person.
         ({name: ["m" if name < "c" else "f"] * 60 for name in "abcd"}, []),
+        ({"a": half, "b": half, "c": ["ja", "nein"] * 30}, []),  # another remark
     ):
         with subtests.test(cells=cells):
             tables = {name: with_column("sex", each, len(each)) for name, each in cells.items()}
