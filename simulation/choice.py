@@ -258,9 +258,10 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Trial
     for name in task.clients:
         try:
             splits = task.splits(name)
+            trial = TrialStep(splits.train, seconds_of_step(settings, task, tried, name, splits))
             if settings.model not in MODELS:  # ours with a softmax repeat published numbers
                 warn_of_softmax(task, tried, splits.train)
-            return TrialStep(splits.train, seconds_of_step(settings, task, tried, name, splits))
+            return trial
         except Exception as error:
             reasons[name] = failure_reason(error)
     (name, reason), *others = reasons.items()
