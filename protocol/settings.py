@@ -520,8 +520,9 @@ def parse_assignments(words: Iterable[str]) -> dict[str, Value]:
         key, equals, text = word.partition("=")
         if not key.strip() or not equals:
             raise SettingsError(f"{word!r}: write it as KEY=VALUE, as in fedfv.alpha=0.2")
-        is_list = "," in text and key.strip() in marked(Mark.NAMES)
-        # In a list of names, quotes are around one of them: TOML would take them away.
+        # In a list of clients, quotes are around one of them: TOML would take them away. No score
+        # has a comma in its name.
+        is_list = "," in text and key.strip() in marked(Mark.NAMES).keys() - {"scores"}
         config[key.strip()] = text.strip() if is_list else parsed(text.strip())
     return config
 

@@ -59,6 +59,7 @@ def test_clients_with_any_name_can_be_named(names: list[str]) -> None:
     }.items(),
 )
 def test_a_name_is_quoted_as_in_toml(listed: str, names: tuple[str, ...]) -> None:
+    assert parse_assignments(['scores="f1,brier"']) == {"scores": "f1,brier"}
     config = parse_assignments([f"training-clients={listed}", "out='a,b'"])
     assert config["out"] == "a,b"
     assert Settings.of(config).strategy().training_clients == names
