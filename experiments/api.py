@@ -20,7 +20,7 @@ from fairbloom.tasks import describe_data, forget_tasks
 
 from . import pages as pages  # registers the pages of results
 from .apps import read_app
-from .arms import Named, baseline_of, parse_arms, settings_of_method
+from .arms import METHODS, Named, baseline_of, fitting, parse_arms, settings_of_method
 from .frames import Frames, settings_of_frames
 from .options import CommonOptions, as_settings, choose_task, expand_options, merge_settings
 from .results.comparison import Comparison, read_comparison
@@ -55,9 +55,6 @@ __all__ = [
     "run",
     "search",
 ]
-
-# The methods that are compared by default: those that docs/which_method.py recommends to try.
-METHODS = "fedavg,feddyn,term,fedlf,ditto,local"
 
 
 @expand_options
@@ -279,6 +276,8 @@ def compare(
     if not own:
         config = choose_task(config)
     among = parse_arms(methods, config)
+    if methods == METHODS and not own:
+        among = fitting(among, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     base = baseline_of(named, among)

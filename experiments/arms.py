@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 from fairbloom.protocol.settings import SettingsError, Value
+from fairbloom.server.settings import Settings
 from fairbloom.strategies import FairStrategy, name_of
 from fairbloom.strategies.named import (
     format_value,
@@ -18,6 +20,9 @@ from fairbloom.strategies.named import (
     split_parts,
     title,
 )
+
+# The methods that are compared by default: those that docs/which_method.py recommends to try.
+METHODS = "fedavg,feddyn,term,fedlf,ditto,local"
 
 # The most characters of a run folder's name before its seed; file systems take 255.
 LONGEST_NAME = 100
@@ -176,3 +181,21 @@ def label_of(name: str, given: Mapping[str, Value]) -> str:
         plain = re.fullmatch(r"[\w.+:/-]*", text)
         words.append(f"{short_key(key)}={text if plain else json.dumps(text)}")
     return f"{name} ({', '.join(words)})" if words else name
+
+
+def fitting(arms: Sequence[Arm], shared: Mapping[str, Value]) -> list[Arm]:
+    """Return the first of a study's arms, and the others that can be run with the shared settings.
+
+    Those that cannot be run are logged. Raise SettingsError if the first one cannot.
+    """
+    first, *others = arms
+    Settings.of({**shared, **first.config})
+    found = [first]
+    for arm in others:
+        try:
+            Settings.of({**shared, **arm.config})
+        except SettingsError as error:
+            log.warning("%s is left out: %s", arm.label, error)
+        else:
+            found.append(arm)
+    return found

@@ -30,6 +30,7 @@ from fairbloom.strategies.strategy import Tries
 
 from ..apps import ROUNDS, App
 from ..arms import (
+    METHODS as DEFAULT_METHODS,
     Arm,
     Named,
     label_arms,
@@ -85,16 +86,18 @@ def arms_of(
 ) -> list[Arm]:
     """Return the arms of a search: each method at each point of the grid, and the baseline's.
 
-    "all" names all methods that can be run with the shared settings; those that measure groups are
-    included if the criterion measures groups. A method tries the axes of the grid that are its own
-    or common to all methods. A method that is written without parameters and has no axis of its own
-    tries the values that it declares in `tries`, except those that change nothing in the rounds. If
-    only the baseline's method is searched, the baseline as written comes first. Runs of an app also
-    try values of its run config.
+    "all" names all methods that can be run with the shared settings; those that measure groups
+    are included if the criterion measures groups. Methods by default that cannot be run are
+    left out. A method tries the axes of the grid that are its own or common to all methods. A
+    method that is written without parameters and has no axis of its own tries the values that
+    it declares in `tries`, except those that change nothing in the rounds. If only the
+    baseline's method is searched, the baseline as written comes first. Runs of an app also try
+    values of its run config.
     """
     texts = [words] if isinstance(words, str | type) else list(words)
     gaps = criterion.startswith(GAP)
-    if is_all := texts == [ALL]:
+    are_given = texts not in ([ALL], [DEFAULT_METHODS])
+    if texts == [ALL]:
         texts = [name for name, cls in METHODS.items() if gaps or not cls.needs & BETWEEN_GROUPS]
     named = parse_arms(texts, shared)
     (base,) = parse_arms([baseline], shared)
@@ -117,7 +120,7 @@ def arms_of(
             try:
                 strategy = _strategy(point, shared, app)
             except SettingsError as error:
-                if not is_all or arm.method == base.method:
+                if are_given or arm.method == base.method:
                     raise
                 log.warning("%s is left out: %s", point.label, error)
                 continue

@@ -407,3 +407,19 @@ def test_on_run_gets_each_run_of_a_comparison_as_it_finishes(tmp_path: Path) -> 
         fairbloom.compare(**about, seeds=2, on_run=fail)
     fairbloom.compare(**about, seeds=2, on_run=seen.append)
     assert len(fairbloom.load(tmp_path).seeds) == 2
+
+
+def test_default_methods_that_cannot_be_run_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small: dict[str, Any] = {"clients": 5, "rounds": 1, "progress": False, "device": "cpu"}
+    settings = {"momentum": 0.9}
+    found = api.compare(seeds=1, jobs=1, out=tmp_path / "c", settings=settings, **small)
+    assert "FedDyn is left out: " in caplog.text
+    assert "FedDyn" not in found.methods
+    assert "TERM" in found.methods
+    # Named, it is an error; and so is what concerns all.
+    with pytest.raises(FairbloomError, match="leave out momentum"):
+        api.compare(methods="fedavg,feddyn", out=tmp_path / "d", settings=settings, **small)
+    with pytest.raises(FairbloomError, match="momentum"):
+        api.compare(out=tmp_path / "e", settings={"momentum": -1.0}, **small)
