@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "client/guard": 868,
     "client/rules": 672,
     "deploy/fleet": 2_555,
-    "experiments": 823,
+    "experiments": 855,
     "experiments/pages": 1_232,
     "experiments/results": 1_928,
     "experiments/studies": 960,
@@ -49,10 +49,10 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 34_331
+WHOLE = 34_353
 """The most statements in all packages."""
 
-TESTS = 40_921
+TESTS = 40_937
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900
