@@ -1,14 +1,15 @@
 """Versions of states in a folder, each with a checksum, and sealed files.
 
-The process of a device imports this module, which therefore loads no library.
+The process of a device imports this module, which therefore loads no large library.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+from blake3 import blake3
 
 from fairbloom.logs import log
 
@@ -37,9 +38,13 @@ class Entry(NamedTuple):
 # The last line of a file with versions.
 END = b"end\n"
 
+# The beginning of a sealed file names the algorithm of the digest, which follows.
+SEAL = b"blake3\n"
+DIGEST_BYTES = 32
+
 
 class Place(NamedTuple):
-    """Where the content of a version is, and its SHA-256."""
+    """Where the content of a version is, and its digest; see `digest_of`."""
 
     file: Path
     start: int
@@ -51,7 +56,7 @@ class Versions:
     """The versions of states in a folder, by the key of a state and the step that made a version.
 
     A file has the versions that are written together: one on a device, and in one process all
-    clients' at a checkpoint. In front of each is a line with its key, step, size and SHA-256, so
+    clients' at a checkpoint. In front of each is a line with its key, step, size and digest, so
     that damage costs few versions. Of several versions of a step, the last counts. One process at a
     time writes a folder.
     """
@@ -164,10 +169,10 @@ class Versions:
 
 
 def digest_of(key: str, step: Point, content: bytes) -> str:
-    """Return the SHA-256 of a version."""
-    digest = hashlib.sha256(json.dumps([key, *step]).encode())
+    """Return the digest of a version, after the name of its algorithm."""
+    digest = blake3(json.dumps([key, *step]).encode())
     digest.update(content)
-    return digest.hexdigest()
+    return f"blake3 {digest.hexdigest()}"
 
 
 def needed_since(steps: Iterable[Point], number: int) -> list[Point]:
@@ -181,21 +186,31 @@ def needed_since(steps: Iterable[Point], number: int) -> list[Point]:
     return earlier[-1:] + ordered[len(earlier) :]
 
 
-def write_sealed(file: Path, content: bytes, *, durable: bool = True) -> None:
-    """Write content after its SHA-256, for this account only; see `whole_file`."""
-    with whole_file(file, 0o600, durable=durable) as opened:
-        opened.writelines([hashlib.sha256(content).digest(), content])
+def write_sealed(
+    file: Path, head: bytes, rest: bytes | bytearray | memoryview, *, durable: bool = True
+) -> None:
+    """Write a head after its digest and size, then the rest, which has no digest of its own.
 
-
-def read_sealed(file: Path, loss: str) -> bytes | None:
-    """Return the content of a sealed file, None if it is missing or damaged.
-
-    Damage is logged, with the `loss` that it means.
+    The file is for this account only; see `whole_file`.
     """
-    if not file.exists():
-        return None
-    content = file.read_bytes()
-    if hashlib.sha256(content[32:]).digest() != content[:32]:
+    size = len(head).to_bytes(4, "big")
+    with whole_file(file, 0o600, durable=durable) as opened:
+        opened.writelines([SEAL, blake3(head).digest(), size, head, rest])
+
+
+def read_sealed(file: Path, loss: str) -> tuple[bytes, bytes]:
+    """Return head and rest of a sealed file; b"" for both if it is missing or damaged.
+
+    Damage of the head is logged, with the `loss` that it means. A file with another seal is of
+    another version, and is left out too.
+    """
+    kept = file.read_bytes() if file.exists() else b""
+    if not kept.startswith(SEAL):
+        return b"", b""
+    start = len(SEAL) + DIGEST_BYTES + 4
+    end = start + int.from_bytes(kept[start - 4 : start], "big")
+    head = kept[start:end]
+    if blake3(head).digest() != kept[len(SEAL) : start - 4]:
         log.error("%s is damaged: %s", file, loss)
-        return None
-    return content[32:]
+        return b"", b""
+    return head, kept[end:]

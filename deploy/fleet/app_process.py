@@ -79,7 +79,7 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
         described["distribution"],
         described["version"],
         described["settings"],
-        f"{head.type} {head.sha256.hex()}" if message.content.array_records else "",
+        f"{head.type} {head.digest.hex()}" if message.content.array_records else "",
         deadline(seconds),
     )
     app, context.run_config = installed.accept(run, context)

@@ -4,7 +4,6 @@ A file can be read in pieces, passed to another process, and mapped, without a c
 """
 
 import errno
-import hashlib
 import os
 import tempfile
 import threading
@@ -13,6 +12,8 @@ from io import FileIO
 from mmap import PROT_READ, mmap
 from pathlib import Path
 from typing import Self
+
+from blake3 import blake3
 
 from fairbloom.logs import log
 
@@ -47,8 +48,8 @@ class Content:
         return memoryview(mmap(self.file.fileno(), self.size, prot=PROT_READ))
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of the bytes."""
-        digest = hashlib.sha256()
+        """Return the BLAKE3 of the bytes."""
+        digest = blake3()
         for piece in self.pieces():
             digest.update(piece)
         return digest.digest()
@@ -138,7 +139,7 @@ class MemoryBudget:
 
 
 class StoredContent(Content):
-    """Content that is appended in pieces, up to a size that is known before, with its SHA-256.
+    """Content that is appended in pieces, up to a size that is known before, with its BLAKE3.
 
     It rests in memory if the budget has room for it, and else on the disk; `file` is kept instead
     of a new one where that is possible. Raise OSError if the disk is full.
@@ -148,7 +149,7 @@ class StoredContent(Content):
         self._small = bytearray()
         super().__init__(self._small)
         self._budget = budget
-        self._hash = hashlib.sha256()
+        self._hash = blake3()
         in_memory = budget.take(size)
         self._held = size if in_memory else 0
         self._files = 0
@@ -160,9 +161,8 @@ class StoredContent(Content):
         except OSError:
             if not in_memory:
                 raise
-        if self.file is not None:
-            self._files = 1
-            budget.give_back(0, -1)
+        self._files = int(self.file is not None)
+        budget.give_back(0, -self._files)
 
     @classmethod
     def of(cls, budget: MemoryBudget, content: Content) -> Self:
@@ -178,7 +178,7 @@ class StoredContent(Content):
         return stored
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of the bytes so far."""
+        """Return the BLAKE3 of the bytes so far."""
         return self._hash.digest()
 
     def append(self, piece: Buffer) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from fairbloom.protocol.error_codes import ErrorCode
 
@@ -92,8 +93,9 @@ class Mailbox:
         self._messages: dict[str, QueuedMessage] = {}
         # The unanswered messages by device and id, in the order in which they were sent.
         self._open: dict[str, dict[str, QueuedMessage]] = {}
-        self._contents: dict[str, StoredContent] = {}
-        self._uses: dict[str, int] = {}
+        # By digest, each as long as a message has it; `_unsent` holds those of the next messages.
+        self._contents = WeakValueDictionary[str, StoredContent]()
+        self._unsent = list[StoredContent]()
         # The last saved round of each open run.
         self._saved: dict[int, int] = {}
 
@@ -120,9 +122,7 @@ class Mailbox:
         """
         content = StoredContent.of(self.budget, given)
         digest = content.digest().hex()
-        if digest not in self._contents:
-            self._contents[digest] = content
-            self._uses[digest] = 0
+        self._unsent.append(self._contents.setdefault(digest, content))
         return digest
 
     def send(self, run: int, envelopes: Iterable[Envelope]) -> None:
@@ -137,12 +137,10 @@ class Mailbox:
                 message.until = max(message.until, until)
                 continue
             message = QueuedMessage(envelope, run, self._contents[envelope.digest], until)
-            self._uses[envelope.digest] += 1
             self._messages[envelope.id] = message
             self._open.setdefault(envelope.device, {})[envelope.id] = message
             devices.add(envelope.device)
-        for digest in [digest for digest, uses in self._uses.items() if not uses]:
-            self._release(digest)
+        self._unsent.clear()
         self.on_message(devices)
 
     def is_answered(self, id: str) -> bool:
@@ -264,13 +262,6 @@ class Mailbox:
         for message in list(messages):
             del self._messages[message.envelope.id]
             self._open[message.envelope.device].pop(message.envelope.id, None)
-            self._uses[message.envelope.digest] -= 1
-            if not self._uses[message.envelope.digest]:
-                self._release(message.envelope.digest)
-
-    def _release(self, digest: str) -> None:
-        del self._contents[digest]
-        del self._uses[digest]
 
 
 def describe_fault(error: OSError | MemoryError) -> str:

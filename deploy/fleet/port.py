@@ -234,7 +234,7 @@ class Port:
             seconds=max(0.0, message.until - monotonic()),
             protocol=PROTOCOL,
             size=message.content.size,
-            sha256=message.content.digest(),
+            digest=message.content.digest(),
             settings="" if known == digest else settings,
         )
         for chunk in in_chunks(head, message.content.pieces()):
@@ -291,7 +291,7 @@ class Port:
                 f"the server cannot keep the reply now: {describe_fault(error)}",
             ) from None
         self._faults.clear(f"replies of {name}")
-        if content.size != head.size or content.digest() != head.sha256:
+        if content.size != head.size or content.digest() != head.digest:
             fault = fault or "the reply's bytes are not those that its head announces"
         if fault:
             return self._take_refusal(message, fault)

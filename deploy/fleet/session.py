@@ -79,9 +79,8 @@ class Contexts:
             last = versions.last(STATE)
             step = FIRST if last is None else last[0]
         versions.save(STATE, step, state)
-        folders = [each for each in self._folder.iterdir() if each.is_dir()]
-        folders.sort(key=lambda each: each.stat().st_mtime)
-        for folder in folders[:-KEPT_RUNS]:
+        folders = filter(Path.is_dir, self._folder.iterdir())
+        for folder in sorted(folders, key=lambda each: each.stat().st_mtime)[:-KEPT_RUNS]:
             shutil.rmtree(folder)
 
 
@@ -103,33 +102,35 @@ def find_step(head: Head) -> tuple[str, Point | None]:
 class KeptReply:
     """The last reply, head and content, which a restart of this device finds again.
 
-    The head is in a file of the state folder. Large content is in another one, which the worker has
-    written there and which only gets its name here.
+    The head is in a file of the state folder, with small content. Large content is in another one,
+    which the worker has written there and which only gets its name here. A reply of another
+    protocol is dropped: the server would ask for it by another id, or read it in another way.
     """
 
     def __init__(self, state_dir: str) -> None:
         self._file = Path(state_dir, "reply")
         self._large = Path(state_dir, "reply-content")
         self._answer = Path(state_dir, ANSWER_FILE)
-        kept = read_sealed(self._file, LOST) or b""
-        size = int.from_bytes(kept[:4], "big")
-        self.head = Head.FromString(kept[4 : 4 + size])
-        self.content = Content(kept[4 + size :])
-        if self.content.size < self.head.size:
+        head, small = read_sealed(self._file, LOST)
+        self.head = Head.FromString(head)
+        self.content = Content(small)
+        is_large = self.content.size < self.head.size
+        if is_large:
             with contextlib.suppress(OSError):
                 self.content = Content(file=FileIO(self._large))
-            if self.content.digest() != self.head.sha256:
-                log.error("%s is damaged: %s", self._large, LOST)
-                self.head = Head()
+        if self.head.protocol != PROTOCOL:
+            self.head = Head()
+        elif self.content.digest() != self.head.digest:
+            log.error("%s is damaged: %s", self._large if is_large else self._file, LOST)
+            self.head = Head()
 
     def save(self, head: Head, content: Content) -> None:
         """Keep a reply in place of the last one; if the disk refuses it, only in memory."""
         self.head = head
         self.content = content
         head.size = content.size
-        head.sha256 = content.digest()
-        written = head.SerializeToString()
-        size = len(written).to_bytes(4, "big")
+        head.digest = content.digest()
+        head.protocol = PROTOCOL
         try:
             if content.file is not None:
                 # in two steps: ext4 begins at once to write what replaces a file to the disk
@@ -137,7 +138,7 @@ class KeptReply:
                 self._answer.rename(self._large)
             # not synced: the disk may take longer than all else, and after a power cut this
             # device computes the reply again
-            write_sealed(self._file, size + written + content.data, durable=False)
+            write_sealed(self._file, head.SerializeToString(), content.data, durable=False)
         except OSError as error:
             log.warning(
                 "%s cannot be written (%s): a restart would lose the last reply",

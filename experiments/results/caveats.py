@@ -112,7 +112,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> l
     for label, by_seed in runs.items():
         # Methods with personal models have another's common model by construction.
         if by_seed[0].serves == "global" and not by_seed[0].final(model="personal"):
-            digests = tuple(str(MODEL.read_about(run.folder)["sha256"]) for run in by_seed)
+            digests = tuple(str(MODEL.read_about(run.folder)["blake3"]) for run in by_seed)
             models.setdefault(digests, []).append(label)
     found += [
         f"{join_all(labels)} ended with the same models to the bit, so their numbers are equal."

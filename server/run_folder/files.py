@@ -96,7 +96,7 @@ class ModelFile(Entry):
         return load_model(self.path_in(folder))[0]
 
     def read_about(self, folder: Path) -> dict[str, Any]:
-        """Return the metadata, with the checksum `sha256`, without reading the arrays.
+        """Return the metadata, with the checksum `blake3`, without reading the arrays.
 
         Raise DamagedFileError if the file has none.
         """

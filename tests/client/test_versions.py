@@ -1,6 +1,8 @@
 """The states of all clients of one process, in a file for each checkpoint."""
 
+import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +73,13 @@ def test_a_checkpoint_is_a_file_of_all_clients(tmp_path: Path, subtests: pytest.
             assert found.made == 1
             assert found.state["count"] == 7
     assert Fleet(tmp_path, ("nobody",)).last("nobody") is None
+
+
+def test_a_version_names_the_algorithm_of_its_digest(tmp_path: Path) -> None:
+    stored(tmp_path, 1)
+    with (tmp_path / "1.versions").open("rb") as file:
+        digest = json.loads(file.readline())[-1]
+    assert re.fullmatch(r"blake3 [0-9a-f]{64}", digest)
 
 
 def test_a_thousand_clients_take_one_file_and_two_syncs(

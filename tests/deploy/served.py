@@ -106,10 +106,10 @@ def next_later(calls: Calls) -> "Future[Any]":
 
 
 def give_reply(calls: Calls, head: Head, data: bytes) -> Taken:
-    """Send a reply as a session does, with size and SHA-256 in its head."""
+    """Send a reply as a session does, with size and digest in its head."""
     content = Content(data)
     head.size = content.size
-    head.sha256 = content.digest()
+    head.digest = content.digest()
     return calls.reply(head, content)
 
 

@@ -3,7 +3,6 @@
 Each command on a folder with each damage answers or prints one line, never a traceback.
 """
 
-import hashlib
 import re
 import shutil
 import threading
@@ -18,6 +17,7 @@ import click
 import grpc
 import numpy as np
 import pytest
+from blake3 import blake3
 from flwr.app import Array, ArrayRecord, RecordDict
 from typer.main import get_command
 
@@ -38,6 +38,7 @@ from fairbloom.deploy.fleet.passing import ANSWER_FILE, receive as receive_passe
 from fairbloom.deploy.fleet.session import KeptReply
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.version import PROTOCOL
 from fairbloom.recorddict import deserialize, read_values, serialize, serialize_in_pieces
 
 SIZE = 32 << 20
@@ -45,7 +46,7 @@ WEIGHTS = Array(np.ones(SIZE // 4, np.float32))
 MODEL = RecordDict({"arrays": ArrayRecord({"weights": WEIGHTS})})
 WHOLE = serialize(MODEL)
 CHUNKS = [bytes(piece) for piece in slices(WHOLE)]
-HEAD = Head(id="1", type="train", size=len(WHOLE), sha256=hashlib.sha256(WHOLE).digest())
+HEAD = Head(id="1", type="train", protocol=PROTOCOL, size=len(WHOLE), digest=blake3(WHOLE).digest())
 
 
 def pass_on(content: Content) -> Content:
@@ -79,7 +80,7 @@ def run_to_server(content: Content, place: Path) -> object:
 
 
 def server_to_device(content: Content, place: Path) -> None:
-    take(in_chunks(HEAD, StoredContent.of(MemoryBudget(place), content).pieces()))
+    take(in_chunks(HEAD, content.pieces()))
 
 
 def in_the_device(content: Content, place: Path) -> object:
@@ -130,18 +131,37 @@ def server_to_run(content: Content, place: Path) -> object:
     return values_in(pass_on(content))
 
 
-# for each hop: copies in files, and whether pieces become bytes
-HOPS: dict[Callable[[Content, Path], object], tuple[int, int]] = {
-    run_to_server: (1, 0),
-    server_to_device: (0, 1),
-    in_the_device: (1, 0),
-    session_to_worker: (0, 0),
-    worker_to_session: (1, 0),
-    device_to_server: (0, 1),
-    in_the_server: (1, 0),
-    in_the_server_beyond_its_memory: (1, 0),
-    server_to_run: (0, 0),
+# for each hop: copies in files, whether pieces become bytes, and digests
+HOPS: dict[Callable[[Content, Path], object], tuple[int, int, int]] = {
+    run_to_server: (1, 0, 1),
+    server_to_device: (0, 1, 0),
+    in_the_device: (1, 0, 1),
+    session_to_worker: (0, 0, 0),
+    worker_to_session: (1, 0, 1),
+    device_to_server: (0, 1, 0),
+    in_the_server: (1, 0, 1),
+    in_the_server_beyond_its_memory: (1, 0, 1),
+    server_to_run: (0, 0, 0),
 }
+
+
+def count_hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the sizes of all pieces that the port hashes from now on."""
+    hashed = list[int]()
+
+    class Counted:
+        def __init__(self, data: Buffer = b"") -> None:
+            self._hash = blake3()
+            self.digest = self._hash.digest
+            self.update(data)
+
+        def update(self, piece: Buffer) -> None:
+            hashed.append(len(piece))
+            self._hash.update(piece)
+
+    for module in ("deploy.fleet.content", "system.versions"):
+        monkeypatch.setattr(f"fairbloom.{module}.blake3", Counted)
+    return hashed
 
 
 @pytest.mark.parametrize("hop", HOPS, ids=lambda hop: hop.__name__)
@@ -149,6 +169,7 @@ def test_a_hop_copies_as_often_as_the_table_says(
     hop: Callable[[Content, Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = written([WHOLE], tmp_path)
+    hashed = count_hashed(monkeypatch)
     filled = list[int]()
 
     def count_fill(file: Any, pieces: Sequence[Buffer]) -> Any:
@@ -160,42 +181,66 @@ def test_a_hop_copies_as_often_as_the_table_says(
     made = hop(content, tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    files, _ = HOPS[hop]
+    files, _, digests = HOPS[hop]
     assert round(sum(filled) / SIZE) == files
+    assert round(sum(hashed) / SIZE) == digests
     assert peak < 3 * CHUNK_BYTES  # a piece, and the one before it
     del made
 
 
-def test_a_device_hashes_a_reply_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed = list[int]()
-    digest = Content.digest
+def test_the_model_of_a_round_is_hashed_once_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = count_hashed(monkeypatch)
+    budget = MemoryBudget(tmp_path)
+    box = Mailbox(budget)
+    box.begin(1)
+    digest = box.store(pass_on(written([WHOLE], tmp_path)))
+    box.send(1, [Envelope(each, each, 1, "", "train", digest, 60.0, kept=True) for each in "abc"])
+    for device in "abc":
+        message = box.next(device)
+        assert message is not None
+        head = Head(id=device, digest=message.content.digest())
+        take(in_chunks(head, message.content.pieces()))
+        reply = StoredContent(budget, len(WHOLE))
+        for chunk in CHUNKS:
+            reply.append(chunk)
+        assert reply.digest() == HEAD.digest
+        box.answer(message, Reply(reply))
+    assert len(box.collect("abc")[1]) == 3
+    assert sum(hashed) == (1 + 3) * len(WHOLE)
 
-    def count(self: Content) -> bytes:
-        hashed.append(self.size)
-        return digest(self)
+
+@pytest.mark.parametrize("size", [1000, len(WHOLE)])
+def test_a_device_hashes_a_reply_once(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = count_hashed(monkeypatch)
 
     def send(chunks: Iterable[bytes], timeout: float) -> Taken:
-        take(chunks)
+        assert sum(map(len, chunks)) >= size
         return Taken()
 
-    monkeypatch.setattr(Content, "digest", count)
     kept = KeptReply(str(tmp_path))
-    kept.save(Head(id="1", run=1), Content(WHOLE))
+    kept.save(Head(id="1", run=1), Content(WHOLE[:size]))
     credentials = grpc.ssl_channel_credentials()
     calls = Calls("nowhere:1", credentials, b"", Outage(), lambda: None, tmp_path)
     monkeypatch.setattr(calls, "_reply", send)
     calls.reply(kept.head, kept.content)
     calls.close()
-    assert hashed == [len(WHOLE)]
-    assert kept.head.sha256 == HEAD.sha256
+    assert size <= sum(hashed) < size + 200  # the head has a digest of its own
+    assert kept.head.digest == blake3(WHOLE[:size]).digest()
 
 
 def test_the_table_has_these_numbers() -> None:
-    table = re.findall(r"^\| ([a-z ]+?) +\| (\d) ", str(fleet.__doc__), re.M)
-    measured = {hop.__name__.replace("_", " "): sum(copies) for hop, copies in HOPS.items()}
+    table = re.findall(r"^\| ([a-z ]+?) +\| (\d) +\| (\d) ", str(fleet.__doc__), re.M)
+    measured = {
+        hop.__name__.replace("_", " "): (files + pieces, digests)
+        for hop, (files, pieces, digests) in HOPS.items()
+    }
     del measured["in the server beyond its memory"]  # stands in the line of "in the server"
-    assert {hop: int(copies) for hop, copies in table} == measured
-    assert max(measured.values()) == 1
+    assert {hop: (int(copies), int(digests)) for hop, copies, digests in table} == measured
+    assert {max(counts) for counts in zip(*measured.values(), strict=True)} == {1}
 
 
 def put(name: str, content: bytes) -> Callable[[Path], None]:

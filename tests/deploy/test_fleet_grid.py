@@ -48,7 +48,7 @@ from fairbloom.deploy.fleet.worker import DroppedError
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.recorddict import serialize
 from fairbloom.server import polling
-from fairbloom.system.versions import Point, Versions
+from fairbloom.system.versions import Point, Versions, write_sealed
 
 NODE = node_id_of("a")
 NAMES = {node_id_of(name): name for name in ("a", "b")}
@@ -323,6 +323,41 @@ def test_a_large_reply_keeps_the_file_that_the_worker_wrote(
     assert serve(tmp_path, worker, received("1")).replies == [("1", data, 0)]
     assert len(worker.asked) == 2
     assert f"{tmp_path / 'reply-content'} is damaged: the last reply is lost" in caplog.text
+
+
+def test_a_flipped_bit_of_a_kept_reply_is_noticed(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    """In its head and in its content; the file says which algorithm made its digests."""
+    KeptReply(str(tmp_path)).save(Head(id="1", run=7), Content(b"an update"))
+    file = tmp_path / "reply"
+    whole = file.read_bytes()
+    assert whole.startswith(b"blake3\n")
+    for place in range(len(whole)):
+        with subtests.test(place=place):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << place % 8
+            file.write_bytes(damaged)
+            assert KeptReply(str(tmp_path)).head == Head()
+    file.write_bytes(whole)
+    kept = KeptReply(str(tmp_path))
+    assert (kept.head.id, kept.content.map()) == ("1", b"an update")
+
+
+@pytest.mark.parametrize("size", [9, 2 * SMALL_BYTES])
+@pytest.mark.parametrize("protocol", [0, PROTOCOL - 1, PROTOCOL + 1])
+def test_a_kept_reply_of_another_protocol_is_dropped(
+    protocol: int, size: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Up to protocol 4 its file began with a digest (0)."""
+    content = Content(bytes(size))
+    head = Head(id="1", run=7, protocol=protocol, size=size, digest=content.digest())
+    write_sealed(tmp_path / "reply", head.SerializeToString(), content.data)
+    if not protocol:
+        (tmp_path / "reply").write_bytes(bytes(range(100, 200)))
+    worker = FakeWorker(lambda task: Answer(content=Content(b"anew")))
+    assert serve(tmp_path, worker, received("1")).replies == [("1", b"anew", 0)]
+    assert "lost" not in caplog.text
 
 
 def test_settings_are_kept_until_others_come(tmp_path: Path) -> None:

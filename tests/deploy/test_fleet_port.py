@@ -5,7 +5,6 @@ Limits of the fleet port: what a certificate may hold, and what ends with it.
 
 import asyncio
 import contextlib
-import hashlib
 import re
 import socket
 import ssl
@@ -20,6 +19,7 @@ from typing import Any
 
 import grpc
 import pytest
+from blake3 import blake3
 
 from benchmarks.flower import wait_until
 from benchmarks.processes import free_port
@@ -130,7 +130,7 @@ def test_a_reply_with_a_false_head_ends_as_an_error(served: Served) -> None:
                 id=id,
                 run=RUN,
                 size=size,
-                sha256=hashlib.sha256(b"bytes").digest(),
+                digest=blake3(b"bytes").digest(),
                 session=b"1" * 16,
             )
             assert "head announces" in reply(in_chunks(head, [b"", data])).reason

@@ -1,6 +1,5 @@
 """A server that attacks its device: endless messages, false heads, texts that forge log lines."""
 
-import hashlib
 import io
 import logging
 import math
@@ -18,6 +17,7 @@ from typing import Any
 
 import grpc
 import pytest
+from blake3 import blake3
 
 from fairbloom.client.guard.log_files import AuditLog, read_entries
 from fairbloom.deploy.device.accepted import Installed
@@ -46,9 +46,9 @@ FORGED = "train\nfairbloom client: connected as client FAKE\x1b[2J\x9b31m\u202e"
 
 
 def head_of(data: bytes = b"model", **values: Any) -> Head:
-    digest = hashlib.sha256(data).digest()
+    digest = blake3(data).digest()
     about = {"id": "1", "type": "train", "protocol": PROTOCOL, "seconds": 60.0, "run": 7}
-    return Head(**{**about, "size": len(data), "sha256": digest, **values})
+    return Head(**{**about, "size": len(data), "digest": digest, **values})
 
 
 def in_head(head: Head, data: bytes = b"") -> bytes:
@@ -123,6 +123,15 @@ def endless(first: bytes, then: bytes) -> Iterator[bytes]:
 def test_no_more_is_taken_than_a_head_announces(first: Head, then: bytes) -> None:
     with pytest.raises(IncompleteError, match="did not come whole"):
         receive(endless(in_head(first), then), MemoryBudget(HERE))
+
+
+@pytest.mark.parametrize("protocol", [0, PROTOCOL - 1, PROTOCOL + 1])
+def test_content_of_another_protocol_is_not_read(protocol: int) -> None:
+    """Its digest may be another one: the session says which side to upgrade."""
+    head = head_of(protocol=protocol, digest=b"", size=3 * CHUNK_BYTES)
+    message = receive(endless(in_head(head), bytes(CHUNK_BYTES)), MemoryBudget(HERE))
+    assert message is not None
+    assert (message.head, message.content.size, message.refused) == (head, 0, "")
 
 
 def test_many_small_chunks_take_no_more_than_their_bytes() -> None:

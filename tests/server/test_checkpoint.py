@@ -215,7 +215,7 @@ def test_something_else_in_place_of_a_checkpoint_is_damage(
     whole: Path, subtests: pytest.Subtests
 ) -> None:
     others = [bytes(4096), b"\x89PNG\r\n" * 100, b"{}", b"\xff" * 8]
-    for metadata in (None, {}, {"about": "[]"}, {"about": "{}"}, {"about": '{"sha256": "0"}'}):
+    for metadata in (None, {}, {"about": "[]"}, {"about": "{}"}, {"about": '{"blake3": "0"}'}):
         others.append(save({"w": np.zeros(3)}, metadata=metadata))  # another program's
     for content in others:
         with subtests.test(content=content):

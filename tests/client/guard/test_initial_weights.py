@@ -1,9 +1,11 @@
 """A device's first model is the seed's, with weights of a file only if its owner has accepted them."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
@@ -11,6 +13,7 @@ from safetensors.torch import save_file
 
 from fairbloom.client.app import app
 from fairbloom.client.guard.accepted_settings import accepted_settings
+from fairbloom.client.guard.audit_log import digest_record
 from fairbloom.client.guard.initial_weights import (
     ACCEPTED,
     FOLDER,
@@ -21,6 +24,7 @@ from fairbloom.client.guard.log_files import read_entries
 from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError, reportable
 from fairbloom.protocol.bfloat16 import narrow, widen
+from fairbloom.recorddict import deserialize, serialize
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models.weights import digest_weights
@@ -174,6 +178,19 @@ def test_the_log_has_the_digest_of_each_received_model(node: Node) -> None:
         node.ask(model, number=number)
     first, second, third = (each["received"]["arrays"] for each in read_entries(node.state))
     assert first == second != third
+    assert first.startswith("blake3 ")
+
+
+def test_the_log_reads_a_model_without_a_copy() -> None:
+    array = Array(np.ones(1 << 20))
+    content = serialize(RecordDict({"arrays": ArrayRecord({"weights": array})}))
+    received = deserialize(content).array_records["arrays"]
+    written = digest_record(ArrayRecord({"weights": array}))
+    tracemalloc.start()
+    assert digest_record(received) == written
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_a_floor_of_one_row_takes_any_model(tmp_path: Path) -> None:

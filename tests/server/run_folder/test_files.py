@@ -6,7 +6,7 @@ not.
 
 A run continues with data at another path, and with a file that is empty.
 
-Run folders of format 6 stay readable: this pins their content, which other tests read.
+Run folders of format 7 stay readable: this pins their content, which other tests read.
 """
 
 import csv
@@ -245,10 +245,10 @@ def test_until_the_final_model_the_last_checkpoints_is_read(finished: Path, tmp_
     assert BEST.read_about(finished).keys() == {
         "round",
         "validation_accuracy_of_global_model_mean",
-        "sha256",
+        "blake3",
     }
-    assert MODEL.read_about(finished).keys() == {"sha256"}
-    assert MODEL.read_about(finished) != {"sha256": BEST.read_about(finished)["sha256"]}
+    assert MODEL.read_about(finished).keys() == {"blake3"}
+    assert MODEL.read_about(finished) != {"blake3": BEST.read_about(finished)["blake3"]}
 
 
 ROWS = [
@@ -416,8 +416,8 @@ def test_a_config_that_is_cut_off_is_named(there: Path, subtests: pytest.Subtest
     assert run_at("data", 2).rounds_done == 2
 
 
-def test_a_run_folder_is_laid_out_as_format_6(tmp_path: Path) -> None:
-    assert RUN_FOLDER_FORMAT == 6
+def test_a_run_folder_is_laid_out_as_format_7(tmp_path: Path) -> None:
+    assert RUN_FOLDER_FORMAT == 7
     config = {"task": "digits", "clients": 2, "method": "ditto", "num-rounds": 2, "device": "cpu"}
     simulate(Settings.of({**config, "out": str(tmp_path)}))
     with safe_open(tmp_path / "checkpoint" / "2.safetensors", framework="numpy") as file:
