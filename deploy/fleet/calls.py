@@ -197,9 +197,8 @@ class Calls:
         try:
             drop = self._beat(Working(session=self._session, id=id, run=run), timeout=BEAT_SECONDS)
         except grpc.RpcError as error:
-            if error.code() in FINAL:
-                return reason_of(error)
-            return ""  # the next beat may succeed
+            # after other errors the next beat may succeed
+            return reason_of(error) if error.code() in FINAL else ""
         return str(drop.reason)[:MAX_REASON]
 
     def close(self) -> None:
