@@ -326,9 +326,9 @@ def test_a_large_reply_keeps_the_file_that_the_worker_wrote(
 
 
 def test_a_flipped_bit_of_a_kept_reply_is_noticed(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests
 ) -> None:
-    """In its head and in its content; the file says which algorithm made its digests."""
+    """In its head and in its content; another name of the algorithm means another version."""
     KeptReply(str(tmp_path)).save(Head(id="1", run=7), Content(b"an update"))
     file = tmp_path / "reply"
     whole = file.read_bytes()
@@ -338,7 +338,10 @@ def test_a_flipped_bit_of_a_kept_reply_is_noticed(
             damaged = bytearray(whole)
             damaged[place] ^= 1 << place % 8
             file.write_bytes(damaged)
+            caplog.clear()
             assert KeptReply(str(tmp_path)).head == Head()
+            said = caplog.messages == [f"{file} is damaged: the last reply is lost"]
+            assert said == (place >= len(b"blake3\n"))
     file.write_bytes(whole)
     kept = KeptReply(str(tmp_path))
     assert (kept.head.id, kept.content.map()) == ("1", b"an update")
