@@ -15,7 +15,7 @@ from fairbloom.imports import is_import_string
 
 
 def digest_own_code(names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each source file behind names, by its module.
+    """Return the digest of each source file behind names, after its algorithm, by its module.
 
     Names that are no import strings have none.
 
@@ -33,10 +33,10 @@ def digest_own_code(names: Iterable[str]) -> dict[str, str]:
                 source = inspect.getsource(
                     reduce(getattr, attribute.split("."), sys.modules["__main__"])
                 )
-                found[name] = sha256(source.encode()).hexdigest()
+                found[name] = f"sha256 {sha256(source.encode()).hexdigest()}"
         else:
             found |= {
-                each: sha256(file.read_bytes()).hexdigest()
+                each: f"sha256 {sha256(file.read_bytes()).hexdigest()}"
                 for each, file in _find_files(module).items()
             }
     return found

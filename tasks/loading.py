@@ -188,7 +188,7 @@ def _warn_of_remarks(data: _CheckedData) -> None:
 
 
 def digests(settings: RunSettings) -> dict[str, str]:
-    """Return a checksum of each file that a run's clients read in this process.
+    """Return a checksum, after its algorithm, of each file that a run's clients read here.
 
     Empty if no folder is named. The checksums show whether the data have changed since the run
     that is continued, or between runs that are compared.

@@ -36,11 +36,11 @@ def locate(info: TaskInfo, setup: Setup, files: Sequence[DataFile] = ()) -> list
     if setup.verify_data:
         for file in wanted:
             path = root / file.path
-            if file.md5 and (found := digest_of(path, "md5")) != file.md5:
+            if file.md5 and (found := digest_of(path, "md5")) != f"md5 {file.md5}":
                 raise FairbloomError(
-                    f"{path} is not the original of {info.name}: its md5 is {found}, and the"
-                    f" original's {file.md5}. Delete it, and it is downloaded again; or take it as"
-                    " it is by --set verify-data=false"
+                    f"{path} is not the original of {info.name}: its digest is {found}, and the"
+                    f" original's md5 {file.md5}. Delete it, and it is downloaded again; or take it"
+                    " as it is by --set verify-data=false"
                 )
     return [root / file.path for file in wanted]
 
@@ -115,7 +115,10 @@ def fetch(file: DataFile, place: Path) -> None:
 
 
 def digest_of(path: Path, algorithm: str) -> str:
-    """Return a file's checksum, computed again if its size or its time of change differs."""
+    """Return a file's checksum, after its algorithm.
+
+    It is computed again if the file's size or its time of change differs.
+    """
     about = path.stat()
     return _digest(path, algorithm, about.st_mtime_ns, about.st_size)
 
@@ -123,7 +126,7 @@ def digest_of(path: Path, algorithm: str) -> str:
 @lru_cache(maxsize=4096)
 def _digest(path: Path, algorithm: str, changed: int, size: int) -> str:
     with path.open("rb") as content:
-        return file_digest(content, algorithm).hexdigest()
+        return f"{algorithm} {file_digest(content, algorithm).hexdigest()}"
 
 
 def digest_files(info: TaskInfo, setup: Setup) -> dict[str, str]:
@@ -136,5 +139,7 @@ def digest_files(info: TaskInfo, setup: Setup) -> dict[str, str]:
                 f"{path} is missing: put it there, or name a folder that has all files by"
                 " --data-dir"
             )
-        found[file.path] = (setup.verify_data and file.md5) or digest_of(path, "md5")
+        found[file.path] = (
+            f"md5 {file.md5}" if setup.verify_data and file.md5 else digest_of(path, "md5")
+        )
     return found

@@ -18,12 +18,12 @@ import grpc
 import numpy as np
 import pytest
 from blake3 import blake3
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from typer.main import get_command
 
 from fairbloom.cli.deploy import app
 from fairbloom.deploy import fleet
-from fairbloom.deploy.fleet.calls import Calls, Outage, receive
+from fairbloom.deploy.fleet.calls import Calls, Outage, Received, receive
 from fairbloom.deploy.fleet.content import (
     Content,
     MemoryBudget,
@@ -32,8 +32,9 @@ from fairbloom.deploy.fleet.content import (
     open_on_disk,
     write,
 )
-from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox, Reply
-from fairbloom.deploy.fleet.messages import CHUNK_BYTES, Buffer, in_chunks, slices
+from fairbloom.deploy.fleet.grid import RunGrid
+from fairbloom.deploy.fleet.mailbox import Collected, Envelope, Mailbox, Reply
+from fairbloom.deploy.fleet.messages import CHUNK_BYTES, Buffer, in_chunks, node_id_of, slices
 from fairbloom.deploy.fleet.passing import ANSWER_FILE, receive as receive_passed, send
 from fairbloom.deploy.fleet.session import KeptReply
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
@@ -47,6 +48,7 @@ MODEL = RecordDict({"arrays": ArrayRecord({"weights": WEIGHTS})})
 WHOLE = serialize(MODEL)
 CHUNKS = [bytes(piece) for piece in slices(WHOLE)]
 HEAD = Head(id="1", type="train", protocol=PROTOCOL, size=len(WHOLE), digest=blake3(WHOLE).digest())
+NAMES = {node_id_of(name): name for name in "abc"}
 
 
 def pass_on(content: Content) -> Content:
@@ -83,7 +85,7 @@ def server_to_device(content: Content, place: Path) -> None:
     take(in_chunks(HEAD, content.pieces()))
 
 
-def in_the_device(content: Content, place: Path) -> object:
+def in_the_device(content: Content, place: Path) -> Received | None:
     first, *rest = in_chunks(HEAD, [b""])
     return receive([first, *rest, *CHUNKS], MemoryBudget(place))
 
@@ -145,6 +147,76 @@ HOPS: dict[Callable[[Content, Path], object], tuple[int, int, int]] = {
 }
 
 
+Take = Callable[[Iterable[bytes]], object]
+
+
+class RunOfThree(RunGrid):
+    """A run of which three clients answer each message at once, with the model."""
+
+    def _call(self, name: str, *arguments: Any, content: Sequence[Content] = ()) -> Any:
+        if name == "collect":
+            return ([Collected(id) for id in arguments[0]], False), [Content(WHOLE)] * 3
+        return {"names": NAMES, "store": ("digest", "")}.get(name), []
+
+
+def run_process(place: Path, take: Take) -> None:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        grid = RunOfThree(theirs, 7, str(place))
+        ids = grid.push_messages([Message(MODEL, node, MessageType.TRAIN) for node in NAMES])
+        for reply in grid.pull_messages(ids):
+            read_values(reply.content.array_records["arrays"]["weights"])
+
+
+def daemon(place: Path, take: Take) -> None:
+    budget = MemoryBudget(place)
+    box = Mailbox(budget)
+    box.begin(1)
+    digest = box.store(pass_on(model_in(place / "model")))
+    box.send(1, [Envelope(each, each, 1, "", "train", digest, 60.0, kept=True) for each in "abc"])
+    for device in "abc":
+        message = box.next(device)
+        assert message is not None
+        take(in_chunks(Head(digest=message.content.digest()), message.content.pieces()))
+        reply = StoredContent(budget, len(WHOLE))
+        for chunk in CHUNKS:
+            reply.append(chunk)
+        assert reply.digest() == HEAD.digest
+        box.answer(message, Reply(reply))
+    for content in box.collect("abc")[1]:
+        pass_on(content)
+
+
+def session(place: Path, take: Take) -> None:
+    received = in_the_device(Content(), place)
+    assert received is not None
+    pass_on(received.content)
+    kept = KeptReply(str(place))
+    kept.save(Head(), pass_on(model_in(place / ANSWER_FILE)))
+    take(in_chunks(kept.head, kept.content.pieces()))
+
+
+def worker(place: Path, take: Take) -> None:
+    values_in(model_in(place / "model"))
+    write(serialize_in_pieces(MODEL), lambda: FileIO(place / ANSWER_FILE, "x+"), 0)
+
+
+def model_in(file: Path) -> Content:
+    """Return the model in a file, which another process has written."""
+    file.write_bytes(WHOLE)
+    return Content(file=FileIO(file))
+
+
+# For each process in a round of three devices: how often it takes the digest of a model, copies a
+# model into a file, and into pieces for gRPC.
+PROCESSES: dict[Callable[[Path, Take], None], tuple[int, int, int]] = {
+    run_process: (0, 1, 0),
+    daemon: (1 + 3, 3, 3),
+    session: (1 + 1, 1, 1),
+    worker: (0, 1, 0),
+}
+
+
 def count_hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the sizes of all pieces that the port hashes from now on."""
     hashed = list[int]()
@@ -164,19 +236,25 @@ def count_hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return hashed
 
 
+def count_filled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the sizes of all pieces that are copied into files from now on."""
+    filled = list[int]()
+
+    def count(file: Any, pieces: Sequence[Buffer]) -> Any:
+        filled.extend(map(len, pieces))
+        return fill(file, pieces)
+
+    monkeypatch.setattr("fairbloom.deploy.fleet.content.fill", count)
+    return filled
+
+
 @pytest.mark.parametrize("hop", HOPS, ids=lambda hop: hop.__name__)
 def test_a_hop_copies_as_often_as_the_table_says(
     hop: Callable[[Content, Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = written([WHOLE], tmp_path)
     hashed = count_hashed(monkeypatch)
-    filled = list[int]()
-
-    def count_fill(file: Any, pieces: Sequence[Buffer]) -> Any:
-        filled.extend(map(len, pieces))
-        return fill(file, pieces)
-
-    monkeypatch.setattr("fairbloom.deploy.fleet.content.fill", count_fill)
+    filled = count_filled(monkeypatch)
     tracemalloc.start()
     made = hop(content, tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
@@ -188,27 +266,16 @@ def test_a_hop_copies_as_often_as_the_table_says(
     del made
 
 
-def test_the_model_of_a_round_is_hashed_once_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("process", PROCESSES, ids=lambda process: process.__name__)
+def test_what_a_process_hashes_and_copies_in_a_round(
+    process: Callable[[Path, Take], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed = count_hashed(monkeypatch)
-    budget = MemoryBudget(tmp_path)
-    box = Mailbox(budget)
-    box.begin(1)
-    digest = box.store(pass_on(written([WHOLE], tmp_path)))
-    box.send(1, [Envelope(each, each, 1, "", "train", digest, 60.0, kept=True) for each in "abc"])
-    for device in "abc":
-        message = box.next(device)
-        assert message is not None
-        head = Head(id=device, digest=message.content.digest())
-        take(in_chunks(head, message.content.pieces()))
-        reply = StoredContent(budget, len(WHOLE))
-        for chunk in CHUNKS:
-            reply.append(chunk)
-        assert reply.digest() == HEAD.digest
-        box.answer(message, Reply(reply))
-    assert len(box.collect("abc")[1]) == 3
-    assert sum(hashed) == (1 + 3) * len(WHOLE)
+    filled = count_filled(monkeypatch)
+    taken = list[int]()
+    process(tmp_path, lambda chunks: taken.extend(map(len, chunks)))
+    counts = tuple(round(sum(sizes) / SIZE, 2) for sizes in (hashed, filled, taken))
+    assert counts == PROCESSES[process]
 
 
 @pytest.mark.parametrize("size", [1000, len(WHOLE)])

@@ -379,6 +379,7 @@ def test_a_file_is_its_clients_by_digest_or_by_name(
 ) -> None:
     file = run.folder.parent / "data" / "north.csv"
     digest = DATA.read(copied)[file.name]
+    assert re.fullmatch("sha256 [0-9a-f]{64}", digest)
     DATA.write(copied, {"north.csv": digest, "south.csv": digest, "west.csv": "another"})
     for client in ("north", "south"):
         assert find_own_file(copied, file, client, "") == f"{client}.csv"

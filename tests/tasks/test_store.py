@@ -9,6 +9,7 @@ import tarfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.datasets import store
-from fairbloom.tasks.datasets.store import folder_of, locate
+from fairbloom.tasks.datasets.store import digest_files, folder_of, locate
 from fairbloom.tasks.task import Setup
 from fairbloom.tasks.task_info import DataFile, TaskInfo
 
@@ -153,6 +154,17 @@ def test_a_file_that_is_not_the_original_is_refused(
     assert locate(INFO, setup_of(tmp_path, verify=False))
     without = [each._replace(md5="") for each in INFO.files]  # it has no fixed checksum
     assert locate(INFO, setup_of(tmp_path), without)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_recorded_checksum_names_its_algorithm(
+    *, fixed: bool, verify: bool, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    info = INFO if fixed else replace(INFO, files=[each._replace(md5="") for each in INFO.files])
+    found = digest_files(info, setup_of(tmp_path, verify=verify))
+    assert found == {each.path: f"md5 {each.md5}" for each in INFO.files}
 
 
 # Files that are missing ---------------------------------------------------------------------------

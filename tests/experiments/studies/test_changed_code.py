@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from html import unescape
 from pathlib import Path
 
@@ -185,6 +186,7 @@ def test_the_code_is_what_is_imported_from_the_same_folder(modules: Path) -> Non
         "own.top",
         "my_helper",
     }
+    assert found["own.top"] == f"sha256 {sha256(b'x = 1').hexdigest()}"
 
 
 def test_a_library_in_any_folder_of_pip_is_no_code_of_the_users(
