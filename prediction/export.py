@@ -71,7 +71,7 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
         if how.form == TABLE:
             named = raw.rename(columns=how.own.column_name)
             values, refused = find_refused(table_of_frame(named, how.own), how)
-            inputs = how.inputs(values)
+            inputs = torch.from_numpy(how.inputs(values))
         else:
             inputs = torch.from_numpy(raw)
         content = _convert(predictor, how, inputs)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from fairbloom import tables
 from fairbloom.client.training import EVALUATION_BATCH
@@ -58,8 +58,10 @@ def data_of_table(table: Table, preprocessing: Preprocessing) -> NewData:
     """Return the new data in the rows of a table."""
     values = values_of(table, preprocessing)
     batches = (
-        preprocessing.inputs(
-            {name: each[start : start + EVALUATION_BATCH] for name, each in values.items()}
+        from_numpy(
+            preprocessing.inputs(
+                {name: each[start : start + EVALUATION_BATCH] for name, each in values.items()}
+            )
         )
         for start in range(0, len(table), EVALUATION_BATCH)
     )
@@ -101,14 +103,14 @@ def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
         inputs = preprocessing.array_inputs(x)
     except ValueError as error:
         raise FairbloomError(f"{path}: x {error}") from error
-    invalid = np.flatnonzero(~np.isfinite(inputs.numpy().reshape(len(x), -1)).all(axis=1))
+    invalid = np.flatnonzero(~np.isfinite(inputs.reshape(len(x), -1)).all(axis=1))
     if len(invalid):
         problems = [
             (int(row), f"example {row} holds NaN, or a number that float32 cannot hold")
             for row in invalid
         ]
         raise FairbloomError(list_problems(str(path), problems, len(x), "examples"))
-    batches = inputs.split(EVALUATION_BATCH)  # type: ignore[no-untyped-call]
+    batches = from_numpy(inputs).split(EVALUATION_BATCH)  # type: ignore[no-untyped-call]
     return NewData({"example": map(str, range(len(x)))}, iter(batches))
 
 

@@ -256,8 +256,8 @@ class Predictor:
         for batch in source.batches:
             predictions.append(preprocessing.decode(self.outputs(batch)))
             if preprocessing.form == TABLE:
-                clipped.append(_name_clipped(preprocessing, batch))
-                beyond = find_beyond(preprocessing.columns, batch, FAR)
+                clipped.append(_name_clipped(preprocessing, batch.numpy()))
+                beyond = find_beyond(preprocessing.columns, batch.numpy(), FAR)
                 far.update({name: len(rows) for name, rows in beyond.items()})
         target = preprocessing.target or "target"
         columns = {} if source.truth is None else {f"true_{target}": source.truth}
@@ -302,7 +302,7 @@ def _warn_of_far(far: Mapping[str, int], count: int) -> None:
             )
 
 
-def _name_clipped(preprocessing: Preprocessing, inputs: Tensor) -> NDArray[Any]:
+def _name_clipped(preprocessing: Preprocessing, inputs: NDArray[np.float32]) -> NDArray[Any]:
     """Return for each row of a table the columns in which its number is cut off, or ""."""
     names = np.full(len(inputs), "", object)
     for name, rows in find_beyond(preprocessing.columns, inputs).items():

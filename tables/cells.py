@@ -3,7 +3,8 @@
 import math
 import re
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,16 @@ from numpy.typing import NDArray
 from fairbloom.text import text_if
 
 from .grammar import LETTER, explain_pattern, find_numbers, is_band
-from .schema import Decimal, File, fold_cell, normalise
+from .schema import MAX_CATEGORIES, MISSING_VALUES, Decimal, File, fold_cell, normalise
+
+# The markers of a missing value, unless a schema has others.
+MISSING = {each.casefold() for each in MISSING_VALUES}
+
+# Rows that show whether a column of numbers has many different ones.
+SAMPLE = 5_000
+
+# Numbers, which of them are invalid, and which are missing.
+Numbers = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
 
 # The largest number: squares of larger ones could not be summed.
 MAX_NUMBER = 1e100
@@ -130,7 +140,7 @@ def different_cells(values: Any) -> tuple[list[str], NDArray[np.int32]]:
 
 def parse_numbers(
     values: Any, file: File, units: Collection[str], missing: Collection[str]
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+) -> Numbers:
     """Return a column's numbers (else NaN), which cells are not numbers, and which are missing.
 
     `units` may follow the numbers; `missing` are texts in lower case.
@@ -175,10 +185,46 @@ def parse_numbers(
 
 def _judge(
     numbers: NDArray[np.float64], gone: NDArray[np.bool_], codes: Collection[float]
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+) -> Numbers:
     """Return numbers, which of them are invalid, and which are missing: `gone`, or in `codes`."""
     is_missing = gone | np.isin(numbers, [*codes])
     return numbers, ~is_missing & ~(np.abs(numbers) <= MAX_NUMBER), is_missing
+
+
+def parse_texts(
+    texts: Sequence[str], file: File, units: Collection[str], missing: Collection[str]
+) -> Numbers:
+    """Return the numbers in texts, as `parse_numbers` does."""
+    import pyarrow as pa  # imported late: a server reads no tables
+
+    return parse_numbers(pa.chunked_array([pa.array(texts, pa.string())]), file, units, missing)
+
+
+@dataclass(frozen=True, eq=False)
+class FileColumn:
+    """The different cells of a file's column, then "", and the index of each row's cell.
+
+    A column of many numbers has a cell for each row, and no `texts`.
+    """
+
+    texts: Sequence[str]
+    codes: NDArray[np.int32]
+    numbers: NDArray[np.float64]
+    is_wrong: NDArray[np.bool_]
+    is_missing: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, values: Any, file: File) -> "FileColumn":
+        """Return a column of a file that writes its numbers as `file` says."""
+        sample = parse_numbers(values.slice(0, SAMPLE), file, (), MISSING)
+        if len(np.unique(sample[0])) > MAX_CATEGORIES and not sample[1].any():
+            numbers, is_wrong, is_missing = parse_numbers(values, file, (), MISSING)
+            if not is_wrong.any():
+                codes = np.arange(len(values), dtype=np.int32)
+                return cls((), codes, numbers, is_wrong, is_missing)
+        texts, codes = different_cells(values)
+        how = file if str(values.type) == "string" else File()  # numbers need no decimal mark
+        return cls(texts, codes, *parse_texts(texts, how, (), MISSING))
 
 
 def _to_array(values: Any) -> NDArray[Any]:

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural
 
-from .cells import canonical, different_cells, explain_number, fold_value, parse_numbers
+from .cells import (
+    MISSING,
+    canonical,
+    different_cells,
+    explain_number,
+    fold_value,
+    parse_numbers,
+)
 from .reading import CellError, Table, Values, forget_file, read
 from .reasons import MAX_FAULTS, DataError, raise_faults
 from .schema import MAX_TEXT, Decimal, Field, Schema, fold, normalise, parse_schema
@@ -225,9 +232,15 @@ def _read_numbers(
 ) -> ColumnValues:
     field = schema.fields[name]
     about = table.file.field(name)
-    numbers, is_wrong, gone = parse_numbers(
-        values, table.file, {field.unit, about.unit} - {""}, missing
-    )
+    units = {field.unit, about.unit} - {""}
+    surveyed = table.surveyed.pop(fold(table.file.column_name(name)), None)
+    is_text = str(values.type) == "string"  # a survey reads numbers as texts, which have no -0
+    if surveyed is not None and is_text and not units and missing == MISSING:
+        numbers = surveyed.numbers[surveyed.codes]
+        is_wrong = surveyed.is_wrong[surveyed.codes]
+        gone = surveyed.is_missing[surveyed.codes]
+    else:
+        numbers, is_wrong, gone = parse_numbers(values, table.file, units, missing)
     if is_wrong.any():
         rows = np.flatnonzero(is_wrong)
         cells, codes = different_cells(values.take(rows))

@@ -15,7 +15,15 @@ import numpy as np
 from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural, text_if
 
-from .cells import WITH_UNIT, find_sign, parse_number, shorten, sort_classes
+from .cells import (
+    MISSING,
+    WITH_UNIT,
+    FileColumn,
+    find_sign,
+    parse_number,
+    shorten,
+    sort_classes,
+)
 from .encoding import (
     ColumnValues,
     explain_cell,
@@ -52,7 +60,7 @@ from .schema import (
     fold_cell,
     normalise,
 )
-from .survey import MISSING, Column, FileColumn, Sites
+from .survey import Column, Sites
 from .warnings import SHOWN, determines, find_remarks, present_values
 
 # A number with a leading 0, as codes have.
@@ -162,6 +170,8 @@ def infer(
         if (marks.decimal, marks.group) != (".", ""):
             columns = _survey_file(table, tables[name].file)
         raw.append(columns)
+        if (marks.decimal, marks.group) == (table.decimal, table.file.groupChar):
+            table.surveyed.update(columns)
     names = _match_names(tables, target)
     sites = Sites.of_files(tables)
     if client:

@@ -1,7 +1,7 @@
 """Turn raw data into a model's inputs, and its outputs into predictions, as a value for a file.
 
-Training and prediction use the same functions, so that they cannot differ. PyTorch is imported
-late.
+Training and prediction use the same functions, so that they cannot differ. Inputs are arrays, which
+`tasks` and `prediction` turn into tensors.
 """
 
 from __future__ import annotations
@@ -124,14 +124,12 @@ def encode_columns(
     values: Mapping[str, NDArray[Any]],
     moments: Mapping[str, NDArray[np.float64]] = {},
     counts: Sequence[int] = (),
-) -> Tensor:
-    """Return the inputs of rows, shape (rows, width), torch.float32, from their columns' values.
+) -> NDArray[np.float32]:
+    """Return the inputs of rows, shape (rows, width), from their columns' values.
 
     `moments` has center and scale of each client, shape (clients, 2), for columns in which clients
     differ in them; the rows of a client follow one another, and `counts` has the number of each.
     """
-    import torch
-
     rows = len(next(iter(values.values())))
     inputs = np.zeros((rows, sum(column.width for column in columns)), np.float32)
     start = 0
@@ -142,24 +140,11 @@ def encode_columns(
         )
         column.encode(inputs[:, start : start + column.width], values[name], of_rows)
         start += column.width
-    return torch.from_numpy(inputs)
-
-
-def encode_groups(schema: Schema, columns: Mapping[str, NDArray[Any]]) -> Tensor | None:
-    """Return each row's group indices, shape (rows, groupings); None if there are no groupings."""
-    import torch
-
-    if not schema.groupings:
-        return None
-    places = [
-        by.places(columns[by.column], schema.fields[by.column].categories)
-        for by in schema.groupings
-    ]
-    return torch.from_numpy(np.stack(places, axis=1))
+    return inputs
 
 
 def find_beyond(
-    columns: Sequence[InputColumn], inputs: Tensor, limit: float = MAX_INPUT
+    columns: Sequence[InputColumn], inputs: NDArray[np.float32], limit: float = MAX_INPUT
 ) -> dict[str, NDArray[np.intp]]:
     """Return the rows of `inputs` in which a column's number is at the limit or beyond, by name.
 
@@ -173,7 +158,7 @@ def find_beyond(
     }
     if not numbers:
         return {}
-    is_beyond = inputs[:, [*numbers.values()]].abs().numpy() >= limit
+    is_beyond = np.abs(inputs[:, [*numbers.values()]]) >= limit
     rows = {name: np.flatnonzero(each) for name, each in zip(numbers, is_beyond.T, strict=True)}
     return {name: each for name, each in rows.items() if len(each)}
 
@@ -270,8 +255,8 @@ class Preprocessing:
         )
         return replace(self, columns=columns, client=client, per_client=(), moments={})
 
-    def inputs(self, values: Mapping[str, NDArray[Any]]) -> Tensor:
-        """Return the inputs of a table's rows, shape (rows, width), torch.float32."""
+    def inputs(self, values: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Return the inputs of a table's rows, shape (rows, width)."""
         if self.per_client:
             raise FairbloomError(
                 "numbers are standardised by each client's own means and deviations: name the"
@@ -299,14 +284,12 @@ class Preprocessing:
         """How the client has the columns of the schema."""
         return File(fields=self.dictionary.fields_of(self.client))
 
-    def array_inputs(self, x: NDArray[Any]) -> Tensor:
-        """Return the inputs of an array, shape (examples, …) with `shape` last, torch.float32.
+    def array_inputs(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the inputs of an array, shape (examples, …) with `shape` last.
 
         The array's first dimension is the examples. Bytes are divided by `white`. Raises ValueError
         if the array does not hold numbers, or holds bytes without a `white`.
         """
-        import torch
-
         if x.dtype.kind not in "biuf":
             raise ValueError(f"must hold numbers, got {x.dtype}")
         if x.dtype == np.uint8 and not self.white:
@@ -314,7 +297,7 @@ class Preprocessing:
         numbers = x.astype(np.float32)
         if x.dtype == np.uint8:
             numbers /= np.float32(self.white)
-        return torch.from_numpy(numbers).reshape(-1, *self.shape)
+        return numbers.reshape(-1, *self.shape)
 
     def decode(self, outputs: Tensor) -> Predictions:
         """Return the predictions of a model's outputs: classes, or quantities in their own unit."""

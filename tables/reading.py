@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fairbloom.system.machine import half_of_memory
 from fairbloom.text import plural
 
-from .cells import format_number, shorten
+from .cells import FileColumn, format_number, shorten
 from .folders import REMEDY
 from .reasons import MAX_FAULTS, DataError, Known, raise_faults
 from .schema import MAX_TEXT, Decimal, File, fold, normalise
@@ -94,7 +94,8 @@ class Table:
 
     `lines` has the line in which each row ends (`unit` "line"), or the row of a sheet or the number
     of a record ("row"), from 1. `file` describes how the file is written. `remarks` are pairs of a
-    column's name, or "all", and what a person should look at.
+    column's name, or "all", and what a person should look at. `surveyed` has, by folded name,
+    the columns that were parsed to infer a schema, with the marks of `file`; encoding takes them.
     """
 
     path: Path
@@ -103,6 +104,7 @@ class Table:
     unit: Literal["line", "row"] = "line"
     file: File = field(default_factory=File)
     remarks: Sequence[tuple[str, str]] = ()
+    surveyed: dict[str, FileColumn] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -134,7 +136,7 @@ class Table:
         columns = {
             name: None if each is None else each.take(rows) for name, each in self.columns.items()
         }
-        return replace(self, columns=columns, lines=self.lines[rows])
+        return replace(self, columns=columns, lines=self.lines[rows], surveyed={})
 
 
 class CellError(DataError):

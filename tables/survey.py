@@ -8,28 +8,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .cells import canonical, different_cells, parse_numbers
+from .cells import SAMPLE, FileColumn, canonical, parse_texts
 from .encoding import UNKNOWN, ColumnValues
 from .marks import Marks
-from .reading import Table, Values
-from .schema import MAX_CATEGORIES, MISSING_VALUES, Field, File, normalise
-
-MISSING = {each.casefold() for each in MISSING_VALUES}
-
-# Rows that show whether a column of numbers has many different ones.
-SAMPLE = 5_000
-
-# Numbers, which of them are invalid, and which are missing.
-Numbers = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
-
-
-def parse_texts(
-    texts: Sequence[str], file: File, units: Collection[str], missing: Collection[str]
-) -> Numbers:
-    """Return the numbers in texts, as `parse_numbers` does."""
-    import pyarrow as pa  # imported late: a server reads no tables
-
-    return parse_numbers(pa.chunked_array([pa.array(texts, pa.string())]), file, units, missing)
+from .reading import Table
+from .schema import MAX_CATEGORIES, Field, File, normalise
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,33 +66,6 @@ class Sites:
     def having(self, rows: NDArray[np.bool_]) -> list[str]:
         """Return the sites that have some of these rows."""
         return [self.names[place] for place in np.flatnonzero(self.count(rows)).tolist()]
-
-
-@dataclass(frozen=True, eq=False)
-class FileColumn:
-    """The different cells of a file's column, then "", and the index of each row's cell.
-
-    A column of many numbers has a cell for each row, and no `texts`.
-    """
-
-    texts: Sequence[str]
-    codes: NDArray[np.int32]
-    numbers: NDArray[np.float64]
-    is_wrong: NDArray[np.bool_]
-    is_missing: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, values: Values, file: File) -> "FileColumn":
-        """Return a column of a file that writes its numbers as `file` says."""
-        sample = parse_numbers(values.slice(0, SAMPLE), file, (), MISSING)
-        if len(np.unique(sample[0])) > MAX_CATEGORIES and not sample[1].any():
-            numbers, is_wrong, is_missing = parse_numbers(values, file, (), MISSING)
-            if not is_wrong.any():
-                codes = np.arange(len(values), dtype=np.int32)
-                return cls((), codes, numbers, is_wrong, is_missing)
-        texts, codes = different_cells(values)
-        how = file if str(values.type) == "string" else File()  # numbers need no decimal mark
-        return cls(texts, codes, *parse_texts(texts, how, (), MISSING))
 
 
 @dataclass(frozen=True, eq=False)

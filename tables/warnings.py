@@ -88,6 +88,8 @@ class SiteValues(NamedTuple):
 
     def without(self, rows: NDArray[np.bool_]) -> "SiteValues":
         """Return the values without some rows."""
+        if not rows.any():  # copies of most columns would take a fifth of the time
+            return self
         return SiteValues(self.names, self.values[~rows], self.sites[~rows])
 
     def join(self, rows: NDArray[np.bool_]) -> str:
@@ -213,13 +215,11 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
     if (values := present.values).min(initial=0.0) < 0.0:
         return
     present = present.without(values == 0.0)
-    if not len(present.values):
-        return
     parts = present.split()
+    if len(parts) < 2:
+        return
     names = [*parts]
     medians = np.array([_median(values) for values in parts.values()])
-    if len(medians) < 2:
-        return
     usual = np.median(medians)
     far = np.arange(len(medians))
     if len(medians) > 2:  # others within a factor of sqrt(apart) have the median of all among them

@@ -1,13 +1,17 @@
-"""The clients of a file: views of its rows, which are encoded once for all of them."""
+"""The clients of a file: views of its rows, which are encoded once for all of them.
+
+PyTorch is imported late, when a client's examples are needed.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
@@ -18,7 +22,6 @@ from fairbloom.tables.preprocessing import (
     TABLE,
     Preprocessing,
     encode_columns,
-    encode_groups,
     find_beyond,
     input_columns,
 )
@@ -29,6 +32,9 @@ from fairbloom.text import join_first, plural, text_if
 from .partition import MIN_EXAMPLES, Parts, split, split_units, splits_of
 from .targets import Target, as_targets
 from .task import Setup, Splits
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Rows = NDArray[np.intp]
 
@@ -159,6 +165,8 @@ class FileClients:
     @cached_property
     def _examples(self) -> FileExamples:
         """The examples of all usable clients, encoded in whole columns."""
+        import torch
+
         usable = [self._usable[client] for client in self._parts]
         schema = self.encoded.schema
         order = np.concatenate(usable)
@@ -180,14 +188,14 @@ class FileClients:
         )
         self._warn_of_clipped(order, inputs)
         return FileExamples(
-            inputs,
+            torch.from_numpy(inputs),
             as_targets(values[schema.target], Target.of(schema)),
             encode_groups(schema, values),
             None if self.encoded.units is None else self.encoded.units[order],
             dict(zip(self._parts, moments, strict=True)),
         )
 
-    def _warn_of_clipped(self, order: Rows, inputs: Tensor) -> None:
+    def _warn_of_clipped(self, order: Rows, inputs: NDArray[np.float32]) -> None:
         """Log the columns in which numbers are cut off as inputs; `order` has the inputs' rows."""
         columns = preprocessing_of(self._setup.schema_).columns
         for name, rows in find_beyond(columns, inputs).items():
@@ -209,6 +217,19 @@ def own_columns(schema: Schema) -> list[str]:
         for name, field in schema.inputs.items()
         if not field.categories and field.center is None
     ]
+
+
+def encode_groups(schema: Schema, columns: Mapping[str, NDArray[Any]]) -> Tensor | None:
+    """Return each row's group indices, shape (rows, groupings); None if there are no groupings."""
+    import torch
+
+    if not schema.groupings:
+        return None
+    places = [
+        by.places(columns[by.column], schema.fields[by.column].categories)
+        for by in schema.groupings
+    ]
+    return torch.from_numpy(np.stack(places, axis=1))
 
 
 @lru_cache(maxsize=16)  # called for each client

@@ -1,9 +1,14 @@
-"""The task `csv`: a table for each client, or one table with a column that names the client."""
+"""The task `csv`: a table for each client, or one table with a column that names the client.
+
+PyTorch is imported late, because `fairbloom data` only reads tables.
+"""
+
+from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from fairbloom import tables
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
@@ -14,11 +19,13 @@ from fairbloom.tables.folders import files_in
 from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.tables.schema import EVERY_FILE, Missing, SchemaError, client_of, parse_schema
 
-from . import models
 from .catalogue import TASKS
 from .clients import FileClients, preprocessing_of
 from .targets import POSITIVE_WORDS, Target
 from .task import Described, Setup, Task
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # The endings of tables.
 ENDINGS = TASKS["csv"].reads
@@ -73,7 +80,9 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
             return files.clients_with(client).preprocessing(client)
         return preprocessing_of(setup.schema_)
 
-    def model() -> torch.nn.Module:
+    def model() -> nn.Module:
+        from . import models
+
         width = preprocessing("").width
         return models.build(setup.model, (width,), predicted.outputs, setup.seed, norm=setup.norm)
 

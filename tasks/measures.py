@@ -1,25 +1,28 @@
 """Scores for `Task.scores`, each a function of outputs and targets.
 
 A function returns the score, or one number for each example, averaged into the score. A score that
-is not defined, such as the AUC of one class, is NaN and left out.
+is not defined, such as the AUC of one class, is NaN and left out. PyTorch is imported late.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 
 from .task import classes_of, is_highest
 
-OfEach = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OfEach: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 """(outputs, targets) → a number for each example."""
 
 BALANCED_ACCURACY = Score("balanced-accuracy", percent=True)
@@ -119,6 +122,8 @@ def r2(outputs: Tensor, targets: Tensor) -> float:
 
 def balanced_accuracies(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
     """Return the balanced accuracy of each client."""
+    import torch
+
     predicted, true = (each.cpu().numpy() for each in classes_of(outputs, targets))
     shape = (len(counts), int(true.max(initial=0)) + 1)
     places = clients_of(counts) * shape[1] + true
@@ -173,7 +178,7 @@ def r2s(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
     targets = targets.double()
     residuals = (outputs.reshape(targets.shape).double() - targets).square()
     found = []
-    parts = zip(torch.split(targets, [*counts]), torch.split(residuals, [*counts]), strict=True)
+    parts = zip(targets.split([*counts]), residuals.split([*counts]), strict=True)  # type: ignore[no-untyped-call]
     for own, its_residuals in parts:
         total = (own - own.mean()).square().sum()
         found.append((1.0 - its_residuals.sum() / total).item() if total > 0 else math.nan)
@@ -194,6 +199,8 @@ def ratios(parts: NDArray[Any], wholes: NDArray[np.int64]) -> list[float]:
 
 def means_of(values: Tensor, counts: Sequence[int]) -> list[float]:
     """Return the mean of each client's values."""
+    import torch
+
     if values.dtype == torch.bool:
         clients = clients_of(counts)[values.cpu().numpy()]
         return ratios(np.bincount(clients, minlength=len(counts)), np.array(counts))

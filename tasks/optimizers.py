@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 SGD = "sgd"
 OF_PYTORCH = {SGD: "SGD", "adam": "Adam", "adamw": "AdamW"}
 
+# Which of their arguments are settings of a run: a check of the settings needs no PyTorch.
+ARGUMENTS = {
+    SGD: ("lr", "momentum", "weight_decay"),
+    "adam": ("lr", "weight_decay"),
+    "adamw": ("lr", "weight_decay"),
+}
+
 
 def optimizer_in(settings: RunSettings) -> str:
     """Return the name of a run's optimizer: a key of OF_PYTORCH, or an import string."""
@@ -30,8 +37,8 @@ def optimizer_in(settings: RunSettings) -> str:
 
 
 def arguments_of(name: str) -> Collection[str]:
-    """Return the names of an optimizer's arguments."""
-    return inspect.signature(_maker_of(name)).parameters.keys()
+    """Return the names of an optimizer's arguments, at least of those that are settings."""
+    return ARGUMENTS.get(name) or inspect.signature(_maker_of(name)).parameters.keys()
 
 
 def make_optimizer(

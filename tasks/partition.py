@@ -1,20 +1,26 @@
-"""Partitions: split examples among clients, and a client's into training, test and validation."""
+"""Partitions: split examples among clients, and a client's into training, test and validation.
+
+PyTorch is imported late.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
 from .task import Examples, Setup, Splits
 from .task_info import import_partition
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Indices = NDArray[np.intp]
 Labels = NDArray[np.int64]
@@ -313,6 +319,8 @@ def splits_of(
 
     `units` has the unit of each example in the tensors.
     """
+    import torch
+
     train, test, validation = [
         Examples(
             inputs,

@@ -1,13 +1,14 @@
-"""The target of a user's own files: classes, or a quantity."""
+"""The target of a user's own files: classes, or a quantity.
+
+PyTorch is imported late.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.tables.schema import Schema
@@ -28,7 +29,10 @@ from .measures import (
 )
 from .task import is_highest
 
-Measure = Callable[[Tensor, Tensor], Tensor | float]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Measure: TypeAlias = "Callable[[Tensor, Tensor], Tensor | float]"
 
 # Usual names of the positive class in lower case, in English and some other languages.
 POSITIVE_WORDS = frozenset(
@@ -65,6 +69,8 @@ class Target:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return cross-entropy, or the squared error in units of `scale`, of each example."""
         if self.classes:
+            from torch.nn.functional import cross_entropy
+
             return cross_entropy(outputs, targets, reduction="none")
         return (outputs.reshape(targets.shape) - targets).square()
 
@@ -89,7 +95,7 @@ class Target:
         return {score: partial(absolute_error, scale=self.scale)}
 
     @classmethod
-    def of(cls, schema: Schema) -> "Target":
+    def of(cls, schema: Schema) -> Target:
         """Return the target of a schema."""
         field = schema.predicted
         if field.categories or field.center is None or field.scale is None:
@@ -99,6 +105,8 @@ class Target:
 
 def as_targets(values: Any, target: Target) -> Tensor:
     """Return indices of classes, or a quantity in units of its scale, as the loss expects them."""
+    import torch
+
     if target.classes:
         return torch.as_tensor(values, dtype=torch.int64)
     return torch.as_tensor((values - target.center) / target.scale, dtype=torch.float32)

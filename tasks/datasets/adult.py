@@ -19,12 +19,12 @@ from fairbloom.tables.preprocessing import (
     TABLE,
     Preprocessing,
     encode_columns,
-    encode_groups,
     input_columns,
 )
 from fairbloom.tables.schema import parse_schema
 
 from ..catalogue import TASKS
+from ..clients import encode_groups
 from ..measures import group_scores_of_classes
 from ..partition import (
     MIN_EXAMPLES,
@@ -120,7 +120,8 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
         }
         people = {name: np.concatenate([train[name], test[name]]) for name in schema.fields}
         targets = torch.from_numpy(people[schema.target].astype(np.int64))
-        return encode_columns(columns, people), targets, encode_groups(schema, people), parts
+        inputs = torch.from_numpy(encode_columns(columns, people))
+        return inputs, targets, encode_groups(schema, people), parts
 
     def parts_of(client: str) -> Parts:
         *_, parts = dealt()

@@ -191,7 +191,7 @@ def test_people_of_adult_become_the_inputs_of_training(tmp_path: Path) -> None:
     ]
     found = run.predict(people)
     inputs = encode_columns(input_columns(SCHEMA), read_columns(path, COLUMNS, SCHEMA))
-    expected = run.predictor().outputs(inputs[:2000]).softmax(dim=1)
+    expected = run.predictor().outputs(torch.from_numpy(inputs[:2000])).softmax(dim=1)
     np.testing.assert_allclose(
         found[["probability_<=50K", "probability_>50K"]], expected.double(), rtol=1e-5
     )

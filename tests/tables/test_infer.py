@@ -11,7 +11,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.tables.identifiers import DATE, IDENTIFIER, nearly_all_differ
+from fairbloom.tables.cells import SAMPLE, parse_numbers
+from fairbloom.tables.identifiers import DATE, IDENTIFIER, are_dates, nearly_all_differ
 from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import describe_data
 
@@ -76,6 +77,33 @@ def with_column(name: str, cells: list[str], rows: int = 30, seed: int = 0) -> s
 def test_columns_are_fields_in_the_first_files_order(folder: Folder) -> None:
     schema = parse_schema(inferred(folder(a=csv_of(20), b=csv_of(20, 1, "target,ward,dose,age"))))
     assert schema == parse_schema(SCHEMA).model_copy(update={"positive": "1"})
+
+
+def test_a_column_is_parsed_once_to_infer_and_to_encode(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+    rows = 4 * SAMPLE
+    lines = (f"{k / 8},{k % 50},{k % 3}" for k in range(rows))
+
+    def counted(values: Any, *how: Any) -> Any:
+        parsed.append(len(values))
+        return parse_numbers(values, *how)
+
+    for module in ("cells", "encoding"):
+        monkeypatch.setattr(f"fairbloom.tables.{module}.parse_numbers", counted)
+    describe_data(RunSettings.of(config(folder(a="\n".join(["many,few,target", *lines])))))
+    assert parsed.count(rows) == 1  # many; the others have few different cells
+    assert sum(parsed) < rows + 3 * SAMPLE + 100
+
+
+@pytest.mark.parametrize("name", ["a", "date"])
+@pytest.mark.parametrize("share", [0.94, 0.96])
+def test_dates_are_nearly_all_numbers_in_any_order(name: str, share: float) -> None:
+    days = np.full(1000, 1_900.0101 if name == "a" else 7_306.0)
+    days[int(share * len(days)) :] = 3.0
+    for numbers in (days, days[::-1], np.random.default_rng(0).permutation(days)):
+        assert are_dates(name, numbers) == (share > 0.95)
 
 
 def test_columns_that_may_say_who_somebody_is_are_ignored(
