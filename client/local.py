@@ -4,7 +4,7 @@ It knows neither Flower nor messages, and no rules of methods: see `fairbloom.cl
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -232,16 +232,11 @@ def report_all(
             {**scores, wire.LOSS: scores[wire.LOSS] * count_batches(client)}
             for client, scores in zip(clients, measured, strict=True)
         ]
-    reports = list[dict[str, float]]()
-    names = dict[str, str]()
-    named: Set[str] = set()
-    for scores in measured:
-        # Most clients have the same scores: their names are found once, not for each client.
-        if scores.keys() != named:
-            names = measurement.names(scores, terms.measure)
-            named = scores.keys()
-        reports.append({name: scores[score] for name, score in names.items()})
-    return reports
+    # Most clients have the same scores: their names are found once, not for each client.
+    names = {
+        kinds: measurement.names(kinds, terms.measure).items() for kinds in {*map(tuple, measured)}
+    }
+    return [{name: scores[score] for name, score in names[tuple(scores)]} for scores in measured]
 
 
 def count_batches(client: LocalClient) -> float:

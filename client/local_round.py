@@ -313,7 +313,7 @@ class _ClientTraining(ClientRound):
         done = WorkDone(lambda: self._work.learning_rate, changes, lambda: self._steps.rate_sum)
         metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
         scores = client.first_numbers("train", self._scores, terms)
-        metrics |= requested_metrics(terms.measure, scores, done)
+        metrics |= requested_metrics(terms.measure, scores, lambda: done)
         if terms.state_round is not None:
             metrics[wire.STATE_ROUND] = 0 if self._started is None else self._started.origin
         record = ""

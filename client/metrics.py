@@ -153,7 +153,7 @@ ALL_METRICS = frozenset(
 
 
 def requested_metrics(
-    measure: Iterable[str], scores: Mapping[str, float], done: WorkDone
+    measure: Iterable[str], scores: Mapping[str, float], done: Callable[[], WorkDone]
 ) -> dict[str, float]:
     """Return the metrics that the terms ask for, in their order; unknown names are left out."""
     metrics = {}
@@ -161,5 +161,5 @@ def requested_metrics(
         if name in scores:
             metrics[name] = scores[name]
         elif name in WORK_METRICS:
-            metrics[name] = WORK_METRICS[name](done)
+            metrics[name] = WORK_METRICS[name](done())
     return metrics

@@ -143,12 +143,10 @@ def build_cohort(
 
 def recall_rows(method: Method, replies: TrainReplies, server_round: int) -> dict[Kept, Vectors]:
     """Return the kept rows that the method weighs together with a round's replies."""
-    names = replies.names
-    recalled = {
-        key: row
-        for key, row in method.progress.kept.items()
-        if names and method.recalls(key, names, server_round)
-    }
+    kept = method.progress.kept
+    names = frozenset(replies.names)
+    needed = method.recalls(kept.keys(), names, server_round) if names else ()
+    recalled = {key: kept[key] for key in needed}
     for key, row in recalled.items():
         check_row(method, f"an update of round {key.round}", row.size, replies.updates.layout)
     return recalled

@@ -362,12 +362,14 @@ class Method(CommonOptions):
         """
         return {}
 
-    def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
-        """Return whether `weigh` needs a kept row in a round with replies of `names`.
+    def recalls(
+        self, kept: Collection[Kept], names: Collection[str], server_round: int
+    ) -> Collection[Kept]:
+        """Return which kept rows `weigh` needs in a round with replies of `names`, in their order.
 
         Rows that are not needed are dropped.
         """
-        return True
+        return kept
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:
         """Return the kept rows that clients get with the model, and their factors, by record."""

@@ -81,8 +81,8 @@ class Vectors:
         """Return the vector at a place as the only one."""
         row = place
         for block in self.blocks:
-            if row >= len(block):
-                row -= len(block)
+            if row >= block.shape[0]:
+                row -= block.shape[0]
             elif isinstance(block, Borrowed):
                 return Vectors((block.only(row),), self.needs_float64)
             else:
@@ -412,7 +412,7 @@ def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:
     A borrowed vector, or one in a file, is then not copied: there may be no memory for a copy.
     """
     (used,) = coefficients.nonzero()
-    if len(used) == 1 and coefficients[used[0]] == 1.0:
+    if used.size == 1 and coefficients[used[0]] == 1.0:
         (row,) = vectors[int(used[0])].blocks
         if not isinstance(row, np.memmap | Borrowed):
             row = np.array(row[:, :])

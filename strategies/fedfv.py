@@ -131,10 +131,9 @@ class FedFV(CommonDescent):
         for j in self._in_order(cohort, ascending):
             conflicts = free & (products[:, j] < 0.0)
             conflicts[j] = False
-            if conflicts.any():
-                share = products[conflicts, j] / G[j, j]
-                A[conflicts, j] -= share
-                products[conflicts] -= np.outer(share, G[j])
+            share = products[conflicts, j] / G[j, j]
+            A[conflicts, j] -= share
+            products[conflicts] -= share[:, None] * G[j]
         return A
 
     def _in_order(self, cohort: Cohort, ascending: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -150,26 +149,23 @@ class FedFV(CommonDescent):
             products = G @ g
             con = np.zeros(len(G))
             for row, kept in enumerate(cohort.memory, start=m):
-                is_absent = self.recalls(kept, cohort.names, cohort.round)
-                con[row] = is_absent and kept.round == cohort.round - age and products[row] < 0.0
+                con[row] = kept.round == cohort.round - age and products[row] < 0.0
             squared_norm = con @ G @ con
             if con @ products < 0.0 and squared_norm > 0.0:
                 g = g - (con @ products) / squared_norm * con
         return g
 
-    def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
-        """Return whether a row is of an absent client: the others have an update of this round."""
-        return kept.key not in names
+    def recalls(
+        self, kept: Collection[Kept], names: Collection[str], server_round: int
+    ) -> Collection[Kept]:
+        """Return the rows of absent clients: the others have an update of this round."""
+        return [each for each in kept if each.key not in names]
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed
     ) -> Mapping[Kept, FloatArray]:
         """Keep every client's latest update for tau rounds."""
         rows = np.eye(cohort.size + len(cohort.memory))
-        latest = {
-            kept: rows[i]
-            for i, kept in enumerate(cohort.memory, cohort.size)
-            if self.recalls(kept, cohort.names, cohort.round)
-        }
+        latest = {kept: rows[i] for i, kept in enumerate(cohort.memory, cohort.size)}
         latest |= {Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)}
         return {kept: row for kept, row in latest.items() if kept.round > cohort.round - self.tau}

@@ -126,10 +126,12 @@ class FedLF(CommonDescent):
         C *= self.server_lr * mean_norm / np.sqrt(sum(layer.squared_norm for layer in layers))
         return C
 
-    def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
-        """Return whether a row is of the last ⌊M/m⌋ rounds, and of an absent client."""
-        seen = len(self.memory.get("seen", {}))
-        return kept.key not in names and kept.round >= server_round - seen // len(names)
+    def recalls(
+        self, kept: Collection[Kept], names: Collection[str], server_round: int
+    ) -> Collection[Kept]:
+        """Return the rows of the last ⌊M/m⌋ rounds, of absent clients."""
+        oldest = server_round - len(self.memory.get("seen", {})) // len(names)
+        return [each for each in kept if each.key not in names and each.round >= oldest]
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed

@@ -136,9 +136,11 @@ class FedMDFG(CommonDescent):
         ]
         return any(rose) and not all(rose)
 
-    def recalls(self, kept: Kept, names: Collection[str], server_round: int) -> bool:
-        """Return whether a row is of a client that is absent."""
-        return kept.key not in names
+    def recalls(
+        self, kept: Collection[Kept], names: Collection[str], server_round: int
+    ) -> Collection[Kept]:
+        """Return the rows of clients that are absent."""
+        return [each for each in kept if each.key not in names]
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed

@@ -120,7 +120,7 @@ class Session:
             lambda: changes,
             lambda: math.fsum(steps.single_rates()),
         )
-        self.metrics |= requested_metrics(self.terms.measure, {}, done)
+        self.metrics |= requested_metrics(self.terms.measure, {}, lambda: done)
         return outcome
 
     def _measure(

@@ -1,5 +1,6 @@
 """Who was asked, who answered, whose replies were used, and how far they pointed along the step."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -60,7 +61,9 @@ class Participations:
     """
 
     def __init__(self, state: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> None:
-        self._of = {name: Participation(*each) for name, each in state.items()}
+        self._of = defaultdict(
+            Participation, {name: Participation(*each) for name, each in state.items()}
+        )
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return it as JSON."""
@@ -71,11 +74,12 @@ class Participations:
         missing = frozenset(finished.missing)
         # A round that nobody answers has no participants.
         for name in dict.fromkeys((*finished.participants, *finished.missing)):
-            one = self._of.get(name) or self._of.setdefault(name, Participation())
+            one = self._of[name]
             one.asked += 1
             one.answered += name not in missing
             one.counted += name in finished.coefficients
-            if (found := finished.contributions.get(name)) is not None:
+            if name in finished.contributions:
+                found = finished.contributions[name]
                 one.measured += 1
                 one.cosines += found.cosine
                 one.along_others += found.along_others

@@ -559,14 +559,12 @@ class _Block(ClientRound):
         layout = training.layout
         others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
         each_its_own = bool(terms.measures or terms.state_rounds)
-        done: list[WorkDone] = []
-        if terms.measure or each_its_own:
-            done = [
-                self._rows.work_done(row, self._work, member.steps)
-                for row, member in enumerate(self._block)
-            ]
+        done = [
+            partial(self._rows.work_done, row, self._work, member.steps)
+            for row, member in enumerate(self._block)
+        ]
         if wire.UPDATE_NORM in terms.measure:
-            norms = read_scalars([each.norm_on_device() for each in done])
+            norms = read_scalars([each().norm_on_device() for each in done])
             for scores, norm in zip(self._scores, norms, strict=True):
                 scores[wire.UPDATE_NORM] = norm
         for row, member in enumerate(self._block):

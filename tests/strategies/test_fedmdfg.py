@@ -30,10 +30,8 @@ class Run:
         t = self.rounds
         U = np.array([updates[name] for name in names], np.float64)
         F = [1.0 if losses is None else losses[name] for name in names]
-        kept = {
-            key: row for key, row in progress.kept.items() if self.strategy.recalls(key, names, t)
-        }
-        memory = {key: row.blocks[0][0] for key, row in kept.items()}
+        needed = self.strategy.recalls(progress.kept, names, t)
+        memory = {key: progress.kept[key].blocks[0][0] for key in needed}
         cohort = cohort_of(U, losses=F, names=names, round=t, memory=memory)
         rows = np.vstack([U, *memory.values()])
         c = self.strategy.weigh(cohort)

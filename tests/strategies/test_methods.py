@@ -123,9 +123,8 @@ def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
             progress = method.progress
             progress.roster = roster
             kept = {
-                each: row.blocks[0][0]
-                for each, row in progress.kept.items()
-                if method.recalls(each, names, t)
+                each: progress.kept[each].blocks[0][0]
+                for each in method.recalls(progress.kept, names, t)
             }
             given = replied(name, arguments, U, counts)
             cohort = cohort_of(
