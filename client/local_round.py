@@ -303,8 +303,11 @@ class _ClientTraining(ClientRound):
         terms = self._terms
 
         def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
-            sent = [each for each in client.trainable() if each[0] not in self._own]
-            return [(self._received[name], each) for name, each in sent]
+            return [
+                (self._received[name], each)
+                for name, each in client.trainable()
+                if name not in self._own
+            ]
 
         if wire.INEXACTNESS in terms.measure:
             # Without a slope at first, the client began at its minimum.

@@ -93,7 +93,6 @@ ACCURACY_BEFORE = "accuracy-before"
 
 # These are measured with the trained model on the client's whole training set.
 LOSS_AFTER = "loss-after"
-ACCURACY_AFTER = "accuracy-after"
 
 # Suffixes of the name of a number that is measured on training examples before local work, and
 # after it.

@@ -1,6 +1,9 @@
 """Declarations that methods share which seek a common descent direction of all participants."""
 
+from collections.abc import Collection
 from typing import ClassVar
+
+from fairbloom.rounds.method import Kept
 
 from .simplex import GRAM_REPORTS
 from .strategy import FairStrategy
@@ -17,3 +20,9 @@ class CommonDescent(FairStrategy):
     requires = frozenset({"gram"})
     reports = GRAM_REPORTS
     lost_to_server_optimizers = COMMON_DESCENT
+
+    def recalls(
+        self, kept: Collection[Kept], names: Collection[str], server_round: int
+    ) -> Collection[Kept]:
+        """Return the rows of absent clients: the others have an update of this round."""
+        return [each for each in kept if each.key not in names]

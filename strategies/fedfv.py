@@ -1,6 +1,6 @@
 """Fair averaging without conflicts between clients."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
@@ -144,28 +144,22 @@ class FedFV(CommonDescent):
     def _off_absent(self, cohort: Cohort, g: FloatArray) -> FloatArray:
         """Return g, projected off the kept updates of absent clients, the oldest round first."""
         G = cohort.gram
-        m = cohort.size
+        rounds = np.array([0] * cohort.size + [kept.round for kept in cohort.memory])
         for age in range(self.tau, 0, -1):
             products = G @ g
-            con = np.zeros(len(G))
-            for row, kept in enumerate(cohort.memory, start=m):
-                con[row] = kept.round == cohort.round - age and products[row] < 0.0
+            con = np.where((rounds == cohort.round - age) & (products < 0.0), 1.0, 0.0)
             squared_norm = con @ G @ con
             if con @ products < 0.0 and squared_norm > 0.0:
                 g = g - (con @ products) / squared_norm * con
         return g
-
-    def recalls(
-        self, kept: Collection[Kept], names: Collection[str], server_round: int
-    ) -> Collection[Kept]:
-        """Return the rows of absent clients: the others have an update of this round."""
-        return [each for each in kept if each.key not in names]
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed
     ) -> Mapping[Kept, FloatArray]:
         """Keep every client's latest update for tau rounds."""
         rows = np.eye(cohort.size + len(cohort.memory))
-        latest = {kept: rows[i] for i, kept in enumerate(cohort.memory, cohort.size)}
-        latest |= {Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)}
+        latest = {
+            **dict(zip(cohort.memory, rows[cohort.size :], strict=True)),
+            **{Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)},
+        }
         return {kept: row for kept, row in latest.items() if kept.round > cohort.round - self.tau}

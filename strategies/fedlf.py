@@ -131,7 +131,7 @@ class FedLF(CommonDescent):
     ) -> Collection[Kept]:
         """Return the rows of the last ⌊M/m⌋ rounds, of absent clients."""
         oldest = server_round - len(self.memory.get("seen", {})) // len(names)
-        return [each for each in kept if each.key not in names and each.round >= oldest]
+        return [each for each in super().recalls(kept, names, server_round) if each.round >= oldest]
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed

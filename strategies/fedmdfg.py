@@ -1,6 +1,6 @@
 """Common descent with guidance towards equal losses, which respects absent clients."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Unpack
 
 import numpy as np
@@ -135,12 +135,6 @@ class FedMDFG(CommonDescent):
             for name, loss in zip(cohort.names, cohort.losses, strict=True)
         ]
         return any(rose) and not all(rose)
-
-    def recalls(
-        self, kept: Collection[Kept], names: Collection[str], server_round: int
-    ) -> Collection[Kept]:
-        """Return the rows of clients that are absent."""
-        return [each for each in kept if each.key not in names]
 
     def remember(
         self, cohort: Cohort, coefficients: FloatArray, probed: Probed

@@ -234,8 +234,9 @@ def _read_numbers(
     about = table.file.field(name)
     units = {field.unit, about.unit} - {""}
     surveyed = table.surveyed.pop(fold(table.file.column_name(name)), None)
-    is_text = str(values.type) == "string"  # a survey reads numbers as texts, which have no -0
-    if surveyed is not None and is_text and not units and missing == MISSING:
+    # A survey reads a column of numbers as texts, which have no -0.
+    is_same = str(values.type) == "string" and not units and missing == MISSING
+    if surveyed is not None and is_same:
         numbers = surveyed.numbers[surveyed.codes]
         is_wrong = surveyed.is_wrong[surveyed.codes]
         gone = surveyed.is_missing[surveyed.codes]

@@ -105,18 +105,17 @@ class InputColumn:
 
 def input_columns(schema: Schema) -> tuple[InputColumn, ...]:
     """Return the input columns of a schema; numbers are standardised as it states."""
-    columns = []
-    for name, column in schema.inputs.items():
-        fill = schema.missing_of(name) == "fill"
-        if column.categories:
-            columns.append(InputColumn(name, CATEGORY, column.categories, fill=fill))
-            continue
-        columns.append(
-            InputColumn(
-                name, NUMBER, center=column.center or 0.0, scale=column.scale or 0.0, fill=fill
-            )
+    return tuple(
+        InputColumn(
+            name,
+            CATEGORY if field.categories else NUMBER,
+            field.categories,
+            center=field.center or 0.0,
+            scale=field.scale or 0.0,
+            fill=schema.missing_of(name) == "fill",
         )
-    return tuple(columns)
+        for name, field in schema.inputs.items()
+    )
 
 
 def encode_columns(
@@ -156,8 +155,6 @@ def find_beyond(
         for column, start in zip(columns, starts, strict=False)
         if column.kind == NUMBER
     }
-    if not numbers:
-        return {}
     is_beyond = np.abs(inputs[:, [*numbers.values()]]) >= limit
     rows = {name: np.flatnonzero(each) for name, each in zip(numbers, is_beyond.T, strict=True)}
     return {name: each for name, each in rows.items() if len(each)}

@@ -218,7 +218,6 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
     parts = present.split()
     if len(parts) < 2:
         return
-    names = [*parts]
     medians = np.array([_median(values) for values in parts.values()])
     usual = np.median(medians)
     far = np.arange(len(medians))
@@ -233,7 +232,7 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
                 f"median {medians[place]:.4g}, and {usual:.4g} elsewhere: if it is in another unit,"
                 f" say so by fields.{name} = {{unit, factor}} under the file"
             )
-            yield names[place], remark
+            yield [*parts][place], remark
 
 
 def find_mixed_units(numbers: NDArray[np.float64], others: Sequence[ColumnValues]) -> float | None:

@@ -223,13 +223,11 @@ def encode_groups(schema: Schema, columns: Mapping[str, NDArray[Any]]) -> Tensor
     """Return each row's group indices, shape (rows, groupings); None if there are no groupings."""
     import torch
 
-    if not schema.groupings:
-        return None
     places = [
         by.places(columns[by.column], schema.fields[by.column].categories)
         for by in schema.groupings
     ]
-    return torch.from_numpy(np.stack(places, axis=1))
+    return torch.from_numpy(np.stack(places, axis=1)) if places else None
 
 
 @lru_cache(maxsize=16)  # called for each client

@@ -3,8 +3,6 @@
 PyTorch is imported late, because `fairbloom data` only reads tables.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -80,7 +78,7 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
             return files.clients_with(client).preprocessing(client)
         return preprocessing_of(setup.schema_)
 
-    def model() -> nn.Module:
+    def model() -> "nn.Module":
         from . import models
 
         width = preprocessing("").width

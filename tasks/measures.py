@@ -178,8 +178,11 @@ def r2s(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
     targets = targets.double()
     residuals = (outputs.reshape(targets.shape).double() - targets).square()
     found = []
-    parts = zip(targets.split([*counts]), residuals.split([*counts]), strict=True)  # type: ignore[no-untyped-call]
-    for own, its_residuals in parts:
+    for own, its_residuals in zip(
+        targets.split([*counts]),  # type: ignore[no-untyped-call]
+        residuals.split([*counts]),  # type: ignore[no-untyped-call]
+        strict=True,
+    ):
         total = (own - own.mean()).square().sum()
         found.append((1.0 - its_residuals.sum() / total).item() if total > 0 else math.nan)
     return found

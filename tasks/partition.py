@@ -3,8 +3,6 @@
 PyTorch is imported late.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
@@ -309,10 +307,10 @@ def add_labels(parts: Parts, labels: Labels) -> list[tuple[Indices, Labels]]:
 
 
 def splits_of(
-    inputs: Tensor,
-    targets: Tensor,
+    inputs: "Tensor",
+    targets: "Tensor",
     parts: Parts,
-    groups: Tensor | None = None,
+    groups: "Tensor | None" = None,
     units: Indices | None = None,
 ) -> Splits:
     """Return a client's splits; the tensors may hold the examples of other clients, too.

@@ -175,14 +175,11 @@ class StackedModels:
 
     def work_done(self, row: int, work: LocalWork, steps: int) -> WorkDone:
         """Return the finished work behind the model of a row."""
-
-        def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
-            trained = self.trained(row)
-            return [(self._received[name], trained[name]) for name in self._layout.trainable]
-
+        trained = self.trained(row)
+        changes = [(self._received[name], trained[name]) for name in self._layout.trainable]
         return WorkDone(
             lambda: work.learning_rate,
-            changes,
+            lambda: changes,
             lambda: StepsTaken((work.learning_rate,) * steps).rate_sum,
         )
 
