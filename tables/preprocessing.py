@@ -1,7 +1,7 @@
 """Turn raw data into a model's inputs, and its outputs into predictions, as a value for a file.
 
 Training and prediction use the same functions, so that they cannot differ. Inputs are arrays, which
-`tasks` and `prediction` turn into tensors.
+`tasks` and `prediction` turn into tensors; PyTorch is imported late.
 """
 
 from __future__ import annotations
@@ -140,6 +140,17 @@ def encode_columns(
         column.encode(inputs[:, start : start + column.width], values[name], of_rows)
         start += column.width
     return inputs
+
+
+def encode_groups(schema: Schema, columns: Mapping[str, NDArray[Any]]) -> Tensor | None:
+    """Return each row's group indices, shape (rows, groupings); None if there are no groupings."""
+    import torch
+
+    places = [
+        by.places(columns[by.column], schema.fields[by.column].categories)
+        for by in schema.groupings
+    ]
+    return torch.from_numpy(np.stack(places, axis=1)) if places else None
 
 
 def find_beyond(

@@ -3,12 +3,10 @@
 PyTorch is imported late, when a client's examples are needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +20,7 @@ from fairbloom.tables.preprocessing import (
     TABLE,
     Preprocessing,
     encode_columns,
+    encode_groups,
     find_beyond,
     input_columns,
 )
@@ -46,9 +45,9 @@ class FileExamples(NamedTuple):
     (columns, 2).
     """
 
-    inputs: Tensor
-    targets: Tensor
-    groups: Tensor | None
+    inputs: "Tensor"
+    targets: "Tensor"
+    groups: "Tensor | None"
     units: NDArray[np.int64] | None
     moments: Mapping[str, NDArray[np.float64]]
 
@@ -217,17 +216,6 @@ def own_columns(schema: Schema) -> list[str]:
         for name, field in schema.inputs.items()
         if not field.categories and field.center is None
     ]
-
-
-def encode_groups(schema: Schema, columns: Mapping[str, NDArray[Any]]) -> Tensor | None:
-    """Return each row's group indices, shape (rows, groupings); None if there are no groupings."""
-    import torch
-
-    places = [
-        by.places(columns[by.column], schema.fields[by.column].categories)
-        for by in schema.groupings
-    ]
-    return torch.from_numpy(np.stack(places, axis=1)) if places else None
 
 
 @lru_cache(maxsize=16)  # called for each client

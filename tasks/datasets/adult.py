@@ -19,12 +19,12 @@ from fairbloom.tables.preprocessing import (
     TABLE,
     Preprocessing,
     encode_columns,
+    encode_groups,
     input_columns,
 )
 from fairbloom.tables.schema import parse_schema
 
 from ..catalogue import TASKS
-from ..clients import encode_groups
 from ..measures import group_scores_of_classes
 from ..partition import (
     MIN_EXAMPLES,

@@ -23,10 +23,10 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.streams import generator
 from fairbloom.tables.encoding import ColumnValues, is_missing
+from fairbloom.tables.preprocessing import encode_groups
 from fairbloom.tables.schema import parse_schema
 
 from ..catalogue import TASKS
-from ..clients import encode_groups
 from ..measures import AUC, BALANCED_ACCURACY, auc, balanced_accuracy, group_scores_of_classes
 from ..partition import Indices, Labels, Parts, name_clients, split, splits_of
 from ..task import Setup, Splits, Task, is_highest
