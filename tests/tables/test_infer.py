@@ -89,9 +89,8 @@ def test_a_column_is_parsed_once_to_infer_and_to_encode(
     monkeypatch.setattr("fairbloom.tables.cells.parse_numbers", parsed)
     monkeypatch.setattr("fairbloom.tables.encoding.parse_numbers", parsed)
     describe_data(RunSettings.of(config(folder(a="\n".join(["many,few,target", *lines])))))
-    sizes = [len(call.args[0]) for call in parsed.call_args_list]
-    assert sizes.count(rows) == 1  # many; the others have few different cells
-    assert sum(sizes) < rows + 3 * SAMPLE + 100
+    # That is `many`; the others have few different cells.
+    assert [len(call.args[0]) for call in parsed.call_args_list].count(rows) == 1
 
 
 @pytest.mark.parametrize("odd", [40, 60])
