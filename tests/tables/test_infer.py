@@ -6,15 +6,19 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tables.cells import SAMPLE, parse_numbers
+from fairbloom.tables.encoding import read_columns
 from fairbloom.tables.identifiers import DATE, IDENTIFIER, are_dates, nearly_all_differ
-from fairbloom.tables.schema import parse_schema
+from fairbloom.tables.reading import read
+from fairbloom.tables.schema import File, parse_schema
 from fairbloom.tasks import describe_data
 
 from ..commands import fairbloom
@@ -91,6 +95,25 @@ def test_a_column_is_parsed_once_to_infer_and_to_encode(
     describe_data(RunSettings.of(config(folder(a="\n".join(["many,few,target", *lines])))))
     # That is `many`; the others have few different cells.
     assert [len(call.args[0]) for call in parsed.call_args_list].count(rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "mark"), [([-0.0, 1.0], ""), (["6,540.5", "12,000"], 'groupChar = ","')]
+)
+def test_a_schema_reads_the_same_after_an_inference(
+    cells: list[object], mark: str, tmp_path: Path
+) -> None:
+    """It may have no mark between thousands, and numbers keep -0."""
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"x": 20 * cells, "target": 20 * [0, 1]}), path)
+    schema = parse_schema(
+        'target = "target"\nfields.x.type = "number"\n'
+        'fields.target = {type = "integer", categories = [0, 1]}'
+    )
+    before, _ = read_columns(read(path, File()), schema)
+    assert mark in inferred(tmp_path)
+    after, _ = read_columns(read(path, File()), schema)
+    assert after["x"].tobytes() == before["x"].tobytes()
 
 
 @pytest.mark.parametrize("odd", [40, 60])
