@@ -54,6 +54,13 @@ MEASURED, RUNS = ((ROOT / "docs" / name).read_text() for name in ("measured.md",
 # The project --------------------------------------------------------------------------------------
 
 
+def test_the_page_of_theorems_names_each_test_once() -> None:
+    tests = (ROOT / "tests" / "strategies" / "test_theorems.py").read_text()
+    page = (ROOT / "docs" / "theorems.md").read_text()
+    named = re.findall(r"`(test_[a-z0-9_]+)`", page)
+    assert sorted(named) == sorted(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     (cited,) = re.findall(r"^version: (.+)$", CITATION, re.MULTILINE)
     (bibtex,) = re.findall(r"version = \{(.+)\}", (ROOT / "docs" / "citation.bib").read_text())

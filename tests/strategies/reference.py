@@ -467,15 +467,19 @@ def adafed(history: Sequence[Seen], gamma: float = 1.0, server_lr: float = 1.0) 
     return server_lr * np.sum((inverse / inverse.sum())[:, None] * np.array(v), axis=0)
 
 
-def min_norm_point(rows: Sequence[FloatArray]) -> FloatArray:
-    """The shortest vector in the convex hull: by scaling, min ‖Σ λ q‖² + (Σ λ − 1)² over λ ≥ 0
-    points at it."""
-    scale = np.max(np.abs(rows)) or 1.0
-    V = np.array(rows) / scale
+def min_norm_shares(rows: Sequence[FloatArray]) -> FloatArray:
+    """The weights of the shortest vector in the convex hull: by scaling, min ‖Σ λ q‖² + (Σ λ − 1)²
+    over λ ≥ 0 points at it."""
+    V = np.array(rows) / (np.max(np.abs(rows)) or 1.0)
     lam, _ = nnls(
         np.vstack([V.T, np.ones(len(V))]), np.append(np.zeros(V.shape[1]), 1.0), maxiter=1000
     )
-    return scale * (lam / lam.sum()) @ V
+    return np.asarray(lam / lam.sum())
+
+
+def min_norm_point(rows: Sequence[FloatArray]) -> FloatArray:
+    """The shortest vector in the convex hull."""
+    return np.asarray(min_norm_shares(rows) @ np.array(rows))
 
 
 def fairmoo(
