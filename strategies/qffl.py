@@ -27,6 +27,8 @@ class QFedAvg(FairStrategy):
     .. math:: c_k = \frac{L F_k^q}{\sum_j h_j}, \qquad
         h_j = q F_j^{q-1} L^2 \lVert u_j \rVert^2 + L F_j^q
 
+    With `draw="examples"`, as in the paper, a client counts in both sums as often as it was drawn.
+
     Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 2,
     doi:10.48550/arXiv.1905.10497.
 
@@ -54,6 +56,7 @@ class QFedAvg(FairStrategy):
     tries: ClassVar[Tries] = GRID
     needs = frozenset({"loss-before"})
     default_weighting = None
+    drawn_by_examples = True
     lost_to_server_optimizers = (
         "the length of its step follows from the estimated Lipschitz constant"
     )
@@ -68,7 +71,7 @@ class QFedAvg(FairStrategy):
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return c of the gradients L u_k."""
         L = self.lipschitz
-        return L * _weights(cohort.losses, L**2 * cohort.squared_norms, self.q, L)
+        return L * _weights(cohort, L**2 * cohort.squared_norms, self.q, L)
 
 
 class QFedSGD(QFedAvg):
@@ -77,7 +80,8 @@ class QFedSGD(QFedAvg):
     .. math:: c_k = \frac{F_k^q / \eta_k}{\sum_j h_j}, \qquad
         h_j = q F_j^{q-1} \lVert \nabla F_j \rVert^2 + L F_j^q, \qquad u_k = \eta_k \nabla F_k(w)
 
-    with η_k the local learning rate, which the clients report.
+    with η_k the local learning rate, which the clients report. With `draw="examples"`, as in the
+    paper, a client counts in both sums as often as it was drawn.
 
     Source: Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, Algorithm 1,
     doi:10.48550/arXiv.1905.10497.
@@ -120,15 +124,15 @@ class QFedSGD(QFedAvg):
         with np.errstate(over="ignore"):
             squares = (np.sqrt(cohort.squared_norms) / eta) ** 2
             squares = np.minimum(squares, np.finfo(np.float64).max)
-            c = _weights(cohort.losses, squares, self.q, self.lipschitz) / eta
+            c = _weights(cohort, squares, self.q, self.lipschitz) / eta
             return np.minimum(c, LARGEST_COEFFICIENT)
 
 
-def _weights(losses: FloatArray, squared_norms: FloatArray, q: float, L: float) -> FloatArray:
-    """Return F^q / Σ h, with h = q F^(q−1) ‖g‖² + L F^q."""
-    F = np.maximum(losses, SMALLEST_LOSS)
+def _weights(cohort: Cohort, squared_norms: FloatArray, q: float, L: float) -> FloatArray:
+    """Return d F^q / Σ d h, with d the draws and h = q F^(q−1) ‖g‖² + L F^q."""
+    F = np.maximum(cohort.losses, SMALLEST_LOSS)
     Fq = (F / float(F.max())) ** q  # the factor cancels, and the power cannot overflow
     h = L * Fq
     if q > 0.0:
         h = h + q * Fq / F * squared_norms
-    return np.asarray(Fq / h.sum())
+    return np.asarray(cohort.draws * Fq / (cohort.draws @ h))

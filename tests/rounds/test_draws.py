@@ -26,6 +26,8 @@ from fairbloom.strategies import (
     FedFV,
     FedMGDA,
     FedMGDAPlus,
+    QFedAvg,
+    QFedSGD,
     from_config,
 )
 from tests.federation import (
@@ -42,7 +44,7 @@ from tests.federation import (
     undisturbed,
 )
 from tests.simulation.helpers import rounds as rows_of, run as run_here, table
-from tests.strategies.helpers import ARGUMENTS, make
+from tests.strategies.helpers import ARGUMENTS, cohort_of, make
 
 EVERYBODY = tuple(f"site-{k}" for k in range(6))
 SOME = ("site-4", "site-1", "site-2")
@@ -219,6 +221,7 @@ def test_fedfv_draws_by_examples_although_it_has_no_prior() -> None:
         AFL(draw="examples", seed=1, gamma=0.0),
         TERM(draw="examples", seed=1, tilt=0.0),
         FedMGDA(draw="examples", seed=1, epsilon=0.0),
+        QFedAvg(draw="examples", seed=1, q=0.0),
     ],
     ids=lambda strategy: type(strategy).__name__,
 )
@@ -232,6 +235,36 @@ def test_methods_reduce_to_fedavg_with_draws_by_examples(strategy: FairStrategy)
         if finished.coefficients != pytest.approx(usual.coefficients)
     ] == []
     assert any(len(set(usual.coefficients.values())) > 1 for usual in expected)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("method", [QFedAvg, QFedSGD])
+def test_qffl_draws_descend_the_objective_weighted_by_p(method: type[QFedAvg], q: float) -> None:
+    """The expected numerator is Σ p F^q ∇F, the expected denominator Σ p h (Algorithm 1)."""
+    L, rate = 4.0, 0.25  # q-FedAvg's gradients are L u
+    strategy = method(draw="examples", seed=5, q=q, lipschitz=L)
+    sizes = dict(zip("abcd", (10.0, 20.0, 30.0, 140.0), strict=True))
+    strategy.progress.roster = sizes
+    gradients = dict(zip(sizes, np.random.default_rng(1).normal(size=(4, 3)), strict=True))
+    losses = dict(zip(sizes, (0.5, 2.0, 1.0, 3.0), strict=True))
+    h = {k: q * F ** (q - 1) * gradients[k] @ gradients[k] + L * F**q for k, F in losses.items()}
+    sums = []
+    for number in range(1, 2001):
+        drawn = Counter(strategy.choose([*sizes], 4, number))
+        U = rate * np.array([gradients[k] for k in drawn])
+        cohort = cohort_of(
+            U,
+            losses=[losses[k] for k in drawn],
+            draws=drawn.values(),
+            rates=[rate] * len(drawn),
+        )
+        denominator = sum(count * h[k] for k, count in drawn.items())
+        sums.append([*(strategy.weigh(cohort) @ U * denominator), denominator])
+    p = np.array([*sizes.values()]) / sum(sizes.values())
+    numerators = np.array([losses[k] ** q * gradients[k] for k in sizes])
+    expected = 4.0 * p @ np.column_stack([numerators, [*h.values()]])
+    errors = np.std(sums, axis=0) / np.sqrt(len(sums))
+    assert (np.abs(np.mean(sums, axis=0) - expected) <= 4.0 * errors + 1e-9).all()
 
 
 @pytest.mark.parametrize(
