@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import imported
+from fairbloom.logs import log
 from fairbloom.protocol.attacks import ATTACKS, LOSS, LOSS_SCALE, attackers_of
 from fairbloom.protocol.names import SNAPSHOT, TRAIN_LOSS
 from fairbloom.protocol.settings import RunSettings
@@ -88,8 +89,8 @@ SEES_HONEST = ("alie", "ipm")
 class Adversaries:
     """The hostile clients of a run.
 
-    Raise FairbloomError if all clients would attack, or none that trains, or if false losses would
-    go to a method that reads no losses.
+    Raise FairbloomError if all clients would attack, or none that trains. False losses for a method
+    that reads none are logged: that they change nothing may be what a paper claims.
     """
 
     def __init__(self, settings: RunSettings, clients: Sequence[str], method: Method) -> None:
@@ -105,9 +106,10 @@ class Adversaries:
             )
         reads_losses = method.needs & LOSSES or method.second == SNAPSHOT
         if settings.attack == LOSS and not reads_losses:
-            raise FairbloomError(
-                f"attack = {LOSS!r} has no effect on {type(method).__name__}, which reads no"
-                " losses: choose a method that weighs them, as QFedAvg does, or another attack"
+            log.warning(
+                "attack = %r has no effect on %s, which reads no losses",
+                LOSS,
+                type(method).__name__,
             )
         self._seed = settings.seed
         self._from = settings.attack_from

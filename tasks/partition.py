@@ -48,7 +48,7 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
     parts = partition(sets, setup)
     _check_enough(min(map(len, parts[0])), clients, len(labels))
     if tested is not None:
-        parts[1] = _fill_up(parts[1], 1)
+        parts[1] = _fill_up(parts[1], 1, setup.seed)
         if min(map(len, parts[1])) == 0:
             raise FairbloomError(
                 f"clients = {clients}: the test set has {len(tested)} examples, so some clients"
@@ -132,7 +132,7 @@ def dirichlet(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     """Split each label's examples by shares drawn from Dirichlet(α), the same in each set.
 
     The smaller α, the more unequal the shares. A client with too few examples of the first set
-    gets some from the client with the most. Source: Hsu et al., Measuring the Effects of
+    gets random ones from the client with the most. Source: Hsu et al., Measuring the Effects of
     Non-Identical Data Distribution, 2019.
     """
     random = generator(setup.seed, "dirichlet")
@@ -146,7 +146,7 @@ def dirichlet(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
             for part, piece in zip(of_set, np.split(examples, cuts), strict=True):
                 part.append(piece)
     first, *others = [[np.concatenate(part) for part in of_set] for of_set in pieces]
-    return [_fill_up(first, setup.smallest_client), *others]
+    return [_fill_up(first, setup.smallest_client, setup.seed), *others]
 
 
 def sizes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
@@ -160,20 +160,22 @@ def sizes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
         ]
         for labels in sets
     ]
-    return [_fill_up(first, setup.smallest_client), *others]
+    return [_fill_up(first, setup.smallest_client, setup.seed), *others]
 
 
-def _fill_up(parts: Sequence[Indices], fewest: int) -> list[Indices]:
+def _fill_up(parts: Sequence[Indices], fewest: int, seed: int) -> list[Indices]:
     """Return the parts, with examples moved from large to small ones until all have `fewest`.
 
-    If there are not enough examples, all parts have about as many.
+    Examples are taken at random: the last ones of a part may all be of one label. If there are not
+    enough examples, all parts have about as many.
     """
+    random = generator(seed, "fill up")
     filled = [part.tolist() for part in parts]
     while (
         len(smallest := min(filled, key=len)) < fewest
         and len(largest := max(filled, key=len)) > fewest
     ):
-        smallest.append(largest.pop())
+        smallest.append(largest.pop(int(random.integers(len(largest)))))
     return [np.array(part, np.intp) for part in filled]
 
 

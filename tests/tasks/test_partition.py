@@ -126,6 +126,23 @@ def test_no_client_has_fewer_examples_than_the_smallest_may(
     assert min(map(len, parts_of(kind, ten_balanced_labels(), clients, seed, **own))) >= fewest
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_small_clients_are_filled_up_at_random(seed: int) -> None:
+    """Not with the last class of the largest client; others keep what they had."""
+    labels = ten_balanced_labels(20000)
+    before = parts_of("dirichlet", labels, 20, seed, dirichlet_alpha=0.1, smallest_client=1)
+    after = parts_of("dirichlet", labels, 20, seed, dirichlet_alpha=0.1, smallest_client=500)
+    given = [np.setdiff1d(new, old) for old, new in zip(before, after, strict=True)]
+    assert sum(map(len, given)) > 400
+    giver = before[int(np.argmax([*map(len, before)]))]
+    taken = np.intersect1d(np.concatenate(given), giver)
+    expected = np.bincount(labels[giver], minlength=10) / len(giver)
+    found = np.bincount(labels[taken], minlength=10) / len(taken)
+    assert np.abs(found - expected).max() < 0.1
+    again = parts_of("dirichlet", labels, 20, seed, dirichlet_alpha=0.1, smallest_client=500)
+    assert all(map(np.array_equal, after, again))
+
+
 def test_sizes_are_unequal_and_labels_are_not() -> None:
     labels = ten_balanced_labels(20000)
     parts = parts_of("sizes", labels, 10, 0, dirichlet_alpha=0.5)
