@@ -1,6 +1,6 @@
 """Multi-objective descent with the variance of the losses as one more objective."""
 
-from typing import Annotated, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from .descent import CommonDescent
 from .fedavgn import StepOptions, Stepped
 from .guidance import NOTHING_COMMON
 from .simplex import shortest_combination
+from .strategy import Tries
 
 # Up to this share of the updates' mean norm, the gradient of the variance counts as zero.
 ROUNDING = 1e-12
@@ -56,6 +57,9 @@ class FairMOO(CommonDescent, Stepped):
     Memory: none
     Cost: a Gram matrix and a QP, or about ten if the variance would rise
     """
+
+    # The default is of one problem: it has the unit of a squared loss.
+    tries: ClassVar[Tries] = {"tolerance": (0.006, 0.06, 0.6)}
 
     def __init__(
         self,

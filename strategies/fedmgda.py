@@ -12,6 +12,9 @@ from .fedavgn import DECAYS, STEPS, StepOptions, Stepped, moving
 from .simplex import GRAM_REPORTS, min_norm_weights
 from .strategy import Tries
 
+# Wang et al. (FedFV), Table 1; Hu et al. have 1, and tune the step.
+EPSILONS = (0.01, 0.05, 0.1, 0.5, 1.0)
+
 
 class FedMGDA(Stepped):
     r"""FedMGDA: the shortest combination of the updates near the prior.
@@ -42,8 +45,7 @@ class FedMGDA(Stepped):
     Cost: a Gram matrix and a QP
     """
 
-    # Wang et al. (FedFV), Table 1.
-    tries: ClassVar[Tries] = {"epsilon": (0.01, 0.05, 0.1, 0.5, 1.0)}
+    tries: ClassVar[Tries] = {"epsilon": EPSILONS}
     requires = frozenset({"gram"})
     reports = GRAM_REPORTS
     lost_to_server_optimizers = COMMON_DESCENT
@@ -97,7 +99,7 @@ class FedMGDAPlus(FedMGDA):
     Cost: a Gram matrix and a QP
     """
 
-    tries: ClassVar[Tries] = {"server_lr": STEPS, "decay": DECAYS}
+    tries: ClassVar[Tries] = {"epsilon": EPSILONS, "server_lr": STEPS, "decay": DECAYS}
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the shortest combination of unit updates, divided by the norms.

@@ -39,8 +39,8 @@ class FedProx(FedAvg):
     Cost: a weighted sum
     """
 
-    # The paper's grid.
-    tries: ClassVar[Tries] = {"mu": (0.001, 0.01, 0.1, 1.0)}
+    # The paper's grid, and the 10 of Hu et al. (FedMGDA+), whose formula has no half.
+    tries: ClassVar[Tries] = {"mu": (0.001, 0.01, 0.1, 1.0, 20.0)}
     own_terms = frozenset({"proximal_mu"})
 
     def __init__(

@@ -14,9 +14,9 @@ from .strategy import FairStrategy, Tries
 # Losses are raised to this before a power is taken.
 SMALLEST_LOSS = 1e-10
 
-# The grid of Hu et al. (FedMGDA+), Table 5.
+# The grid of Hu et al. (FedMGDA+), Table 5, and the q of Wang et al. (FedFV), Table 1.
 GRID: Tries = {
-    "q": (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0),
+    "q": (0.001, 0.01, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0),
     "lipschitz": (0.1, 1.0, 10.0),
 }
 

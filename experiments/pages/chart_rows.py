@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
-from fairbloom.server.run_folder.csv_rows import IMPROVED
+from fairbloom.server.run_folder.csv_rows import IMPROVED, TRAIN_LOSS_OF_GLOBAL_MODEL
 from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS
 from fairbloom.text import text_if
 
@@ -169,16 +169,7 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
     """
     rows = []
     for line in lines:
-        column = (
-            IMPROVED
-            if measure == "improved"
-            else f"{line.runs[0].score.column(line.model)}_{measure}"
-        )
-        tables = [run.rounds.set_index("round") for run in line.runs]
-        by_run = [
-            {number: value for number, value in table.get(column, {}).items() if is_shown(value)}
-            for table in tables
-        ]
+        by_run = [_by_round(run, line, measure) for run in line.runs]
         rows += [
             {
                 "round": number,
@@ -188,6 +179,18 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
             for number in thin(sorted(set.intersection(*map(set, by_run))), CURVE_ROUNDS)
         ]
     return rows
+
+
+def _by_round(run: Run, line: Line, measure: str) -> dict[int, float]:
+    """Return a measure after each evaluated round; {} without numbers."""
+    if measure == "train_loss":
+        losses = _pick(run, run.clients, TRAIN_LOSS_OF_GLOBAL_MODEL).groupby("round")["value"]
+        found = losses.mean()
+    else:
+        of_score = f"{run.score.column(line.model)}_{measure}"
+        column = IMPROVED if measure == "improved" else of_score
+        found = run.rounds.set_index("round").get(column, {})
+    return {number: value for number, value in found.items() if is_shown(value)}
 
 
 def mean_and_range(values: Sequence[float]) -> dict[str, float | None]:

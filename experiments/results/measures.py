@@ -39,7 +39,7 @@ class ClientScores:
     examples: Mapping[str, int] = field(default_factory=dict)
     groups: GroupReport | None = None
     baseline: Mapping[str, float] = field(default_factory=dict)
-    improved: float = math.nan  # see `Run.improved`
+    training: Mapping[str, float] = field(default_factory=dict)  # see `Run.training`
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,11 @@ def _percentile(percent: int) -> Callable[[ClientScores], float]:
     return lambda served: float(np.percentile([*served.values.values()], percent))
 
 
+def _of_training(name: str) -> Callable[[ClientScores], float]:
+    """Return the function of a measure of `Run.training`."""
+    return lambda served: served.training.get(name, math.nan)
+
+
 def _uniform(served: ClientScores) -> float:
     """Return the mean over all examples."""
     examples = served.examples
@@ -167,7 +172,11 @@ REGISTRY: Mapping[str, Measure] = {
     "uniform": Measure("uniform", _uniform),
     "percentile_5": Measure("percentile_5", _percentile(5)),
     "percentile_95": Measure("percentile_95", _percentile(95)),
-    "improved": Measure("improved", lambda served: served.improved, "high"),
+    "improved": Measure("improved", _of_training("improved"), "high"),
+    "improved_last_third": Measure(
+        "improved_last_third", _of_training("improved_last_third"), "high"
+    ),
+    "train_loss": Measure("train_loss", _of_training("train_loss"), "low", 4, unit=False),
     **{name: Measure(name, _against(name), good) for name, good in AGAINST_BASELINE.items()},
     "3*mean+worst": Measure(
         "3*mean+worst", lambda s: 0.75 * _spread("mean")(s) + 0.25 * _spread("worst")(s)

@@ -349,7 +349,7 @@ def measures_of(
         run.test_examples(hostile=True),
         run.by_group(evaluated),
         (base or run).final(hostile=True),
-        run.improved,
+        run.training,
     )
     found = {measure: find_measure(measure).of(served) for measure in measures}
     for measure, value in found.items():

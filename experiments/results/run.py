@@ -25,6 +25,7 @@ from fairbloom.server.run_folder.csv_rows import (
     ENDINGS,
     HOSTILE,
     IMPROVED,
+    TRAIN_LOSS_OF_GLOBAL_MODEL,
     parse_absent,
     parse_names,
 )
@@ -445,7 +446,26 @@ class Run(Shown):
 
         It is the mean over the rounds, of those in which clients evaluated.
         """
-        shown = [cell for cell in self.rounds.get(IMPROVED, ()) if is_shown(cell)]
+        return self._improved_after(0)
+
+    @property
+    def training(self) -> dict[str, float]:
+        """Measures of training, by name; NaN if unknown.
+
+        `improved`, the same in the last third of the rounds, and the clients' mean training loss of
+        the last evaluated round.
+        """
+        losses = [*self.column(TRAIN_LOSS_OF_GLOBAL_MODEL, hostile=True).values()]
+        return {
+            "improved": self.improved,
+            "improved_last_third": self._improved_after(self.num_rounds * 2 // 3),
+            "train_loss": mean_of(losses) if losses else math.nan,
+        }
+
+    def _improved_after(self, server_round: int) -> float:
+        """Return the mean of IMPROVED over later rounds, NaN if unknown."""
+        rounds = self.rounds[self.rounds["round"] > server_round]
+        shown = [cell for cell in rounds.get(IMPROVED, ()) if is_shown(cell)]
         return mean_of(shown) if shown else math.nan
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:

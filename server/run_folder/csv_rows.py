@@ -49,6 +49,9 @@ SHARE_OF_LARGER_CLASS = "test_share_of_larger_class"
 # Column of clients.csv for experiments with an attack: 1 for the clients that attack, else 0.
 HOSTILE = "hostile"
 
+# Column of clients.csv: the loss of the round's model on a client's training examples.
+TRAIN_LOSS_OF_GLOBAL_MODEL = "train_loss_of_global_model"
+
 # Column of rounds.csv: the percentage of the participants that `percent_improved` counts.
 IMPROVED = "percent_of_participants_improved"
 
@@ -179,7 +182,7 @@ class ClientTable:
             *scores("test", "global", "personal"),
             ("test_loss_of_global_model", column(self.loss)),
             ("train_loss_before_round", column(names.LOSS_BEFORE, trained)),
-            ("train_loss_of_global_model", column(names.TRAIN_LOSS)),
+            (TRAIN_LOSS_OF_GLOBAL_MODEL, column(names.TRAIN_LOSS)),
         ]
         if self.disparity:
             columns += [

@@ -64,11 +64,19 @@ def load(
     classes: str,
     test: str,
     standardise: str,
+    model_outputs: int,
     rotated_clients: int,
 ) -> Task:
     """Return the task of a data set; images are read when a client needs them, not by a server."""
     return deal_pictures(
-        info, partial(read, info, setup), setup, rotated_clients, classes, test, standardise
+        info,
+        partial(read, info, setup),
+        setup,
+        rotated_clients,
+        classes,
+        test,
+        standardise,
+        model_outputs,
     )
 
 
@@ -96,6 +104,7 @@ def deal_pictures(
     classes: str = "",
     test: str = "train",
     standardise: str = "none",
+    model_outputs: int = 0,
 ) -> Task:
     """Return the task of a data set of images, split among clients.
 
@@ -113,6 +122,8 @@ def deal_pictures(
     standardise
         "channel": (x − μ)/σ of each channel; "pixel": (x − μ)/(σ + 0.001) of each pixel, from 0 to
         255; "none": x from 0 to 1. Mean and deviation are those of all official training images.
+    model_outputs
+        The number of the model's outputs, of which the classes are the first. 0: one a class.
     """
     known = [str(number) for number in range(len(info.labels))]
     words = [word.strip() for word in classes.split(",")] if classes else known
@@ -123,6 +134,12 @@ def deal_pictures(
         )
     kept = tuple(map(int, words))
     class_names = [info.labels[number] for number in kept]
+    if 0 < model_outputs < len(kept):
+        raise FairbloomError(
+            f"{info.name}.model-outputs = {model_outputs}: there are {len(kept)} classes: set at"
+            f" least {len(kept)}, or leave it out"
+        )
+    unused = [f"unused-{number}" for number in range(len(kept), model_outputs)]
     names = (
         name_clients(setup, class_names)
         if setup.partition == CLASS
@@ -185,7 +202,8 @@ def deal_pictures(
         return add_labels(parts_of(client), dealt().targets.numpy())
 
     white = info.white if standardise == "none" else 0.0
-    task = classify(setup, names, info.shape, class_names, splits, rows_of, white=white)
+    outputs = [*class_names, *unused]
+    task = classify(setup, names, info.shape, outputs, splits, rows_of, white=white)
     return replace(task, marks=dict.fromkeys(turned, "rotated"))
 
 

@@ -6,8 +6,10 @@ import pytest
 
 from fairbloom.strategies import METHODS
 
+Q = (0.001, 0.01, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
+
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
-    "fedprox": ({"inexactness": False, "proximal_mu": 0.1}, {"mu": (0.001, 0.01, 0.1, 1.0)}),
+    "fedprox": ({"inexactness": False, "proximal_mu": 0.1}, {"mu": (0.001, 0.01, 0.1, 1.0, 20.0)}),
     "fedavgn": (
         {"server_lr": 1.0, "decay": 0.0, "decay_every": 100},
         {"server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0, 0.025, 0.0333, 0.05, 0.1, 0.333, 0.5)},
@@ -15,11 +17,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "feddyn": ({"alpha": 0.01}, {"alpha": (0.001, 0.01, 0.1)}),
     "qfedavg": (
         {"q": 5.0, "lipschitz": 1.0},
-        {"q": (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0), "lipschitz": (0.1, 1.0, 10.0)},
+        {"q": Q, "lipschitz": (0.1, 1.0, 10.0)},
     ),
     "qfedsgd": (
         {"q": 1.0, "lipschitz": 10.0},
-        {"q": (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0), "lipschitz": (0.1, 1.0, 10.0)},
+        {"q": Q, "lipschitz": (0.1, 1.0, 10.0)},
     ),
     "term": ({"tilt": 1.0}, {"tilt": (0.01, 0.1, 0.5, 1.0, 5.0)}),
     "afl": ({"gamma": 0.1}, {"gamma": (0.01, 0.1, 0.2, 0.5)}),
@@ -35,7 +37,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "fedmgda": ({"epsilon": 1.0}, {"epsilon": (0.01, 0.05, 0.1, 0.5, 1.0)}),
     "fedmgdaplus": (
         {"epsilon": 1.0},
-        {"server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0, 0.025, 0.0333, 0.05, 0.1, 0.333, 0.5)},
+        {
+            "epsilon": (0.01, 0.05, 0.1, 0.5, 1.0),
+            "server_lr": (0.5, 1.0, 1.5, 2.0),
+            "decay": (0.0, 0.025, 0.0333, 0.05, 0.1, 0.333, 0.5),
+        },
     ),
     "mgdaprox": (
         {"epsilon": 1.0, "proximal_mu": 0.1},
@@ -52,7 +58,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "adafed": ({"gamma": 1.0}, {"gamma": (1.0, 5.0)}),
     "fedmdfg": ({"angle": 11.25, "history": True, "guidance": "scaled"}, {}),
     "fedlf": ({"history": True, "guidance": "scaled", "groups": None}, {}),
-    "fairmoo": ({"tolerance": 0.006, "length": None}, {}),
+    "fairmoo": ({"tolerance": 0.006, "length": None}, {"tolerance": (0.006, 0.06, 0.6)}),
     "fairfed": ({"beta": 1.0}, {"beta": (0.05, 0.2)}),
     "fcfl": (
         {

@@ -56,15 +56,34 @@ def task(
     classes: str = "",
     test: str = "train",
     standardise: str = "none",
+    model_outputs: int = 0,
     **own: Any,
 ) -> Task:
     setup = Setup.of({"model": "logistic", "clients": 4, "partition": "iid"}).model_copy(update=own)
-    return deal_pictures(SHAPES, lambda: PICTURES, setup, rotated, classes, test, standardise)
+    return deal_pictures(
+        SHAPES, lambda: PICTURES, setup, rotated, classes, test, standardise, model_outputs
+    )
 
 
 def numbers(images: Tensor) -> list[int]:
     """Return which of the images these are, by their first pixels."""
     return (images[:, 0, 0, 0].double() * SHAPES.white).round().long().tolist()
+
+
+@pytest.mark.parametrize(
+    ("classes", "outputs", "expected"), [("", 0, 3), ("", 7, 7), ("0,2", 2, 2)]
+)
+def test_a_model_may_have_outputs_beyond_the_classes(
+    classes: str, outputs: int, expected: int
+) -> None:
+    made_of = task(classes=classes, model_outputs=outputs)
+    images, labels = everything(made_of.splits(made_of.clients[0]).train)
+    assert made_of.model()(images).shape == (len(images), expected)
+    assert labels.max() < 3
+    with pytest.raises(
+        FairbloomError, match=r"model-outputs = 1: there are \d classes: set at lea"
+    ):
+        task(classes=classes, model_outputs=1)
 
 
 def test_the_digits_are_those_of_scikit_learn() -> None:

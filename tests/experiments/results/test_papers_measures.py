@@ -27,6 +27,7 @@ from fairbloom.experiments.render.page import Note, Table
 from fairbloom.experiments.results.caveats import SharedData
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.group_scores import Group, GroupReport
+from fairbloom.experiments.results.reproduction import measures_of
 from fairbloom.experiments.results.verdict import find_contradictions
 from fairbloom.protocol.scores import ACCURACY, F1, LOSS_SCORE, GroupScore, Score
 from fairbloom.server.fairness import against_baseline
@@ -67,6 +68,22 @@ def test_improved_is_the_mean_over_rounds(compared_measures: Comparison) -> None
         for of_run in rounds
     ]
     assert [float(row["improved"]) for row in rows] == pytest.approx(means)
+
+
+def test_measures_of_training_are_those_of_the_tables(compared_measures: Comparison) -> None:
+    """Two of three rounds are before the last third; the loss is of the last round alone."""
+    for run in itertools.chain(*compared_measures.runs.values()):
+        rounds = rows_of(run.folder / "rounds.csv")
+        last = [row for row in rows_of(run.folder / "clients.csv") if row["round"] == "3"]
+        losses = [float(row["train_loss_of_global_model"]) for row in last]
+        found = measures_of(run, ["improved", "improved_last_third", "train_loss"], "global")
+        assert found == pytest.approx(
+            {
+                "improved": run.improved,
+                "improved_last_third": float(rounds[-1]["percent_of_participants_improved"]),
+                "train_loss": statistics.fmean(losses),
+            }
+        )
 
 
 def test_shares_of_suffering_clients_are_counted_by_hand(compared_measures: Comparison) -> None:

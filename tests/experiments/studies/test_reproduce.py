@@ -634,7 +634,7 @@ FEW: dict[str, Value] = {"clients": 2, "learning-rate": 0.01}
 # their networks are LSTMs
 SLOW = ("fedmgda-table14", "semivred-table6-shakespeare", "semivred-table6-stackoverflow")
 
-FIGURES = tuple(f"fedmgda-figure{k}" for k in ("1", "2", "3", "4", "s5-9"))
+FIGURES = tuple(f"fedmgda-figure{k}" for k in ("1", "2", "3", "3-left", "4", "8", "s5-9"))
 
 RECIPES: dict[str, dict[str, Value]] = {
     **dict.fromkeys(("fedfv-figure2", *FIGURES), UNVERIFIED | {"clients": 10}),
@@ -645,6 +645,7 @@ RECIPES: dict[str, dict[str, Value]] = {
     "fedmgda-table12": UNVERIFIED | {"clients": 10, "fraction": 0.1},
     "fedmgda-table14": UNVERIFIED | {"fraction": 0.1, "test-share": 0.5},
     "semivred-table2": UNVERIFIED | FEW,
+    "semivred-table6-cifar10": UNVERIFIED | {"smallest-client": 5},
     "semivred-table6-cifar100": UNVERIFIED | FEW,
     "semivred-table6-cinic10": UNVERIFIED | FEW,
     "semivred-table6-shakespeare": UNVERIFIED | {"clients": 2, "shakespeare.smallest": 0},
