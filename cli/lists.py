@@ -189,14 +189,19 @@ def _print(markup: str, indent: int = 4) -> None:
 # Recipes and runs ---------------------------------------------------------------------------------
 
 
-def show_recipes(recipes: Sequence["Recipe"]) -> None:
-    """Print the recipes: what each is, what data it needs, and how much it runs."""
-    headings = ("name", "what", "data", "rows", "runs")
-    cells = [
-        [*map(Cell.of, (each.name, each.title, ", ".join(each.tasks), len(each.rows), each.runs))]
-        for each in recipes
-    ]
-    show_table(Table("recipes", "", headings, cells, "runs: with the recipe's number of seeds"))
+def show_recipes(recipes: Sequence["Recipe"], ran: int, printed: int) -> None:
+    """Print the recipes: what each is, its data, and of how many printed numbers it `ran`."""
+    headings = ("name", "what", "data", "rows", "runs", "was run")
+    cells = []
+    for each in recipes:
+        counts = (len(each.rows), each.runs)
+        words = (each.name, each.title, ", ".join(each.tasks), *counts, each.ran_in_words)
+        cells.append([*map(Cell.of, words)])
+    note = (
+        f"runs: with the recipe's number of seeds. {ran} of {printed} printed numbers were run; no"
+        " data: they were not at hand"
+    )
+    show_table(Table("recipes", "", headings, cells, note))
 
 
 def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 from fairbloom.command import CORRECTABLE
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
-from fairbloom.experiments.recipe import load_recipe, names
+from fairbloom.experiments.recipe import count_printed, load_recipe, names
 from fairbloom.experiments.results.run import final_of
 from fairbloom.protocol.settings import SettingsError
 
@@ -63,7 +63,7 @@ def reproduce(
         if as_json:
             print(json.dumps([recipe.summary for recipe in recipes], indent=2))
         else:
-            show_recipes(recipes)
+            show_recipes(recipes, *count_printed(recipes))
     elif name is None:
         raise SettingsError("no recipe is named: fairbloom reproduce --list names them")
     else:

@@ -3,7 +3,7 @@
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,6 +91,8 @@ class Row(Section):
     note: str = ""
     grid: Axes = Field(default_factory=dict)
     evaluated: Literal["global", "personal"] = "global"
+    # whether it was run if its recipe was; see Recipe.ran
+    ran: bool = True
 
 
 class Recipe(Section):
@@ -98,6 +100,8 @@ class Recipe(Section):
 
     name: str = ""
     title: str = ""
+    # for `fairbloom reproduce --list`: whether docs/measured.md has numbers of runs as they are set
+    ran: Literal["", "in full", "quick only", "no data"] = ""
     what: str = ""
     source: str = ""
     # the number of seeds behind the printed spreads; 0 if the source does not give it
@@ -213,7 +217,14 @@ class Recipe(Section):
             "rows": len(self.rows),
             "seeds": self.seeds,
             "runs": self.runs,
+            "ran": self.ran_in_words,
         }
+
+    @property
+    def ran_in_words(self) -> str:
+        """Whether it was run, with the number of rows if only some were."""
+        ran = sum(row.ran for row in self.rows)
+        return self.ran if ran == len(self.rows) else f"{ran} of {len(self.rows)} rows"
 
     # Of a row
 
@@ -270,6 +281,20 @@ class Recipe(Section):
         if dot and owner in self.owners and owner != owner_of(self.method(row)):
             return None
         return key
+
+
+def count_printed(recipes: Iterable[Recipe]) -> tuple[int, int]:
+    """Return of how many printed numbers the rows were run, and how many there are.
+
+    Rows with the same numbers count once: some tables repeat others, and some rows differ only in
+    what a paper leaves open.
+    """
+    ran = dict[tuple[str, ...], bool]()
+    for recipe in recipes:
+        for row in recipe.rows:
+            numbers = tuple(filter(None, row.published))
+            ran[numbers] = ran.get(numbers, False) or (recipe.ran == "in full" and row.ran)
+    return sum(len(n) for n, was in ran.items() if was), sum(map(len, ran))
 
 
 # Files --------------------------------------------------------------------------------------------

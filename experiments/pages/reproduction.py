@@ -5,7 +5,9 @@ from functools import partial
 
 from fairbloom.text import plural, text_if
 
+from ..recipe import CLAIM
 from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
+from ..results.differences import Difference
 from ..results.measures import find_measure, measure_title
 from ..results.presentation import page_of
 from ..results.reproduction import Reproduction
@@ -13,9 +15,6 @@ from . import charts
 from .cells import NONE, Digits, about_worst
 from .chart_rows import Line, curves
 from .sections import files_of, in_seconds
-
-# What is printed of a claim by whether it holds; None: runs are missing.
-CLAIMED = {True: "holds", False: "does not hold here", None: "runs are missing"}
 
 # The tone of a measured number by whether it agrees with the printed one; None: not judged.
 TONES: Mapping[bool | None, Tone] = {None: "", True: "better", False: "worse"}
@@ -46,7 +45,7 @@ def page_of_reproduction(done: Reproduction) -> Page:
         )
     shown = "Printed and measured" if done.printed else "What was measured"
     sections = [Section("rows", shown, intro, [_rows_table(done), _rows_charts(done)])]
-    if claims := [f"{claim}: {CLAIMED[holds]}." for claim, holds in done.claims.items()]:
+    if claims := [f"{claim}: {_holds(claim, found)}." for claim, found in done.claims.items()]:
         sections.append(Section("claims", "What the source claims", "", [Note(claims)]))
     faults = [f"{outcome.name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
     notes = [
@@ -75,6 +74,16 @@ def page_of_reproduction(done: Reproduction) -> Page:
         return [Section("cost", "Time", "", [table])]
 
     return Page(recipe.title, verdict, said, facts, sections, details, files, figure)
+
+
+def _holds(claim: str, found: Difference | None) -> str:
+    """Return whether a claim holds, with the difference that it claims; None: runs are missing."""
+    if found is None:
+        return "runs are missing"
+    verb = "holds" if found.mean > 0.0 else "does not hold here"
+    measure = find_measure(CLAIM.findall(claim)[0][2])
+    number = Digits(measure.decimals).difference(found).text
+    return f"{verb}, by {number} with {plural(found.seeds, 'one seed', f'{found.seeds} seeds')}"
 
 
 def _agreement(done: Reproduction) -> str:

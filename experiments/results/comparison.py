@@ -17,7 +17,7 @@ from fairbloom.text import plural
 from ..study import Study
 from .caveats import SharedData, caveats_of_comparison
 from .compared_scores import ComparedScores, personal_label, tabulate
-from .differences import Difference, difference_of
+from .differences import difference_of
 from .group_scores import GroupReport
 from .measures import AGAINST_BASELINE, CLIENT
 from .presentation import Shown
@@ -153,11 +153,6 @@ def _find_lacking(
     return found
 
 
-def _numbers_of(difference: Difference) -> dict[str, Any]:
-    """Return a difference by the columns of differences.csv, with None for a missing number."""
-    return {key: None if value != value else value for key, value in asdict(difference).items()}
-
-
 @dataclass(frozen=True, eq=False)
 class Comparison(ComparedScores, Shown):
     """The outcome of every method and seed.
@@ -267,14 +262,14 @@ class Comparison(ComparedScores, Shown):
         of_clients = [f"{CLIENT}{client}" for client in self.clients_compared]
         gaps = [f"{gap}:{client}" for gap in self.gaps_compared for client in self.clients_compared]
         rows = [
-            {"method": method, "measure": measure, **_numbers_of(difference)}
+            {"method": method, "measure": measure, **difference.numbers}
             for measure in (*measured, *of_clients, *self.gaps_compared, *filter(self._has, gaps))
             for method, difference in self.differences(measure).items()
         ]
         for measure, method in itertools.product(AGAINST_BASELINE, self.others):
             if measure != "mean_change" and (found := self.against_baseline(method, measure)):
                 difference = difference_of(found, test_share=self.shared.test_share).untested
-                numbers = _numbers_of(difference)
+                numbers = difference.numbers
                 if measure.endswith("_share"):  # a share is neither gain nor loss
                     numbers |= {"better": None, "worse": None}
                 rows.append({"method": method, "measure": measure, **numbers})

@@ -3,8 +3,8 @@
 import math
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -63,6 +63,11 @@ class Difference:
     def is_zero(self) -> bool:
         """Whether method and baseline are equal with every seed."""
         return not (self.better or self.worse)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The numbers by the columns of differences.csv, with None for a missing one."""
+        return {key: None if value != value else value for key, value in asdict(self).items()}
 
     @property
     def untested(self) -> "Difference":

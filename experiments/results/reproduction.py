@@ -4,8 +4,11 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Mark, Value, marked
@@ -14,7 +17,8 @@ from fairbloom.strategies.named import format_value
 from ..arms import Arm
 from ..recipe import CLAIM, Printed, Recipe, Row
 from ..study import Study
-from .differences import mean_and_deviation
+from .caveats import SharedData
+from .differences import Difference, difference_of, mean_and_deviation
 from .measures import CLIENT, GAP, ClientScores, find_measure
 from .presentation import Shown
 from .run import OpenedRuns, Run, final_of
@@ -43,8 +47,8 @@ class Outcome:
         The numbers that were printed, by measure.
     runs
         The finished runs of the chosen arm, by their seeds.
-    measured
-        The measures over the finished seeds; empty without finished seeds, or with a fault.
+    by_seed
+        The measures of the finished runs, by their seeds; empty with a fault.
     unfinished
         The folders of the missing runs, including the grid's; failed runs are not counted.
     fault
@@ -56,9 +60,15 @@ class Outcome:
     parameters: Mapping[str, Value]
     published: Mapping[str, Printed]
     runs: Mapping[int, Run]
-    measured: Mapping[str, Spread]
+    by_seed: Mapping[int, Mapping[str, float]]
     unfinished: frozenset[str] = frozenset()
     fault: str = ""
+
+    @cached_property
+    def measured(self) -> dict[str, Spread]:
+        """The measures over the finished seeds; empty without finished seeds, or with a fault."""
+        found = [*self.by_seed.values()]
+        return {m: mean_and_deviation([each[m] for each in found]) for m in next(iter(found), {})}
 
     @property
     def seconds(self) -> float:
@@ -136,19 +146,26 @@ class Reproduction(Shown):
         return all(judged) if judged else None
 
     @property
-    def claims(self) -> dict[str, bool | None]:
-        """Whether each claim of the recipe holds for the means over seeds; None if runs miss."""
-        measured = {self.recipe.name_of(o.row): o.measured for o in self.outcomes}
-        found = dict[str, bool | None]()
+    def claims(self) -> dict[str, Difference | None]:
+        """By how much each claim of the recipe holds, paired by seed; None if runs miss.
+
+        A claim that does not hold has a negative difference.
+        """
+        outcomes = {self.recipe.name_of(outcome.row): outcome for outcome in self.outcomes}
+        found = dict[str, Difference | None]()
         for claim in self.recipe.claims:
             one, direction, measure, other = CLAIM.findall(claim)[0]
-            means = [
-                measured[name][measure][0]
-                for name in (one, other)
-                if measure in measured.get(name, {})
-            ]
             sign = 1.0 if direction == "higher" else -1.0
-            found[claim] = sign * (means[0] - means[1]) > 0.0 if len(means) == 2 else None
+            second = outcomes[other].by_seed if other in outcomes else {}
+            gains = [
+                sign * (outcomes[one].by_seed[seed][measure] - values[measure])
+                for seed, values in second.items()
+                if one in outcomes and seed in outcomes[one].by_seed
+            ]
+            found[claim] = None
+            if gains and np.isfinite(gains).all():
+                shared = SharedData.of([*outcomes[one].runs.values()])
+                found[claim] = difference_of(gains, test_share=shared.test_share).untested
         return found
 
     @property
@@ -163,7 +180,10 @@ class Reproduction(Shown):
             "set": dict(self.study.overrides),
             "seeds": list(self.study.seeds),
             "rows": [self._row_as_json(outcome) for outcome in self.outcomes],
-            "claims": self.claims,
+            "claims": {
+                claim: found and {"holds": found.mean > 0.0, **found.numbers}
+                for claim, found in self.claims.items()
+            },
             "notes": self.recipe.notes,
             "folder": str(self.folder),
         }
@@ -306,14 +326,13 @@ def _read_row(
     fault = next(filter(None, reasons), fault)
     runs = {seed: run for arm, seed in chosen if (run := opened.get(arm, seed)) is not None}
     missing = {study.folder(*key) for key in (*searched, *chosen) if opened.get(*key) is None}
-    measured: Mapping[str, Spread] = {}
+    by_seed: Mapping[int, Mapping[str, float]] = {}
     try:
-        if runs and not fault:
-            by_seed = [
-                measures_of(run, recipe.measures, row.evaluated, bases.get(seed))
+        if not fault:
+            by_seed = {
+                seed: measures_of(run, recipe.measures, row.evaluated, bases.get(seed))
                 for seed, run in runs.items()
-            ]
-            measured = {m: mean_and_deviation([each[m] for each in by_seed]) for m in by_seed[0]}
+            }
     except FairbloomError as error:
         fault = str(error)
     except Exception as error:  # a bug of ours must not lose hours of other rows
@@ -324,7 +343,7 @@ def _read_row(
     name = recipe.name_of(row, point)
     parameters = recipe.parameters(row, point)
     unfinished = frozenset(missing - study.failed.keys())
-    return Outcome(row, name, parameters, recipe.published(row), runs, measured, unfinished, fault)
+    return Outcome(row, name, parameters, recipe.published(row), runs, by_seed, unfinished, fault)
 
 
 def measures_of(

@@ -7,13 +7,16 @@ Recipes of figures: measures over rounds, and claims about two rows.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fairbloom import reproduce
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.recipe import Printed, Recipe, load_recipe, names
+from fairbloom.experiments.results.differences import difference_of
 from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.studies.reproduce import study_of
 from fairbloom.protocol.settings import Value
@@ -354,17 +357,29 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_claims_hold_or_do_not_hold_here(tmp_path: Path) -> None:
+    """By their difference, paired by seed, with its interval from three seeds on."""
     text = RECIPE.replace("learning-rate = 0.0", "learning-rate = 1e-9").replace("=0)", "=1e-09)")
-    done = reproduce(write(tmp_path, text), seeds=1, out=tmp_path / "out", progress=False)
-    assert [*done.claims.values()] == [True, False]
-    page = page_of(done)
-    said = next(section for section in page.sections if section.id == "claims")
-    assert "holds." in str(said)
-    assert "does not hold here." in str(said)
-    figure = str(page.figure())
+    done = reproduce(write(tmp_path, text), seeds=3, out=tmp_path / "out", progress=False)
+    one, other = ([each["mean"] for each in o.by_seed.values()] for o in done.outcomes)
+    higher, lower = done.claims.values()
+    expected = difference_of(np.subtract(one, other).tolist()).untested
+    assert higher is not None
+    assert lower is not None
+    assert replace(higher, p_value=0.0) == replace(expected, p_value=0.0)
+    assert lower.mean == -higher.mean < 0.0
+    (said,) = (str(each) for each in page_of(done).sections if each.id == "claims")
+    number = f"{higher.mean:+.2f} ({higher.low:.2f} to {higher.high:.2f})"
+    assert f"holds, by {number} with 3 seeds." in said
+    assert f"does not hold here, by -{number[1:6]}" in said
+    assert [each["holds"] for each in done.as_json["claims"].values()] == [True, False]
+    figure = str(page_of(done).figure())
     assert "rounds-mean" in figure
     assert "rounds-improved" in figure
     assert "rounds-train-loss" in figure
+    again = reproduce(
+        write(tmp_path, text), seeds=3, rows=["one"], out=tmp_path / "out", progress=False
+    )
+    assert [*again.claims.values()] == [None, None]
 
 
 @pytest.mark.parametrize(
