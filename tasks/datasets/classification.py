@@ -1,7 +1,8 @@
 """The common parts of known data sets: classes, the cross-entropy, clients that come with them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from ..models.networks import Shape
 from ..models.registry import build
 from ..partition import Indices, Labels
 from ..task import Setup, Splits, Task
+
+Rows = TypeVar("Rows", bound=Sized)
 
 
 def classify(
@@ -57,8 +60,8 @@ def group_rows(owners: Sequence[str]) -> dict[str, Indices]:
 
 
 def draw_clients(
-    rows: Mapping[str, Indices], setup: Setup, what: str, enough: Callable[[int], bool]
-) -> dict[str, Indices]:
+    rows: Mapping[str, Rows], setup: Setup, what: str, enough: Callable[[int], bool]
+) -> dict[str, Rows]:
     """Return the rows of the run's clients by name, sorted; draw them if there are more.
 
     Clients for which `enough` of their number of examples is false are left out, and logged.

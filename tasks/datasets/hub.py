@@ -1,6 +1,6 @@
 """Read tables of the Hugging Face hub: parquet files with columns of labels and images."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,21 @@ def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
             for name, each in columns.items()
         }
     except (OSError, ValueError, KeyError) as error:
-        raise FairbloomError(
-            f"{path} cannot be read ({' '.join(str(error).split())}): put the original in its place"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def read_batches(path: Path, *names: str) -> Iterator[Sequence[Any]]:
+    """Yield columns of a parquet file, 65,536 rows at a time: it may exceed the memory."""
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(columns=names):
+            yield batch.select(names).columns
+    except (OSError, ValueError, KeyError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> FairbloomError:
+    reason = " ".join(str(error).split())
+    return FairbloomError(f"{path} cannot be read ({reason}): put the original in its place")
 
 
 def to_labels(path: Path, column: Any, classes: int) -> NDArray[np.int64]:

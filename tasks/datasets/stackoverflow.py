@@ -2,13 +2,19 @@
 
 A row of the table is a sentence: its user, and its words with spaces between them. An example is
 the last 20 words before a word; a sentence has a mark at either end, and the last one is a target.
+The accuracy is over all targets: Reddi et al. leave out ends of sentences and unknown words.
+
+The file has 135 million sentences. It is read twice: to count them, and for those of the run's
+users, which are kept.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
+import pyarrow
 import torch
 from pyarrow import compute
 from torch import Tensor
@@ -18,8 +24,8 @@ from fairbloom.errors import FairbloomError
 from ..catalogue import TASKS
 from ..partition import MIN_EXAMPLES, Indices, split
 from ..task import Examples, Setup, Splits, Task
-from .classification import classify, draw_clients, group_rows, numbered
-from .hub import read_columns
+from .classification import classify, draw_clients, numbered
+from .hub import read_batches
 from .store import locate
 
 # The number of words of an example; shorter beginnings of sentences are padded in front.
@@ -36,35 +42,57 @@ def load(setup: Setup, *, smallest: int, words: int) -> Task:
     The vocabulary has the `words` most frequent words of the run's clients.
     """
     (path,) = locate(TASKS["stackoverflow"], setup)
-    columns = read_columns(path, "client_id", "tokens")
-    sentences = columns["tokens"]
-    if sentences.null_count or str(sentences.type) not in ("string", "large_string"):
-        raise FairbloomError(f"{path}: tokens must be texts: put the original in its place")
-    of_users = group_rows(columns["client_id"].to_pylist())
-    spaces = compute.count_substring(sentences, " ").to_numpy()
-    large = {name: rows for name, rows in of_users.items() if (spaces[rows] + 2).sum() >= smallest}
-    rows = draw_clients(large, setup, "users", lambda count: count >= MIN_EXAMPLES)
+    sentences, examples = count_by_user(path)
+    large = {user: range(count) for user, count in sentences.items() if examples[user] >= smallest}
+    drawn = draw_clients(large, setup, "users", lambda count: count >= MIN_EXAMPLES)
+    texts = read_texts(path, drawn)
 
     @cache
     def numbers() -> dict[str, int]:
-        texts = sentences.take(np.concatenate([*rows.values()])).to_pylist()
-        counts = Counter(word for text in texts for word in text.split())
+        counts = Counter(
+            word for of_user in texts.values() for text in of_user for word in text.split()
+        )
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return {word: number for number, word in enumerate(ranked[:words], MARKS)}
 
-    def examples(chosen: Indices) -> Examples:
-        texts = sentences.take(chosen).to_pylist()
-        return Examples(*windows([text.split() for text in texts], numbers()))
-
     def splits(client: str) -> Splits:
-        train, test, validation = split(rows[client], setup, client)
-        return Splits(
-            examples(train), examples(test), examples(validation) if len(validation) else None
-        )
+        def chosen(rows: Indices) -> Examples:
+            return Examples(*windows([texts[client][row].split() for row in rows], numbers()))
+
+        train, test, validation = split(np.arange(len(texts[client])), setup, client)
+        return Splits(chosen(train), chosen(test), chosen(validation) if len(validation) else None)
 
     return classify(
-        setup, tuple(rows), (LENGTH,), numbered(MARKS + words), splits, dtype=torch.int64
+        setup, tuple(drawn), (LENGTH,), numbered(MARKS + words), splits, dtype=torch.int64
     )
+
+
+def count_by_user(path: Path) -> tuple[Counter[str], Counter[str]]:
+    """Return the numbers of sentences and of examples of each user."""
+    sentences = Counter[str]()
+    examples = Counter[str]()
+    for owners, tokens in read_batches(path, "client_id", "tokens"):
+        if tokens.null_count or str(tokens.type) not in ("string", "large_string"):
+            raise FairbloomError(f"{path}: tokens must be texts: put the original in its place")
+        users = owners.to_pylist()
+        sentences.update(users)
+        for user, spaces in zip(
+            users, compute.count_substring(tokens, " ").to_pylist(), strict=True
+        ):
+            examples[user] += spaces + 2
+    return sentences, examples
+
+
+def read_texts(path: Path, users: Collection[str]) -> dict[str, list[str]]:
+    """Return the sentences of users in the order of the file; the others are not kept."""
+    texts: dict[str, list[str]] = {user: [] for user in users}
+    for owners, tokens in read_batches(path, "client_id", "tokens"):
+        theirs = compute.is_in(owners, value_set=pyarrow.array(users, owners.type))
+        for user, text in zip(
+            owners.filter(theirs).to_pylist(), tokens.filter(theirs).to_pylist(), strict=True
+        ):
+            texts[user].append(text)
+    return texts
 
 
 def windows(sentences: Iterable[Sequence[str]], numbers: dict[str, int]) -> tuple[Tensor, Tensor]:

@@ -19,10 +19,11 @@ from scipy import stats
 from benchmarks.methods import WORKLOADS
 from docs import which_method
 from docs.hospitals import picture, served, table
+from docs.reproduced import kept, scores_of, table as table_of_scores
 from docs.which_method import FAMILIES, Ranks, nemenyi, one_a_data_set, read_federations
 from fairbloom import reproduce
 from fairbloom.experiments import api
-from fairbloom.experiments.recipe import load_recipe, names
+from fairbloom.experiments.recipe import count_printed, load_recipe, names
 from fairbloom.strategies import METHODS as REGISTERED
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.models import MODELS
@@ -42,6 +43,8 @@ README, MEASURED, DATA_SETS, YOUR_MODEL = (
 
 SHIPPED = [info for info in TASKS.values() if not info.reads]
 """The data sets that are known by name, without those tasks that read a user's own files."""
+
+RECIPES = [*map(load_recipe, names())]
 
 
 def cells(page: str, heading: str = "") -> list[list[str]]:
@@ -159,6 +162,7 @@ def test_the_recipes_are_listed_and_one_is_run(folder: Path) -> None:
     )
     code, printed = PROGRAMS["fairbloom"]("", ["fairbloom", "reproduce", "--list"])
     assert (code, [name for name in names() if name not in printed]) == (0, [])
+    assert "{} of {} printed numbers were run".format(*count_printed(RECIPES)) in printed
 
 
 # Numbers ------------------------------------------------------------------------------------------
@@ -193,12 +197,23 @@ def test_the_page_on_measurements_prints_the_recipe_of_table_7() -> None:
     assert {row[7] for row in table} == {"yes"}
 
 
+@pytest.mark.parametrize("name", kept())
+def test_the_tables_are_those_of_the_kept_scores(name: str) -> None:
+    lines = table_of_scores(load_recipe(name), scores_of(name))
+    assert lines
+    shown = {row[0]: row for row in rows_of(name)}
+    assert lines == {row: shown.get(row) for row in lines}
+
+
 # Names --------------------------------------------------------------------------------------------
 
 
 def test_the_page_on_measurements_has_every_recipe() -> None:
+    """With its state, and of how many printed numbers recipes were run."""
     _, *table = rows_of("recipes")
-    assert sorted(row[0] for row in table) == sorted(f"`{name}`" for name in names())
+    states = {row[0]: row[2] for row in table}
+    assert states == {f"`{recipe.name}`": recipe.ran_in_words for recipe in RECIPES}
+    assert "{} of {:,}".format(*count_printed(RECIPES)) in MEASURED
 
 
 def test_the_page_on_data_sets_has_all_with_their_models(subtests: pytest.Subtests) -> None:

@@ -1,12 +1,22 @@
 """Stack Overflow by its users, from a generated file in TensorFlow Federated's layout."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.datasets.stackoverflow import BEGIN, END, LENGTH, PADDING, UNKNOWN
+from fairbloom.tasks.datasets.stackoverflow import (
+    BEGIN,
+    END,
+    LENGTH,
+    PADDING,
+    UNKNOWN,
+    read_texts,
+)
+from tests.checkout import ROOT
 from tests.simulation.helpers import run, table
 
 from . import made
@@ -82,6 +92,48 @@ def test_a_missing_file_is_asked_for_by_its_path(tmp_path: Path) -> None:
     )
     with pytest.raises(FairbloomError, match=words):
         load("stackoverflow", tmp_path)
+
+
+def test_the_originals_hdf5_is_written_as_the_parquet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of groups and datasets, which behave as mappings and sequences of bytes, in batches."""
+    stackoverflow = pytest.importorskip("benchmarks.stackoverflow")
+    monkeypatch.setattr(stackoverflow, "BATCH", 5)
+    made.stackoverflow(tmp_path, {})
+    (path,) = tmp_path.rglob("*.parquet")
+    users = {u: {"tokens": [text.encode() for text in texts]} for u, texts in TEXTS.items()}
+    stackoverflow.convert(users, path)
+    assert read_texts(path, TEXTS) == TEXTS
+    assert load("stackoverflow", tmp_path).clients == ("u1", "u2")
+
+
+# Prints by how many MB the peak grows from a small file, whose folder is first, to a large one.
+GROWTH = """
+import resource, sys
+from pathlib import Path
+from tests.tasks.made import load
+for folder in map(Path, sys.argv[1:]):
+    task = load("stackoverflow", folder, clients=2)
+    task.splits(task.clients[0])
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_by_the_users_drawn(tmp_path: Path) -> None:
+    """600,000 sentences of 13 words take 300 MB at most; all of them kept would take 400."""
+    folders = [tmp_path / "small", tmp_path / "large"]
+    sentence = " ".join(f"{{}}-{place}" for place in range(13))
+    for folder, users in zip(folders, (2, 30_000), strict=True):
+        texts = {
+            f"u{u}": [sentence.replace("{}", f"{u}-{k}") for k in range(20)] for u in range(users)
+        }
+        made.stackoverflow(folder, texts)
+    command = [sys.executable, "-c", GROWTH, *map(str, folders)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    small, large = map(float, done.stdout.split())
+    assert large - small <= 300
 
 
 def test_a_run_trains_its_network_on_the_words(small: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from fairbloom import reproduce
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.recipe import Printed, Recipe, load_recipe, names
+from fairbloom.experiments.recipe import Printed, Recipe, count_printed, load_recipe, names
 from fairbloom.experiments.results.differences import difference_of
 from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.studies.reproduce import study_of
@@ -256,6 +256,23 @@ def test_no_printed_number_has_changed(name: str) -> None:
     found = printed_numbers(name)
     total = sum(place * number for place, number in enumerate(found, 1))
     assert (len(found), round(total, 1)) == PRINTED.get(name, (0, 0.0))
+
+
+def test_numbers_that_several_rows_print_count_once() -> None:
+    """And as run if one of these rows was."""
+    row = {"method": "fedavg"}
+    rows = [
+        {"label": "run", "settings": row, "published": ["1", "2 ± 1"]},
+        {"label": "left-out", "settings": row, "published": ["3", ""], "ran": False},
+        {"label": "as-above", "settings": row, "published": ["1", "2 ± 1"], "ran": False},
+    ]
+    of_two = {"measures": ["mean", "std"], "seeds": 1}
+    whole = Recipe.model_validate({**of_two, "ran": "in full", "rows": rows})
+    quick = Recipe.model_validate({**of_two, "ran": "quick only", "rows": rows})
+    assert count_printed([whole]) == (2, 3)
+    assert count_printed([quick, whole]) == (2, 3)
+    assert count_printed([quick]) == (0, 3)
+    assert (whole.ran_in_words, quick.ran_in_words) == ("1 of 3 rows", "1 of 3 rows")
 
 
 # FairMOO, the authors' README: accuracy, variance and worst of MLP on FashionMNIST, without DRFL.
