@@ -92,8 +92,8 @@ class Served:
 def served(reproduction: Reproduction) -> list[Served]:
     """Return how each row of the recipe serves the hospitals; the first row is FedAvg."""
     return [
-        _read_runs(outcome.name, outcome.row.evaluated, reproduction.runs(index))
-        for index, outcome in enumerate(reproduction.outcomes)
+        _read_runs(outcome.name, outcome.row.evaluated, [*outcome.runs.values()])
+        for outcome in reproduction.outcomes
     ]
 
 

@@ -224,7 +224,8 @@ class Recipe(Section):
     def ran_in_words(self) -> str:
         """Whether it was run, with the number of rows if only some were."""
         ran = sum(row.ran for row in self.rows)
-        return self.ran if ran == len(self.rows) else f"{ran} of {len(self.rows)} rows"
+        some = self.ran == "in full" and ran < len(self.rows)
+        return f"{ran} of {len(self.rows)} rows" if some else self.ran
 
     # Of a row
 

@@ -120,11 +120,6 @@ def _percentile(percent: int) -> Callable[[ClientScores], float]:
     return lambda served: float(np.percentile([*served.values.values()], percent))
 
 
-def _of_training(name: str) -> Callable[[ClientScores], float]:
-    """Return the function of a measure of `Run.training`."""
-    return lambda served: served.training.get(name, math.nan)
-
-
 def _uniform(served: ClientScores) -> float:
     """Return the mean over all examples."""
     examples = served.examples
@@ -172,11 +167,13 @@ REGISTRY: Mapping[str, Measure] = {
     "uniform": Measure("uniform", _uniform),
     "percentile_5": Measure("percentile_5", _percentile(5)),
     "percentile_95": Measure("percentile_95", _percentile(95)),
-    "improved": Measure("improved", _of_training("improved"), "high"),
+    "improved": Measure("improved", lambda s: s.training.get("improved", math.nan), "high"),
     "improved_last_third": Measure(
-        "improved_last_third", _of_training("improved_last_third"), "high"
+        "improved_last_third", lambda s: s.training.get("improved_last_third", math.nan), "high"
     ),
-    "train_loss": Measure("train_loss", _of_training("train_loss"), "low", 4, unit=False),
+    "train_loss": Measure(
+        "train_loss", lambda s: s.training.get("train_loss", math.nan), "low", 4, unit=False
+    ),
     **{name: Measure(name, _against(name), good) for name, good in AGAINST_BASELINE.items()},
     "3*mean+worst": Measure(
         "3*mean+worst", lambda s: 0.75 * _spread("mean")(s) + 0.25 * _spread("worst")(s)

@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Mark, Value, marked
 from fairbloom.strategies.named import format_value
@@ -67,8 +65,10 @@ class Outcome:
     @cached_property
     def measured(self) -> dict[str, Spread]:
         """The measures over the finished seeds; empty without finished seeds, or with a fault."""
-        found = [*self.by_seed.values()]
-        return {m: mean_and_deviation([each[m] for each in found]) for m in next(iter(found), {})}
+        return {
+            measure: mean_and_deviation([each[measure] for each in self.by_seed.values()])
+            for measure in next(iter(self.by_seed.values()), {})
+        }
 
     @property
     def seconds(self) -> float:
@@ -114,10 +114,6 @@ class Reproduction(Shown):
         free = marked(Mark.FREE, Mark.PLACE, Mark.ROUNDING)
         return not self.study.quick and not self.study.overrides.keys() - free
 
-    def runs(self, index: int) -> list[Run]:
-        """Return the finished runs of a row, one a seed."""
-        return list(self.outcomes[index].runs.values())
-
     def agreements(self, outcome: Outcome) -> Mapping[str, bool]:
         """Return whether each printed measure agrees with the runs.
 
@@ -155,15 +151,15 @@ class Reproduction(Shown):
         found = dict[str, Difference | None]()
         for claim in self.recipe.claims:
             one, direction, measure, other = CLAIM.findall(claim)[0]
-            sign = 1.0 if direction == "higher" else -1.0
             second = outcomes[other].by_seed if other in outcomes else {}
             gains = [
-                sign * (outcomes[one].by_seed[seed][measure] - values[measure])
+                (outcomes[one].by_seed[seed][measure] - values[measure])
+                * (1.0 if direction == "higher" else -1.0)
                 for seed, values in second.items()
                 if one in outcomes and seed in outcomes[one].by_seed
             ]
             found[claim] = None
-            if gains and np.isfinite(gains).all():
+            if gains and all(map(math.isfinite, gains)):
                 shared = SharedData.of([*outcomes[one].runs.values()])
                 found[claim] = difference_of(gains, test_share=shared.test_share).untested
         return found
@@ -328,11 +324,11 @@ def _read_row(
     missing = {study.folder(*key) for key in (*searched, *chosen) if opened.get(*key) is None}
     by_seed: Mapping[int, Mapping[str, float]] = {}
     try:
-        if not fault:
-            by_seed = {
-                seed: measures_of(run, recipe.measures, row.evaluated, bases.get(seed))
-                for seed, run in runs.items()
-            }
+        by_seed = {
+            seed: measures_of(run, recipe.measures, row.evaluated, bases.get(seed))
+            for seed, run in runs.items()
+            if not fault
+        }
     except FairbloomError as error:
         fault = str(error)
     except Exception as error:  # a bug of ours must not lose hours of other rows

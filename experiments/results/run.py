@@ -446,27 +446,24 @@ class Run(Shown):
 
         It is the mean over the rounds, of those in which clients evaluated.
         """
-        return self._improved_after(0)
+        return self.training.get("improved", math.nan)
 
     @property
     def training(self) -> dict[str, float]:
-        """Measures of training, by name; NaN if unknown.
+        """Measures of training that are known, by name.
 
         `improved`, the same in the last third of the rounds, and the clients' mean training loss of
         the last evaluated round.
         """
-        losses = [*self.column(TRAIN_LOSS_OF_GLOBAL_MODEL, hostile=True).values()]
-        return {
-            "improved": self.improved,
-            "improved_last_third": self._improved_after(self.num_rounds * 2 // 3),
-            "train_loss": mean_of(losses) if losses else math.nan,
+        pairs = zip(self.rounds["round"], self.rounds.get(IMPROVED, ()), strict=False)
+        cells = {server_round: cell for server_round, cell in pairs if is_shown(cell)}
+        late = self.num_rounds * 2 // 3
+        found = {
+            "improved": [*cells.values()],
+            "improved_last_third": [cell for number, cell in cells.items() if number > late],
+            "train_loss": [*self.column(TRAIN_LOSS_OF_GLOBAL_MODEL, hostile=True).values()],
         }
-
-    def _improved_after(self, server_round: int) -> float:
-        """Return the mean of IMPROVED over later rounds, NaN if unknown."""
-        rounds = self.rounds[self.rounds["round"] > server_round]
-        shown = [cell for cell in rounds.get(IMPROVED, ()) if is_shown(cell)]
-        return mean_of(shown) if shown else math.nan
+        return {name: mean_of(values) for name, values in found.items() if values}
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
         """Return refused, missing and offline clients, most frequent first, with their rounds."""

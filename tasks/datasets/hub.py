@@ -25,11 +25,11 @@ def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
         raise _unreadable(path, error) from error
 
 
-def read_batches(path: Path, *names: str) -> Iterator[Sequence[Any]]:
-    """Yield columns of a parquet file, 65,536 rows at a time: it may exceed the memory."""
+def read_batches(path: Path, *names: str) -> Iterator[Any]:
+    """Yield columns of a parquet file as Arrow batches of 65,536 rows: it may exceed the memory."""
     try:
         for batch in parquet.ParquetFile(path).iter_batches(columns=names):
-            yield batch.select(names).columns
+            yield batch.select(names)
     except (OSError, ValueError, KeyError) as error:
         raise _unreadable(path, error) from error
 

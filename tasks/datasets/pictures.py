@@ -139,7 +139,6 @@ def deal_pictures(
             f"{info.name}.model-outputs = {model_outputs}: there are {len(kept)} classes: set at"
             f" least {len(kept)}, or leave it out"
         )
-    unused = [f"unused-{number}" for number in range(len(kept), model_outputs)]
     names = (
         name_clients(setup, class_names)
         if setup.partition == CLASS
@@ -202,7 +201,7 @@ def deal_pictures(
         return add_labels(parts_of(client), dealt().targets.numpy())
 
     white = info.white if standardise == "none" else 0.0
-    outputs = [*class_names, *unused]
+    outputs = [*class_names, *(f"unused-{k}" for k in range(len(kept), model_outputs))]
     task = classify(setup, names, info.shape, outputs, splits, rows_of, white=white)
     return replace(task, marks=dict.fromkeys(turned, "rotated"))
 

@@ -9,14 +9,13 @@ users, which are kept.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pyarrow
+import pandas
 import torch
-from pyarrow import compute
 from torch import Tensor
 
 from fairbloom.errors import FairbloomError
@@ -42,10 +41,18 @@ def load(setup: Setup, *, smallest: int, words: int) -> Task:
     The vocabulary has the `words` most frequent words of the run's clients.
     """
     (path,) = locate(TASKS["stackoverflow"], setup)
-    sentences, examples = count_by_user(path)
-    large = {user: range(count) for user, count in sentences.items() if examples[user] >= smallest}
-    drawn = draw_clients(large, setup, "users", lambda count: count >= MIN_EXAMPLES)
-    texts = read_texts(path, drawn)
+    counts = pandas.concat(map(count_by_user, read_sentences(path))).groupby(level=0).sum()
+    large = counts.loc[counts["examples"] >= smallest, "sentences"]
+    drawn = draw_clients(
+        {user: range(count) for user, count in large.items()},
+        setup,
+        "users",
+        lambda count: count >= MIN_EXAMPLES,
+    )
+    theirs = pandas.concat(
+        sentences[sentences["client_id"].isin(drawn)] for sentences in read_sentences(path)
+    )
+    texts = {user: each.tolist() for user, each in theirs.groupby("client_id")["tokens"]}
 
     @cache
     def numbers() -> dict[str, int]:
@@ -67,32 +74,20 @@ def load(setup: Setup, *, smallest: int, words: int) -> Task:
     )
 
 
-def count_by_user(path: Path) -> tuple[Counter[str], Counter[str]]:
-    """Return the numbers of sentences and of examples of each user."""
-    sentences = Counter[str]()
-    examples = Counter[str]()
-    for owners, tokens in read_batches(path, "client_id", "tokens"):
+def read_sentences(path: Path) -> Iterator[pandas.DataFrame]:
+    """Yield the sentences with their users, some at a time."""
+    for batch in read_batches(path, "client_id", "tokens"):
+        tokens = batch.column("tokens")
         if tokens.null_count or str(tokens.type) not in ("string", "large_string"):
             raise FairbloomError(f"{path}: tokens must be texts: put the original in its place")
-        users = owners.to_pylist()
-        sentences.update(users)
-        for user, spaces in zip(
-            users, compute.count_substring(tokens, " ").to_pylist(), strict=True
-        ):
-            examples[user] += spaces + 2
-    return sentences, examples
+        yield batch.to_pandas()
 
 
-def read_texts(path: Path, users: Collection[str]) -> dict[str, list[str]]:
-    """Return the sentences of users in the order of the file; the others are not kept."""
-    texts: dict[str, list[str]] = {user: [] for user in users}
-    for owners, tokens in read_batches(path, "client_id", "tokens"):
-        theirs = compute.is_in(owners, value_set=pyarrow.array(users, owners.type))
-        for user, text in zip(
-            owners.filter(theirs).to_pylist(), tokens.filter(theirs).to_pylist(), strict=True
-        ):
-            texts[user].append(text)
-    return texts
+def count_by_user(sentences: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the numbers of sentences and of examples of each user."""
+    examples = sentences["tokens"].str.count(" ") + 2
+    by_user = examples.groupby(sentences["client_id"])
+    return by_user.agg(sentences="size", examples="sum")
 
 
 def windows(sentences: Iterable[Sequence[str]], numbers: dict[str, int]) -> tuple[Tensor, Tensor]:

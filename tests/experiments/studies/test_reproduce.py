@@ -109,7 +109,7 @@ def by_row(done: Reproduction) -> Mapping[str, Any]:
 
 
 def values_of(done: Reproduction, index: int, model: str = "global") -> list[dict[str, float]]:
-    return [run.final(model=model) for run in done.runs(index)]
+    return [run.final(model=model) for run in done.outcomes[index].runs.values()]
 
 
 def run_with(done: Reproduction, **settings: Any) -> Run:
@@ -193,7 +193,7 @@ def test_the_measures_are_those_of_the_runs_tables(
         each["client-1"] for each in values
     )
     uniform = []
-    for run, each in zip(done.runs(0), values, strict=True):
+    for run, each in zip(done.outcomes[0].runs.values(), values, strict=True):
         examples = run.test_examples()
         uniform.append(sum(each[name] * examples[name] for name in each) / sum(examples.values()))
     assert row["measured"]["uniform"] == pytest.approx(statistics.fmean(uniform))
@@ -301,7 +301,7 @@ def test_what_has_run_is_not_run_again_and_more_seeds_add_to_it(
         "table and figure of all rows stay as they are"
     )
     assert [again.recipe.name_of(outcome.row) for outcome in again.outcomes] == rows
-    assert len(again.runs(0)) == 3
+    assert len(again.outcomes[0].runs.values()) == 3
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_gaps_between_groups_are_measures(clinics: Path, tmp_path: Path) -> None
         "progress": False,
     }
     done = reproduce(str(clinics / "mine.toml"), **about)
-    (run,) = done.runs(0)
+    (run,) = done.outcomes[0].runs.values()
     gaps = run.gaps[run.gaps["grouping"] == "sex"].set_index(["client", "score"])["gap"]
     assert done.outcomes[0].measured == {
         "group-gap:selection-rate": (gaps["all clients", "selection-rate"], 0.0),
@@ -497,7 +497,10 @@ def test_rows_share_runs_and_a_failed_one_loses_no_other(
     in all examples."""
     done = reproduce(saved(tmp_path, ODD), seeds=1, out=tmp_path / "out", jobs=1, progress=False)
     ditto, personal, grid, failing, alone, attacked = done.outcomes
-    assert done.runs(0)[0].folder == done.runs(1)[0].folder
+    assert (
+        next(iter(done.outcomes[0].runs.values())).folder
+        == next(iter(done.outcomes[1].runs.values())).folder
+    )
     assert ditto.measured["mean"] != personal.measured["mean"]
     assert (grid.parameters, grid.measured["mean"][0] > 0.0) == ({"learning-rate": 0.1}, True)
     for outcome in (failing, alone):
@@ -508,7 +511,7 @@ def test_rows_share_runs_and_a_failed_one_loses_no_other(
     assert (done.folder / "results.csv").exists()
     done.show()
     assert "failed" in capsys.readouterr().out
-    (run,) = done.runs(5)
+    (run,) = done.outcomes[5].runs.values()
     scores = run.final(hostile=True)
     examples = run.test_examples(hostile=True)
     assert "client-1" in scores.keys() - run.final().keys()
@@ -533,7 +536,7 @@ grid = {{ alpha = [0.0, 1.0] }}
         for alpha in (0.0, 1.0)
     }
     assert done.outcomes[0].parameters == {"alpha": max(found, key=lambda alpha: found[alpha])}
-    assert [run.settings["seed"] for run in done.runs(0)] == [0, 1]
+    assert [run.settings["seed"] for run in done.outcomes[0].runs.values()] == [0, 1]
 
 
 def test_a_study_of_ones_own_needs_no_paper(
