@@ -7,7 +7,7 @@ Which method helps whom: numbers recomputed from docs/data by NumPy and SciPy al
 import csv
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,11 @@ from scipy import stats
 from benchmarks.methods import WORKLOADS
 from docs import which_method
 from docs.hospitals import picture, served, table
-from docs.reproduced import kept, scores_of, table as table_of_scores
+from docs.reproduced import kept, matches, scores_of, table as table_of_scores
 from docs.which_method import FAMILIES, Ranks, nemenyi, one_a_data_set, read_federations
 from fairbloom import reproduce
 from fairbloom.experiments import api
-from fairbloom.experiments.recipe import Printed, Recipe, count_printed, load_recipe, names
-from fairbloom.experiments.results.reproduction import agree
+from fairbloom.experiments.recipe import count_printed, load_recipe, names
 from fairbloom.strategies import METHODS as REGISTERED
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.models import MODELS
@@ -195,24 +194,11 @@ def test_the_page_on_measurements_prints_the_recipe_of_table_7() -> None:
     recipe = load_recipe("fedmgda-table7")
     strict = recipe.model_copy(update={"tolerance": {}})
     published = [row.published for row in recipe.rows]
-
-    def agrees(by: Recipe, numbers: Sequence[str], row: Sequence[str]) -> bool:
-        pairs = zip(by.measures, map(Printed.of, numbers), map(Printed.of, row[2:7:2]), strict=True)
-        return all(
-            printed and found and agree(by, measure, printed, (found.mean, found.spread or 0.0), 5)
-            for measure, printed, found in pairs
-        )
-
-    for row in table:
-        others = sum(agrees(recipe, numbers, row) for numbers in published)
-        assert row[7:] == [
-            "yes",
-            "yes" if agrees(strict, row[1:7:2], row) else "no",
-            str(others - 1),
-        ]
-    assert [[row[1], row[3], row[5]] for row in table] == [
-        [n.replace("± ", "±") for n in row] for row in published
-    ]
+    for row, printed in zip(table, published, strict=True):
+        assert [row[1], row[3], row[5]] == [n.replace("± ", "±") for n in printed]
+        alike = [matches(recipe, numbers, row[2:7:2]) for numbers in published]
+        is_strict = "yes" if matches(strict, printed, row[2:7:2]) else "no"
+        assert row[7:] == ["yes", is_strict, str(sum(alike) - 1)]
     assert "14 without it" in MEASURED
     assert [row[8] for row in table].count("yes") == 14
     assert "122 of 306" in MEASURED
