@@ -101,7 +101,7 @@ class Recipe(Section):
     name: str = ""
     title: str = ""
     # for `fairbloom reproduce --list`: whether docs/measured.md has numbers of runs as they are set
-    ran: Literal["", "in full", "quick only", "no data"] = ""
+    ran: Literal["", "in full", "one seed", "quick only", "no data"] = ""
     what: str = ""
     source: str = ""
     # the number of seeds behind the printed spreads; 0 if the source does not give it
