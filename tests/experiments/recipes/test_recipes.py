@@ -5,6 +5,7 @@ Values that the papers print, and the recipes that repeat them.
 Recipes of figures: measures over rounds, and claims about two rows.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -389,6 +390,8 @@ def test_claims_hold_or_do_not_hold_here(tmp_path: Path) -> None:
     assert f"holds, by {number} with 3 seeds." in said
     assert f"does not hold here, by -{number[1:6]}" in said
     assert [each["holds"] for each in done.as_json["claims"].values()] == [True, False]
+    unknown = replace(done.outcomes[0], by_seed={0: {"mean": math.nan}})
+    assert {*replace(done, outcomes=[unknown, done.outcomes[1]]).claims.values()} == {None}
     figure = str(page_of(done).figure())
     assert "rounds-mean" in figure
     assert "rounds-improved" in figure
