@@ -9,7 +9,6 @@ from torchjd import aggregation
 
 from fairbloom.cli.lists import REQUIRED
 from fairbloom.protocol.names import (
-    ACCURACY_AFTER,
     ACCURACY_BEFORE,
     BETWEEN_GROUPS,
     DISPARITY,
@@ -59,7 +58,7 @@ NEEDS = {
             " alone, once, before its first reply"
         ),
     ),
-    ACCURACY_AFTER: (
+    "accuracy-after": (
         "accuracy",
         "reports `accuracy-after`, the training accuracy of the model it returns",
     ),
