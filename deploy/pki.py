@@ -55,10 +55,11 @@ def format_key(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def digest_key(key: CertificatePublicKeyTypes) -> str:
     """Return the SHA-256 (hex) of a public key in DER."""
-    encoded = key.public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return hashlib.sha256(encoded).hexdigest()
+    return hashlib.sha256(
+        key.public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    ).hexdigest()
 
 
 def write_request(key: ec.EllipticCurvePrivateKey, name: str) -> str:

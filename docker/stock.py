@@ -31,8 +31,9 @@ def make_keys(keys: Path, host: str, nodes: int) -> None:
             (folder / "key").write_bytes(
                 key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
             )
-            public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-            (folders["operator"] / f"{name}.pub").write_bytes(public)
+            (folders["operator"] / f"{name}.pub").write_bytes(
+                key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+            )
     link = folders["superlink"]
     pki.make_server_certificate(*authority, link / "server.crt", link / "server.key", [host])
     for name in ("superlink", "superexec"):

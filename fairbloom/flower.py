@@ -127,8 +127,9 @@ def node_info(node_id: int, name: str) -> Any:
 def find_message(name: str) -> Any:
     """Return a message of Protocol Buffers that Flower has loaded, or None."""
     with suppress(KeyError):
-        found = descriptor_pool.Default().FindMessageTypeByName(name)
-        return message_factory.GetMessageClass(found)
+        return message_factory.GetMessageClass(
+            descriptor_pool.Default().FindMessageTypeByName(name)
+        )
     return None
 
 

@@ -57,8 +57,12 @@ class BorrowedArray(Array):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Array):
             return NotImplemented
-        mine = (self.dtype, self.shape, self.stype, self.view)
-        return mine == (other.dtype, other.shape, other.stype, view_of(other))
+        return (self.dtype, self.shape, self.stype, self.view) == (
+            other.dtype,
+            other.shape,
+            other.stype,
+            view_of(other),
+        )
 
     __hash__ = None  # type: ignore[assignment]
 

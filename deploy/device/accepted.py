@@ -76,8 +76,9 @@ class Installed:
             return self._accept(run, context)
         except SettingRefusedError as error:
             if place := context.node_config.get("state-dir"):
-                asked = {"run": run.number, "asked": "settings", "refused": str(error)}
-                open_log(Path(str(place))).note(asked, run.settings)
+                open_log(Path(str(place))).note(
+                    {"run": run.number, "asked": "settings", "refused": str(error)}, run.settings
+                )
             raise
 
     def _accept(self, run: RunDescription, context: Context) -> tuple[ClientApp, dict[str, Any]]:
@@ -93,9 +94,8 @@ class Installed:
                 raise SettingRefusedError(
                     f"the run's setting {key} is neither a number, a text nor true or false"
                 )
-        state_dir = None
-        if place := context.node_config.get("state-dir"):
-            state_dir = Path(str(place))
+        place = context.node_config.get("state-dir")
+        state_dir = Path(str(place)) if place else None
         settings = accepted_settings(run.settings, self.allow)
         allowed = ""
         if self.limits is not None:
@@ -105,10 +105,9 @@ class Installed:
         if self.limits is not None and state_dir is not None and run.question:
             self.limits.count(settings, state_dir, run.question, run.until)
         # the device's own folders win over settings of the same name
-        places = {
+        return load_app(self.app, ClientApp, "this client"), settings | {
             key: value for key, value in context.node_config.items() if key in marked(Mark.DEVICE)
         }
-        return load_app(self.app, ClientApp, "this client"), settings | places
 
 
 def distribution_of(module: str) -> tuple[str, str] | None:
@@ -119,13 +118,15 @@ def distribution_of(module: str) -> tuple[str, str] | None:
         return None
     origin = Path(spec.origin).resolve()
     for each in distributions():
-        files = (file for file in each.files or () if file.parts[0] in (top, origin.name))
-        if any(Path(str(each.locate_file(file))).resolve() == origin for file in files):
+        if any(
+            Path(str(each.locate_file(file))).resolve() == origin
+            for file in each.files or ()
+            if file.parts[0] in (top, origin.name)
+        ):
             return each.metadata["Name"], each.version
     for each in distributions():  # an editable installation does not list its files
         about = json.loads(each.read_text("direct_url.json") or "{}")
-        is_editable = about.get("dir_info", {}).get("editable", False)
-        if is_editable and origin.is_relative_to(
+        if about.get("dir_info", {}).get("editable") and origin.is_relative_to(
             Path(url2pathname(urlsplit(about["url"]).path)).resolve()
         ):
             return each.metadata["Name"], each.version

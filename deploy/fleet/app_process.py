@@ -87,9 +87,8 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
         reply = address(log_exchange(message, context, app), message)
     except SystemExit as end:  # must not end this process: the server gets an error instead
         raise ReportableError(f"SystemExit: {end}", reportable(end)) from end
-    new_state: bytes | None = serialize(context.state)
-    if new_state == task.state:
-        new_state = None
+    state = serialize(context.state)
+    new_state = None if state == task.state else state
     if reply.has_error():
         return Answer((), reply.error.code, str(reply.error.reason), new_state)
     return Answer(serialize_in_pieces(reply.content), state=new_state)

@@ -147,13 +147,12 @@ class Calls:
         self._budget = MemoryBudget(folder, 2 * MEMORY_FILE_BYTES)
         self._max_bytes = memory * GIGABYTE or half_of_memory()
         self._channel = grpc.secure_channel(server, credentials, options=OPTIONS)
-        place = f"/{SERVICE}/"
         self._next: Any = self._channel.unary_stream(
-            f"{place}Next", Working.SerializeToString, None
+            f"/{SERVICE}/Next", Working.SerializeToString, None
         )
-        self._reply: Any = self._channel.stream_unary(f"{place}Reply", None, Taken.FromString)
+        self._reply: Any = self._channel.stream_unary(f"/{SERVICE}/Reply", None, Taken.FromString)
         self._beat: Any = self._channel.unary_unary(
-            f"{place}Beat", Working.SerializeToString, Drop.FromString
+            f"/{SERVICE}/Beat", Working.SerializeToString, Drop.FromString
         )
         # The call being received; its next chunk is due at `_until`.
         self._receiving: Any = None

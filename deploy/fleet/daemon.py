@@ -197,8 +197,7 @@ def read_identity(federation: Federation) -> tuple[bytes, bytes, bytes]:
 
 def modified(federation: Federation) -> list[int]:
     """Return when the server's certificate, key and authority were written, in nanoseconds."""
-    files = (*federation.identity, federation.authority[0])
-    return [file.stat().st_mtime_ns for file in files]
+    return [file.stat().st_mtime_ns for file in (*federation.identity, federation.authority[0])]
 
 
 def renew_if_due(federation: Federation, faults: Faults) -> None:

@@ -93,8 +93,10 @@ def revoke(federation: Federation, name: str) -> None:
     with _registry_locked(federation):
         enrolled = {member.name: member for member in federation.enrolled()}
         if name not in enrolled:
-            known = join_names(enrolled) if enrolled else "none"
-            raise DeployError(f"client {name!r} is not enrolled; enrolled are: {known}")
+            raise DeployError(
+                f"client {name!r} is not enrolled; enrolled are:"
+                f" {join_names(enrolled) if enrolled else 'none'}"
+            )
         _write(federation, replace(enrolled[name], revoked=timestamp()))
         _remove_bundle(federation, name)
 

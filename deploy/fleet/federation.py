@@ -103,8 +103,10 @@ class Federation:
                 raise DeployError(f"{key} in {file}: {error}") from None
             pki.normalise_host(host, f"{key} in {file}:")
             check_port(f"{key} in {file}:", port)
-        values = DEFAULTS | settings
-        return cls(path, **{key.replace("-", "_"): value for key, value in values.items()})
+        return cls(
+            path,
+            **{key.replace("-", "_"): value for key, value in (DEFAULTS | settings).items()},
+        )
 
     @classmethod
     def init(cls, path: Path, hosts: Sequence[str], port: int) -> Self:
@@ -125,9 +127,7 @@ class Federation:
             )
         names = [pki.normalise_host(host) for host in hosts]
         check_port("--port", port)
-        first = names[0]
-        if ":" in first:  # an IPv6 address
-            first = f"[{first}]"
+        first = f"[{names[0]}]" if ":" in names[0] else names[0]  # an IPv6 address has colons
         settings = {"server": f"{first}:{port}", "listen": f"[::]:{port}"}
         try:
             with create_folder(path) as folder:

@@ -164,12 +164,10 @@ class RunGrid(OwnGrid):
             and number > 0
             and metadata.message_type in (MessageType.TRAIN, MessageType.EVALUATE)
         )
-        if kept:
-            id = id_of(self._run.run_id, metadata.message_type, number, name, digest)
-        else:
-            id = secrets.token_hex(16)  # equal content sent twice is two messages
+        fixed_id = id_of(self._run.run_id, metadata.message_type, number, name, digest)
         return Envelope(
-            id=id,
+            # without a fixed id, equal content sent twice is two messages
+            id=fixed_id if kept else secrets.token_hex(16),
             device=name,
             round=number,
             group=group_of(message.content, number) or metadata.group_id,

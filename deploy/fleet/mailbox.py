@@ -218,11 +218,15 @@ class Mailbox:
                 continue
             if message.deliveries < MAX_DELIVERIES:
                 return message
-            reason = (
-                f"the client received this message {MAX_DELIVERIES} times and was started again"
-                " each time"
+            self._settle(
+                message,
+                Reply(
+                    None,
+                    ErrorCode.CLIENT_APP_CRASHED,
+                    f"the client received this message {MAX_DELIVERIES} times and was started"
+                    " again each time",
+                ),
             )
-            self._settle(message, Reply(None, ErrorCode.CLIENT_APP_CRASHED, reason))
         return None
 
     def find(self, device: str, id: str) -> QueuedMessage | None:

@@ -156,12 +156,12 @@ class Port:
 
     def online(self) -> list[tuple[int, str]]:
         """Return the node ids and names of the clients that are online and not revoked."""
-        online = list[tuple[int, str]]()
-        for name, device in self.devices.items():
-            member = self._members.by_name.get(name)
-            if device.online and member is not None and not member.revoked:
-                online.append((node_id_of(name), name))
-        return sorted(online)
+        members = self._members.by_name
+        return sorted(
+            (node_id_of(name), name)
+            for name, device in self.devices.items()
+            if device.online and name in members and not members[name].revoked
+        )
 
     def look(self) -> None:
         """Close calls that are no longer admitted; count connections. Called once a second.
@@ -336,12 +336,9 @@ class Port:
         """Take a sign of life from a device; return why it must drop its work, or ""."""
         async with self.admission.admit(context) as call:
             working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
-            device = self._enter(call.name, working.session)
-            device.seen = monotonic()
+            self._enter(call.name, working.session).seen = monotonic()
             status = self._mailbox.work_status(call.name, working.id, working.run)
-        drop = Drop()
-        if status.answer == Taken.DROP:
-            drop.reason = status.reason
+        drop = Drop(reason=status.reason if status.answer == Taken.DROP else "")
         return bytes(drop.SerializeToString())
 
     async def refuse_unknown(self, sent: AsyncIterator[bytes], context: Any) -> None:

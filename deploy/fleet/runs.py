@@ -187,8 +187,8 @@ def list_runs(folder: Path, but: Collection[int] = ()) -> list[RunFiles]:
     Numbers grow with time, so the oldest run is first. Raise DeployError if the folder cannot be
     read.
     """
-    numbers = set(list_numbers(folder)).difference(but)
-    return [run for number in sorted(numbers) if (run := RunFiles(folder / str(number))).is_ordered]
+    numbers = sorted(set(list_numbers(folder)).difference(but))
+    return [run for number in numbers if (run := RunFiles(folder / str(number))).is_ordered]
 
 
 def list_numbers(folder: Path) -> list[int]:
@@ -296,8 +296,11 @@ class Runs:
                 self._faults.clear(run.folder.name)
                 self._mailbox.end(run.number)
                 self._port.settings.pop(run.number, None)
-                ends = {STOPPED: "stopped", 0: "completed"}
-                log.info("run %d %s", run.number, ends.get(status, f"failed: {run.last_line}"))
+                log.info(
+                    "run %d %s",
+                    run.number,
+                    {STOPPED: "stopped", 0: "completed"}.get(status, f"failed: {run.last_line}"),
+                )
                 self._delete_old()
             self.current = 0
             await asyncio.sleep(LOOK_SECONDS)

@@ -206,16 +206,17 @@ class Session:
         finally:
             done.set()
         beats.join()
-        head = Head(
-            id=message.head.id, run=message.head.run, code=answer.code, reason=answer.reason
+        self._kept.save(
+            Head(id=message.head.id, run=message.head.run, code=answer.code, reason=answer.reason),
+            answer.content,
         )
-        self._kept.save(head, answer.content)
 
     def _work(self, message: Received) -> Answer:
         head = message.head
         if message.refused:
-            asked = {"run": head.run, "asked": "message", "refused": message.refused}
-            self._audit_log.note(asked, {})
+            self._audit_log.note(
+                {"run": head.run, "asked": "message", "refused": message.refused}, {}
+            )
             return Answer.failed(ErrorCode.INVALID_FAB, message.refused)
         if head.protocol != PROTOCOL:
             older = "this client" if head.protocol > PROTOCOL else "the server"
@@ -255,10 +256,9 @@ def load_session(state_dir: str) -> bytes:
     Another device that has a copy of the key has another id, so that the server can refuse it.
     """
     file = Path(state_dir, "session")
-    if file.exists():
-        session = file.read_bytes()
-        if len(session) == SESSION_BYTES:
-            return session
+    kept = file.read_bytes() if file.exists() else b""
+    if len(kept) == SESSION_BYTES:
+        return kept
     session = secrets.token_bytes(SESSION_BYTES)
     write_private(file, session)
     return session

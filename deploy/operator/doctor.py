@@ -47,8 +47,11 @@ def examine(federation: Federation) -> Iterator[CheckResult]:
     yield check_expiry("server certificate", federation.identity[0])
     yield check_identity(federation)
     # the keys, and the folder itself: any account that can write there can order runs
-    keys = ("ca.key", "server.key", "bundles/*/key")
-    secrets = [file for pattern in keys for file in sorted(federation.path.glob(pattern))]
+    secrets = [
+        file
+        for pattern in ("ca.key", "server.key", "bundles/*/key")
+        for file in sorted(federation.path.glob(pattern))
+    ]
     yield check_private("secrets", [federation.path, *secrets])
     folders = {find_announced(run.folder) for run in list_runs(federation.runs)}
     yield check_private("folders", [federation.state, *sorted(filter(None, folders))], warning)
@@ -77,13 +80,10 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
 
 def check_expiry(subject: str, certificate: Path) -> CheckResult:
     """Check how long a certificate is still valid."""
-    remedies = {
+    remedy = {
         "server certificate": "fairbloom deploy renew",
         "client certificate": "the federation's operator enrols this client again",
-    }
-    remedy = remedies.get(
-        subject, "take it from the bundle or from the operator; the operator, from a copy"
-    )
+    }.get(subject, "take it from the bundle or from the operator; the operator, from a copy")
     try:
         days = pki.days_left(certificate)
     except DeployError as error:
@@ -179,13 +179,11 @@ def check_clock() -> CheckResult:
         answer = ""
     if answer == "yes":
         return ok("clock", "kept by a time server")
-    if answer == "no":
-        words = "is not kept by a time server"
-    else:
-        words = "is not known to be kept by a time server"
+    kept = "is not kept" if answer == "no" else "is not known to be kept"
     return warning(
         "clock",
-        f"{words}; certificates are refused if it is far off (timedatectl set-ntp true)",
+        f"{kept} by a time server; certificates are refused if it is far off (timedatectl set-ntp"
+        " true)",
     )
 
 

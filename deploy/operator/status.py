@@ -58,7 +58,10 @@ def survey(federation: Federation) -> dict[str, Any]:
         }
     runs_with_status = [(run, run.status) for run in list_runs(federation.runs)]
     ended = [(run, status) for run, status in runs_with_status if status is not None]
-    runs = [_describe_run(run, "", status) for run, status in ended[-5:]]
+    runs = [
+        _describe_run(run, describe_end(status).partition(" ")[0], status)
+        for run, status in ended[-5:]
+    ]
     open_runs = [run for run, status in runs_with_status if status is None]
     numbers = [run.number for run in open_runs]
     drained = text_if((federation.state / DRAIN).exists(), "for the server's next start")
@@ -86,14 +89,15 @@ def survey(federation: Federation) -> dict[str, Any]:
 
 
 def _describe_run(run: RunFiles, state: str, status: int | None) -> dict[str, Any]:
-    """Return a run's entry of the survey; `state` is for a run that has not ended."""
-    about: dict[str, Any] = {"run": run.number, "state": state, "exit-status": status, "said": ""}
+    """Return a run's entry of the survey; `status` is None for a run that has not ended."""
     ended_at = run.ended_at
-    about["ended"] = None if ended_at is None else _format_time(ended_at)
-    if status is not None:
-        about["state"] = describe_end(status).partition(" ")[0]
-    if status:
-        about["said"] = run.last_line
+    about: dict[str, Any] = {
+        "run": run.number,
+        "state": state,
+        "exit-status": status,
+        "said": run.last_line if status else "",
+        "ended": None if ended_at is None else _format_time(ended_at),
+    }
     folder = find_announced(run.folder)
     if folder is None:
         return about
@@ -134,8 +138,12 @@ def show(status: Mapping[str, Any]) -> None:
         parts.append(Text("no run is in progress"))
         parts += [_describe_last_run(run) for run in ended_runs[:1]]
     counts = Counter(client["state"] for client in clients.values())
-    states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    parts.append(_line("clients", states or "none"))
+    parts.append(
+        _line(
+            "clients",
+            ", ".join(f"{number} {state}" for state, number in sorted(counts.items())) or "none",
+        )
+    )
     if clients:
         parts.append(_client_table(clients, status["version"]))
         parts += [
@@ -175,12 +183,11 @@ def _run_table(runs: Iterable[Mapping[str, Any]]) -> Table:
     for heading in ("run", "state", "method", "rounds", "folder", "last line"):
         table.add_column(heading, overflow="fold")
     for run in runs:
-        rounds = f"{run['round']}/{run['of-rounds']}" if "round" in run else ""
         cells = (
             str(run["run"]),
             run["state"],
             run.get("method", ""),
-            rounds,
+            f"{run['round']}/{run['of-rounds']}" if "round" in run else "",
             PurePath(run.get("folder", "")).name,
             _shorten(run["said"]),
         )
@@ -193,9 +200,9 @@ def _describe_last_run(run: Mapping[str, Any]) -> Text:
     ended = text_if(run["ended"], f" at {run['ended']}")
     folder = run.get("folder")
     where = f": fairbloom show {folder}" if folder else ", before it had a folder"
-    style = "" if run["state"] == "completed" else "yellow"
     return Text(
-        escape_unprintable(f"the last, run {run['run']}, {run['state']}{ended}{where}"), style
+        escape_unprintable(f"the last, run {run['run']}, {run['state']}{ended}{where}"),
+        text_if(run["state"] != "completed", "yellow"),
     )
 
 
@@ -204,28 +211,30 @@ def _describe_open_run(run: Mapping[str, Any]) -> list[RenderableType]:
     words = run["state"]
     if "round" in run:
         words += f": {run['method']} on {run['task'] or 'a user-defined task'}, "
-        if run["round"]:
-            words += f"round {run['round']} of {run['of-rounds']}"
-        else:
-            words += "before its first round"
+        place = f"round {run['round']} of {run['of-rounds']}"
+        words += place if run["round"] else "before its first round"
         if run["seconds-a-round"] is not None:
             since = duration(run["seconds-since-round"])
             words += f", {run['seconds-a-round']:.3g} s a round, the last one {since} ago"
     lines: list[RenderableType] = [_line(f"run {run['run']}", words, style="bold")]
-    for what, key in (("not known", "unknown"), ("waits", "awaits")):
-        if run.get(key):
-            lines.append(_line(f"  {what}", run[key], warn=True))
-    for what in ("offline", "missing"):
-        if run.get(what):
-            lines.append(_line(f"  {what} in round {run['round']}", run[what], warn=True))
-    for refusal in run.get("refused", ()):
-        lines.append(
-            _line(
-                f"  refused in round {refusal['round']}",
-                f"{refusal['client']}: {refusal['reason']}",
-                warn=True,
-            )
+    lines += [
+        _line(f"  {what}", run[key], warn=True)
+        for what, key in (("not known", "unknown"), ("waits", "awaits"))
+        if run.get(key)
+    ]
+    lines += [
+        _line(f"  {what} in round {run['round']}", run[what], warn=True)
+        for what in ("offline", "missing")
+        if run.get(what)
+    ]
+    lines += [
+        _line(
+            f"  refused in round {refusal['round']}",
+            f"{refusal['client']}: {refusal['reason']}",
+            warn=True,
         )
+        for refusal in run.get("refused", ())
+    ]
     return lines
 
 

@@ -61,7 +61,6 @@ class App:
     def order(self, federation: Federation, given: Mapping[str, Value]) -> Order:
         """Return the order of a run of this app with the checked settings."""
         settings = prepare(federation, given) if self is OURS else self.check(given)
-        folder = "" if self.folder is None else str(self.folder.absolute())
         settings = {**(self.config or {}), **settings}
         size = len(json.dumps(settings).encode())
         if size > MAX_SETTINGS_BYTES - ROOM_BYTES:
@@ -74,7 +73,7 @@ class App:
             distribution=self.distribution,
             version=self.version,
             settings=settings,
-            folder=folder,
+            folder="" if self.folder is None else str(self.folder.absolute()),
         )
 
     def check(self, given: Mapping[str, Value]) -> dict[str, Value]:
@@ -89,10 +88,9 @@ class App:
         where = f"[tool.flwr.app.config] in {self.folder / 'pyproject.toml'}"
         for key, value in given.items():
             if key not in self.config:
-                hint = did_you_mean(key, self.config)
                 raise SettingsError(
-                    f"unknown setting {key} = {value!r}: {hint}{where} has"
-                    f" {', '.join(self.config) or 'no key'}"
+                    f"unknown setting {key} = {value!r}: {did_you_mean(key, self.config)}{where}"
+                    f" has {', '.join(self.config) or 'no key'}"
                 )
             kind = type(self.config[key])
             if not of_kind(value, kind):
@@ -141,17 +139,18 @@ def read_app(folder: Path) -> App | None:
     if metadata.get("name") == "fairbloom":
         return OURS
     try:
-        serverapp = str(app["components"]["serverapp"])
-        name = str(metadata["name"])
-        version = str(metadata["version"])
+        return App(
+            serverapp=str(app["components"]["serverapp"]),
+            distribution=str(metadata["name"]),
+            version=str(metadata["version"]),
+            config=flatten_tables(app.get("config", {})),
+            folder=folder,
+        )
     except KeyError as error:
         raise DeployError(
             f"{file} lacks {error}: a run needs name and version of [project], and serverapp of "
             "[tool.flwr.app.components]"
         ) from None
-    return App(
-        serverapp, name, version, config=flatten_tables(app.get("config", {})), folder=folder
-    )
 
 
 def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:
