@@ -40,9 +40,7 @@ def _mean_and_worst(
     column = score.column(model)
     mean = row.get(f"{column}_mean")
     worst = row.get(f"{column}_worst_10")
-    if isinstance(mean, float) and isinstance(worst, float):
-        return mean, worst
-    return None
+    return (mean, worst) if isinstance(mean, float) and isinstance(worst, float) else None
 
 
 def name_worst_served(finished: Round, score: Score, model: str = "global") -> str:

@@ -207,9 +207,7 @@ class PollingGrid(Grid):
             elapsed = watch.measure(counts=enough)
             if enough and watch.paused:
                 self._send_again(pending, left)
-            came: list[Message] = []
-            if enough:
-                came = self._collect(pending, online, absences, elapsed)
+            came = self._collect(pending, online, absences, elapsed) if enough else []
             replies += came
             for reply in came:
                 pending.pop(reply.metadata.reply_to_message_id, None)
@@ -303,8 +301,10 @@ class PollingGrid(Grid):
         )
         answered = {reply.metadata.reply_to_message_id for reply in came}
         given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]
-        reason = f"the node was offline for {GRACE_SECONDS:.0f} s, or is back without this reply"
-        error = Error(ErrorCode.NODE_UNAVAILABLE, reason)
+        error = Error(
+            ErrorCode.NODE_UNAVAILABLE,
+            f"the node was offline for {GRACE_SECONDS:.0f} s, or is back without this reply",
+        )
         return came + [Message(error, reply_to=pending[sent]) for sent in given_up]
 
 

@@ -62,10 +62,6 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         raise RunFolderError(f"{folder} cannot be read: {error.strerror}") from error
     latest = rows[-10:]  # for the median seconds of a round, and for refused replies
     seconds = [float(row["seconds"]) for row in latest if row.get("seconds")]
-    seconds_per_round: float | None = round(median(seconds), 3) if seconds else None
-    seconds_since_round: float | None = None
-    if changed is not None:
-        seconds_since_round = round(max(0.0, time.time() - changed), 1)
     refused = [
         {"round": int(row["round"]), "client": name, "reason": reason}
         for row in reversed(latest)
@@ -79,8 +75,10 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         "round": int(last.get("round", 0)),
         "of-rounds": int(settings.get("num-rounds", 0)),
         "state": state,
-        "seconds-a-round": seconds_per_round,
-        "seconds-since-round": seconds_since_round,
+        "seconds-a-round": round(median(seconds), 3) if seconds else None,
+        "seconds-since-round": (
+            None if changed is None else round(max(0.0, time.time() - changed), 1)
+        ),
         "missing": last.get("missing", ""),
         "offline": last.get("offline", ""),
         "refused": refused[:5],

@@ -44,16 +44,12 @@ def wait_for_clients(
         The fewest clients that are enough; 0 takes the number from `quorum_of`.
     """
     folder = os.environ.get(CLIENTS_FOLDER)
-    enrolled: list[str] = []
-    if folder:
-        enrolled = drop_revoked(sorted(file.stem for file in Path(folder).glob("*.toml")))
+    files = Path(folder).glob("*.toml") if folder else ()
+    enrolled = drop_revoked(sorted(file.stem for file in files))
     awaited = drop_revoked(sorted(began))
     wanted = len(awaited) or expected
-    enough = min_clients
-    if not enough and awaited:
-        enough = quorum_of(len(quorum.counted(awaited)))
-    elif not enough:
-        enough = quorum.of(expected)
+    usual = quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected)
+    enough = min_clients or usual
     wait = Wait(patience, quorum.wait.on_wait)
     newest = time.monotonic()
     seen = 0
@@ -77,11 +73,10 @@ def wait_for_clients(
                 )
                 break
         if clients.simulated and 0 < len(online) < wanted and time.monotonic() - newest >= 1.0:
-            if awaited:
-                instead = f"begin a run of {len(online)} clients"
-            else:
-                instead = f"set clients = {len(online)}"
-            raise SimulationError(len(online), wanted, instead)
+            new_run = f"begin a run of {len(online)} clients"
+            raise SimulationError(
+                len(online), wanted, new_run if awaited else f"set clients = {len(online)}"
+            )
         words = f"{describe_online(len(online), wanted or enough)}; awaited: {join_names(named)}"
         remedy = (
             f"A shorter wait-for-clients goes on without them, if min-clients = {enough} are there"

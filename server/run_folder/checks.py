@@ -50,18 +50,15 @@ def check_folder(path: Path, config: Config, code: Mapping[str, str] | None = No
     `code` has the checksums of the user's own modules, by default of those that the settings name.
     """
     check_place(path)
-    entries: list[str] = []
     with explain_access_errors(path):
         begun = is_run_folder(path)
-        if path.exists():
-            entries = [entry.name for entry in path.iterdir()]
+        entries = [entry.name for entry in path.iterdir()] if path.exists() else []
     if begun:
         recorded = CONFIG.read(path)
         finished = is_finished(path)
         if recorded.format != FORMAT:
-            remedy = f"use the version that wrote it, which {ENVIRONMENT.name} names,"
-            if recorded.format > FORMAT:
-                remedy = "upgrade fairbloom"
+            older = f"use the version that wrote it, which {ENVIRONMENT.name} names,"
+            remedy = "upgrade fairbloom" if recorded.format > FORMAT else older
             raise RunFolderError(
                 f"{path} was written by another version (run-folder-format = {recorded.format},"
                 f" this version reads {FORMAT}): {remedy} or choose another folder (--out)"
@@ -111,8 +108,9 @@ def digest_code(config: Config) -> dict[str, str]:
 
 
 def _list_changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    return join_first(changed, 5)
+    return join_first(
+        sorted(name for name in {*before, *now} if before.get(name) != now.get(name)), 5
+    )
 
 
 def _check_same_settings(
@@ -133,9 +131,8 @@ def _check_same_settings(
     if shorter:
         free.add("num-rounds")
     # A continued run keeps the values that were decided when it began.
-    for key, undecided in (("fraction", 0.0), ("score", "")):
-        if config.get(key) == undecided:
-            free.add(key)
+    undecided = {"fraction": 0.0, "score": ""}
+    free |= {key for key, value in undecided.items() if config.get(key) == value}
     if DATA.read(path):  # the checksums of the data decide, wherever they are now
         free.add("data-dir")
     differing = {

@@ -31,8 +31,9 @@ class KeptContexts:
 
     def save(self, number: int) -> None:
         """Write the states after a round, before its checkpoint; remove those of no checkpoint."""
-        checkpoints = list_checkpoints(CHECKPOINTS.path_in(self._path))
-        needed = [Point(int(path.stem)) for path in checkpoints]
+        needed = [
+            Point(int(path.stem)) for path in list_checkpoints(CHECKPOINTS.path_in(self._path))
+        ]
         states = [
             Entry(str(node), Point(number), serialize(context.state))
             for node, context in self._contexts.items()

@@ -209,9 +209,7 @@ def round_columns(
     method: Method, score: Score = ACCURACY, validation: Validation | None = None
 ) -> tuple[str, ...]:
     """Return the columns of rounds.csv, by the models, examples and method of the run."""
-    models = ["global"]
-    if method.terms(1).has_personal_models:
-        models.append("personal")
+    models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
     columns = ["round", "participants", "replies_used", "refused", "missing", "offline"]
     if method.defence:
         columns.append("left_out")
@@ -281,12 +279,13 @@ def format_round(
 
 def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:
     """Return a round with these losses as `loss-before` of the clients that do not report it."""
-    if not losses:
-        return finished
-    reports = dict(finished.train_metrics)
-    for name in reports.keys() & losses.keys():
-        reports[name] = {names.LOSS_BEFORE: losses[name], **reports[name]}
-    return replace(finished, train_metrics=reports)
+    return replace(
+        finished,
+        train_metrics={
+            name: {names.LOSS_BEFORE: losses[name], **report} if name in losses else report
+            for name, report in finished.train_metrics.items()
+        },
+    )
 
 
 def _measure_scores(finished: Round, score: Score) -> dict[str, object]:

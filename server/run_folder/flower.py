@@ -118,9 +118,7 @@ class RunFolder:
         self.best_by = one_of(("mean", "worst-10"), best_by=best_by)
         self.seeds = one_of(("", *SEEDS), seeds=seeds)
         # The metric that chooses the best model and stops the run early; None: the first score.
-        self.validation: Validation | None = None
-        if best_model:
-            self.validation = find_validation(best_model, self.scores, loss)
+        self.validation = find_validation(best_model, self.scores, loss) if best_model else None
         self._wait = wait
 
     @property
@@ -200,12 +198,14 @@ class RunFolder:
         best_by = str(inner.run_folder_options.get("best-model", self.best_by))
         self._check_evaluation(inner, early_stopping)
         announce(self.path)
-        config = {"num-rounds": arguments["num_rounds"], **collect_options(strategy)}
-        sent = (arguments.get("train_config") or {}).items()
-        config |= {
-            f"train.{key}": value
-            for key, value in sent
-            if isinstance(value, bool | int | float | str)
+        config = {
+            "num-rounds": arguments["num_rounds"],
+            **collect_options(strategy),
+            **{
+                f"train.{key}": value
+                for key, value in (arguments.get("train_config") or {}).items()
+                if isinstance(value, bool | int | float | str)
+            },
         }
         if self.loss:
             config["loss"] = self.loss
@@ -219,8 +219,11 @@ class RunFolder:
         if validation is not None:
             config["validation-metric"] = validation.metric
             stopping = EarlyStopping.of(early_stopping, validation)
-        classes = [cls for each in layers(strategy) for cls in type(each).__mro__]
-        names = (f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in classes)
+        names = (
+            f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}"
+            for each in layers(strategy)
+            for cls in type(each).__mro__
+        )
         with locked_folder(self.path, wait=self._wait):
             recorder = RunRecorder(
                 self.path,
@@ -236,8 +239,7 @@ class RunFolder:
             )
             if recorder.finished:
                 log_finished(self.path)
-                finished = Result(arrays=record_of(MODEL.read(self.path)))
-                return complete_result(finished, self.path)
+                return complete_result(Result(arrays=record_of(MODEL.read(self.path))), self.path)
             EXAMPLES.write(self.path, {**EXAMPLES.read(self.path), "seeds": self.seeds})
             log.info("run folder: %s", self.path)
             continued = recorder.resume()
@@ -345,9 +347,7 @@ class RoundWriter:
         self._recorder = recorder
         self._scores = scores
         self._on_round = on_round
-        self._unseen: list[str] = []
-        if not recorder.saved:
-            self._unseen += [*(score.name for score in scores), *named]
+        self._unseen = [] if recorder.saved else [*(score.name for score in scores), *named]
         self._central: dict[int, MetricRecord] = {}
         self._started = time.perf_counter()
 
@@ -359,9 +359,8 @@ class RoundWriter:
         if finished.evaluations and (
             missing := [name for name in self._unseen if name not in reported]
         ):
-            use = "which is named"
-            if missing[0] == self._scores[0].name:
-                use = "in which fairness is to be measured"
+            measures_fairness = missing[0] == self._scores[0].name
+            use = "in which fairness is to be measured" if measures_fairness else "which is named"
             if (value := finished.not_finite.get(missing[0])) is not None:
                 what = "NaN" if math.isnan(value) else "infinite"
                 raise FairbloomError(
@@ -393,8 +392,9 @@ class RoundWriter:
         self._before(finished.number)
         row = self._recorder.record(finished, seconds=time.perf_counter() - self._started)
         self._after(finished.number)
-        summary = summarize_row(row, self._scores[0], serves)
-        log.info("round %d is recorded%s", finished.number, summary)
+        log.info(
+            "round %d is recorded%s", finished.number, summarize_row(row, self._scores[0], serves)
+        )
         if self._on_round is not None:
             self._on_round(finished)
         if self._recorder.stopped:

@@ -12,6 +12,7 @@ from fairbloom.protocol import names
 from fairbloom.protocol.scores import COUNT, NO_UNIT, GroupScore, name_in_group
 from fairbloom.rounds.round import Round
 from fairbloom.system.values import decode_as
+from fairbloom.text import text_if
 
 from .csv_rows import ENDINGS
 
@@ -48,8 +49,11 @@ class Grouped:
 
     def encode(self) -> bytes:
         """Return the content of groups.json."""
-        about = {"groupings": self.groupings, "scores": [asdict(score) for score in self.scores]}
-        return json.dumps(about, indent=2, ensure_ascii=False).encode()
+        return json.dumps(
+            {"groupings": self.groupings, "scores": [asdict(score) for score in self.scores]},
+            indent=2,
+            ensure_ascii=False,
+        ).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
@@ -80,9 +84,10 @@ class Grouped:
                 if value is not None and not score.has(value):
                     return f"its {score.name} of {group} is {value!r}, which is impossible"
         total = sum(cells[COUNT] for cells in by_group.values())
-        if total > most:
-            return f"its groups have {total:g} examples together, and it was tested on {most:g}"
-        return ""
+        return text_if(
+            total > most,
+            f"its groups have {total:g} examples together, and it was tested on {most:g}",
+        )
 
     def format_cells(self, cells: Cells) -> list[Any]:
         """Return count and scores of a group in table units, None for those not reported."""
@@ -90,9 +95,7 @@ class Grouped:
         for score in self.scores:
             *over, column = score.columns
             shown |= dict.fromkeys(over, cells.get(score.over))
-            shown[column] = None
-            if score.name in cells:
-                shown[column] = score.shown(cells[score.name])
+            shown[column] = score.shown(cells[score.name]) if score.name in cells else None
         return [shown[column] for column in self.columns[len(GROUP_KEYS) - 1 :]]
 
 

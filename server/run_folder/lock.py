@@ -26,13 +26,14 @@ def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
     def log_wait(holder: str) -> None:
         log.warning("%s is written by %s: waiting up to a minute for it to end", folder, holder)
 
-    seconds = WAIT_SECONDS if wait else 0.0
     with ExitStack() as stack:
         with explain_write_errors(f"the file {LOCK.name}", folder):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = exclusive_lock(LOCK.path_in(folder), seconds=seconds, on_wait=log_wait)
+            seconds = WAIT_SECONDS if wait else 0.0
             try:
-                stack.enter_context(lock)
+                stack.enter_context(
+                    exclusive_lock(LOCK.path_in(folder), seconds=seconds, on_wait=log_wait)
+                )
             except LockedError as error:
                 raise RunFolderError(
                     f"{folder} is written by {error.holder}: wait for it to end, or choose another"

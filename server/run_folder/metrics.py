@@ -42,8 +42,11 @@ def format_phase(
     number: int, phase: str, client: str, metrics: Mapping[str, Any]
 ) -> list[MetricRow]:
     """Return a row for each metric that is a number; lists are left out."""
-    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-    return [(number, phase, client, one_line(name), value) for name, value in numbers.items()]
+    return [
+        (number, phase, client, one_line(name), value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float)
+    ]
 
 
 def _bounded(client: str, metrics: Mapping[str, float]) -> Mapping[str, float]:

@@ -86,6 +86,5 @@ class Participations:
 
     def cells(self, clients: Sequence[str]) -> list[list[object]]:
         """Return the columns for these clients; a client that was never asked has zeros."""
-        nothing = Participation()
-        found = [self._of.get(name, nothing) for name in clients]
+        found = [self._of.get(name, Participation()) for name in clients]
         return [[getattr(each, attribute) for each in found] for attribute in COLUMNS.values()]

@@ -130,9 +130,7 @@ class RunRecorder:
             ROUNDS.path_in(path), round_columns(method, self._score, validation)
         )
         self._grouped = grouped
-        self._groups: TableWriter | None = None
-        if grouped is not None:
-            self._groups = TableWriter(GROUPS.path_in(path), grouped.columns)
+        self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
         self._validation = validation
         self._measure = best_by if validation is None else validation.measure
         self._best_by = measure_column(self._score, "test", best_by)
@@ -158,9 +156,7 @@ class RunRecorder:
         # The names of clients as cells, which are formatted once: a round may take a millisecond.
         self._name_cells: dict[str, str] = {}
         self._stopping = stopping
-        self._metrics: TableWriter | None = None
-        if app_metrics:
-            self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS)
+        self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
         self._participations = Participations()
         self._best: Mapping[str, float] = {}
         # The score that chooses the best model in the last round that this process has evaluated,
@@ -286,24 +282,29 @@ class RunRecorder:
             self._rounds.add([[row.get(column) for column in self._rounds.columns]])
             self._participations.add(finished)
             self._clients.add(self._table.rows(finished, self._participations))
-            for name in finished.coefficients.keys() - self._name_cells.keys():
-                self._name_cells[name] = format_cell(name)
-            lines = [
-                f"{finished.number},{self._name_cells[name]},{value}\n"
-                for name, value in sorted(finished.coefficients.items())
-            ]
-            self._coefficients.add_lines("".join(lines))
+            self._name_cells |= {
+                name: format_cell(name)
+                for name in finished.coefficients.keys() - self._name_cells.keys()
+            }
+            self._coefficients.add_lines(
+                "".join(
+                    f"{finished.number},{self._name_cells[name]},{value}\n"
+                    for name, value in sorted(finished.coefficients.items())
+                )
+            )
             if self._grouped is not None and self._groups is not None:
                 self._groups.add(format_groups(finished, self._grouped))
             if self._metrics is not None:
                 self._metrics.add(format_metrics(finished))
         if EXAMPLES.exists_in(self.path):
-            counts = {
-                name: own[NUM_EXAMPLES]
-                for name, own in finished.train_metrics.items()
-                if NUM_EXAMPLES in own
-            }
-            record_trained(self.path, counts)
+            record_trained(
+                self.path,
+                {
+                    name: own[NUM_EXAMPLES]
+                    for name, own in finished.train_metrics.items()
+                    if NUM_EXAMPLES in own
+                },
+            )
         if self._stopping is not None:
             self._stopping.observe(finished)
             self.stopped = self._stopping.reason
@@ -315,9 +316,8 @@ class RunRecorder:
                 self._new_best = finished.evaluated
         self._seconds += float(str(row["seconds"]))
         after = {name: m[TRAIN_LOSS] for name, m in finished.evaluations.items() if TRAIN_LOSS in m}
-        self._losses = after
-        if finished.average is not None:
-            self._losses = {}  # the averaged model was measured, not the one of the next round
+        # the averaged model, which was measured, is not the one of the next round
+        self._losses = after if finished.average is None else {}
         self._unsaved = finished.number, finished.arrays
         if not self._in_process or self._seconds >= SHARED_SECONDS:
             self._save()
@@ -337,8 +337,11 @@ class RunRecorder:
             for table in self._tables:
                 sync_folder(table.path)
             if self._new_best is not None:
-                about = {"round": self._best["round"], self._best_by: self._best["mean"]}
-                BEST.write(self.path, _to_numpy(self._new_best), about)
+                BEST.write(
+                    self.path,
+                    _to_numpy(self._new_best),
+                    {"round": self._best["round"], self._best_by: self._best["mean"]},
+                )
             rounds = [int(path.stem) for path in list_checkpoints(self._checkpoints)]
             self._keep(min(rounds, default=0))
             state = {
@@ -360,11 +363,8 @@ class RunRecorder:
         """Finish the run: write the last checkpoint and the final model."""
         self.begin()
         self._save()
-        about: dict[str, str] = {}
-        if self.stopped:
-            about["stopped"] = self.stopped
         with explain_write_errors("the final model", self.path):
-            MODEL.write(self.path, arrays, about)
+            MODEL.write(self.path, arrays, {"stopped": self.stopped} if self.stopped else {})
         if self.stopped:
             log.info(
                 "the run is finished after round %d, before its last one: %s",

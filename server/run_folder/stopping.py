@@ -53,10 +53,10 @@ class EarlyStopping:
         score = self.validation.score
         best = score.written(self.best)
         since = self.last - self.best_round
-        over = OVER[self.validation.measure]
         return (
-            f"the mean validation {score.name}{over} was best in round {self.best_round}, {best},"
-            f" and not better in the {since} rounds since (early-stopping = {self.patience})"
+            f"the mean validation {score.name}{OVER[self.validation.measure]} was best in round"
+            f" {self.best_round}, {best}, and not better in the {since} rounds since"
+            f" (early-stopping = {self.patience})"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -29,9 +29,8 @@ def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[
     it is missing, torn, or without one of `columns`.
     """
     again = text_if(finished, ", or run again with another folder (--out)")
-    remedy = f"Restore it from a copy{again}"
     rows: list[Cells] = []
-    with explain_read_errors(path, remedy):
+    with explain_read_errors(path, f"Restore it from a copy{again}"):
         if not finished and not path.exists():
             return rows
         content = path.read_bytes()
@@ -54,10 +53,11 @@ def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[
                     raise ValueError(f"the round in line {reader.line_num} is {row.get('round')!r}")
                 if torn:
                     continue
-                for column in [
-                    name for name, cell in row.items() if cell[:1] == "'" and FORMULA.match(cell)
-                ]:
-                    row[column] = row[column][1:]
+                row |= {
+                    column: cell[1:]
+                    for column, cell in row.items()
+                    if cell[:1] == "'" and FORMULA.match(cell)
+                }
                 rows.append(row)
     return rows
 
