@@ -52,8 +52,9 @@ def make_augmentation(work: LocalWork) -> Augment | None:
             return change_images(name, images, draws)
 
         return change
-    function = import_callable("augment", name, "it must be a function of an image")
-    return partial(_change_each, name, function)
+    return partial(
+        _change_each, name, import_callable("augment", name, "it must be a function of an image")
+    )
 
 
 def augmentation_stream(name: str, seed: int) -> np.random.Generator:
@@ -109,10 +110,11 @@ def _images_of(name: str, inputs: Inputs, clients: int = 0) -> Tensor:
     """Return inputs that are images; `clients` is the number of dimensions before a client's."""
     if isinstance(inputs, Tensor) and inputs.dim() == 4 + clients:
         return inputs
-    if isinstance(inputs, Tensor):
-        has = f"these have shape {tuple(inputs.shape[clients:])}"
-    else:
-        has = "these are several tensors"
+    has = (
+        f"these have shape {tuple(inputs.shape[clients:])}"
+        if isinstance(inputs, Tensor)
+        else "these are several tensors"
+    )
     raise ReportableError(
         f"augment = {name!r} needs images, as one tensor of shape (examples, channels, height,"
         f" width), and {has}: leave augment out, or give this task a function of its own"

@@ -135,10 +135,16 @@ class FixedStep(StepKind):
     `rate` has the learning rate if steps are recorded.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[Tensor], work: LocalWork) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[Tensor],
+        work: LocalWork,
+        rate: Tensor | None = None,
+    ) -> None:
         super().__init__(model)
         self._parameters = parameters
-        self.rate: Tensor | None = None
+        self.rate = rate
         self.optimizer = work.make_optimizer(parameters)
         self.velocity = [
             torch.zeros_like(each)
@@ -159,8 +165,12 @@ class FixedStep(StepKind):
 
     def changing(self) -> list[Tensor]:
         """Return parameters, buffers, velocity and the optimizer's tensors."""
-        own = (*self._parameters, *self.model.buffers())
-        return [*own, *self.velocity, *states_of(self.optimizer)]
+        return [
+            *self._parameters,
+            *self.model.buffers(),
+            *self.velocity,
+            *states_of(self.optimizer),
+        ]
 
 
 class Capture:
@@ -294,15 +304,12 @@ def find_fixed(
 
     `corrected`: whether a rule corrects the gradients.
     """
-
-    def make() -> FixedStep:
-        made = FixedStep(model, parameters, work)
-        made.rate = make_rate(work, parameters[0])
-        return made
-
-    unsupported = find_unsupported(model, work, corrected=corrected)
-    rate = work.learning_rate if make_rate(work, parameters[0]) is None else None
-    return capture.find_kind((*map(id, parameters), rate, *key_of(work)), make, unsupported)
+    rate = make_rate(work, parameters[0])
+    return capture.find_kind(
+        (*map(id, parameters), work.learning_rate if rate is None else None, *key_of(work)),
+        lambda: FixedStep(model, parameters, work, rate),
+        find_unsupported(model, work, corrected=corrected),
+    )
 
 
 def make_rate(work: LocalWork, like: Tensor) -> Tensor | None:

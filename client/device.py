@@ -121,6 +121,4 @@ def read_scalars(scalars: Sequence[Tensor]) -> list[Any]:
 
 def in_double(tensor: Tensor) -> Tensor:
     """Return a tensor in float64; it moves from MPS, which has no float64, to the CPU."""
-    if tensor.device.type == "mps":
-        tensor = tensor.cpu()
-    return tensor.double()
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

@@ -39,8 +39,9 @@ def check_frozen_unchanged(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def fix_parameters(model: nn.Module, names: Collection[str]) -> Iterator[None]:
     """Leave these trained parameters of a model as they are in this block."""
-    named = model.named_parameters()
-    fixed = [each for name, each in named if name in names and each.requires_grad]
+    fixed = [
+        each for name, each in model.named_parameters() if name in names and each.requires_grad
+    ]
     for parameter in fixed:
         parameter.requires_grad_(False)
     try:
@@ -52,8 +53,11 @@ def fix_parameters(model: nn.Module, names: Collection[str]) -> Iterator[None]:
 
 def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Return the address of each frozen parameter's values, and how often they were written."""
-    frozen = ((name, each) for name, each in model.named_parameters() if not each.requires_grad)
-    return {name: (each.data_ptr(), each._version) for name, each in frozen}
+    return {
+        name: (each.data_ptr(), each._version)
+        for name, each in model.named_parameters()
+        if not each.requires_grad
+    }
 
 
 def arrays_sent_once(client: LocalClient, own: Sequence[str]) -> StateDict:

@@ -61,13 +61,13 @@ def measure_groups(
         shape = (len(counts), len(names))
         sizes = _count(bins, shape)
         everyone = np.full(len(bins), True)
-        of_units = _count_units(bins, everyone, units, shape)
-        large = [reportable([each], smallest) for each in of_units]
+        large = [
+            reportable([each], smallest) for each in _count_units(bins, everyone, units, shape)
+        ]
         for report, each, shown in zip(reports, sizes, large, strict=True):
             if len(shown) < sum(size > 0 for size in each):
                 hold_back(f"groups by {grouping}, because one has fewer than {smallest} examples")
-            for place in shown:
-                report[name_in_group(COUNT, grouping, names[place])] = each[place]
+            report |= {name_in_group(COUNT, grouping, names[place]): each[place] for place in shown}
         for score, numbers in values.items():
             scored = everyone
             subsets = list[list[list[Any]]]()
@@ -82,9 +82,10 @@ def measure_groups(
                 shown = large[client]
                 if subsets:
                     shown = reportable([each[client] for each in subsets], smallest, shown)
-                    for place in shown:
-                        name = name_in_group(score.over, grouping, names[place])
-                        report[name] = parts[client][place]
+                    report |= {
+                        name_in_group(score.over, grouping, names[place]): parts[client][place]
+                        for place in shown
+                    }
                 for place in shown:
                     mean = sums[client][place] / parts[client][place]
                     if math.isfinite(mean):
@@ -96,8 +97,7 @@ def _count(
     bins: NDArray[np.int64], shape: tuple[int, int], weights: NDArray[np.float64] | None = None
 ) -> list[list[Any]]:
     """Return the number of examples in each bin, or the sum of their weights, as rows."""
-    counted = np.bincount(bins, weights, minlength=shape[0] * shape[1])
-    return counted.reshape(shape).tolist()
+    return np.bincount(bins, weights, minlength=math.prod(shape)).reshape(shape).tolist()
 
 
 def _count_units(

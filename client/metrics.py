@@ -86,8 +86,11 @@ class Measurement(NamedTuple):
 @lru_cache(maxsize=64)  # called once per client and round
 def _find_scores(pattern: str, measure: tuple[str, ...]) -> Mapping[str, str]:
     before, after = pattern.split("{}")
-    names = [name for name in measure if name.startswith(before) and name.endswith(after)]
-    return {name: name.removeprefix(before).removesuffix(after) for name in names}
+    return {
+        name: name.removeprefix(before).removesuffix(after)
+        for name in measure
+        if name.startswith(before) and name.endswith(after)
+    }
 
 
 # The measurements of a client that trains.
@@ -128,8 +131,10 @@ class WorkDone(NamedTuple):
 
     def norm_on_device(self) -> Tensor:
         """Return ‖w_k − w‖ as a tensor of shape (), which is not waited for."""
-        moves = [new.detach() - old.to(new.device) for old, new in self.changes()]
-        norms = [torch.linalg.vector_norm(in_double(move)) for move in moves]
+        norms = [
+            torch.linalg.vector_norm(in_double(new.detach() - old.to(new.device)))
+            for old, new in self.changes()
+        ]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return norm
 

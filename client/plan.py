@@ -24,8 +24,11 @@ def global_work(settings: RunSettings, terms: Terms, rules: Rules | None = None)
 
 def personal_works(settings: RunSettings, terms: Terms, rules: Rules) -> list[LocalWork]:
     """Return the work on models of the clients' own, the same for all clients."""
-    training = [rule for rule in rules if "after" in rule.hooks()]
-    return [rule.after(run_work(settings, terms.server_round)) for rule in training]
+    return [
+        rule.after(run_work(settings, terms.server_round))
+        for rule in rules
+        if "after" in rule.hooks()
+    ]
 
 
 def work_of_client(

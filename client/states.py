@@ -149,8 +149,7 @@ class ClientStates:
         """Yield the versions that are not on disk, as they are stored."""
         for name, rounds in self.unstored.items():
             for made in sorted(rounds):
-                content = serialize(self.in_memory[name][made])
-                yield Entry(self._key(name), Point(made), content)
+                yield Entry(self._key(name), Point(made), serialize(self.in_memory[name][made]))
 
     def note_stored(self, since: int) -> None:
         """Drop the stored versions of no use to a server that goes back to round `since`."""

@@ -46,15 +46,16 @@ class Support:
         `rules` are the rules of the terms. `by_group`: whether clients measure scores by group.
         """
         unsupported = [str(rule) for rule in rules if not self.follows(type(rule))]
-        settings = [(name, value) for work in works for name, value in set_fields(work).items()]
         unsupported += [
             f"{name.replace('_', '-')} = {value}"
-            for name, value in settings
+            for work in works
+            for name, value in set_fields(work).items()
             if name not in self.work
         ]
-        rows = {name: metric_row(name) for name in terms.measure}
         unsupported += [
-            f"measure = {name}" for name, row in rows.items() if row and row not in self.metrics
+            f"measure = {name}"
+            for name in terms.measure
+            if metric_row(name) not in {"", *self.metrics}
         ]
         always = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if not each.requested]
         if by_group:
@@ -69,6 +70,9 @@ def metric_row(name: str) -> str:
     """Return the name or pattern of a metric on request, "" if clients know no such metric."""
     if name in {*WORK_METRICS, *BETWEEN_GROUPS, INEXACTNESS}:
         return name
-    measurements = (*OF_TRAINING, *OF_EVALUATION)
-    asked = (each for each in measurements if each.requested and each.requests((name,)))
-    return next((each.pattern for each in asked), "")
+    asked = (
+        each.pattern
+        for each in (*OF_TRAINING, *OF_EVALUATION)
+        if each.requested and each.requests((name,))
+    )
+    return next(asked, "")

@@ -92,9 +92,11 @@ def train(
             f"the model, {type(model).__name__}, has no parameter to train: all are frozen"
             " (requires_grad)"
         )
-    fixed = None
-    if capture is not None:
-        fixed = find_fixed(capture, model, parameters, work, corrected=correct is not None)
+    fixed = (
+        None
+        if capture is None
+        else find_fixed(capture, model, parameters, work, corrected=correct is not None)
+    )
     tensors = fixed or FixedStep(model, parameters, work)
     tensors.begin(parameters if anchor is None else anchor, work.learning_rate)
     ends = time.monotonic() + work.time_budget
@@ -112,7 +114,6 @@ def train(
             )
         gradients = gradients_of(loss, parameters)
         with torch.no_grad():
-            corrected = None if correct is None else lambda each: correct(each, taken + 1)
             descend(
                 parameters,
                 gradients,
@@ -120,15 +121,17 @@ def train(
                 tensors.velocity,
                 work,
                 optimizer=tensors.optimizer,
-                correct=corrected,
+                correct=None if correct is None else lambda each: correct(each, taken + 1),
                 rate=tensors.rate,
             )
 
     take_step: TakeStep = by_autograd
     in_tensors = None if isinstance(examples, CollatedExamples) else examples
     if in_tensors is not None and isinstance(in_tensors.inputs, Tensor) and correct is None:
-        closed_form = linear_step(model, task, work, tensors.received, tensors.velocity, in_tensors)
-        take_step = closed_form or by_autograd
+        take_step = (
+            linear_step(model, task, work, tensors.received, tensors.velocity, in_tensors)
+            or by_autograd
+        )
     if capture is not None and fixed is not None and take_step is by_autograd:
         take_step = capture.wrap(fixed, take_step)
     fetched = fetch_batches(
@@ -142,8 +145,9 @@ def train(
             taken += 1
             is_late = time.monotonic() > ends
             if after_step is not None:
-                last = is_late or taken == steps
-                after_step(taken, lambda: copy.deepcopy(model.state_dict()), last)
+                after_step(
+                    taken, lambda: copy.deepcopy(model.state_dict()), is_late or taken == steps
+                )
             if is_late:
                 break
     return StepsTaken((work.learning_rate,) * taken)
@@ -231,8 +235,11 @@ def batches(count: int, work: LocalWork, min_batch: int = 1) -> Iterator[Tensor]
             f"batches of {size} of {count} examples need an order: give the work a random generator"
         )
     epochs = range(work.epochs) if work.steps is None else itertools.count()
-    orders = (_draw_order(count, random)[: sum(sizes)] for _ in epochs)
-    steps = (batch for order in orders for batch in torch.split(order, sizes))
+    steps = (
+        batch
+        for _ in epochs
+        for batch in torch.split(_draw_order(count, random)[: sum(sizes)], sizes)
+    )
     return itertools.islice(steps, work.steps)
 
 
@@ -345,8 +352,7 @@ def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
     try:
         inputs, _ = examples[slice(0, 2)]
         with torch.no_grad(), seeded(0, device_of(inputs)):
-            tried = _in_channels_last(copy.deepcopy(model))
-            _forward(tried.eval(), inputs)
+            _forward(_in_channels_last(copy.deepcopy(model)).eval(), inputs)
     except Exception:  # any error of the user's model: training reports it if it is a real one
         return model
     return _in_channels_last(model)
@@ -369,9 +375,13 @@ def measure(
     is above 0 and the examples have groups, the results of `measure_groups` are included.
     """
     outputs = predict(model, task, examples)
-    values: dict[str, Tensor | float] = {LOSS: outputs.losses}
-    for score, compute in task.scores.items():
-        values[score.name] = outputs.compute_score(score.name, fit_outputs(task, compute))
+    values: dict[str, Tensor | float] = {
+        LOSS: outputs.losses,
+        **{
+            score.name: outputs.compute_score(score.name, fit_outputs(task, compute))
+            for score, compute in task.scores.items()
+        },
+    }
     means = read_scalars([in_double(torch.as_tensor(each)).mean() for each in values.values()])
     scores = {
         name: mean

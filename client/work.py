@@ -260,8 +260,10 @@ def descend(
         away = torch._foreach_sub(touched, [received[place] for place in places])
         torch._foreach_add_(directions, away, alpha=work.pull)
     if work.gradient_clip > 0.0:
-        rows = directions if stacked else [each.unsqueeze(0) for each in directions]
-        clip_norms(rows, work.gradient_clip)
+        clip_norms(
+            directions if stacked else [each.unsqueeze(0) for each in directions],
+            work.gradient_clip,
+        )
     if optimizer is not None:
         step_by(optimizer, touched, directions, work.learning_rate if rate is None else rate)
         return
@@ -273,10 +275,11 @@ def descend(
         moving = [velocity[place] for place in places]
         torch._foreach_mul_(moving, work.momentum)
         torch._foreach_add_(moving, directions)
-        if work.nesterov:
-            directions = list(torch._foreach_add(directions, moving, alpha=work.momentum))
-        else:
-            directions = moving
+        directions = (
+            list(torch._foreach_add(directions, moving, alpha=work.momentum))
+            if work.nesterov
+            else moving
+        )
     if rate is None:
         torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
     else:

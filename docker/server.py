@@ -49,8 +49,9 @@ def main() -> int:
     except FairbloomError as error:
         print(error, file=sys.stderr)
         return 2
-    command = [sys.executable, "-P", "-m", "fairbloom.deploy.fleet.daemon", str(FEDERATION)]
-    server = subprocess.Popen(command, cwd="/")  # noqa: S603 (this Python)
+    server = subprocess.Popen(  # noqa: S603 (this Python)
+        [sys.executable, "-P", "-m", "fairbloom.deploy.fleet.daemon", str(FEDERATION)], cwd="/"
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: server.terminate())
     while server.poll() is None:

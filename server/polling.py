@@ -254,8 +254,11 @@ class PollingGrid(Grid):
             )
 
     def _send(self, messages: Sequence[Message]) -> dict[str, Message]:
-        ids = self.push_messages(messages)
-        return {sent: message for sent, message in zip(ids, messages, strict=True) if sent}
+        return {
+            sent: message
+            for sent, message in zip(self.push_messages(messages), messages, strict=True)
+            if sent
+        }
 
     def _strike_off(self, pending: dict[str, Message], online: set[int]) -> list[Message]:
         """Stop waiting for revoked clients; return an error as the reply of each of them."""

@@ -79,10 +79,8 @@ def is_held(path: Path) -> bool:
         return True
     try:
         os.kill(int(holder[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:  # a process of another account gives a PermissionError
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -152,8 +152,9 @@ class Versions:
                     start = opened.tell()
                     opened.seek(start + size)
                 except (ValueError, TypeError, OSError, RecursionError):  # what damage causes
-                    place = opened.tell()
-                    log.warning("%s is damaged: its versions from byte %d on are lost", file, place)
+                    log.warning(
+                        "%s is damaged: its versions from byte %d on are lost", file, opened.tell()
+                    )
                     return
                 step = Point(number, work)
                 self._places.setdefault(key, {})[step] = Place(file, start, size, digest)
@@ -161,8 +162,9 @@ class Versions:
 
     def _numbers(self) -> list[int]:
         """Return the numbers of the files, in ascending order."""
-        names = [path.stem for path in self.folder.glob("[0-9]*.versions")]
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted(
+            int(path.stem) for path in self.folder.glob("[0-9]*.versions") if path.stem.isdecimal()
+        )
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number}.versions"

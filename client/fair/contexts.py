@@ -31,8 +31,9 @@ def keep_context(message: Message, context: Context, handler: ClientAppCallable)
     Outside a simulation, only reply whether there is a state: a server's message must name no
     folder of a device.
     """
-    configs = message.content.config_records.values()
-    config = next((each for each in configs if wire.RUN_FOLDER in each), None)
+    config = next(
+        (each for each in message.content.config_records.values() if wire.RUN_FOLDER in each), None
+    )
     if config is None:
         return handler(message, context)
     versions: Versions | None = None
@@ -84,7 +85,8 @@ def keep_own(reply: Message, context: Context, terms: Terms) -> None:
     for key, trained in [*reply.content.array_records.items()]:
         names = PersonalParameters(terms).match(trained)
         kept.update({name: trained[name] for name in names if name not in kept})
-        others = {name: each for name, each in trained.items() if name not in names}
-        reply.content[key] = ArrayRecord(others)
+        reply.content[key] = ArrayRecord(
+            {name: each for name, each in trained.items() if name not in names}
+        )
     if kept:
         context.state[RECORD] = kept

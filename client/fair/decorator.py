@@ -142,10 +142,11 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         # term is 0.
         shown = copy.copy(message)
         (key,) = PROXIMAL.keys
-        configs = {
-            name: each for name, each in message.content.config_records.items() if key in each
+        without = {
+            name: ConfigRecord({**each, key: 0.0})
+            for name, each in message.content.config_records.items()
+            if key in each
         }
-        without = {name: ConfigRecord({**each, key: 0.0}) for name, each in configs.items()}
         shown.content = RecordDict({**message.content, **without})
         token = _SESSION.set(session)
         try:
@@ -226,8 +227,16 @@ def name_of(context: Context) -> str:
 
 def introduce(message: Message, context: Context) -> Message:
     """Reply this client's name, and the terms that it supports."""
-    about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: SUPPORTED.wire_keys})
-    return Message(RecordDict({wire.CLIENT: about}), reply_to=message)
+    return Message(
+        RecordDict(
+            {
+                wire.CLIENT: ConfigRecord(
+                    {wire.NAME: name_of(context), wire.HONOURS: SUPPORTED.wire_keys}
+                )
+            }
+        ),
+        reply_to=message,
+    )
 
 
 def terms_of(message: Message) -> Terms | None:

@@ -114,10 +114,9 @@ class Session:
                 " training: answer it without PyTorch as docs/flower.md shows"
             )
         self._measure(AFTER, model, arguments)
-        changes = [(old, new) for new, old in steps.anchor.items()]
         done = WorkDone(
             lambda: steps.single_rates()[0],
-            lambda: changes,
+            lambda: [(old, new) for new, old in steps.anchor.items()],
             lambda: math.fsum(steps.single_rates()),
         )
         self.metrics |= requested_metrics(self.terms.measure, {}, lambda: done)
@@ -158,9 +157,10 @@ class Session:
             ]
         for module, training in modes:
             module.training = training
-        for name, score in asked.items():
-            total = math.fsum(count * scores[score] for count, scores in measured)
-            self.metrics[name] = total / len(examples)
+        self.metrics |= {
+            name: math.fsum(count * scores[score] for count, scores in measured) / len(examples)
+            for name, score in asked.items()
+        }
 
 
 class ModelSteps:
@@ -189,8 +189,8 @@ class ModelSteps:
         )
         self._by = ", ".join(map(str, rules))
         self._seeded = seeded
+        # The largest learning rate of any optimizer's step, None without one.
         self.largest_rate: float | None = None
-        """The largest learning rate of any optimizer's step, None without one."""
         self._known = set[Optimizer]()
 
     def single_rates(self) -> list[float]:
@@ -209,8 +209,9 @@ class ModelSteps:
         if self._seeded and optimizer not in self._known:
             refuse_noise(optimizer)
         self._known.add(optimizer)
-        given = (group.get("lr") for group in optimizer.param_groups)
-        rates = sorted({float(rate) for rate in given if rate is not None})
+        rates = sorted(
+            {float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None}
+        )
         if rates:
             self.largest_rate = max(rates[-1], self.largest_rate or 0.0)
         mine = [
@@ -225,9 +226,9 @@ class ModelSteps:
         if self._momentum is not None:
             for group in optimizer.param_groups:
                 if "momentum" not in group:
-                    name = type(optimizer).__name__
                     raise ReportableError(
-                        f"{self._by}: {name} has no momentum; torch.optim.SGD has"
+                        f"{self._by}: {type(optimizer).__name__} has no momentum; torch.optim.SGD"
+                        " has"
                     )
                 group["momentum"] = self._momentum
         if not self._pull:
@@ -278,11 +279,10 @@ def name_arguments(
 
 def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, ...]]) -> nn.Module:
     """Return the only module with trained parameters; of several, that with `received` shapes."""
-    modules = {each: name for name, each in arguments.items() if isinstance(each, nn.Module)}
     trained = {
         each: name
-        for each, name in modules.items()
-        if any(p.requires_grad for p in each.parameters())
+        for name, each in arguments.items()
+        if isinstance(each, nn.Module) and any(p.requires_grad for p in each.parameters())
     }
     shapes = {
         each: {name: (*array.shape,) for name, array in each.state_dict().items()}
@@ -290,9 +290,8 @@ def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, .
     }
     matching = [each for each in trained if len(trained) == 1 or shapes[each] == received]
     if len(matching) != 1:
-        given = "no torch.nn.Module with trained parameters"
-        if trained:
-            given = f"the models {', '.join(trained.values())}"
+        models = f"the models {', '.join(trained.values())}"
+        given = models if trained else "no torch.nn.Module with trained parameters"
         raise ReportableError(
             f"the training function was called with {given}: give it the one that is trained, and"
             " freeze others (requires_grad_(False)) or leave them out; an app without PyTorch"
@@ -379,9 +378,12 @@ def check_mean(
                     given = [copy.copy(each) for each in given]
                 return loader.collate_fn(given)
 
-        repeated: Any = Subset(loader.dataset, [*batch, *batch][: times * len(batch)])
-        if isinstance(examples, list):  # others are made batch by batch
-            repeated = examples * times
+        # a dataset whose examples are no list makes them batch by batch
+        repeated: Any = (
+            examples * times
+            if isinstance(examples, list)
+            else Subset(loader.dataset, [*batch, *batch][: times * len(batch)])
+        )
         with all_seeded(seed):
             return loss_of(DataLoader(repeated, batch_size=len(repeated), collate_fn=collate))
 
@@ -397,10 +399,9 @@ def check_mean(
                 " twice; divide a sum over examples by their number, and a sum of batches' means by"
                 " the number of batches"
             )
-    again = measure(1, 1, 1)
-    other = measure(1, 2, 1)
     # A collate function with a generator of its own cannot be repeated.
-    is_repeatable = math.isclose(once, again, rel_tol=1e-3)
+    is_repeatable = math.isclose(once, measure(1, 1, 1), rel_tol=1e-3)
+    other = measure(1, 2, 1)
     if is_repeatable and not math.isclose(once, other, rel_tol=1e-3):
         raise ReportableError(
             f"the same {len(batch)} examples give other losses, {once:.6g} and {other:.6g}: the"

@@ -91,8 +91,10 @@ class Schemas:
 
     def known(self) -> list[KnownSchema]:
         """Return the schemas that were ever accepted, in the order of their acceptance."""
-        entries = self._read(ACCEPTED, [])
-        return [KnownSchema(**{**entry, "state": State(entry["state"])}) for entry in entries]
+        return [
+            KnownSchema(**{**entry, "state": State(entry["state"])})
+            for entry in self._read(ACCEPTED, [])
+        ]
 
     def accepted(self) -> list[KnownSchema]:
         """Return the schemas that new runs may have."""
@@ -149,8 +151,11 @@ class Schemas:
         is_same = runs.get(str(run)) == [digest, settings]
         if state == State.ACCEPTED and not is_same:
             latest = dict([*runs.items(), (str(run), [digest, settings])][-MAX_RUNS:])
-            write = partial(write_private, self._folder / RUNS, json.dumps(latest).encode())
-            write_until(write, until, self._folder)
+            write_until(
+                partial(write_private, self._folder / RUNS, json.dumps(latest).encode()),
+                until,
+                self._folder,
+            )
         return state == State.ACCEPTED or (state == State.ENDED and is_same)
 
     def refuse(self, text: str) -> None:
@@ -162,8 +167,10 @@ class Schemas:
             write_private(path, content)
 
     def _write(self, known: Sequence[KnownSchema]) -> None:
-        content = json.dumps([asdict(each) for each in known], indent=2)
-        write_private(self._folder / ACCEPTED, content.encode())
+        write_private(
+            self._folder / ACCEPTED,
+            json.dumps([asdict(each) for each in known], indent=2).encode(),
+        )
 
     def _read(self, name: str, default: Any) -> Any:
         path = self._folder / name

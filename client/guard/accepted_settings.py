@@ -119,9 +119,8 @@ def _why_unsafe(parameter: Parameter, value: object) -> str:
         return "" if "\n" in value else ": a device takes its text, and no place"
     if key == "device":
         return "" if DEVICE.fullmatch(value) else ": auto, cpu, cuda, cuda:1 or mps would do"
-    words = [value]
-    if key in marked(Mark.NAMES):
-        words = [word.strip(" ") for word in value.split(",")]
+    names = [word.strip(" ") for word in value.split(",")]
+    words = names if key in marked(Mark.NAMES) else [value]
     safe = HARMLESS if "." in key else PLAIN  # a setting of a task has a dot
     if all(safe.fullmatch(word) for word in words):
         return ""
@@ -140,5 +139,10 @@ def fingerprint(config: Mapping[str, Any]) -> str:
         "score",  # it changes no client's work, and is decided after the clients have begun
     }
     defaults = {key: each.default for key, each in SETTINGS.items()}
-    about = {key: value for key, value in expand_own_settings(config).items() if key not in others}
-    return digest({key: value for key, value in about.items() if value != defaults.get(key)})
+    return digest(
+        {
+            key: value
+            for key, value in expand_own_settings(config).items()
+            if key not in others and value != defaults.get(key)
+        }
+    )

@@ -160,10 +160,12 @@ def check_influence(work: LocalWork, terms: Terms, rows: int, min_rows: int) -> 
     `rows` is the number of training rows.
     """
     _check_forgetting(work, MAX_FORGETTING, "the update would show little but the last step's rows")
-    size = batch_of(rows, work)
-    if size < min_rows:
-        why = f"batch-size = {work.batch_size} is below the rows that a number needs here"
-        _check_forgetting(work, MAX_FORGETTING_OF_FEW, why)
+    if batch_of(rows, work) < min_rows:
+        _check_forgetting(
+            work,
+            MAX_FORGETTING_OF_FEW,
+            f"batch-size = {work.batch_size} is below the rows that a number needs here",
+        )
     if not work.learning_rate <= MAX_RATE:
         raise ReportableError(
             f"learning-rate = {work.learning_rate:g} is above {MAX_RATE:g}, and single rows could"
@@ -171,14 +173,14 @@ def check_influence(work: LocalWork, terms: Terms, rows: int, min_rows: int) -> 
         )
     if min(batch_sizes(rows, work)) >= min_rows:
         return
-    why = "a step here has few rows and could outweigh all others: lower it, or set batch-size = 0"
     if terms.propfair_baseline is None or terms.propfair_epsilon is None:
         return
     steepness = terms.propfair_baseline / terms.propfair_epsilon
     if not steepness <= MAX_STEEPNESS_OF_FEW:
         raise ReportableError(
             f"propfair.baseline / propfair.epsilon = {steepness:g} is above"
-            f" {MAX_STEEPNESS_OF_FEW:g}, and {why}"
+            f" {MAX_STEEPNESS_OF_FEW:g}, and a step here has few rows and could outweigh all"
+            " others: lower it, or set batch-size = 0"
         )
 
 

@@ -65,10 +65,12 @@ def keep_model(
     # Whoever predicts would import a method of the user's, and need not have it.
     left_out = {DEPLOYED, "method", *marked(Mark.DEVICE)}
     config = {key: value for key, value in sorted(settings.given().items()) if key not in left_out}
-    content = tomli_w.dumps(
-        {"run-folder-format": RUN_FOLDER_FORMAT, **config}, multiline_strings=True
+    write_private(
+        draft / CONFIG,
+        tomli_w.dumps(
+            {"run-folder-format": RUN_FOLDER_FORMAT, **config}, multiline_strings=True
+        ).encode(),
     )
-    write_private(draft / CONFIG, content.encode())
     if task.schema:
         write_private(draft / SCHEMA, task.schema.encode())
     keep_preprocessing(draft, task, (client,))

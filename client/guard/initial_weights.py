@@ -81,8 +81,10 @@ def accept_weights(state_dir: Path, file: Path) -> None:
             f"{file} holds other weights ({digest[:SHOWN]}) than the refused run"
             f" ({about[0][:SHOWN]}): take the file that the run's operator names"
         )
-    content = save({name: each.contiguous().clone() for name, each in arrays.items()})
-    write_private(folder / f"{digest}.safetensors", content)
+    write_private(
+        folder / f"{digest}.safetensors",
+        save({name: each.contiguous().clone() for name, each in arrays.items()}),
+    )
     write_private(folder / ACCEPTED, json.dumps([*_read(folder / ACCEPTED), about]).encode())
     (folder / REFUSED).unlink()
 
@@ -99,8 +101,7 @@ def check_first_model(client: LocalClient, received: StateDict, *, rounded: bool
         load_initial_weights(model, str(file))
     elif digest and digest_arrays(arrays_of(received)) == digest:
         return
-    expected = sendable(model.state_dict())
-    for name, own in expected.items():
+    for name, own in sendable(model.state_dict()).items():
         array = received.get(name)
         if array is None or own.shape != array.shape:
             break

@@ -98,8 +98,9 @@ def read_entries(folder: Path) -> Iterator[Entry]:
 
     Raise FairbloomError if there is no log.
     """
-    names = (SENT_CONDENSED, SENT_EARLIER, SENT, REFUSED_EARLIER, REFUSED)
-    paths = [folder / name for name in names]
+    paths = [
+        folder / name for name in (SENT_CONDENSED, SENT_EARLIER, SENT, REFUSED_EARLIER, REFUSED)
+    ]
     if not any(path.exists() for path in paths):
         raise FairbloomError(
             f"{folder} has no log of what was asked and sent: name the client's state-dir, or its"

@@ -30,9 +30,8 @@ def order_in(context: Context, settings: RunSettings) -> int | str | None:
         return settings.seed
     if settings.state_dir:
         return None
-    made = ConfigRecord({KEY: token_hex()})
-    secret = str(context.state.config_records.setdefault(NAME, made)[KEY])
-    return f"{secret} {fingerprint_of(settings)}"
+    kept = context.state.config_records.setdefault(NAME, ConfigRecord({KEY: token_hex()}))
+    return f"{kept[KEY]!s} {fingerprint_of(settings)}"
 
 
 def secret_order(settings: RunSettings, until: float) -> str:

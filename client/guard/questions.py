@@ -67,8 +67,9 @@ def _count(
     day = datetime.now(UTC).date().isoformat()
     database.execute(TABLE)
     database.execute("CREATE INDEX IF NOT EXISTS days ON asked (day)")
-    row = (run, question, day, rounds)
-    if not database.execute("INSERT OR IGNORE INTO asked VALUES (?, ?, ?, ?)", row).rowcount:
+    if not database.execute(
+        "INSERT OR IGNORE INTO asked VALUES (?, ?, ?, ?)", (run, question, day, rounds)
+    ).rowcount:
         return
     (of_day,) = database.execute("SELECT count(*) FROM asked WHERE day = ?", (day,)).fetchone()
     of_run, most_rounds = database.execute(

@@ -39,8 +39,9 @@ class Baseline(Rule):
             # Else the server refuses the reply, and the next model that comes may be finite.
             if best[LOSS].isfinite():
                 client.states.keep(BASELINE, self.terms.server_round, best, origin=0)
-        scores = {name: score.item() for name, score in best.items()}
-        return client.report(OF_BASELINE, scores, self.terms)
+        return client.report(
+            OF_BASELINE, {name: score.item() for name, score in best.items()}, self.terms
+        )
 
     def _train(self, client: LocalClient) -> dict[str, Tensor]:
         """Return the loss and scores of the best model, of the first one and each epoch's."""
@@ -53,8 +54,11 @@ class Baseline(Rule):
         for epoch in range(terms.baseline_epochs or 0):
             train(model, task, examples, baseline_epoch(client, epoch))
             measured.append(measure(model, task, examples))
-            losses = [scores[LOSS] for scores in measured]
-            if has_settled(losses, terms.baseline_patience or 0, terms.baseline_tolerance or 0.0):
+            if has_settled(
+                [scores[LOSS] for scores in measured],
+                terms.baseline_patience or 0,
+                terms.baseline_tolerance or 0.0,
+            ):
                 break
         model.load_state_dict(received)
         best = min(measured, key=_finite_loss)

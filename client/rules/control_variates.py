@@ -43,13 +43,12 @@ class ControlVariates(GradientOffset):
         if not steps.rate_sum:
             return trained, state.own
         updates = update_of(received, trained)
-        kept = {
+        return trained, {
             name: (
                 in_double(own) - in_double(state.of_server[name]) + updates[name] / steps.rate_sum
             ).to(own)
             for name, own in state.own.items()
         }
-        return trained, kept
 
 
 class Control(NamedTuple):

@@ -135,8 +135,7 @@ def measure_disparity(
     sums = torch.zeros(2, 2, dtype=torch.float64)
     factors = torch.zeros(len(weights), dtype=torch.float64)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in parameters:
-        parameter.grad = None
+    model.zero_grad()
     # Seeded, because a model may draw random numbers in evaluation, too.
     with seeded(0, examples.device):
         for place, logits in _logits_of(model, task, examples):
@@ -151,8 +150,7 @@ def measure_disparity(
     of_first, of_second = sums / counts[:, None]
     smooth, hard = (of_second - of_first).tolist()
     gradient = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
+    model.zero_grad()
     if smooth < 0.0:
         gradient = [None if each is None else -each for each in gradient]
     return Disparity(smooth, hard, gradient if smooth else [], factors)
@@ -168,12 +166,16 @@ def step_down(
     """
     if gradient:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        work = LocalWork(epochs=1, batch_size=0, learning_rate=learning_rate)
-        descend(parameters, gradient, [], [], work)
-    state = model.state_dict(keep_vars=True).items()
+        descend(
+            parameters,
+            gradient,
+            [],
+            [],
+            LocalWork(epochs=1, batch_size=0, learning_rate=learning_rate),
+        )
     return {
         name: tensor.detach().clone() if tensor.requires_grad else received[name]
-        for name, tensor in state
+        for name, tensor in model.state_dict(keep_vars=True).items()
     }
 
 

@@ -38,8 +38,7 @@ class DynamicRegularizer(GradientOffset):
         """Return the trained parameters and the new h_k."""
         alpha = self.pull()
         updates = update_of(received, trained)
-        kept = {
+        return trained, {
             name: (alpha * updates[name] - in_double(minus_h)).to(minus_h)
             for name, minus_h in state.items()
         }
-        return trained, kept

@@ -53,9 +53,9 @@ Rules = tuple[Rule, ...]
 def rules_of(settings: RunSettings, terms: Terms) -> Rules:
     """Return the rules of a client's round, by the server's terms and the run's settings."""
     check_rule(settings, terms)
-    kinds = kinds_of(terms, settings.client_rule)
     rules = tuple(
-        OwnRule(terms, settings.client_rule) if kind is OwnRule else kind(terms) for kind in kinds
+        OwnRule(terms, settings.client_rule) if kind is OwnRule else kind(terms)
+        for kind in kinds_of(terms, settings.client_rule)
     )
     for rule in rules:
         rule.check(settings)

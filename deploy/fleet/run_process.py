@@ -37,8 +37,9 @@ def main(parent: int) -> None:
     identify(run_id=run_id, node_id=SERVER_NODE, task_id=0)
     context = Context(run_id, SERVER_NODE, {}, RecordDict(), given["settings"])
     try:
-        grid = RunGrid(pipe, run_id, given["place"])
-        load_app(given["app"], ServerApp, "this run")(grid=grid, context=context)
+        load_app(given["app"], ServerApp, "this run")(
+            grid=RunGrid(pipe, run_id, given["place"]), context=context
+        )
     except KeyboardInterrupt:
         log.error("the run ends: it was stopped")
         sys.exit(FAILED)

@@ -214,8 +214,10 @@ def _describe_open_run(run: Mapping[str, Any]) -> list[RenderableType]:
         place = f"round {run['round']} of {run['of-rounds']}"
         words += place if run["round"] else "before its first round"
         if run["seconds-a-round"] is not None:
-            since = duration(run["seconds-since-round"])
-            words += f", {run['seconds-a-round']:.3g} s a round, the last one {since} ago"
+            words += (
+                f", {run['seconds-a-round']:.3g} s a round, the last one"
+                f" {duration(run['seconds-since-round'])} ago"
+            )
     lines: list[RenderableType] = [_line(f"run {run['run']}", words, style="bold")]
     lines += [
         _line(f"  {what}", run[key], warn=True)

@@ -342,8 +342,9 @@ class RunRecorder:
                     _to_numpy(self._new_best),
                     {"round": self._best["round"], self._best_by: self._best["mean"]},
                 )
-            rounds = [int(path.stem) for path in list_checkpoints(self._checkpoints)]
-            self._keep(min(rounds, default=0))
+            self._keep(
+                min((int(path.stem) for path in list_checkpoints(self._checkpoints)), default=0)
+            )
             state = {
                 "strategy": self.method.state_dict(),
                 "best": self._best,
