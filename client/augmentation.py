@@ -48,8 +48,9 @@ def make_augmentation(work: LocalWork) -> Augment | None:
 
         def change(inputs: Inputs) -> Inputs:
             images = _images_of(name, inputs)
-            draws = torch.from_numpy(random.random((len(images), DRAWS)))
-            return change_images(name, images, draws)
+            return change_images(
+                name, images, torch.from_numpy(random.random((len(images), DRAWS)))
+            )
 
         return change
     return partial(
@@ -110,11 +111,9 @@ def _images_of(name: str, inputs: Inputs, clients: int = 0) -> Tensor:
     """Return inputs that are images; `clients` is the number of dimensions before a client's."""
     if isinstance(inputs, Tensor) and inputs.dim() == 4 + clients:
         return inputs
-    has = (
-        f"these have shape {tuple(inputs.shape[clients:])}"
-        if isinstance(inputs, Tensor)
-        else "these are several tensors"
-    )
+    has = "these are several tensors"
+    if isinstance(inputs, Tensor):
+        has = f"these have shape {tuple(inputs.shape[clients:])}"
     raise ReportableError(
         f"augment = {name!r} needs images, as one tensor of shape (examples, channels, height,"
         f" width), and {has}: leave augment out, or give this task a function of its own"

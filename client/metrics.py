@@ -125,12 +125,8 @@ class WorkDone(NamedTuple):
     changes: Callable[[], Iterable[tuple[Tensor, Tensor]]]
     rate_sum: Callable[[], float]
 
-    def update_norm(self) -> float:
-        """Return ‖w_k − w‖, the norm of the update."""
-        return float(self.norm_on_device())
-
     def norm_on_device(self) -> Tensor:
-        """Return ‖w_k − w‖ as a tensor of shape (), which is not waited for."""
+        """Return ‖w_k − w‖, the norm of the update, of shape (): the device is not waited for."""
         norms = [
             torch.linalg.vector_norm(in_double(new.detach() - old.to(new.device)))
             for old, new in self.changes()
@@ -142,7 +138,7 @@ class WorkDone(NamedTuple):
 # The metrics of local work itself, reported if the terms ask for them.
 WORK_METRICS: Mapping[str, Callable[[WorkDone], float]] = {
     wire.LEARNING_RATE: lambda done: done.learning_rate(),
-    wire.UPDATE_NORM: WorkDone.update_norm,
+    wire.UPDATE_NORM: lambda done: float(done.norm_on_device()),
     wire.STEP_SUM: lambda done: done.rate_sum(),
 }
 

@@ -63,7 +63,7 @@ class Support:
         unsupported += [
             f"the measurement {pattern}" for pattern in always if pattern not in self.metrics
         ]
-        return unsupported[0] if unsupported else ""
+        return next(iter(unsupported), "")
 
 
 def metric_row(name: str) -> str:

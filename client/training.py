@@ -92,11 +92,9 @@ def train(
             f"the model, {type(model).__name__}, has no parameter to train: all are frozen"
             " (requires_grad)"
         )
-    fixed = (
-        None
-        if capture is None
-        else find_fixed(capture, model, parameters, work, corrected=correct is not None)
-    )
+    fixed = None
+    if capture is not None:
+        fixed = find_fixed(capture, model, parameters, work, corrected=correct is not None)
     tensors = fixed or FixedStep(model, parameters, work)
     tensors.begin(parameters if anchor is None else anchor, work.learning_rate)
     ends = time.monotonic() + work.time_budget
@@ -391,12 +389,16 @@ def measure(
     groups = examples.group_places() if smallest_group else None
     if groups is None:
         return scores
-    by_score = {
-        score: outputs.compute_score(score.name, fit_outputs(task, compute))
-        for score, compute in task.group_scores.items()
-    }
     (by_group,) = measure_groups(
-        task, by_score, groups, [len(groups)], smallest_group, examples.units
+        task,
+        {
+            score: outputs.compute_score(score.name, fit_outputs(task, compute))
+            for score, compute in task.group_scores.items()
+        },
+        groups,
+        [len(groups)],
+        smallest_group,
+        examples.units,
     )
     return scores | by_group
 

@@ -275,11 +275,10 @@ def descend(
         moving = [velocity[place] for place in places]
         torch._foreach_mul_(moving, work.momentum)
         torch._foreach_add_(moving, directions)
-        directions = (
-            list(torch._foreach_add(directions, moving, alpha=work.momentum))
-            if work.nesterov
-            else moving
-        )
+        if work.nesterov:
+            directions = list(torch._foreach_add(directions, moving, alpha=work.momentum))
+        else:
+            directions = moving
     if rate is None:
         torch._foreach_add_(touched, directions, alpha=-work.learning_rate)
     else:

@@ -120,8 +120,7 @@ def identify(*, run_id: int, node_id: int, task_id: int) -> None:
 
 def node_info(node_id: int, name: str) -> Any:
     """Return a node of `Grid.get_nodes`."""
-    make: Callable[..., Any] = find_message(NODE) or SimpleNamespace
-    return make(node_id=node_id, name=name)
+    return (find_message(NODE) or SimpleNamespace)(node_id=node_id, name=name)
 
 
 def find_message(name: str) -> Any:
@@ -135,8 +134,7 @@ def find_message(name: str) -> Any:
 
 def empty_run(run_id: int) -> Any:
     """Return a run of which only its number is known."""
-    make: Callable[..., Any] = getattr(FOUND[RUN], "create_empty", SimpleNamespace)
-    return make(run_id=run_id)
+    return getattr(FOUND[RUN], "create_empty", SimpleNamespace)(run_id=run_id)
 
 
 def is_simulated(grid: object) -> bool:
@@ -198,7 +196,7 @@ def main() -> int:
         print(f"\n{title}:")
         for name, use in names.items():
             print(f"  {'yes' if has_name(name) else 'NO ':3}  {name}: {use}")
-    return 0 if all(map(has_name, NEEDED)) else 1
+    return int(not all(map(has_name, NEEDED)))
 
 
 if __name__ == "__main__":

@@ -54,8 +54,7 @@ log.addFilter(_escape_record)
 def escape_all_records() -> None:
     """Escape what the records of all loggers quote, not only of ours: errors quote others' text."""
     root = logging.getLogger().handlers
-    last: list[logging.Handler] = [] if logging.lastResort is None else [logging.lastResort]
-    for handler in (*root, *last, *_flowers_handlers()):
+    for handler in filter(None, (*root, logging.lastResort, *_flowers_handlers())):
         handler.addFilter(_escape_record)
 
 

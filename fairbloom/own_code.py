@@ -103,7 +103,7 @@ def _find_imports(module: str, file: Path) -> Iterator[str]:
             names += [each.name for each in node.names]
         elif isinstance(node, ast.ImportFrom):
             around = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*around, *([node.module] if node.module else [])])
+            base = ".".join(filter(None, [*around, node.module]))
             names += (
                 [base, *(f"{base}.{each.name}" for each in node.names)]
                 if base

@@ -43,6 +43,5 @@ def round_to(value: float, decimals: int, sign: str = "") -> str:
 
 def join_first(names: Sequence[str], most: int = 12) -> str:
     """Return the first `most` names, joined for a sentence, and the number of others."""
-    joined = ", ".join(names[:most])
     rest = len(names) - most
-    return f"{joined} and {rest} more" if rest > 0 else joined
+    return ", ".join(names[:most]) + text_if(rest > 0, f" and {rest} more")

@@ -70,8 +70,10 @@ def save_checkpoint(path: Path, arrays: Arrays, state: Mapping[str, Any]) -> Non
 def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return model and state from a checkpoint; raise DamagedFileError for a damaged file."""
     tensors, about = load_model(path)
-    arrays = {name: tensors[f"model/{name}"] for name in about["names"]}
-    return arrays, _attach(about["state"], tensors)
+    return (
+        {name: tensors[f"model/{name}"] for name in about["names"]},
+        _attach(about["state"], tensors),
+    )
 
 
 def _detach(value: Any, tensors: dict[str, NDArray[Any]]) -> Any:

@@ -35,8 +35,14 @@ def save_model(
     }
     # The checksum is inside the JSON: the library writes several metadata entries in no fixed
     # order, and equal models must have equal files.
-    metadata = {"about": json.dumps({**about, "blake3": _checksum(tensors, about)})}
-    write_whole(path, save(tensors, metadata=metadata), mode)
+    write_whole(
+        path,
+        save(
+            tensors,
+            metadata={"about": json.dumps({**about, "blake3": _checksum(tensors, about)})},
+        ),
+        mode,
+    )
 
 
 def read_about(path: Path) -> dict[str, Any]:

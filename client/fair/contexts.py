@@ -46,15 +46,16 @@ def keep_context(message: Message, context: Context, handler: ClientAppCallable)
     if versions is not None:
         found = versions.rewind(STATE, step)
         before = b"" if found is None else found[1]
-        context.state = deserialize(before) if before else RecordDict()
+        context.state = deserialize(before)
     reply = handler(message, context)
     if reply.has_error():
         return reply
     if versions is not None and (after := serialize(context.state)) != before:
         versions.save(STATE, step, after)
     about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
-    is_lost = bool(context.state) and versions is None
-    reply.content[wire.CLIENT] = ConfigRecord({**about, wire.CONTEXT_STATE: is_lost})
+    reply.content[wire.CLIENT] = ConfigRecord(
+        {**about, wire.CONTEXT_STATE: bool(context.state) and versions is None}
+    )
     return reply
 
 

@@ -212,8 +212,8 @@ def refuse_secure_aggregation(mods: Sequence[Mod]) -> None:
 
 
 def _seed(context: Context, purpose: str, *where: int) -> int:
-    numbers = generator(int(context.run_config.get("seed", 0)), purpose, name_of(context), *where)
-    return int(numbers.integers(2**63))
+    seed = int(context.run_config.get("seed", 0))
+    return int(generator(seed, purpose, name_of(context), *where).integers(2**63))
 
 
 def name_of(context: Context) -> str:

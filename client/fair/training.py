@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, Subset
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import ACCURACY, LEARNING_RATE, LOSS
 from fairbloom.protocol.terms import Terms
+from fairbloom.text import text_if
 
 from ..generators import all_seeded, seed_all
 from ..metrics import (
@@ -273,8 +274,11 @@ def name_arguments(
     """Return the arguments of a call, with defaults, by parameter names and by positions."""
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    by_place = {f"argument {place}": each for place, each in enumerate(bound.args, start=1)}
-    return {**by_place, **bound.arguments, **bound.kwargs}
+    return {
+        **{f"argument {place}": each for place, each in enumerate(bound.args, start=1)},
+        **bound.arguments,
+        **bound.kwargs,
+    }
 
 
 def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, ...]]) -> nn.Module:
@@ -290,8 +294,8 @@ def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, .
     }
     matching = [each for each in trained if len(trained) == 1 or shapes[each] == received]
     if len(matching) != 1:
-        models = f"the models {', '.join(trained.values())}"
-        given = models if trained else "no torch.nn.Module with trained parameters"
+        models = text_if(trained, f"the models {', '.join(trained.values())}")
+        given = models or "no torch.nn.Module with trained parameters"
         raise ReportableError(
             f"the training function was called with {given}: give it the one that is trained, and"
             " freeze others (requires_grad_(False)) or leave them out; an app without PyTorch"
@@ -378,12 +382,9 @@ def check_mean(
                     given = [copy.copy(each) for each in given]
                 return loader.collate_fn(given)
 
-        # a dataset whose examples are no list makes them batch by batch
-        repeated: Any = (
-            examples * times
-            if isinstance(examples, list)
-            else Subset(loader.dataset, [*batch, *batch][: times * len(batch)])
-        )
+        repeated: Any = Subset(loader.dataset, [*batch, *batch][: times * len(batch)])
+        if isinstance(examples, list):  # others are made batch by batch
+            repeated = examples * times
         with all_seeded(seed):
             return loss_of(DataLoader(repeated, batch_size=len(repeated), collate_fn=collate))
 

@@ -93,7 +93,7 @@ class Schemas:
         """Return the schemas that were ever accepted, in the order of their acceptance."""
         return [
             KnownSchema(**{**entry, "state": State(entry["state"])})
-            for entry in self._read(ACCEPTED, [])
+            for entry in read_json(self._folder / ACCEPTED, [])
         ]
 
     def accepted(self) -> list[KnownSchema]:
@@ -110,7 +110,8 @@ class Schemas:
 
     def runs_of(self, schema: KnownSchema) -> list[str]:
         """Return the numbers of the runs that were let in with a schema."""
-        return [run for run, (digest, _) in self._read(RUNS, {}).items() if digest == schema.digest]
+        runs = read_json(self._folder / RUNS, {})
+        return [run for run, (digest, _) in runs.items() if digest == schema.digest]
 
     def accept(self, text: str, *, also: bool = False) -> None:
         """Accept a schema for new runs, in place of the accepted ones or `also`."""
@@ -147,7 +148,7 @@ class Schemas:
         refuses it, up to the moment `until`.
         """
         state = next((each.state for each in self.known() if each.digest == digest), None)
-        runs: dict[str, list[str]] = self._read(RUNS, {})
+        runs: dict[str, list[str]] = read_json(self._folder / RUNS, {})
         is_same = runs.get(str(run)) == [digest, settings]
         if state == State.ACCEPTED and not is_same:
             latest = dict([*runs.items(), (str(run), [digest, settings])][-MAX_RUNS:])
@@ -171,10 +172,6 @@ class Schemas:
             self._folder / ACCEPTED,
             json.dumps([asdict(each) for each in known], indent=2).encode(),
         )
-
-    def _read(self, name: str, default: Any) -> Any:
-        path = self._folder / name
-        return json.loads(path.read_text()) if path.exists() else default
 
 
 def check_accepted(
@@ -206,6 +203,11 @@ def check_accepted(
         "the run's schema is not one that this device's owner has accepted: fairbloom client"
         " accept, on the device, shows it and takes it"
     )
+
+
+def read_json(file: Path, default: Any) -> Any:
+    """Return the content of a JSON file, or the default if it is missing."""
+    return json.loads(file.read_text()) if file.exists() else default
 
 
 def digest_of(text: str) -> str:
@@ -258,10 +260,10 @@ def describe_acceptance(schemas: Schemas, text: str, *, also: bool) -> Iterator[
             )
     for each in others:
         if found := list(differing_keys(schemas.text_of(each), text)):
-            keys = escape_unprintable("; ".join(found))
             yield (
-                f"It counts other rows than schema {each.label}: {keys}. The difference of the two"
-                " schemas' numbers shows the people between, and what is known of them"
+                f"It counts other rows than schema {each.label}:"
+                f" {escape_unprintable('; '.join(found))}. The difference of the two schemas'"
+                " numbers shows the people between, and what is known of them"
             )
     yield WARNING
 

@@ -24,6 +24,7 @@ from fairbloom.protocol.settings import (
 from fairbloom.tables.schema import shorten_value
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.classifiers import is_classifier
+from fairbloom.text import text_if
 
 # A plain word: neither a path nor an import string, without colons, separators, or a dot at either
 # end.
@@ -116,9 +117,9 @@ def _why_unsafe(parameter: Parameter, value: object) -> str:
     if not value and (key not in SETTINGS or parameter.default == ""):
         return ""
     if key == SCHEMA:
-        return "" if "\n" in value else ": a device takes its text, and no place"
+        return text_if("\n" not in value, ": a device takes its text, and no place")
     if key == "device":
-        return "" if DEVICE.fullmatch(value) else ": auto, cpu, cuda, cuda:1 or mps would do"
+        return text_if(not DEVICE.fullmatch(value), ": auto, cpu, cuda, cuda:1 or mps would do")
     names = [word.strip(" ") for word in value.split(",")]
     words = names if key in marked(Mark.NAMES) else [value]
     safe = HARMLESS if "." in key else PLAIN  # a setting of a task has a dot

@@ -9,7 +9,6 @@ those of the run that was refused last.
 
 import json
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save
 
@@ -22,7 +21,7 @@ from fairbloom.tasks.models.weights import load_initial_weights, read_weights
 
 from ..local import LocalClient
 from ..states import StateDict
-from .accepted_schemas import SHOWN, digest_of
+from .accepted_schemas import SHOWN, digest_of, read_json
 
 FOLDER = "weights"
 ACCEPTED = "accepted.json"
@@ -52,7 +51,7 @@ def check_weights(settings: RunSettings, known: str) -> None:
     about = [digest, digest_of(settings.schema_), settings.model]
     if settings.state_dir:
         folder = Path(settings.state_dir, FOLDER)
-        if about in _read(folder / ACCEPTED):
+        if about in read_json(folder / ACCEPTED, []):
             return
         make_folder(folder)
         write_private(folder / REFUSED, json.dumps(about).encode())
@@ -68,7 +67,7 @@ def accept_weights(state_dir: Path, file: Path) -> None:
     Raise FairbloomError if no run was refused, or its weights are others.
     """
     folder = state_dir / FOLDER
-    about = _read(folder / REFUSED)
+    about = read_json(folder / REFUSED, [])
     if not about:
         raise FairbloomError(
             f"{state_dir} keeps no run that was refused for its weights: there is nothing to"
@@ -85,7 +84,8 @@ def accept_weights(state_dir: Path, file: Path) -> None:
         folder / f"{digest}.safetensors",
         save({name: each.contiguous().clone() for name, each in arrays.items()}),
     )
-    write_private(folder / ACCEPTED, json.dumps([*_read(folder / ACCEPTED), about]).encode())
+    accepted = [*read_json(folder / ACCEPTED, []), about]
+    write_private(folder / ACCEPTED, json.dumps(accepted).encode())
     (folder / REFUSED).unlink()
 
 
@@ -118,8 +118,3 @@ def check_first_model(client: LocalClient, received: StateDict, *, rounded: bool
         " (a task of your own must make the same model each time): a run that begins with other"
         f" weights names their digest (weights-digest), and {REMEDY}"
     )
-
-
-def _read(file: Path) -> list[Any]:
-    content: list[Any] = json.loads(file.read_text()) if file.exists() else []
-    return content

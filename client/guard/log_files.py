@@ -126,17 +126,18 @@ def _size_of(path: Path) -> int:
 def _append(path: Path, entry: Entry) -> None:
     """Append a line, in one call unless the system writes only a part of it."""
     line = (json.dumps(entry, default=str) + "\n").encode()
-    with open(path, "a+b", buffering=0, opener=_open_private) as file:
+    with open(
+        path,
+        "a+b",
+        buffering=0,
+        opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600),
+    ) as file:
         # an entry that a full disk has cut off must not swallow this one
         if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
             line = b"\n" + line
         while line:
             line = line[os.write(file.fileno(), line) :]
         os.fsync(file.fileno())
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _read(path: Path) -> Iterator[Entry]:

@@ -61,8 +61,10 @@ class Baseline(Rule):
             ):
                 break
         model.load_state_dict(received)
-        best = min(measured, key=_finite_loss)
-        return {name: torch.tensor(score, dtype=torch.float64) for name, score in best.items()}
+        return {
+            name: torch.tensor(score, dtype=torch.float64)
+            for name, score in min(measured, key=_finite_loss).items()
+        }
 
 
 def _finite_loss(scores: Mapping[str, float]) -> float:

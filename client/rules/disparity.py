@@ -142,8 +142,9 @@ def measure_disparity(
             decisions = torch.sigmoid(sharpness * logits)
             if decisions.requires_grad:
                 torch.autograd.backward((weights[place].to(decisions) * decisions).sum())
-            slopes = (decisions * (1.0 - decisions)).detach().cpu().double()
-            factors[place] = weights[place] * slopes
+            factors[place] = (
+                weights[place] * (decisions * (1.0 - decisions)).detach().cpu().double()
+            )
             both = torch.stack([decisions.detach(), (logits >= 0.0).to(decisions)], dim=1)
             sums += membership[:, place] @ both.cpu().double()
     # Divided only here: a sum of rounded shares may exceed 1, a mean does not.
@@ -194,9 +195,11 @@ def count_hits(
         found = torch.cat(
             [(logits >= 0.0).cpu() for _, logits in _logits_of(model, task, examples)]
         )
-    counts = {name: int(group.sum()) for name, group in zip(wire.POSITIVES, members, strict=True)}
-    return counts | {
-        name: int((group & found).sum()) for name, group in zip(wire.HITS, members, strict=True)
+    return {
+        **{name: int(group.sum()) for name, group in zip(wire.POSITIVES, members, strict=True)},
+        **{
+            name: int((group & found).sum()) for name, group in zip(wire.HITS, members, strict=True)
+        },
     }
 
 

@@ -74,7 +74,7 @@ def kinds_of(terms: Terms, client_rule: str = "") -> list[type[Rule]]:
     asked |= {_BY_METRIC[name] for name in terms.measure if name in _BY_METRIC}
     if client_rule:
         asked.add(OwnRule)
-    return [rule for rule in RULES if rule in asked] if asked else []
+    return [rule for rule in RULES if rule in asked]
 
 
 def transform_of(rules: Rules) -> Transform:

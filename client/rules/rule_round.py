@@ -27,8 +27,11 @@ class RuleRound:
         self.origin = kept.made
         self.finished: list[tuple[str, Arrays]] = []
         # copies, because all clients of a process share the sent vectors
-        vectors = {record: copies(arrays) for record, arrays in sent.items()}
-        self._state = self._rule.start(copies(received), copies(kept.state), vectors)
+        self._state = self._rule.start(
+            copies(received),
+            copies(kept.state),
+            {record: copies(arrays) for record, arrays in sent.items()},
+        )
 
     @property
     def shift(self) -> Arrays:

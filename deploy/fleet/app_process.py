@@ -27,6 +27,7 @@ from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
 from fairbloom.system.parents import end_with_parent
 from fairbloom.system.retry import deadline
+from fairbloom.text import text_if
 
 from ..device.accepted import Installed, RunDescription
 from ..processes import free_cycles
@@ -74,15 +75,17 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -
     set_message_id(message, head.id)
     identify(run_id=head.run, node_id=task.node, task_id=0)
     context = Context(head.run, task.node, dict(node_config), deserialize(task.state), {})
-    run = RunDescription(
-        head.run,
-        described["distribution"],
-        described["version"],
-        described["settings"],
-        f"{head.type} {head.digest.hex()}" if message.content.array_records else "",
-        deadline(seconds),
+    app, context.run_config = installed.accept(
+        RunDescription(
+            head.run,
+            described["distribution"],
+            described["version"],
+            described["settings"],
+            text_if(message.content.array_records, f"{head.type} {head.digest.hex()}"),
+            deadline(seconds),
+        ),
+        context,
     )
-    app, context.run_config = installed.accept(run, context)
     try:
         reply = address(log_exchange(message, context, app), message)
     except SystemExit as end:  # must not end this process: the server gets an error instead

@@ -17,6 +17,7 @@ from fairbloom import __version__
 from fairbloom.logs import log
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.system.machine import half_of_memory
+from fairbloom.text import text_if
 
 from ..processes import duration
 from .content import MEMORY_FILE_BYTES, Content, MemoryBudget, StoredContent
@@ -197,7 +198,7 @@ class Calls:
             drop = self._beat(Working(session=self._session, id=id, run=run), timeout=BEAT_SECONDS)
         except grpc.RpcError as error:
             # after other errors the next beat may succeed
-            return reason_of(error) if error.code() in FINAL else ""
+            return text_if(error.code() in FINAL, reason_of(error))
         return str(drop.reason)[:MAX_REASON]
 
     def close(self) -> None:

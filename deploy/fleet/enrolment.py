@@ -80,8 +80,12 @@ def enroll_all(
             member = Member(
                 name=name, partition=place, key=digest, examples=count, enrolled=timestamp()
             )
-            certificate = pki.issue_device_certificate(*federation.authority, public, name)
-            bundle = _write_bundle(federation, member, certificate, secret)
+            bundle = _write_bundle(
+                federation,
+                member,
+                pki.issue_device_certificate(*federation.authority, public, name),
+                secret,
+            )
             _write(federation, member)  # last: the server admits a client once it has this file
             members[name] = member
             taken.add(place)

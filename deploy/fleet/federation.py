@@ -267,10 +267,12 @@ def read_now(federation: Federation) -> Now:
     if not all(isinstance(table, dict) for table in (*of_numbers, now.versions, now.reasons)):
         return Now()
     numbers = [now.at, now.free, *(each for table in of_numbers for each in table.values())]
-    texts = [now.waiting, now.version, *now.versions.values(), *now.reasons.values()]
     is_whole = all(
         isinstance(each, int | float) and 0 <= each <= LARGEST_TIME for each in numbers
-    ) and all(isinstance(each, str) for each in texts)
+    ) and all(
+        isinstance(each, str)
+        for each in (now.waiting, now.version, *now.versions.values(), *now.reasons.values())
+    )
     return now if is_whole and isinstance(now.run, int) else Now()
 
 

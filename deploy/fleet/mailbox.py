@@ -182,12 +182,11 @@ class Mailbox:
         the device is free again.
         """
         self._saved[run] = max(last, self._saved.get(run, 0))
-        old = [
+        for message in [
             message
             for message in self._messages.values()
             if message.run == run and message.envelope.kept and message.envelope.round <= last
-        ]
-        for message in old:
+        ]:
             number = message.envelope.round
             if message.collected:
                 self._forget([message])

@@ -121,8 +121,7 @@ def read_member(file: Path) -> Member:
     """Read a client's file; raise OSError, ValueError or TypeError if it cannot be used."""
     values = tomllib.loads(read_small(file))
     for each in fields(Member):
-        kind = int if each.name in ("partition", "examples") else str
-        if each.name in values and type(values[each.name]) is not kind:
+        if each.name in values and type(values[each.name]) is not each.type:
             raise ValueError(f"{each.name} = {values[each.name]!r} is of another type")
     member = Member(**values)
     if member.name != file.stem:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
+from fairbloom.text import text_if
+
 # The metrics with their description and the name of their label, "" without one. Those that end in
 # _total are counted since the server has started.
 METRICS = {
@@ -23,5 +25,5 @@ def metric_lines(samples: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         yield f"# TYPE fairbloom_{name} {'counter' if name.endswith('_total') else 'gauge'}"
         for value, number in samples[name].items():
             escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-            labels = f'{{{label}="{escaped}"}}' if label else ""
+            labels = text_if(label, f'{{{label}="{escaped}"}}')
             yield f"fairbloom_{name}{labels} {number}"

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from fairbloom.logs import log
 from fairbloom.protocol.version import PROTOCOL
+from fairbloom.text import text_if
 
 from .admission import IDLE_SECONDS, Admission, CallRefusedError
 from .connections import FULL, count_sockets
@@ -235,7 +236,7 @@ class Port:
             protocol=PROTOCOL,
             size=message.content.size,
             digest=message.content.digest(),
-            settings="" if known == digest else settings,
+            settings=text_if(known != digest, settings),
         )
         for chunk in in_chunks(head, message.content.pieces()):
             if number != device.nexts:
@@ -253,8 +254,9 @@ class Port:
     async def reply(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
         """Take a reply, and answer whether it is used; an error replaces a refused reply."""
         async with self.admission.admit(context) as call:
-            first = await receive(sent, Chunk, FIRST_CHUNK_SECONDS)
-            taken = await self._take(call.name, first, sent)
+            taken = await self._take(
+                call.name, await receive(sent, Chunk, FIRST_CHUNK_SECONDS), sent
+            )
         return bytes(taken.SerializeToString())
 
     async def _take(self, name: str, first: Chunk, sent: AsyncIterator[bytes]) -> Taken:
@@ -338,7 +340,7 @@ class Port:
             working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
             self._enter(call.name, working.session).seen = monotonic()
             status = self._mailbox.work_status(call.name, working.id, working.run)
-        drop = Drop(reason=status.reason if status.answer == Taken.DROP else "")
+        drop = Drop(reason=text_if(status.answer == Taken.DROP, status.reason))
         return bytes(drop.SerializeToString())
 
     async def refuse_unknown(self, sent: AsyncIterator[bytes], context: Any) -> None:

@@ -48,7 +48,7 @@ def survey(federation: Federation) -> dict[str, Any]:
             state = "away" if name in now.seen else "never"
         clients[name] = {
             "state": state,
-            "last-seen": _format_time(now.seen[name]) if name in now.seen else None,
+            "last-seen": _format_time(now.seen.get(name)),
             "partition-id": member.partition,
             "examples": member.examples,
             "refused-with-same-key": online.get(name, 0),
@@ -74,13 +74,24 @@ def survey(federation: Federation) -> dict[str, Any]:
             _describe_run(run, state, None)
             | {"awaits": text_if(is_served, awaited.get(run.number, drained))}
         )
+    server: dict[str, Any] = {
+        "server": "down",
+        "started": None,
+        "version": None,
+        "refused": {},
+        "connections": {"open": None, "limit": None},
+    }
+    if is_served:
+        server = {
+            "server": "up",
+            "started": _format_time(federation.lock.stat().st_mtime),
+            "version": now.version,
+            "refused": dict(now.refused),
+            "connections": dict(now.connections),
+        }
     return {
         "at": _format_time(time.time()),
-        "server": "up" if is_served else "down",
-        "started": _format_time(federation.lock.stat().st_mtime) if is_served else None,
-        "version": now.version if is_served else None,
-        "refused": dict(now.refused) if is_served else {},
-        "connections": dict(now.connections) if is_served else {"open": None, "limit": None},
+        **server,
         "clients": clients,
         "runs": runs[::-1],
         "disk": {"free-bytes": shutil.disk_usage(federation.path).free},
@@ -90,13 +101,12 @@ def survey(federation: Federation) -> dict[str, Any]:
 
 def _describe_run(run: RunFiles, state: str, status: int | None) -> dict[str, Any]:
     """Return a run's entry of the survey; `status` is None for a run that has not ended."""
-    ended_at = run.ended_at
     about: dict[str, Any] = {
         "run": run.number,
         "state": state,
         "exit-status": status,
         "said": run.last_line if status else "",
-        "ended": None if ended_at is None else _format_time(ended_at),
+        "ended": _format_time(run.ended_at),
     }
     folder = find_announced(run.folder)
     if folder is None:
@@ -107,7 +117,9 @@ def _describe_run(run: RunFiles, state: str, status: int | None) -> dict[str, An
         return about | {"folder": str(folder), "unknown": str(error)}
 
 
-def _format_time(seconds: float) -> str:
+def _format_time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
@@ -120,10 +132,10 @@ def show(status: Mapping[str, Any]) -> None:
     clients = status["clients"]
     open_runs = [run for run in runs if run["exit-status"] is None]
     ended_runs = [run for run in runs if run["exit-status"] is not None]
-    server = status["server"] + text_if(
-        status["started"], f" since {status['started']}, version {status['version']}"
-    )
-    parts: list[RenderableType] = [_line("server", server, warn=status["server"] != "up")]
+    since = text_if(status["started"], f" since {status['started']}, version {status['version']}")
+    parts: list[RenderableType] = [
+        _line("server", f"{status['server']}{since}", warn=status["server"] != "up")
+    ]
     number = status["connections"]["open"]
     if number is not None:
         limit = status["connections"]["limit"]
@@ -183,15 +195,14 @@ def _run_table(runs: Iterable[Mapping[str, Any]]) -> Table:
     for heading in ("run", "state", "method", "rounds", "folder", "last line"):
         table.add_column(heading, overflow="fold")
     for run in runs:
-        cells = (
-            str(run["run"]),
-            run["state"],
-            run.get("method", ""),
-            f"{run['round']}/{run['of-rounds']}" if "round" in run else "",
-            PurePath(run.get("folder", "")).name,
-            _shorten(run["said"]),
+        table.add_row(
+            Text(str(run["run"])),
+            Text(run["state"]),
+            Text(run.get("method", "")),
+            Text(f"{run['round']}/{run['of-rounds']}" if "round" in run else ""),
+            Text(PurePath(run.get("folder", "")).name),
+            Text(_shorten(run["said"])),
         )
-        table.add_row(*map(Text, cells))
     return table
 
 
@@ -211,8 +222,9 @@ def _describe_open_run(run: Mapping[str, Any]) -> list[RenderableType]:
     words = run["state"]
     if "round" in run:
         words += f": {run['method']} on {run['task'] or 'a user-defined task'}, "
-        place = f"round {run['round']} of {run['of-rounds']}"
-        words += place if run["round"] else "before its first round"
+        words += {0: "before its first round"}.get(
+            run["round"], f"round {run['round']} of {run['of-rounds']}"
+        )
         if run["seconds-a-round"] is not None:
             words += (
                 f", {run['seconds-a-round']:.3g} s a round, the last one"

@@ -39,8 +39,6 @@ from ..fleet.runs import DRAIN, END_SECONDS, STOPPED, Order, RunFiles, list_runs
 # Pause in seconds between two looks at a run's log.
 LOOK_SECONDS = 0.2
 
-SIZES = "enrolled-sizes"
-
 # Bytes that the app's name and version may add to a run's settings on their way to a device.
 ROOM_BYTES = 1000
 
@@ -166,7 +164,7 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
             )
     members = federation.enrolled()
     sizes = [f"{member.name}={member.examples}" for member in members if member.examples]
-    config = {SIZES: " ".join(sizes), **given} if sizes else dict(given)
+    config = {"enrolled-sizes": " ".join(sizes), **given} if sizes else dict(given)
     weights = str(config.get("initial-weights", ""))
     if weights and "weights-digest" not in config:
         from fairbloom.tasks.models.weights import digest_weights  # imported late: PyTorch

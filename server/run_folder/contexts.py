@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context
 from flwr.serverapp import Grid
 
 from fairbloom.recorddict import deserialize, serialize
@@ -54,5 +54,4 @@ class KeptContexts:
         """
         versions = Versions(CONTEXTS.path_in(self._path))
         for node, context in self._contexts.items():
-            state = versions.read(str(node), Point(number))
-            context.state = RecordDict() if state is None else deserialize(state)
+            context.state = deserialize(versions.read(str(node), Point(number)) or b"")

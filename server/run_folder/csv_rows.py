@@ -295,9 +295,11 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
         measures["clients_scored"] = 0
     for model in ("global", "personal"):
         if values := scores_by_client(finished, score, score.name + ENDINGS[model]):
-            spread = summarize(values, lower_is_better=not score.higher_is_better)
             measures |= {
-                f"{score.column(model)}_{measure}": value for measure, value in spread.items()
+                f"{score.column(model)}_{measure}": value
+                for measure, value in summarize(
+                    values, lower_is_better=not score.higher_is_better
+                ).items()
             }
             measures["clients_scored"] = measures["clients_scored"] or len(values)
     return measures
@@ -316,8 +318,11 @@ def scores_by_client(finished: Round, score: Score, metric: str) -> dict[str, fl
         for name, each in _honest(finished, finished.evaluations)
         if metric in each
     }
-    cells = zip(reported, score.cells(reported.values()), strict=True)
-    return {name: value for name, value in cells if value is not None}
+    return {
+        name: value
+        for name, value in zip(reported, score.cells(reported.values()), strict=True)
+        if value is not None
+    }
 
 
 def parse_names(cell: str) -> list[str]:

@@ -359,8 +359,9 @@ class RoundWriter:
         if finished.evaluations and (
             missing := [name for name in self._unseen if name not in reported]
         ):
-            measures_fairness = missing[0] == self._scores[0].name
-            use = "in which fairness is to be measured" if measures_fairness else "which is named"
+            use = {self._scores[0].name: "in which fairness is to be measured"}.get(
+                missing[0], "which is named"
+            )
             if (value := finished.not_finite.get(missing[0])) is not None:
                 what = "NaN" if math.isnan(value) else "infinite"
                 raise FairbloomError(
@@ -379,10 +380,14 @@ class RoundWriter:
         serves = self._recorder.method.serves
         if self._recorder.method.personal_parameters:  # each client evaluates with its own
             serves = PERSONAL
+            scores = {score.name for score in self._scores}
             finished = replace(
                 finished,
                 evaluations={
-                    client: self._as_personal(metrics)
+                    client: {
+                        f"{name}-{PERSONAL}" if name in scores else name: value
+                        for name, value in metrics.items()
+                    }
                     for client, metrics in finished.evaluations.items()
                 },
             )
@@ -400,14 +405,6 @@ class RoundWriter:
         if self._recorder.stopped:
             raise StopRun(self._recorder.stopped)
         self._started = time.perf_counter()
-
-    def _as_personal(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return a client's metrics with its scores under the names of a personal model's."""
-        scores = {score.name for score in self._scores}
-        return {
-            f"{name}-{PERSONAL}" if name in scores else name: value
-            for name, value in metrics.items()
-        }
 
     def watch(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
         """Return the user's function, wrapped to keep its metrics."""
@@ -438,8 +435,10 @@ def complete_result(result: Result, path: Path) -> Result:
     with explain_read_errors(METRICS.path_in(path), "Restore it from a copy"):
         for row in rows:
             if not row["client"]:
+                value = row["value"]
                 metrics = recorded[row["phase"]].setdefault(int(row["round"]), {})
-                metrics[row["metric"]] = number_of(row["value"])
+                is_whole = value.lstrip("-").isdecimal()
+                metrics[row["metric"]] = int(value) if is_whole else float(value)
     for phase, table in tables.items():
         earlier = {number: MetricRecord({**each}) for number, each in recorded[phase].items()}
         tables[phase] = dict(sorted((earlier | table).items()))
@@ -449,11 +448,6 @@ def complete_result(result: Result, path: Path) -> Result:
         evaluate_metrics_clientapp=tables["evaluate"],
         evaluate_metrics_serverapp=tables["server"],
     )
-
-
-def number_of(cell: str) -> int | float:
-    """Return the number in a cell of metrics.csv."""
-    return int(cell) if cell.lstrip("-").isdecimal() else float(cell)
 
 
 def find_fair_strategy(strategy: Strategy) -> FairStrategy:

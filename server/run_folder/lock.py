@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from fairbloom.logs import log
@@ -22,10 +23,9 @@ def locked_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
     With `wait`, wait up to a minute for another process that holds the lock, such as one that has
     lost its run. Raise RunFolderError if it still holds the lock.
     """
-
-    def log_wait(holder: str) -> None:
-        log.warning("%s is written by %s: waiting up to a minute for it to end", folder, holder)
-
+    log_wait = partial(
+        log.warning, "%s is written by %s: waiting up to a minute for it to end", folder
+    )
     with ExitStack() as stack:
         with explain_write_errors(f"the file {LOCK.name}", folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -49,12 +49,13 @@ class RecordedRound:
 
         `model` is the kind of model that the method serves clients with.
         """
-        cells = {measure: row.get(f"{score.column(model)}_{measure}") for measure in MEASURES}
         return cls(
             number=finished.number,
             row=row,
             measures={
-                measure: value for measure, value in cells.items() if isinstance(value, float)
+                measure: value
+                for measure in MEASURES
+                if isinstance(value := row.get(f"{score.column(model)}_{measure}"), float)
             },
             scores=scores_by_client(finished, score, score.name + ENDINGS[model]),
             coefficients=dict(finished.coefficients),

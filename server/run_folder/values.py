@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import tomli_w
 
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
+from fairbloom.text import text_if
 
 if TYPE_CHECKING:
     from fairbloom.tasks.task import Task
@@ -39,11 +40,6 @@ class RecordedSettings:
     settings: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds that the settings ask for."""
-        return int(self.settings.get("num-rounds", 0))
-
     def encode(self) -> bytes:
         """Return the content of config.toml."""
         head = {"run-folder-format": self.format, NUMBER_OF_SETTINGS: len(self.settings)}
@@ -55,7 +51,7 @@ class RecordedSettings:
         try:
             settings = tomllib.loads(content.decode())
         except ValueError as error:
-            cut = "" if content.endswith(b"\n") else "it is cut off: "
+            cut = text_if(not content.endswith(b"\n"), "it is cut off: ")
             raise ValueError(f"{cut}it is not valid TOML: {error}") from error
         number = settings.pop("run-folder-format", None)
         if not isinstance(number, int):
