@@ -164,8 +164,7 @@ def test_an_id_that_flower_keeps_elsewhere_is_noticed(monkeypatch: pytest.Monkey
     """Otherwise, the id and each reply would be lost without an error."""
     InProcessGrid(app, {}, 1)  # gives this process an identity
     message = Message(RecordDict(), 1, MessageType.QUERY)
-    elsewhere = property(lambda self: vars(self).get("_id", ""))
-    monkeypatch.setattr(Metadata, "message_id", elsewhere)
+    monkeypatch.setattr(Metadata, "message_id", property(lambda self: vars(self).get("_id", "")))
     with pytest.raises(flower.MissingNameError, match=r"no flwr.app.Metadata._message_id, which"):
         flower.set_message_id(message, "1")
     assert not flower.has_name(flower.MESSAGE_ID)

@@ -90,8 +90,7 @@ def test_a_phrase_is_rare(pattern: str) -> None:
     """The usual word exists for each: "its own", "not a", "only", "of which", "with which", "no"."""
     pages = [path for path in tracked(".md") if path.parts[0] not in ("tests", "benchmarks")]
     texts = [Path(ROOT, path).read_text() for path in (*package_files(), *pages)]
-    found = sum(len(re.findall(pattern, text, re.IGNORECASE)) for text in texts)
-    assert found <= PATTERNS[pattern]
+    assert sum(len(re.findall(pattern, text, re.IGNORECASE)) for text in texts) <= PATTERNS[pattern]
 
 
 def test_the_english_is_plain() -> None:

@@ -194,7 +194,7 @@ class RunRecorder:
             CONFIG.write(self.path, RecordedSettings(config))
             return
         recorded = CONFIG.read(self.path)
-        before = int(recorded.settings.get("num-rounds", 0))
+        before = recorded.num_rounds
         grown = find_grown(recorded.settings, config)
         if recorded.settings == config or (self.finished and not grown):
             return

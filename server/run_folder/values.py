@@ -40,6 +40,11 @@ class RecordedSettings:
     settings: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds that the settings ask for."""
+        return int(self.settings.get("num-rounds", 0))
+
     def encode(self) -> bytes:
         """Return the content of config.toml."""
         head = {"run-folder-format": self.format, NUMBER_OF_SETTINGS: len(self.settings)}

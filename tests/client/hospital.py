@@ -91,8 +91,7 @@ class Device:
         context = Context(
             run_id=1, node_id=2, node_config=self._node, state=RecordDict(), run_config=config
         )
-        message = Message(content, dst_node_id=2, message_type=kind, ttl=lives)
-        return app(message, context).content
+        return app(Message(content, dst_node_id=2, message_type=kind, ttl=lives), context).content
 
     def evaluate(self, *measure: str, lives: float = 60.0, **settings: Any) -> dict[str, float]:
         """Return its metrics of the initial model."""

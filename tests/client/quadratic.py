@@ -26,8 +26,7 @@ class Point(nn.Module):
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    curvatures = targets[:, :3]
-    return 0.5 * (curvatures * (outputs - targets[:, 3:]) ** 2).sum(dim=1)
+    return 0.5 * (targets[:, :3] * (outputs - targets[:, 3:]) ** 2).sum(dim=1)
 
 
 MAE = Score("mae", higher_is_better=False)
@@ -46,8 +45,7 @@ def task(setup: Setup) -> Task:
         part = Examples(torch.zeros(count, 1, dtype=torch.float64), targets.clone())
         return Splits(part, part)
 
-    clients = tuple(COUNTS)[: setup.clients or 2]
-    return Task(clients, Point, loss, splits, scores={MAE: distance})
+    return Task(tuple(COUNTS)[: setup.clients or 2], Point, loss, splits, scores={MAE: distance})
 
 
 def minimiser(weights: dict[str, float]) -> list[float]:

@@ -168,12 +168,11 @@ def test_every_method_makes_the_model_of_our_own_client(
     monkeypatch.setattr(work, "generator", lambda *where: InOrder())
     hers = {"batch-size": batch_size, "local-epochs": 3}
     task = "tests.client.changed:task"
-    epochs = 3
     ours = run_config(
         task=task,
         clients=CLIENTS,
         batch_size=batch_size,
-        local_epochs=epochs,
+        local_epochs=3,
         learning_rate=STEP_SIZE,
     )
     rounds: tuple[list[Round], list[Round]] = ([], [])
@@ -327,8 +326,7 @@ def test_an_app_keeps_a_head_at_each_client(quickstart: Modules) -> None:
     grid = InProcessGrid(quickstart[0].app, SMALL, CLIENTS)
     torch.manual_seed(0)
     initial = ArrayRecord(quickstart[1].Net().state_dict())
-    strategy = FedAvg(personal_parameters="second.*")
-    result = strategy.start(
+    result = FedAvg(personal_parameters="second.*").start(
         grid, initial_arrays=initial, num_rounds=3, train_config=ConfigRecord({"lr": STEP_SIZE})
     )
     assert [
@@ -381,8 +379,7 @@ def test_an_app_replies_no_head_after_a_change_of_terms(quickstart: Modules) -> 
 def start_from(initial: ArrayRecord, strategy: FedAvg, grid: InProcessGrid) -> ArrayRecord:
     """Return the common model after a round."""
     config = ConfigRecord({"lr": STEP_SIZE})
-    result = strategy.start(grid, initial_arrays=initial, num_rounds=1, train_config=config)
-    return result.arrays
+    return strategy.start(grid, initial_arrays=initial, num_rounds=1, train_config=config).arrays
 
 
 def test_an_app_names_what_it_keeps_by_patterns(quickstart: Modules) -> None:
@@ -1298,11 +1295,10 @@ def test_mods_are_around_the_handlers_that_they_are_given_to() -> None:
     ask(app, MEASURED)
     ask(app, kind=MessageType.EVALUATE)
     trained = ["loss-before", "num-examples", "returned"]
-    evaluated = ["eval_acc", "eval_loss", "num-examples"]
     assert seen == [
         ("inner", "train", trained),
         ("outer", "train", trained),
-        ("other", "evaluate", evaluated),
+        ("other", "evaluate", ["eval_acc", "eval_loss", "num-examples"]),
     ]
 
 

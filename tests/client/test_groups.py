@@ -26,9 +26,8 @@ WARDS = ("north", "south", "west")
 
 def task_of(classes: int = 2, positive: int = 1, **changes: Any) -> Task:
     """Return a task with groups by sex and ward, and with neither a model nor clients."""
-    groupings = {"sex": SEXES, "ward": WARDS}
     given = {
-        "groupings": groupings,
+        "groupings": {"sex": SEXES, "ward": WARDS},
         "group_scores": group_scores_of_classes(classes, positive),
     } | changes
     return Task((), lambda: None, lambda outputs, targets: outputs, lambda client: None, **given)  # type: ignore[arg-type,return-value]

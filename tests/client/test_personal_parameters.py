@@ -207,8 +207,7 @@ def test_the_head_of_one_layer_is_local_training(tmp_path: Path) -> None:
 
 
 def test_fine_tuning_of_no_epoch_is_the_global_model(tmp_path: Path) -> None:
-    finished = run(tmp_path, fine_tune_epochs=0)
-    assert finished.clients["test_accuracy_of_personal_model"].isna().all()
+    assert run(tmp_path, fine_tune_epochs=0).clients["test_accuracy_of_personal_model"].isna().all()
 
 
 def test_fine_tuning_leaves_the_global_model_alone(tmp_path: Path) -> None:
@@ -598,8 +597,7 @@ def test_each_loss_of_a_round_leaves_once_in_three_digits(tmp_path: Path) -> Non
     one = metrics_of(place, first, 2)
     assert one["loss-before"] == float(f"{one['loss-before']:.3g}")
     assert metrics_of(place, first, 2) == one
-    two = metrics_of(place, other, 2)
-    assert two.keys() == one.keys() - {"loss-before", "inexactness"}
+    assert metrics_of(place, other, 2).keys() == one.keys() - {"loss-before", "inexactness"}
     assert "loss-before" in metrics_of(place, other, 3)
     evaluated = [
         dict(ask(MessageType.EVALUATE, {"server-round": 2, **OWN_HEAD}, place, model)["metrics"])

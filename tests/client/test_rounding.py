@@ -51,8 +51,7 @@ def test_sent_updates_are_the_true_ones_less_the_last_error() -> None:
     due = UPDATES.sum(axis=0, dtype=np.float64) - error(states, len(UPDATES))
     # Each error is rounded to bfloat16: 2**-9 of 2**-9 of a number up to 4.
     np.testing.assert_allclose(np.sum(sent, axis=0, dtype=np.float64), due, 0, 20 * 4 * 2.0**-18)
-    without = rounded(UPDATES).sum(axis=0, dtype=np.float64)
-    assert np.abs(without - due).max() > 20 * 4 * 2.0**-18
+    assert np.abs(rounded(UPDATES).sum(axis=0, dtype=np.float64) - due).max() > 20 * 4 * 2.0**-18
 
 
 def test_an_update_in_bfloat16_leaves_nothing() -> None:

@@ -61,8 +61,7 @@ def stored(folder: Path, *rounds: int) -> Fleet:
 
 
 def test_a_checkpoint_is_a_file_of_all_clients(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    fleet = stored(tmp_path, 1)
-    assert fleet.files() == ["1.versions"]
+    assert stored(tmp_path, 1).files() == ["1.versions"]
     assert (tmp_path / "1.versions").stat().st_mode & 0o077 == 0
     resumed = Fleet(tmp_path)
     for place, name in enumerate(NAMES):
@@ -94,8 +93,7 @@ def test_a_thousand_clients_take_one_file_and_two_syncs(
         fleet.store(since=number - 1)
         assert len(synced) == 2  # the file, and its name
         assert len(fleet.files()) <= 3
-    resumed = Fleet(tmp_path, tuple(fleet.states))
-    assert resumed.last("client-999") == pytest.approx(8 + 9.99)
+    assert Fleet(tmp_path, tuple(fleet.states)).last("client-999") == pytest.approx(8 + 9.99)
 
 
 def test_nothing_new_is_no_file(tmp_path: Path) -> None:
@@ -186,8 +184,7 @@ def test_a_damaged_version_costs_one_client_one_version(
     file.write_bytes(content)
     resumed = Fleet(tmp_path)
     found = {name: resumed.states[name].find(PERSONAL, 5) for name in NAMES}
-    rounds = sorted(each.made for each in found.values() if each is not None)
-    assert rounds == [3, 4, 4, 4, 4]
+    assert sorted(each.made for each in found.values() if each is not None) == [3, 4, 4, 4, 4]
     assert caplog.text.count("2.versions is damaged: ") == 1
 
 

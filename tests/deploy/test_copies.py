@@ -108,8 +108,7 @@ def device_to_server(content: Content, place: Path) -> None:
 def answered(box: Mailbox, budget: MemoryBudget) -> Mailbox:
     """Return a mailbox with a message that is answered by the model."""
     box.begin(1)
-    digest = box.store(Content(b"model"))
-    box.send(1, [Envelope("1", "a", 1, "", "train", digest, 60.0, kept=True)])
+    box.send(1, [Envelope("1", "a", 1, "", "train", box.store(Content(b"model")), 60.0, kept=True)])
     message = box.next("a")
     assert message is not None
     reply = StoredContent(budget, len(WHOLE))

@@ -175,8 +175,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, libraries: Path) -> Pa
 
 def assert_undisturbed(out: Path, undisturbed: Path) -> None:
     """Assert that no reply is missing and the model has the same bits."""
-    rows = [row["missing"] + row["refused"] for row in rounds(out)]
-    assert rows == [""] * SETTINGS["num-rounds"]
+    assert [row["missing"] + row["refused"] for row in rounds(out)] == [""] * SETTINGS["num-rounds"]
     assert_same_model(out, undisturbed)
 
 

@@ -64,8 +64,7 @@ def send(
     kept: bool = True,
     data: bytes = b"model",
 ) -> None:
-    digest = box.store(Content(data))
-    box.send(RUN, [Envelope(id, device, number, "", "train", digest, 10.0, kept)])
+    box.send(RUN, [Envelope(id, device, number, "", "train", box.store(Content(data)), 10.0, kept)])
 
 
 def taken(box: Mailbox, device: str = "a") -> QueuedMessage:

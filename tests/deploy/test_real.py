@@ -99,10 +99,9 @@ def assert_same_as_with_the_same_clients(
     number = state["strategy"]["round"]
     chosen = Settings.of({**settings, "num-rounds": number, "out": str(scratch / "replayed")})
     grid = Replay(chosen, rounds(folder)[:number])
-    replayed = load_file(
+    for name, array in load_file(
         federate(chosen, lambda method: FlowerClients(method, grid)) / "model.safetensors"
-    )
-    for name, array in replayed.items():
+    ).items():
         np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
 
 

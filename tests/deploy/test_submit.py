@@ -186,8 +186,7 @@ def test_a_drain_needs_a_server_and_is_shown(
     run = write_run(made)
     with exclusive_lock(made / "state" / "lock"):
         say_now(made, time.time())
-        said = captured(capsys, "deploy", "stop", "--after-run").out
-        assert "no further run begins" in said
+        assert "no further run begins" in captured(capsys, "deploy", "stop", "--after-run").out
         (found,) = survey(capsys)["runs"]
     assert found["run"] == run.number
     assert (found["state"], found["awaits"]) == ("waiting", "for the server's next start")
@@ -204,8 +203,7 @@ def test_the_digest_of_initial_weights_is_sent(made: Path, tmp_path: Path, own: 
         weights.unlink()
         words += ["--set", f"weights-digest={own}"]
     assert fairbloom("deploy", "submit", "--detach", *words) == 0
-    sent = submitted_settings(made)["weights-digest"]
-    assert sent == (own or digest_weights(str(weights)))
+    assert submitted_settings(made)["weights-digest"] == (own or digest_weights(str(weights)))
 
 
 def test_what_devices_must_allow_is_said(

@@ -190,12 +190,11 @@ def test_a_run_config_gives_the_settings_that_it_came_from(config: dict[str, Val
     first = Settings.of(config).run_config()
     assert Settings.of(first).run_config() == first
     owners = {"digits", first["method"]}
-    mine = {
+    assert {
         key: value
         for key, value in config.items()
         if "." not in key or key.partition(".")[0] in owners
-    }
-    assert mine.items() <= first.items()
+    }.items() <= first.items()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -228,8 +227,7 @@ def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def test_the_run_config_of_the_flower_app_is_the_default_config() -> None:
-    project = tomllib.loads(PROJECT.read_text())
-    written = dict(flattened(project["tool"]["flwr"]["app"]["config"]))
+    written = dict(flattened(tomllib.loads(PROJECT.read_text())["tool"]["flwr"]["app"]["config"]))
     assert written == default_config()
     assert {key: type(value) for key, value in written.items()} == {
         k: type(v) for k, v in default_config().items()

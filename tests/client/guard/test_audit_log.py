@@ -80,8 +80,7 @@ def test_the_log_is_read_run_by_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     device.evaluate()
     device.evaluate(seed=2)
     assert fairbloom("client", "log", bundle / "client.toml") == 0
-    said = capsys.readouterr().out
-    first, schema, *lines = said.splitlines()
+    first, schema, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("5 replies left; the first: 20")
     assert "asked: query; sent: client: name, num-examples" in first
     assert ": 1 run with 2 different settings. The difference of two runs can" in schema

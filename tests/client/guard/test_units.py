@@ -70,8 +70,7 @@ def test_numbers_leave_if_they_are_of_enough_units(
     drawn = [place % 2 for place in range(len(units))]
     if classes is not None:
         drawn = classes.draw(st.lists(st.integers(0, 1), min_size=len(units), max_size=len(units)))
-    examples = of_units(units, torch.tensor(drawn))
-    task = task_of(examples)
+    task = task_of(of_units(units, torch.tensor(drawn)))
     gate = Gate(floor, task, task.splits("lund"))
     enough = len({*units}) >= floor
     counted = {NUM_EXAMPLES: len(units)} if enough else {}
@@ -95,8 +94,7 @@ def test_numbers_leave_if_they_are_of_enough_units(
 @example(units=[1] * 30 + [2, 3, 4, 5], batch=33, rows=5)
 def test_a_last_batch_of_few_units_joins_another(units: list[int], batch: int, rows: int) -> None:
     """However its rows are drawn, as a batch has as many rows as the floor."""
-    examples = of_units(units)
-    task = task_of(examples)
+    task = task_of(of_units(units))
     local = replace(
         LocalClient.of(run_config(batch_size=batch), 0),
         splits=task.splits("lund"),
@@ -114,8 +112,7 @@ def test_a_last_batch_of_few_units_joins_another(units: list[int], batch: int, r
 @pytest.mark.parametrize(("steps", "shown"), [(1, True), (2, True), (3, False)])
 def test_a_model_is_of_enough_units_after_its_steps(steps: int, shown: bool) -> None:
     """Of 12 persons with three rows each, six rows may be of two of them, nine of three."""
-    examples = of_units([place // 3 for place in range(36)])
-    task = task_of(examples)
+    task = task_of(of_units([place // 3 for place in range(36)]))
     gate = Gate(3, task, task.splits("lund"))
     work = LocalWork(epochs=1, batch_size=3, learning_rate=0.1)
     with pytest.raises(ReportableError, match="and 3 rows, or units") if shown else nullcontext():
@@ -128,8 +125,7 @@ def test_a_model_is_of_enough_units_after_its_steps(steps: int, shown: bool) -> 
 
 def test_a_step_on_a_disparity_is_carried_by_units() -> None:
     """Six rows of two persons carry as much as two rows."""
-    examples = of_units([0, 0, 0, 1, 1, 1])
-    task = task_of(examples)
+    task = task_of(of_units([0, 0, 0, 1, 1, 1]))
     factors = torch.full((6,), 0.5, dtype=torch.float64)
     Gate(2, task, task.splits("lund")).check_carried(factors)
     with pytest.raises(ReportableError, match="carried by fewer than 3 training rows"):

@@ -148,10 +148,9 @@ def test_means_equal_the_result_also_with_own_aggregation(
                 ("train", result.train_metrics_clientapp),
                 ("evaluate", result.evaluate_metrics_clientapp),
             ):
-                there = rows(tmp_path / "means", round=number, phase=phase, client="").set_index(
+                assert rows(tmp_path / "means", round=number, phase=phase, client="").set_index(
                     "metric"
-                )["value"]
-                assert there.to_dict() == pytest.approx(dict(found[number]))
+                )["value"].to_dict() == pytest.approx(dict(found[number]))
 
     def worst(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
         return MetricRecord(

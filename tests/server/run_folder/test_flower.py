@@ -316,14 +316,13 @@ def test_only_constructor_parameters_are_settings_of_a_run(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["train_config", "evaluate_config"])
 def test_keys_of_the_strategy_are_refused_in_a_users_config(tmp_path: Path, name: str) -> None:
-    refused = {
+    for key, value in {
         "local-steps": 7.5,
         "proximal-mu": 0.1,
         "server-round": 1,
         "full-batch-step": True,
         "measure": "all",
-    }
-    for key, value in refused.items():
+    }.items():
         with pytest.raises(FairbloomError, match=f"{name} has .*{key}"):
             start(tmp_path / name / key, FedAvg(), **{name: ConfigRecord({key: value})})
     start(

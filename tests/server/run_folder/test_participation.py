@@ -150,8 +150,7 @@ def start(
     """Run two clients with the arguments of the run folder, by default with a patience of 2."""
     given = {"score": "eval_acc", "best_model": "val_acc", "early_stopping": 2} | given
     arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    run_folder = RunFolder(folder, wait=False, **given)
-    return run_folder.start(
+    return RunFolder(folder, wait=False, **given).start(
         strategy or FedAvg(), InProcessGrid(falling, {}, 2), arrays, rounds, on_round=on_round
     )
 
