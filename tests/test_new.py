@@ -350,9 +350,8 @@ def test_its_readme_tells_what_it_shows(
         with subtests.test(strategy=strategy, mean=mean):
             finished: list[Round] = []
             torch.manual_seed(config["seed"])
-            grid = InProcessGrid(client_app.app, config, config["clients"])
             strategy.start(
-                grid,
+                InProcessGrid(client_app.app, config, config["clients"]),
                 ArrayRecord(task.Net().state_dict()),
                 config["num-rounds"],
                 on_round=finished.append,

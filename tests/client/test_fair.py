@@ -167,9 +167,8 @@ def test_every_method_makes_the_model_of_our_own_client(
     monkeypatch.setattr(quickstart[1], "DataLoader", loader)
     monkeypatch.setattr(work, "generator", lambda *where: InOrder())
     hers = {"batch-size": batch_size, "local-epochs": 3}
-    task = "tests.client.changed:task"
     ours = run_config(
-        task=task,
+        task="tests.client.changed:task",
         clients=CLIENTS,
         batch_size=batch_size,
         local_epochs=3,

@@ -159,7 +159,7 @@ def test_renew_names_what_it_cannot_use(made: Path, capsys: pytest.CaptureFixtur
 def test_a_folder_without_a_federation_is_named(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = captured(capsys, "deploy", "status", "--dir", "nowhere", code=2).err
     assert (
-        "nowhere is not a federation's folder: make one with fairbloom deploy init nowhere" in said
+        "nowhere is not a federation's folder: make one with fairbloom deploy init nowhere"
+        in captured(capsys, "deploy", "status", "--dir", "nowhere", code=2).err
     )

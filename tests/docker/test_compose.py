@@ -425,12 +425,11 @@ def test_wheel_bundle_and_images_have_every_package() -> None:
         "docs",
         "docker",
     }
-    links = {
+    assert {
         link.name: str(link.readlink())
         for link in (ROOT / "fairbloom").iterdir()
         if link.is_symlink()
-    }
-    assert links == {name: f"../{name}" for name in packages - {"fairbloom"}}
+    } == {name: f"../{name}" for name in packages - {"fairbloom"}}
     # the packages that the server and the clients of a run need
     others = {"prediction", "simulation", "deploy", "experiments", "checks", "scaffold", "cli"}
     bundled = packages - others

@@ -263,10 +263,9 @@ def test_whenever_a_device_is_killed_one_whole_model_is_there(
     task = load_task(settings_of(tmp_path / "run"))
 
     def keep(number: int) -> None:
-        config = RunSettings.of({"task": "digits", "num-rounds": number})
         keep_model(
             tmp_path,
-            config,
+            RunSettings.of({"task": "digits", "num-rounds": number}),
             task,
             "client-0",
             {"weight": ARRAYS["weight"] * number},
@@ -314,9 +313,8 @@ def test_what_is_no_model_of_the_run_is_not_kept(ended: Path, subtests: pytest.S
     client = next(
         iter(Devices(settings_of(ended / "run", method="ditto"), ended).contexts.values())
     )
-    cut = {name: array[..., :3] for name, array in model.items()}
     for other in (
-        cut,
+        {name: array[..., :3] for name, array in model.items()},
         {},
         model | {"more": np.ones(3)},
         {name: array * np.nan for name, array in model.items()},

@@ -139,8 +139,7 @@ def test_long_values_are_a_digest_and_a_size() -> None:
     short = shorten(long)
     assert short.startswith("sha256 ")
     assert short.endswith(", 201 characters")
-    table = {"a": 1, "b": long, long: [1] * 201, "c": {"d": long}}
-    assert shorten(table) == {
+    assert shorten({"a": 1, "b": long, long: [1] * 201, "c": {"d": long}}) == {
         "a": 1,
         "b": short,
         short: shorten(json.dumps([1] * 201)),

@@ -162,10 +162,10 @@ def test_the_rounds_of_a_run_are_no_equations(
     for number in range(1, rounds + 1):
         terms = Terms(server_round=number)
         update = train_client(local, {n: each.float() for n, each in received.items()}, terms)
-        public = work_of_client(
-            global_work(local.settings, terms), local.settings, terms, local.key
-        )
-        for batch in batches(count, public):
+        for batch in batches(
+            count,
+            work_of_client(global_work(local.settings, terms), local.settings, terms, local.key),
+        ):
             shares[number - 1, batch.numpy()] += 1 / len(batch)
         change = update.arrays["1.bias"].double() - received["1.bias"].float().double()
         slopes[number - 1] = float(change[1] - change[0]) / 1e-4

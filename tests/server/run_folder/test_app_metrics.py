@@ -87,8 +87,7 @@ def start_measured(
 ) -> Result:
     arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
     grid = InProcessGrid(app or clients(), {}, 4)
-    run_folder = RunFolder(folder, score=score, loss=loss, wait=False)
-    return run_folder.start(
+    return RunFolder(folder, score=score, loss=loss, wait=False).start(
         strategy or FedAvg(), grid, arrays, rounds, **{"evaluate_fn": on_server, **given}
     )
 
