@@ -1,6 +1,7 @@
 """A fleet port in the tests' process, and callers that do not behave like a device."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +30,7 @@ class Served:
 
     def __init__(self, place: Path, address: str = "127.0.0.1:0") -> None:
         self.place = place
+        self.opened = contextlib.ExitStack()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
@@ -82,11 +84,14 @@ class Served:
         return grpc.ssl_channel_credentials(*(each.read_bytes() for each in parts))
 
     def calls(self, name: str = "a", session: bytes = b"1" * 16) -> Calls:
-        outage = Outage()
-        credentials = self.credentials(name)
-        return Calls(self.address, credentials, session, outage, lambda: None, self.place)
+        """Return the calls of a device, which `stop` closes."""
+        made = Calls(
+            self.address, self.credentials(name), session, Outage(), lambda: None, self.place
+        )
+        return self.opened.enter_context(contextlib.closing(made))
 
     def stop(self) -> None:
+        self.opened.close()
         asyncio.run_coroutine_threadsafe(self.port.stop(), self.loop).result(30)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -114,12 +119,16 @@ def give_reply(calls: Calls, head: Head, data: bytes) -> Taken:
 
 
 class Caller:
-    """A caller with one connection and a client's certificate, that sends what a test wants."""
+    """A caller with one connection and a client's certificate, that sends what a test wants.
+
+    It is closed with the port that it calls.
+    """
 
     def __init__(self, served: Served, name: str = "a") -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
         self._channel = grpc.secure_channel(served.address, served.credentials(name), options)
         self._end = threading.Event()
+        served.opened.callback(self.close)
 
     def call(self, method: str, *chunks: bytes, silent: bool = True) -> Any:
         """Begin a call that sends these chunks; a silent one then sends nothing more."""
@@ -144,5 +153,4 @@ def code_of(call: Any, seconds: float = 10.0) -> grpc.StatusCode | None:
     ended = threading.Event()
     if call.add_callback(ended.set) and not ended.wait(seconds):
         return None
-    code: grpc.StatusCode = call.code()
-    return code
+    return call.code()  # type: ignore[no-any-return]

@@ -80,7 +80,6 @@ def test_a_message_and_its_reply_arrive_complete(served: Served) -> None:
     assert not served.port.admission.reasons
     served.send("2")
     assert calls.next("digest").head.settings == ""  # the device has these settings
-    calls.close()
 
 
 def test_a_device_that_comes_back_gets_its_message_again(served: Served) -> None:
@@ -93,8 +92,6 @@ def test_a_device_that_comes_back_gets_its_message_again(served: Served) -> None
     served.send("1")
     assert later.result(30).head.id == "1"
     assert again.next("").head.id == "1"  # the device was started again
-    for calls in (first, again):
-        calls.close()
 
 
 def test_an_unwanted_reply_is_answered_with_the_reason(served: Served) -> None:
@@ -106,7 +103,6 @@ def test_an_unwanted_reply_is_answered_with_the_reason(served: Served) -> None:
     served.send("1", device="b")
     assert give_reply(calls, Head(id="1", run=RUN), b"forged").answer == Taken.LATER
     assert served.collect("1") is None
-    calls.close()
 
 
 def test_a_reply_that_is_too_large_ends_as_an_error(served: Served) -> None:
@@ -118,7 +114,6 @@ def test_a_reply_that_is_too_large_ends_as_an_error(served: Served) -> None:
     assert served.collect("1").code == REFUSED_REPLY
     assert served.port.admission.refused == {"reply": 1}
     assert served.port.admission.reasons == {"a": taken.reason}
-    calls.close()
 
 
 def test_a_reply_with_a_false_head_ends_as_an_error(served: Served) -> None:
@@ -156,7 +151,6 @@ def test_an_error_of_the_app_is_a_reply(served: Served) -> None:
     found = served.collect("1")
     assert (found.code, found.reason[:14], len(found.reason)) == (2, "the app raised", 4000)
     assert served.port.admission.reasons == {"a": found.reason[:300]}
-    calls.close()
 
 
 def test_a_full_disk_refuses_a_reply_until_there_is_room(
@@ -176,7 +170,6 @@ def test_a_full_disk_refuses_a_reply_until_there_is_room(
     assert give_reply(calls, Head(id="1", run=RUN), b"update").answer == Taken.TAKEN
     assert not faults
     assert served.collect("1").data == b"update"
-    calls.close()
 
 
 def test_a_cut_reply_leaves_nothing_and_is_given_again(served: Served) -> None:
@@ -205,7 +198,6 @@ def test_a_cut_reply_leaves_nothing_and_is_given_again(served: Served) -> None:
     calls = served.calls()
     assert give_reply(calls, Head(id="1", run=RUN), b"update").answer == Taken.TAKEN
     assert served.collect("1").data == b"update"
-    calls.close()
 
 
 def test_held_calls_hold_no_thread(served: Served) -> None:
@@ -252,8 +244,7 @@ def refusal(served: Served, credentials: grpc.ChannelCredentials) -> grpc.Status
         try:
             beat(Working(), timeout=10)
         except grpc.RpcError as error:
-            code: grpc.StatusCode = error.code()
-            return code
+            return error.code()
     return grpc.StatusCode.OK
 
 
@@ -306,7 +297,6 @@ def test_a_client_is_identified_by_its_key_at_each_call(served: Served) -> None:
     (served.place / "clients" / "a.toml").unlink()
     served.look()
     assert refusal(served, served.credentials("a")) == grpc.StatusCode.PERMISSION_DENIED
-    calls.close()
 
 
 def test_without_pinning_any_key_of_an_enrolled_name_works(served: Served) -> None:
@@ -333,8 +323,6 @@ def test_a_second_process_with_the_same_key_is_refused(served: Served) -> None:
     wait_until(lambda: served.port.devices["a"].held == 0)
     served.port.devices["a"].seen -= 60.0  # the first process is offline
     assert second.next("").head.id == "1"
-    for calls in (first, second):
-        calls.close()
 
 
 def test_a_damaged_file_keeps_its_client_out_and_no_other(served: Served) -> None:
@@ -442,10 +430,8 @@ YEARS = 365 * 24 * 3600.0
 
 
 @pytest.fixture
-def caller(served: Served) -> Iterator[Caller]:
-    made = Caller(served)
-    yield made
-    made.close()
+def caller(served: Served) -> Caller:
+    return Caller(served)
 
 
 def beat(caller: Caller) -> grpc.StatusCode | None:
@@ -506,7 +492,6 @@ def test_a_revoked_client_is_refused_before_it_sends(served: Served, method: str
     assert served.port.admission.reasons == {"a": call.details()}
     assert time.monotonic() - began < 2.0
     wait_until(lambda: connections(served) == 0)  # it cannot keep its connection either
-    caller.close()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -531,7 +516,6 @@ def test_a_reply_that_stops_ends_and_is_given_again(
     calls = served.calls()
     give_reply(calls, Head(id="1", run=RUN), b"update")
     assert served.collect("1").data == b"update"
-    calls.close()
 
 
 def test_a_line_of_10_kilobytes_a_second_is_fast_enough() -> None:
@@ -568,8 +552,6 @@ def test_a_connection_without_calls_is_closed(
     ended.cancel()
     wait_until(lambda: connections(served) == 1)
     assert code_of(held, 0.1) is None
-    for each in (idle, busy):
-        each.close()
     served.stop()
 
 
@@ -703,7 +685,6 @@ def test_every_open_call_ends_with_its_certificate(
     else:
         assert "the certificate of client 'a' expired on" in calls[0].details()
         assert beat(other) == grpc.StatusCode.PERMISSION_DENIED
-    other.close()
 
 
 # Many calls and connections -----------------------------------------------------------------------
@@ -718,7 +699,6 @@ def test_a_fifth_open_call_is_refused(
     assert beat(caller) == grpc.StatusCode.RESOURCE_EXHAUSTED
     other = Caller(served, "b")
     assert beat(other) == grpc.StatusCode.OK
-    other.close()
     calls[0].cancel()
     wait_until(lambda: beat(caller) == grpc.StatusCode.OK)
 
@@ -732,8 +712,6 @@ def test_a_new_connection_takes_the_place_of_an_old_one(served: Served) -> None:
         wait_until(lambda: sum(call.done() for call in calls) == max(0, len(calls) - 4))
     ended = [code_of(call, 0.1) for call in calls]
     assert ended == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2 + [None] * 4
-    for each in callers:
-        each.close()
 
 
 def test_the_newest_eight_connections_of_a_client_remain(served: Served) -> None:
@@ -743,8 +721,6 @@ def test_the_newest_eight_connections_of_a_client_remain(served: Served) -> None
     newest = callers[-1].call("Reply")
     assert connections(served) == 8
     assert code_of(newest, 0.2) is None
-    for each in callers:
-        each.close()
 
 
 def test_a_device_may_connect_again_and_again(served: Served) -> None:
@@ -811,7 +787,6 @@ def test_a_device_learns_that_the_server_is_full(tmp_path: Path) -> None:
     assert Chunk.FromString(next(held)).data == b"model"  # a connected device goes on
     stranger.close()
     wait_until(lambda: connection_fault(client) is None)
-    connected.close()
     served.stop()
 
 
