@@ -262,17 +262,16 @@ HARM: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.parametrize(("place", "harm"), enumerate(HARM.values()))
 def test_a_device_without_its_state_says_that_it_began_again(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, place: Any, harm: Any
 ) -> None:
-    for place, harm in enumerate(HARM.values()):
-        with subtests.test(place=place, harm=harm):
-            folder = {"state-dir": str(tmp_path / str(place))}
-            first = states(tell(where(**folder), 1, 0))
-            states(tell(where(**folder), 2, 1))
-            (file,) = (tmp_path / str(place)).glob("*/*/2.versions")
-            harm(file)
-            assert states(tell(where(**folder), 3, 2)) == first
+    folder = {"state-dir": str(tmp_path / str(place))}
+    first = states(tell(where(**folder), 1, 0))
+    states(tell(where(**folder), 2, 1))
+    (file,) = (tmp_path / str(place)).glob("*/*/2.versions")
+    harm(file)
+    assert states(tell(where(**folder), 3, 2)) == first
 
 
 def test_a_failing_disk_is_told_to_the_server_with_a_remedy(

@@ -148,16 +148,15 @@ def test_an_unknown_name_is_refused_with_what_was_meant(config: dict[str, Any], 
     assert meant in words
 
 
-def test_a_value_out_of_its_range_is_refused_with_key_and_value(subtests: pytest.Subtests) -> None:
-    for key, setting in {**SETTINGS, **parameters()}.items():
-        with subtests.test(key=key, setting=setting):
-            owner = key.partition(".")[0] if "." in key else ""
-            chosen = {"method": owner} if owner in METHODS else {"task": owner} if owner else {}
-            for value in (-1, -1e-9, 1.5, math.nan, True):
-                try:
-                    setting.checked(value)
-                except SettingsError:
-                    assert f"{key} = {value!r}" in refuse({key: value} | chosen)
+@pytest.mark.parametrize(("key", "setting"), {**SETTINGS, **parameters()}.items())
+def test_a_value_out_of_its_range_is_refused_with_key_and_value(key: Any, setting: Any) -> None:
+    owner = key.partition(".")[0] if "." in key else ""
+    chosen = {"method": owner} if owner in METHODS else {"task": owner} if owner else {}
+    for value in (-1, -1e-9, 1.5, math.nan, True):
+        try:
+            setting.checked(value)
+        except SettingsError:
+            assert f"{key} = {value!r}" in refuse({key: value} | chosen)
 
 
 def test_settings_that_do_not_go_together_are_refused_by_name() -> None:

@@ -178,14 +178,11 @@ def begin_and_be_stopped(number: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_until_a_program_looks_for_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The program imports its modules meanwhile; SIGINT would end it with a traceback."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with subtests.test(number=number):
-            ended = forked(tmp_path, begin_and_be_stopped, str(int(number)))
-            assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped in order\n", "")
+    ended = forked(tmp_path, begin_and_be_stopped, str(int(number)))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped in order\n", "")

@@ -36,25 +36,26 @@ MESSAGES: list[tuple[str, dict[str, Any]]] = [
 WORK = {key: each.kind for key, each in work_settings({"task": "digits"}).items()}
 
 
-def test_the_short_list_has_all_that_the_work_needs(subtests: pytest.Subtests) -> None:
-    settings: list[dict[str, Any]] = [
+@pytest.mark.parametrize(
+    "changes",
+    [
         *(
             {},
             {"stragglers": 1.0, "local_epochs": 3},
             {"partition": "dirichlet"},
             {"digits.rotated-clients": 4},
         )
-    ]
-    for changes in settings:
-        with subtests.test(changes=changes):
-            everything = run_config(**changes)
-            short = accepted_settings(everything)
-            assert set(short) <= {*WORK, FINGERPRINT}
-            for kind, terms in MESSAGES:
-                whole = ask(kind, terms, context(1, everything))
-                device = ask(kind, terms, context(1, short))
-                assert whole.metric_records == device.metric_records
-                assert whole.array_records == device.array_records
+    ],
+)
+def test_the_short_list_has_all_that_the_work_needs(changes: Any) -> None:
+    everything = run_config(**changes)
+    short = accepted_settings(everything)
+    assert set(short) <= {*WORK, FINGERPRINT}
+    for kind, terms in MESSAGES:
+        whole = ask(kind, terms, context(1, everything))
+        device = ask(kind, terms, context(1, short))
+        assert whole.metric_records == device.metric_records
+        assert whole.array_records == device.array_records
 
 
 def test_every_listed_setting_is_one_of_a_run_with_its_type() -> None:
@@ -64,16 +65,20 @@ def test_every_listed_setting_is_one_of_a_run_with_its_type() -> None:
     assert work_settings({"task": 3}) == work_settings({})
 
 
-def test_what_the_work_does_not_need_is_dropped(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(
+    "key", ["state-dir", "data-dir", "out", "app", "fedfv.alpha", "ones.noise", FINGERPRINT]
+)
+def test_what_the_work_does_not_need_is_dropped(key: Any) -> None:
     plain = accepted_settings(run_config())
-    for key in ("state-dir", "data-dir", "out", "app", "fedfv.alpha", "ones.noise", FINGERPRINT):
-        with subtests.test(key=key):
-            with_it = accepted_settings({**run_config(), key: "/etc/shadow"})
-            assert with_it | {FINGERPRINT: ""} == plain | {FINGERPRINT: ""}, key
-            assert settings_to_allow({**run_config(), key: "/etc/shadow"}) == {}
+    with_it = accepted_settings({**run_config(), key: "/etc/shadow"})
+    assert with_it | {FINGERPRINT: ""} == plain | {FINGERPRINT: ""}, key
+    assert settings_to_allow({**run_config(), key: "/etc/shadow"}) == {}
 
 
-def test_paths_and_import_strings_are_refused_by_setting(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(
+    "key", (key for key, kind in WORK.items() if kind is str and key not in ("method", "schema"))
+)
+def test_paths_and_import_strings_are_refused_by_setting(key: Any) -> None:
     paths = (
         "os:system",
         "evil.task:load",
@@ -86,19 +91,15 @@ def test_paths_and_import_strings_are_refused_by_setting(subtests: pytest.Subtes
         "~",
         "x" * 65,
     )
-    for key in (
-        key for key, kind in WORK.items() if kind is str and key not in ("method", "schema")
-    ):
-        with subtests.test(key=key):
-            for value in (*paths, "a\n", "a b", "é"):
-                with pytest.raises(SettingRefusedError, match=f"the run sets {key} = ") as error:
-                    accepted_settings({**run_config(), key: value})
-                assert len(str(error.value)) < 300
+    for value in (*paths, "a\n", "a b", "é"):
+        with pytest.raises(SettingRefusedError, match=f"the run sets {key} = ") as error:
+            accepted_settings({**run_config(), key: value})
+        assert len(str(error.value)) < 300
 
 
-def test_how_clients_train_needs_no_permission(subtests: pytest.Subtests) -> None:
-    """A method's name is taken as a word: nothing is imported by it."""
-    allowed: list[tuple[str, Any]] = [
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
         *(("method", name) for name in ("afl", "torchjd:upgrad", "my_module:Mine")),
         *(("device", name) for name in ("auto", "cpu", "cuda", "cuda:1", "cuda:15", "mps")),
         *(
@@ -109,14 +110,16 @@ def test_how_clients_train_needs_no_permission(subtests: pytest.Subtests) -> Non
             ("num-rounds", 7),
             ("schedule", "cosine"),
         ),
-    ]
-    for key, value in allowed:
-        with subtests.test(key=key, value=value):
-            assert accepted_settings({**run_config(), key: value})[key] == value
+    ],
+)
+def test_how_clients_train_needs_no_permission(key: Any, value: Any) -> None:
+    """A method's name is taken as a word: nothing is imported by it."""
+    assert accepted_settings({**run_config(), key: value})[key] == value
 
 
-def test_a_value_of_another_type_or_out_of_range_is_refused(subtests: pytest.Subtests) -> None:
-    wrong: list[tuple[str, object]] = [
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
         *(
             ("clients", "os:system"),
             ("seed", 1.0),
@@ -127,13 +130,11 @@ def test_a_value_of_another_type_or_out_of_range_is_refused(subtests: pytest.Sub
         *(("digits.rotated-clients", value) for value in (1.0, "os:system", -1)),
         *(("task", 3), ("momentum", 1.0), ("local-epochs", 0), ("learning-rate", float("nan"))),
         ("reported-loss", "sum"),
-    ]
-    for key, value in wrong:
-        with subtests.test(key=key, value=value):
-            with pytest.raises(
-                SettingRefusedError, match=rf"the run sets {key} = {value!r}: allowed is "
-            ):
-                accepted_settings({**run_config(), key: value})
+    ],
+)
+def test_a_value_of_another_type_or_out_of_range_is_refused(key: Any, value: Any) -> None:
+    with pytest.raises(SettingRefusedError, match=rf"the run sets {key} = {value!r}: allowed is "):
+        accepted_settings({**run_config(), key: value})
 
 
 def test_a_value_that_the_devices_owner_allows_is_taken() -> None:
@@ -181,15 +182,16 @@ def test_own_settings_are_checked_on_a_device() -> None:
     assert "state-dir" not in accepted_settings({**run_config(), "own-settings": "state-dir=/tmp"})
 
 
-def test_a_run_may_choose_no_other_device(subtests: pytest.Subtests) -> None:
-    for name in ("", "meta", "cuda:", "cuda:x", "cpu:0", "privateuseone", "cuda:0001", "CUDA"):
-        with subtests.test(name=name):
-            assert not DEVICE.fullmatch(name)
-            with pytest.raises(
-                SettingRefusedError,
-                match=f"device = {name!r}: auto, cpu, cuda, cuda:1 or mps would do",
-            ):
-                accepted_settings({**run_config(), "device": name})
+@pytest.mark.parametrize(
+    "name", ["", "meta", "cuda:", "cuda:x", "cpu:0", "privateuseone", "cuda:0001", "CUDA"]
+)
+def test_a_run_may_choose_no_other_device(name: str) -> None:
+    assert not DEVICE.fullmatch(name)
+    with pytest.raises(
+        SettingRefusedError,
+        match=f"device = {name!r}: auto, cpu, cuda, cuda:1 or mps would do",
+    ):
+        accepted_settings({**run_config(), "device": name})
 
 
 # Personal models ----------------------------------------------------------------------------------
@@ -225,7 +227,8 @@ def test_places_and_what_may_change_make_no_other_run(subtests: pytest.Subtests)
             ), key
 
 
-def test_whatever_else_a_run_sets_makes_it_another_run(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("name", RunSettings.model_fields)
+def test_whatever_else_a_run_sets_makes_it_another_run(name: Any) -> None:
     free = {
         *marked(Mark.FREE, Mark.LIMIT, Mark.EXTENDABLE),
         "state-dir",
@@ -234,8 +237,6 @@ def test_whatever_else_a_run_sets_makes_it_another_run(subtests: pytest.Subtests
         "own-settings",
         "score",
     }
-    for name in RunSettings.model_fields:
-        with subtests.test(name=name):
-            key = name.replace("_", "-")
-            if key not in free:
-                assert fingerprint({**run_config(), key: "elsewhere"}) != fingerprint(run_config())
+    key = name.replace("_", "-")
+    if key not in free:
+        assert fingerprint({**run_config(), key: "elsewhere"}) != fingerprint(run_config())

@@ -51,10 +51,9 @@ def test_a_run_that_passes_a_limit_is_refused_by_name(subtests: pytest.Subtests)
                 limits.check(run(**{key: value}))
 
 
-def test_limits_that_make_no_sense_are_refused_with_their_key(
-    bundle: Path, subtests: pytest.Subtests
-) -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
         *(({"row": 5}, "row = 5"), ({"rows": 0}, "rows = 0"), ({"rows": "20"}, "rows = '20'")),
         *(
             ({"rows": True}, "rows = True"),
@@ -64,13 +63,15 @@ def test_limits_that_make_no_sense_are_refused_with_their_key(
         *(({"round-seconds": -1}, "round-seconds = -1"), ({"settings": 3}, "settings = 3")),
         *(({"memory": -1}, "memory = -1"), ({"memory": "8 GB"}, "memory = '8 GB'")),
         *(({"settings": {"test-shar": 0.2}}, "test-shar"), ({"settings": {"csv": 1}}, "csv")),
-    ]
-    for table, words in wrong:
-        with subtests.test(table=table, words=words):
-            with pytest.raises(FairbloomError, match=words):
-                Limits.of(table)
-            with pytest.raises(FairbloomError, match=words):
-                ClientSettings.of({"limits": table}, bundle / "client.toml")
+    ],
+)
+def test_limits_that_make_no_sense_are_refused_with_their_key(
+    bundle: Path, table: Any, words: Any
+) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        Limits.of(table)
+    with pytest.raises(FairbloomError, match=words):
+        ClientSettings.of({"limits": table}, bundle / "client.toml")
 
 
 SETTABLE = sorted({key for task in TASKS for key in work_settings({"task": task})})
