@@ -241,7 +241,6 @@ def columns_of(structure: Structure) -> Structure:
 
 def read_split(path: Path) -> Structure:
     split = files.SPLIT.read(path.parent)
-    assert split is not None
     assert split.counts().sum() == len(split.row)
     return {
         "clients": np.array(split.clients),

@@ -120,12 +120,11 @@ def start(
         "num_rounds": 3,
         **arguments,
     }
-    result: Result = strategy.start(
+    return strategy.start(
         InProcessGrid(app, config, CLIENTS),
         train_config=ConfigRecord({"lr": STEP_SIZE}),
         **arguments,
     )
-    return result
 
 
 def weights(arrays: ArrayRecord) -> np.ndarray[Any, Any]:
@@ -898,14 +897,15 @@ def test_training_data_of_the_user_are_measured() -> None:
     assert trained(ask(two, {"proximal-mu": 0.7})) == EXACTLY(steps(mu=0.7))
 
 
+ITERABLE = type("Iterable", (IterableDataset,), {"__iter__": lambda self: iter([(EXAMPLES[0],)])})()
+
+
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
-def test_data_that_cannot_be_found_are_asked_for(subtests: pytest.Subtests) -> None:
-    iterable = type(
-        "Iterable", (IterableDataset,), {"__iter__": lambda self: iter([(EXAMPLES[0],)])}
-    )()
-    for data, load, words in (
+@pytest.mark.parametrize(
+    ("data", "load", "words"),
+    [
         (
             [POINTS],
             None,
@@ -913,13 +913,14 @@ def test_data_that_cannot_be_found_are_asked_for(subtests: pytest.Subtests) -> N
         ),
         ([LOADER, DataLoader(POINTS)], None, "there is dataset, other: .*training_data="),
         ([POINTS], lambda where: POINTS, "there is none"),
-        ([DataLoader(iterable)], None, "there is dataset: "),
+        ([DataLoader(ITERABLE)], None, "there is dataset: "),
         ([DataLoader(POINTS, batch_size=None)], None, "there is dataset: "),
         ([DataLoader(TensorDataset(EXAMPLES[:0]))], None, "a dataset with a length above 0"),
-    ):
-        with subtests.test(data=data, load=load):
-            with pytest.raises(ValueError, match=words):
-                ask(app_of(train_on_examples, data=data, training_data=load), MEASURED)
+    ],
+)
+def test_data_that_cannot_be_found_are_asked_for(data: Any, load: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ask(app_of(train_on_examples, data=data, training_data=load), MEASURED)
 
 
 class Wide(Point):

@@ -216,10 +216,8 @@ def test_examples_that_are_pooled_keep_their_groups() -> None:
     groups = torch.arange(4)[:, None]
     part = Examples(torch.zeros(4, 1), torch.zeros(4), torch.tensor([2, 0]), groups)
     joined = join([part, part]).group_places()
-    assert joined is not None
     assert joined.flatten().tolist() == [2, 0, 2, 0]
     shared = join(
         [part, Examples(part.inputs, part.targets, torch.tensor([3]), part.groups)]
     ).group_places()
-    assert shared is not None
     assert shared.flatten().tolist() == [2, 0, 3]

@@ -62,7 +62,6 @@ def test_no_name_is_a_path_and_each_has_its_own_folder(
             folder = folder_of(
                 RunSettings.of({"state-dir": str(tmp_path), "fingerprint": run}), client
             )
-            assert folder is not None
             assert folder.resolve().is_relative_to(tmp_path)
 
 
@@ -108,7 +107,6 @@ def test_a_damaged_model_is_passed_over_for_the_one_before_it(
             caplog.clear()
             with caplog.at_level(logging.WARNING, "flwr"):
                 found = ClientStates(Versions(folder)).find(PERSONAL, 5)
-            assert found is not None
             assert found.made == 3
             assert torch.equal(found.state["weight"], torch.full((3, 4), 3.0))
             assert "2.versions is damaged" in caplog.text

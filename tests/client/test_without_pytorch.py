@@ -47,8 +47,7 @@ def start(
     arrays = ArrayRecord({name: Array(values) for name, values in INITIAL[module.__name__].items()})
     grid = InProcessGrid(module.app, {}, CLIENTS)
     RunFolder(folder, score=SCORES[module.__name__]).start(strategy, grid, arrays, rounds, **given)
-    loaded: fairbloom.Run = fairbloom.load(folder)
-    return loaded
+    return fairbloom.load(folder)
 
 
 def test_the_loss_is_that_of_the_received_model_before_the_fit(

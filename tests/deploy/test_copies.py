@@ -175,7 +175,6 @@ def daemon(place: Path, take: Take) -> None:
     box.send(1, [Envelope(each, each, 1, "", "train", digest, 60.0, kept=True) for each in "abc"])
     for device in "abc":
         message = box.next(device)
-        assert message is not None
         take(in_chunks(Head(digest=message.content.digest()), message.content.pieces()))
         reply = StoredContent(budget, len(WHOLE))
         for chunk in CHUNKS:
@@ -188,7 +187,6 @@ def daemon(place: Path, take: Take) -> None:
 
 def session(place: Path, take: Take) -> None:
     received = in_the_device(Content(), place)
-    assert received is not None
     pass_on(received.content)
     kept = KeptReply(str(place))
     kept.save(Head(), pass_on(model_in(place / ANSWER_FILE)))

@@ -286,8 +286,7 @@ def serve(state: Path, worker: Any, *messages: Received) -> FakeCalls:
     files = (Contexts(place), KeptReply(place), AuditLog(state))
     with pytest.raises(EndedError):
         Session("a", calls, worker, *files).serve()
-    made: FakeCalls = calls
-    return made
+    return calls
 
 
 def test_a_restarted_device_gives_its_last_reply_again(tmp_path: Path) -> None:

@@ -130,7 +130,6 @@ def test_content_of_another_protocol_is_not_read(protocol: int) -> None:
     """Its digest may be another one: the session says which side to upgrade."""
     head = head_of(protocol=protocol, digest=b"", size=3 * CHUNK_BYTES)
     message = receive(endless(in_head(head), bytes(CHUNK_BYTES)), MemoryBudget(HERE))
-    assert message is not None
     assert (message.head, message.content.size, message.refused) == (head, 0, "")
 
 
@@ -141,7 +140,6 @@ def test_many_small_chunks_take_no_more_than_their_bytes() -> None:
     received = receive(chain([in_head(head_of(data))], pieces), MemoryBudget(HERE))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert received is not None
     assert received.content.map() == data
     assert peak < 5 * len(data)
 
@@ -164,7 +162,6 @@ def test_a_message_is_refused_from_its_head(head: Head, words: str) -> None:
         raise AssertionError("the content is not read")
 
     received = receive(chunks(), MemoryBudget(HERE), 4e9)
-    assert received is not None
     assert re.search(words, received.refused)
     assert "FAKE" not in received.refused
 
@@ -185,7 +182,6 @@ def test_a_message_in_a_file_leaves_half_of_the_disk_free(
     begun = [in_head(head_of(size=size))]
     if is_refused:
         received = receive(begun, MemoryBudget(HERE))
-        assert received is not None
         assert "0.0671 GB, more than half of the free space on the disk" in received.refused
     else:
         with pytest.raises(IncompleteError, match="did not come whole"):
@@ -196,7 +192,6 @@ def test_a_message_in_a_file_leaves_half_of_the_disk_free(
 def test_flowers_types_and_those_of_an_own_handler_are_taken(kind: str) -> None:
     head = head_of(type=kind)
     received = receive([in_head(head, b"model")], MemoryBudget(HERE))
-    assert received is not None
     assert (received.head, received.content.map(), received.refused) == (head, b"model", "")
 
 
@@ -243,7 +238,6 @@ def test_a_slow_line_has_time_for_each_chunk(monkeypatch: pytest.MonkeyPatch) ->
     lying = Lying(slowly)
     calls = lying.calls()
     received = calls.next("")
-    assert received is not None
     assert received.content.map() == data
     calls.close()
     lying.stop()
@@ -265,7 +259,6 @@ def test_a_server_that_stops_sending_is_asked_again(monkeypatch: pytest.MonkeyPa
     lying = Lying(stopping)
     calls = lying.calls()
     received = calls.next("")
-    assert received is not None
     assert received.content.map() == b"model"
     calls.close()
     lying.stop()

@@ -84,8 +84,7 @@ def data_of(there: Deployment, name: str) -> Path:
 
 def round_of(there: Deployment, name: str) -> int:
     """Return the round of the model that a hospital's device keeps."""
-    number: int = MODEL.read_about(find_model(there.home / f"state-{name}"))["round"]
-    return number
+    return MODEL.read_about(find_model(there.home / f"state-{name}"))["round"]
 
 
 def test_each_device_keeps_the_final_model(
@@ -125,7 +124,6 @@ def test_predictions_on_a_device_are_those_measured_in_the_run(
             rows = list(csv.DictReader(opened))
         config = {**Settings.of(SETTINGS).run_config(), "data-dir": str(file)}
         tested = load_task(config).splits(name).test.rows
-        assert tested is not None
         right = [rows[row]["predicted_target"] == rows[row]["target"] for row in tested.tolist()]
         assert 100.0 * sum(right) / len(right) == pytest.approx(measured[name])
 

@@ -70,7 +70,6 @@ def send(
 def taken(box: Mailbox, device: str = "a") -> QueuedMessage:
     """Hand out a message, as the port does."""
     message = box.next(device)
-    assert message is not None
     message.working = True
     message.deliveries = message.deliveries + 1
     return message

@@ -563,8 +563,7 @@ def say_now(made: Path, at: float, **about: Any) -> None:
 def survey(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
     assert fairbloom("deploy", "status", "--json") == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return json.loads(capsys.readouterr().out)
 
 
 def write_run(

@@ -51,8 +51,9 @@ def test_the_measures_of_four_clients_by_hand() -> None:
     assert [*found] == [*expected]
 
 
-def test_a_share_of_the_clients_is_counted_exactly(subtests: pytest.Subtests) -> None:
-    exact = [
+@pytest.mark.parametrize(
+    ("clients", "percent", "counted"),
+    [
         (35, 20, 7),
         (100, 5, 5),
         (100, 30, 30),
@@ -61,24 +62,17 @@ def test_a_share_of_the_clients_is_counted_exactly(subtests: pytest.Subtests) ->
         (10, 30, 3),
         (3, 5, 1),
         (11, 10, 2),
-    ]
-    for clients, percent, counted in (*exact, (1, 30, 1)):
-        with subtests.test(clients=clients, percent=percent):
-            numbers = [float(2**i % 101 + i) for i in range(clients)]
-            measures = summarize(named(numbers))
-            ascending = sorted(numbers)
-            assert measures[f"worst_{percent}"] == pytest.approx(
-                sum(ascending[:counted]) / counted
-            ), (
-                clients,
-                percent,
-            )
-            assert measures[f"best_{percent}"] == pytest.approx(
-                sum(ascending[-counted:]) / counted
-            ), (
-                clients,
-                percent,
-            )
+        (1, 30, 1),
+    ],
+)
+def test_a_share_of_the_clients_is_counted_exactly(
+    clients: int, percent: int, counted: int
+) -> None:
+    numbers = [float(2**i % 101 + i) for i in range(clients)]
+    measures = summarize(named(numbers))
+    ascending = sorted(numbers)
+    assert measures[f"worst_{percent}"] == pytest.approx(sum(ascending[:counted]) / counted)
+    assert measures[f"best_{percent}"] == pytest.approx(sum(ascending[-counted:]) / counted)
 
 
 @pytest.mark.parametrize("clients", [1, 2, 7])

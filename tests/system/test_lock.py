@@ -59,7 +59,6 @@ def test_who_waits_gets_the_lock_when_the_other_process_ends(
     path: Path, holder: subprocess.Popen[str], seconds: float
 ) -> None:
     waited_for: list[str] = []
-    assert holder.stdin is not None
     end_holder = holder.stdin.close
 
     def note(name: str) -> None:

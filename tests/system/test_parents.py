@@ -75,7 +75,6 @@ def runs(pid: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_child_ends_with_its_parent(number: int) -> None:
     with family() as (parent, child):
-        assert parent.stderr is not None
         assert parent.stderr.readline() == "watching\n"
         assert runs(child)
         parent.send_signal(number)

@@ -204,7 +204,6 @@ def test_declaring_a_file_is_enough_for_runs_to_write_it(
     monkeypatch.setattr(files, "ENTRIES", (*ENTRIES, sizes))
     folder = run(tmp_path / "run", num_rounds=1)
     split = SPLIT.read(folder)
-    assert split is not None
     assert list(sizes.read(folder).values()) == [
         int(((split.client == i) & (split.part == 0)).sum()) for i in range(5)
     ]
@@ -238,7 +237,6 @@ def test_until_the_final_model_the_last_checkpoints_is_read(finished: Path, tmp_
     CHECKPOINTS.path_in(finished).rename(CHECKPOINTS.path_in(tmp_path))
     try:
         model = read_model(tmp_path)
-        assert model is not None
         assert {name: array.tobytes() for name, array in model.items()} == again
     finally:
         CHECKPOINTS.path_in(tmp_path).rename(CHECKPOINTS.path_in(finished))

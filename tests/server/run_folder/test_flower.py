@@ -358,8 +358,7 @@ def stopping(hook: str, *, first: bool) -> FairStrategy:
         raise StopRun("plateau")
 
     Stopping = type("Stopping", (FedAvg,), {hook: raising})  # a class
-    strategy: FairStrategy = Stopping()
-    return strategy
+    return Stopping()
 
 
 # Before super(), aggregate_train has not aggregated the replies: see the next test.

@@ -101,7 +101,6 @@ def test_groups_csv_has_a_row_per_round_client_and_large_group(
             assert min(counts) >= 5
             assert sum(counts) == tested[client]
     about = GROUPED.read(finished)
-    assert about is not None
     assert about.groupings == {"sex": ("F", "M", "other"), "age>=80": (">=80", "<80", "other")}
 
 
@@ -195,13 +194,11 @@ def test_reports_on_validation_examples_are_read_back(validated: Path) -> None:
         if (row["model"], row["split"]) == ("global", "validation")
     ]
     report = load(validated).by_group("global", "validation")
-    assert report is not None
     assert [each.count for each in report.groups] == [
         int(row["count"]) for row in rows if row["round"] == "3"
     ]
     assert report.left_out("sex").startswith("all 0 ")
     tested = load(validated).by_group("global")
-    assert tested is not None
     assert tested.rows() != report.rows()
 
 

@@ -187,7 +187,6 @@ def begun(path: Path, rounds: int, **changes: Any) -> RunRecorder:
 def test_a_run_continues_from_the_last_recorded_round(tmp_path: Path) -> None:
     begun(tmp_path, 3)
     continued = records(tmp_path, settings()).resume()
-    assert continued is not None
     np.testing.assert_array_equal(continued[0]["w"], np.full(3, 3.0))
     assert continued[1]["round"] == 3
     assert rounds_in(tmp_path / "rounds.csv") == [1, 2, 3]

@@ -38,8 +38,7 @@ def start(
 
 
 def model(folder: Path) -> bytes:
-    found: bytes = load_file(folder / "model.safetensors")["w"].tobytes()
-    return found
+    return load_file(folder / "model.safetensors")["w"].tobytes()
 
 
 def assert_equal(one: Path, other: Path) -> None:
