@@ -319,12 +319,11 @@ def test_without_a_driver_the_cpu_build_is_taken_if_pip_has_it(
     (tmp_path / "pip.py").write_text("print('Available versions: 2.15.0, 2.13.0+cpu, 2.13.0')")
     for module, lock in (("pip", "torch-cpu"), ("missing", "torch")):
         with subtests.test(module=module, lock=lock):
-            code = (
+            (tmp_path / "pytorch.py").write_text(
                 (ROOT / "locks" / "pytorch.py")
                 .read_text()
                 .replace('"-m", "pip"', f'"-m", "{module}"')
             )
-            (tmp_path / "pytorch.py").write_text(code)
             for name in ("torch", "torch-cpu"):
                 (tmp_path / f"{name}.lock").write_text(LOCKS[name].read_text())
             printed = subprocess.run(

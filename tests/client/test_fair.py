@@ -987,9 +987,8 @@ def test_proximal_term_and_momentum_are_added_to_each_step(subtests: pytest.Subt
     assert trained(ask(app_of(), {"proximal-mu": 0.7}, model=start)) == EXACTLY(
         steps(mu=0.7, x=3.0)
     )
-    scaled = with_a_scaler
     fused = partial(with_a_scaler, fused=True)
-    for train in (with_closures, scaled, fused, partial(train_with_noise, noise=0.0)):
+    for train in (with_closures, with_a_scaler, fused, partial(train_with_noise, noise=0.0)):
         with subtests.test(train=train):
             assert trained(ask(app_of(train), {"proximal-mu": 0.7})) == pytest.approx(
                 steps(mu=0.7), rel=1e-6

@@ -215,9 +215,7 @@ def test_examples_that_are_pooled_keep_their_groups() -> None:
 
     groups = torch.arange(4)[:, None]
     part = Examples(torch.zeros(4, 1), torch.zeros(4), torch.tensor([2, 0]), groups)
-    joined = join([part, part]).group_places()
-    assert joined.flatten().tolist() == [2, 0, 2, 0]
-    shared = join(
+    assert join([part, part]).group_places().flatten().tolist() == [2, 0, 2, 0]
+    assert join(
         [part, Examples(part.inputs, part.targets, torch.tensor([3]), part.groups)]
-    ).group_places()
-    assert shared.flatten().tolist() == [2, 0, 3]
+    ).group_places().flatten().tolist() == [2, 0, 3]

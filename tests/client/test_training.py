@@ -518,8 +518,7 @@ def test_the_closed_forms_after_a_warm_up() -> None:
     assert [schedule_factor("linear", 2, done, 6) for done in range(6)] == pytest.approx(
         [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]
     )
-    cosine = [schedule_factor("cosine", 1, done, 5) for done in range(5)]
-    assert cosine == pytest.approx(
+    assert [schedule_factor("cosine", 1, done, 5) for done in range(5)] == pytest.approx(
         [0.5, 1.0, *((1 + math.cos(math.pi * over / 4)) / 2 for over in (1, 2, 3))]
     )
     assert [schedule_factor("constant", 3, done, 5) for done in range(5)] == [

@@ -186,8 +186,7 @@ def daemon(place: Path, take: Take) -> None:
 
 
 def session(place: Path, take: Take) -> None:
-    received = in_the_device(Content(), place)
-    pass_on(received.content)
+    pass_on(in_the_device(Content(), place).content)
     kept = KeptReply(str(place))
     kept.save(Head(), pass_on(model_in(place / ANSWER_FILE)))
     take(in_chunks(kept.head, kept.content.pieces()))

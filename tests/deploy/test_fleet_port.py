@@ -146,8 +146,7 @@ def test_a_chunk_beyond_the_limit_ends_the_call(served: Served) -> None:
 
 def test_an_error_of_the_app_is_a_reply(served: Served) -> None:
     served.send("1")
-    calls = served.calls()
-    give_reply(calls, Head(id="1", run=RUN, code=2, reason="the app raised " * 1000), b"")
+    give_reply(served.calls(), Head(id="1", run=RUN, code=2, reason="the app raised " * 1000), b"")
     found = served.collect("1")
     assert (found.code, found.reason[:14], len(found.reason)) == (2, "the app raised", 4000)
     assert served.port.admission.reasons == {"a": found.reason[:300]}
@@ -166,8 +165,7 @@ def test_a_full_disk_refuses_a_reply_until_there_is_room(
         append(self, piece)
 
     monkeypatch.setattr(StoredContent, "append", full_once)
-    calls = served.calls()
-    assert give_reply(calls, Head(id="1", run=RUN), b"update").answer == Taken.TAKEN
+    assert give_reply(served.calls(), Head(id="1", run=RUN), b"update").answer == Taken.TAKEN
     assert not faults
     assert served.collect("1").data == b"update"
 
@@ -195,8 +193,7 @@ def test_a_cut_reply_leaves_nothing_and_is_given_again(served: Served) -> None:
         grpc.StatusCode.CANCELLED,
         grpc.StatusCode.UNAVAILABLE,
     )
-    calls = served.calls()
-    assert give_reply(calls, Head(id="1", run=RUN), b"update").answer == Taken.TAKEN
+    assert give_reply(served.calls(), Head(id="1", run=RUN), b"update").answer == Taken.TAKEN
     assert served.collect("1").data == b"update"
 
 
@@ -513,8 +510,7 @@ def test_a_reply_that_stops_ends_and_is_given_again(
     monkeypatch.setattr(port, "CHUNK_SECONDS", 0.3)
     assert code_of(begin_reply(served, caller)) == grpc.StatusCode.DEADLINE_EXCEEDED
     assert served.mailbox.budget.used == len(b"model")
-    calls = served.calls()
-    give_reply(calls, Head(id="1", run=RUN), b"update")
+    give_reply(served.calls(), Head(id="1", run=RUN), b"update")
     assert served.collect("1").data == b"update"
 
 
@@ -632,10 +628,9 @@ def test_a_connection_that_takes_no_last_words_is_closed(
     members = Members(bundle.parents[1] / "clients")
     members.look()
     made = Admission(members, lambda: now[0], close)
-    context = DeafContext((bundle / "certificate").read_bytes())
 
     async def call() -> None:
-        async with made.admit(context):
+        async with made.admit(DeafContext((bundle / "certificate").read_bytes())):
             if is_ended:
                 raise CallRefusedError(grpc.StatusCode.ABORTED, "a fault")
 
@@ -697,8 +692,7 @@ def test_a_fifth_open_call_is_refused(
     calls = [caller.call("Reply") for _ in range(4)]
     wait_for_calls(served, 4)
     assert beat(caller) == grpc.StatusCode.RESOURCE_EXHAUSTED
-    other = Caller(served, "b")
-    assert beat(other) == grpc.StatusCode.OK
+    assert beat(Caller(served, "b")) == grpc.StatusCode.OK
     calls[0].cancel()
     wait_until(lambda: beat(caller) == grpc.StatusCode.OK)
 
@@ -778,8 +772,7 @@ def test_a_device_learns_that_the_server_is_full(tmp_path: Path) -> None:
     settings = ClientSettings.of({}, place / "bundles" / "a" / "client.toml")
     client = replace(settings, server=served.address)
     host, _, number = served.address.rpartition(":")
-    connected = Caller(served)
-    held = connected.call("Next", WORKING)
+    held = Caller(served).call("Next", WORKING)
     wait_for_calls(served, 1)
     stranger = socket.create_connection((host, int(number)))
     wait_until(lambda: "the server is full" in (connection_fault(client) or ""))

@@ -237,8 +237,7 @@ def test_a_slow_line_has_time_for_each_chunk(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(fleet_calls, name, 0.4)
     lying = Lying(slowly)
     calls = lying.calls()
-    received = calls.next("")
-    assert received.content.map() == data
+    assert calls.next("").content.map() == data
     calls.close()
     lying.stop()
 
@@ -258,8 +257,7 @@ def test_a_server_that_stops_sending_is_asked_again(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(fleet_calls, name, 0.2)
     lying = Lying(stopping)
     calls = lying.calls()
-    received = calls.next("")
-    assert received.content.map() == b"model"
+    assert calls.next("").content.map() == b"model"
     calls.close()
     lying.stop()
 

@@ -671,8 +671,7 @@ def test_connections_and_the_current_run_are_shown(
     made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = write_run(made), write_run(made)
-    about = {"run": second.number, "connections": {"open": 12, "limit": 768}}
-    say_now(made, time.time(), **about)
+    say_now(made, time.time(), run=second.number, connections={"open": 12, "limit": 768})
     with exclusive_lock(made / "state" / "lock"):
         found = survey(capsys)
         assert fairbloom("deploy", "status") == 0

@@ -169,8 +169,7 @@ def test_the_best_model_may_be_that_of_the_worst_clients(
             column = f"{split}_accuracy_of_global_model_{measure.replace('-', '_')}"
             rounds[measure] = BEST.read_about(found.folder)["round"]
             with subtests.test(split=split, measure=measure):
-                values = found.rounds.set_index("round")[column]
-                assert rounds[measure] == values.idxmax()
+                assert rounds[measure] == found.rounds.set_index("round")[column].idxmax()
         with subtests.test(split=split):
             assert rounds["mean"] != rounds["worst-10"]
 

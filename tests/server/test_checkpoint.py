@@ -274,8 +274,7 @@ def test_the_checkpoint_before_a_damaged_one_is_loaded(
 ) -> None:
     save_rounds(tmp_path, 9, 10)
     (tmp_path / "10.safetensors").write_bytes(b"")
-    last = load_last(tmp_path)
-    assert last[1] == {"round": 9}
+    assert load_last(tmp_path)[1] == {"round": 9}
     ((level, words),) = {(record.levelname, record.getMessage()) for record in said.records}
     assert level == "WARNING"
     assert f"{tmp_path}/10.safetensors is damaged" in words
@@ -289,8 +288,7 @@ def test_the_intact_checkpoint_is_kept_while_the_next_is_written(
     (tmp_path / "2.safetensors").write_bytes(b"")
     with full_disk(10), pytest.raises(OSError, match="File too large"):
         save_rounds(tmp_path, 2, after=1)
-    last = load_last(tmp_path)
-    assert last[1] == {"round": 1}
+    assert load_last(tmp_path)[1] == {"round": 1}
     save_rounds(tmp_path, 2, after=1)
     assert rounds_kept(tmp_path) == ["1.safetensors", "2.safetensors"]
 

@@ -615,12 +615,11 @@ def test_messages_that_outlived_their_time_on_the_way_live_anew(
 
 def test_a_node_that_goes_again_has_its_minute_again(slow: Slow, subtests: pytest.Subtests) -> None:
     absences = polling.Absences()
-    minute = polling.GRACE_SECONDS
     for now, online, late in (
         (0.0, {1}, set()),
         (50.0, {1, 2}, set()),
         (90.0, {1}, set()),
-        (90.0 + minute, {1}, {2}),
+        (90.0 + polling.GRACE_SECONDS, {1}, {2}),
     ):
         with subtests.test(now=now, online=online):
             assert absences.find_late({1, 2}, online, now) == late

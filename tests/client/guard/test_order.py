@@ -170,8 +170,7 @@ def test_the_rounds_of_a_run_are_no_equations(
         change = update.arrays["1.bias"].double() - received["1.bias"].float().double()
         slopes[number - 1] = float(change[1] - change[0]) / 1e-4
     found = np.linalg.lstsq(shares, slopes, rcond=None)[0]
-    labels = local.splits.train.all_targets.numpy()
-    right = float(np.mean((found > 0) == labels))
+    right = float(np.mean((found > 0) == local.splits.train.all_targets.numpy()))
     assert (right > 0.9) == solved, right
 
 
@@ -183,8 +182,7 @@ def test_a_models_own_draws_follow_from_the_secret_too(folder: Path) -> None:
         place = {"data-dir": str(folder / "data"), "state-dir": str(folder / state)}
         local = LocalClient.of({**config, **place}, 0, "lund", None, 5)
         terms = Terms(server_round=1)
-        work = own_work(local, global_work(local.settings, terms), terms)
-        seeds[state] = work.draws
+        seeds[state] = own_work(local, global_work(local.settings, terms), terms).draws
     here = LocalClient.of({**config, "data-dir": str(folder / "data")}, 0, "lund")
     seeds["here"] = own_work(here, global_work(here.settings, terms), terms).draws
     assert len({*seeds.values()}) == 3

@@ -143,8 +143,7 @@ def test_just_below_the_limit_no_row_can_be_read(tmp_path: Path, subtests: pytes
             with subtests.test(size=size, seed=seed):
                 settings = {"batch-size": size, "weight-decay": 499.0, "learning-rate": 0.001}
                 local = client(tmp_path, 5, seed=seed, schema=NORTH, **settings)
-                left = 0.501 ** -(-320 // size)
-                assert read_row(local, Terms(server_round=1), left) > 0.2
+                assert read_row(local, Terms(server_round=1), 0.501 ** -(-320 // size)) > 0.2
 
 
 def write_north(folder: Path) -> None:

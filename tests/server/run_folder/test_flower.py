@@ -396,8 +396,7 @@ def test_a_round_without_aggregation_does_not_count(tmp_path: Path) -> None:
 
 def test_a_step_after_the_stop_is_kept(tmp_path: Path) -> None:
     stopped = start(tmp_path / "run", stopping("aggregate_train", first=False), 5)
-    whole = start(tmp_path / "whole", FedAvg(), 2)
-    assert stopped.arrays["w"].data == whole.arrays["w"].data
+    assert stopped.arrays["w"].data == start(tmp_path / "whole", FedAvg(), 2).arrays["w"].data
     (last,) = table(tmp_path / "run" / "rounds.csv")[1:]
     (expected,) = table(tmp_path / "whole" / "rounds.csv")[1:]
     name = "test_eval_acc_of_global_model_mean"
