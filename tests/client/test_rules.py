@@ -262,14 +262,14 @@ HARM: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize(("place", "harm"), enumerate(HARM.values()))
+@pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
 def test_a_device_without_its_state_says_that_it_began_again(
-    tmp_path: Path, place: Any, harm: Any
+    tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
-    folder = {"state-dir": str(tmp_path / str(place))}
+    folder = {"state-dir": str(tmp_path / "state")}
     first = states(tell(where(**folder), 1, 0))
     states(tell(where(**folder), 2, 1))
-    (file,) = (tmp_path / str(place)).glob("*/*/2.versions")
+    (file,) = (tmp_path / "state").glob("*/*/2.versions")
     harm(file)
     assert states(tell(where(**folder), 3, 2)) == first
 

@@ -253,12 +253,11 @@ def test_strangers_reach_no_handler(
     key = (theirs / "key").read_bytes()
     certificate = (theirs / "certificate").read_bytes()
     server = [(served.place / name).read_bytes() for name in ("server.key", "server.crt")]
-    strangers = {
+    for who, credentials in {
         "no certificate": grpc.ssl_channel_credentials(authority),
         "another authority's": grpc.ssl_channel_credentials(authority, key, certificate),
         "the server's": grpc.ssl_channel_credentials(authority, *server),
-    }
-    for who, credentials in strangers.items():
+    }.items():
         with subtests.test(who=who, credentials=credentials):
             assert refusal(served, credentials) == grpc.StatusCode.UNAVAILABLE, who
     assert served.port.devices == {}

@@ -39,12 +39,10 @@ WORK = {key: each.kind for key, each in work_settings({"task": "digits"}).items(
 @pytest.mark.parametrize(
     "changes",
     [
-        *(
-            {},
-            {"stragglers": 1.0, "local_epochs": 3},
-            {"partition": "dirichlet"},
-            {"digits.rotated-clients": 4},
-        )
+        {},
+        {"stragglers": 1.0, "local_epochs": 3},
+        {"partition": "dirichlet"},
+        {"digits.rotated-clients": 4},
     ],
 )
 def test_the_short_list_has_all_that_the_work_needs(changes: Any) -> None:
@@ -76,7 +74,7 @@ def test_what_the_work_does_not_need_is_dropped(key: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", (key for key, kind in WORK.items() if kind is str and key not in ("method", "schema"))
+    "key", [key for key, kind in WORK.items() if kind is str and key not in ("method", "schema")]
 )
 def test_paths_and_import_strings_are_refused_by_setting(key: Any) -> None:
     paths = (

@@ -437,13 +437,12 @@ def test_a_timeout_function_ends_the_run_as_finished(tmp_path: Path) -> None:
 
 
 def test_a_hook_inside_a_wrapper_leaves_no_model_without_noise(tmp_path: Path) -> None:
-    wrapped = DifferentialPrivacyServerSideFixedClipping(
+    strategy: Any = DifferentialPrivacyServerSideFixedClipping(
         stopping("aggregate_train", first=False),
         noise_multiplier=0.1,
         clipping_norm=1.0,
         num_sampled_clients=4,
     )
-    strategy: Any = wrapped
     models = list[bytes]()
     start(
         tmp_path / "run",

@@ -93,11 +93,9 @@ def test_constants_that_are_not_finite_are_carried_by_apps(tmp_path: Path) -> No
         start(tmp_path / "trained", FedFV(), w=W, mask=mask)
 
 
-@pytest.mark.parametrize(("number", "array"), enumerate((np.array(["yes"]), np.array([1j]))))
-def test_an_array_of_texts_is_refused_as_other_kinds(
-    tmp_path: Path, number: Any, array: Any
-) -> None:
+@pytest.mark.parametrize("array", [np.array(["yes"]), np.array([1j])])
+def test_an_array_of_texts_is_refused_as_other_kinds(tmp_path: Path, array: Any) -> None:
     with pytest.raises(
         FairbloomError, match=r"array 'words' has dtype .*; only float, integer and bool"
     ):
-        start(tmp_path / str(number), FedFV(), w=W, words=array)
+        start(tmp_path, FedFV(), w=W, words=array)

@@ -193,11 +193,10 @@ def test_a_run_continues_from_the_last_recorded_round(tmp_path: Path) -> None:
 
 
 def test_any_reason_of_a_refusal_is_recorded_and_read_back(tmp_path: Path) -> None:
-    odd = {
+    refused = {
         "b": 'error 2: a "quoted", broken\nreason',
         "c": "ValueError: line one\n2,line two\r\nline three",
-    }
-    refused = odd | {f"client-{k}": "ValueError: " + "x" * 1000 for k in range(200)}
+    } | {f"client-{k}": "ValueError: " + "x" * 1000 for k in range(200)}
     begun(tmp_path, 2, participants=("a", "b", "c", "d"), refused=refused, missing=("d",))
     before = (tmp_path / "rounds.csv").read_bytes()
     records(tmp_path, settings()).resume()

@@ -399,10 +399,9 @@ def test_without_a_folder_a_run_stops_as_well(tmp_path: Path) -> None:
     )
     assert sorted(result.train_metrics_clientapp) == [1, 2]
     assert sorted(result.evaluate_metrics_serverapp) == [0, 1, 2]
-    nothing = FedAvg().start(
+    assert FedAvg().start(
         InProcessGrid(app, {}, CLIENTS),
         arrays,
         5,
         evaluate_fn=lambda *_: (_ for _ in ()).throw(StopRun("good enough")),
-    )
-    assert nothing.arrays["w"].numpy().tolist() == [0.0, 0.0, 0.0]
+    ).arrays["w"].numpy().tolist() == [0.0, 0.0, 0.0]
