@@ -144,26 +144,32 @@ def test_without_a_step_the_state_stays_as_it_is(terms: dict[str, Any]) -> None:
     assert first.any()
 
 
-def test_a_control_variate_of_other_arrays_is_refused_by_name(subtests: pytest.Subtests) -> None:
-    x = torch.zeros(2)
-    bias = torch.zeros(())
-    for control, words in (
-        ({"x": x}, "'bias' is missing"),
-        ({"x": x, "bias": bias, "theirs": torch.zeros(1)}, "'theirs' is none of them"),
+X = torch.zeros(2)
+BIAS = torch.zeros(())
+
+
+@pytest.mark.parametrize(
+    ("control", "words"),
+    [
+        ({"x": X}, "'bias' is missing"),
+        ({"x": X, "bias": BIAS, "theirs": torch.zeros(1)}, "'theirs' is none of them"),
         (
-            {"x": torch.zeros(3), "bias": bias},
+            {"x": torch.zeros(3), "bias": BIAS},
             r"shape \(2,\) for 'x', got torch.float32 of shape \(3,\)",
         ),
-        ({"x": x.long(), "bias": bias}, "got torch.int64"),
-    ):
-        with subtests.test(control=control, words=words):
-            with pytest.raises(FairbloomError, match=f"the record 'control' .*{words}"):
-                train_client(
-                    client(),
-                    split([0, 0, 0]),
-                    Terms(server_round=1, control_variates=True),
-                    {"control": control},
-                )
+        ({"x": X.long(), "bias": BIAS}, "got torch.int64"),
+    ],
+)
+def test_a_control_variate_of_other_arrays_is_refused_by_name(
+    control: dict[str, torch.Tensor], words: str
+) -> None:
+    with pytest.raises(FairbloomError, match=f"the record 'control' .*{words}"):
+        train_client(
+            client(),
+            split([0, 0, 0]),
+            Terms(server_round=1, control_variates=True),
+            {"control": control},
+        )
 
 
 # The round of the state ---------------------------------------------------------------------------
@@ -446,31 +452,32 @@ def test_an_unused_parameter_has_a_gradient_of_zero() -> None:
         torch.testing.assert_close(other, torch.full((3,), expected))
 
 
-def test_what_does_not_fit_is_refused_before_round_1(subtests: pytest.Subtests) -> None:
-    plain = f"{OWN}Plain"
-    cases: list[tuple[Changes, str]] = [
-        ({"client-rule": plain, "momentum": 0.9}, "leave out momentum = 0.9"),
+PLAIN = f"{OWN}Plain"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"client-rule": PLAIN, "momentum": 0.9}, "leave out momentum = 0.9"),
         (
-            {"client-rule": plain, "method": "scaffold"},
+            {"client-rule": PLAIN, "method": "scaffold"},
             "control-variates = True and client-rule = .* each",
         ),
         (
-            {"client-rule": plain, "method": "feddyn"},
+            {"client-rule": PLAIN, "method": "feddyn"},
             "dynamic-alpha = 0.01 and client-rule = .* each",
         ),
-        ({"client-rule": plain, "method": "qfedsgd"}, "QFedSGD .* leave client-rule out"),
-        ({"client-rule": plain, "method": "fedfa"}, "leave out client-momentum = 0.9"),
+        ({"client-rule": PLAIN, "method": "qfedsgd"}, "QFedSGD .* leave client-rule out"),
+        ({"client-rule": PLAIN, "method": "fedfa"}, "leave out client-momentum = 0.9"),
         ({"method": "scaffold", "gradient-clip": 1.0}, "leave out gradient-clip = 1.0"),
         ({"method": "feddyn", "optimizer": "adam"}, "leave out optimizer = 'adam'"),
-    ]
-    for settings, words in cases:
-        with subtests.test(settings=settings, words=words):
-            with pytest.raises(FairbloomError, match=words):
-                Settings.of(settings).check_training()
-            last = list(settings)[-1]
-            Settings.of(
-                {key: value for key, value in settings.items() if key != last}
-            ).check_training()
+    ],
+)
+def test_what_does_not_fit_is_refused_before_round_1(settings: Changes, words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        Settings.of(settings).check_training()
+    last = list(settings)[-1]
+    Settings.of({key: value for key, value in settings.items() if key != last}).check_training()
 
 
 def test_at_most_one_rule_changes_the_loss() -> None:

@@ -305,28 +305,25 @@ def test_a_users_app_runs_with_its_own_settings(
     assert orders(made) == [Order("hers:app", "hers", "1.0", settings, str(hers))]
 
 
-def test_a_setting_that_an_app_does_not_take_is_named(
-    made: Path,
-    hers: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    where = "[tool.flwr.app.config] in hers/pyproject.toml"
-    for setting, said in (
-        ("round=5", f"unknown setting round = 5: did you mean rounds? {where} has"),
-        ("fraction=1", f"unknown setting fraction = 1: {where} has rounds, name"),
+IN_HERS = "[tool.flwr.app.config] in hers/pyproject.toml"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("round=5", f"unknown setting round = 5: did you mean rounds? {IN_HERS} has"),
+        ("fraction=1", f"unknown setting fraction = 1: {IN_HERS} has rounds, name"),
         ("state-dir=x", "unknown setting state-dir = 'x': "),
-        ("rounds=many", f"rounds = 'many': it must be of type int, as its default in {where}"),
+        ("rounds=many", f"rounds = 'many': it must be of type int, as its default in {IN_HERS}"),
         ("rounds=true", "rounds = True: it must be of type int"),
         ("name=5", "name = 5: it must be of type str"),
-    ):
-        with subtests.test(setting=setting, said=said):
-            assert (
-                said
-                in captured(
-                    capsys, "deploy", "submit", "--app", "hers", "--set", setting, code=2
-                ).err
-            )
+    ],
+)
+def test_a_setting_that_an_app_does_not_take_is_named(
+    made: Path, hers: Path, capsys: pytest.CaptureFixture[str], setting: str, said: str
+) -> None:
+    words = ("deploy", "submit", "--app", "hers", "--set", setting)
+    assert said in captured(capsys, *words, code=2).err
     assert orders(made) == []
 
 

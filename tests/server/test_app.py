@@ -267,22 +267,20 @@ def test_a_run_with_a_schedule_over_rounds_cannot_be_extended(tmp_path: Path) ->
         run(tmp_path / "run", **chosen | {"num_rounds": 4})
 
 
-def test_a_rate_that_is_sgds_default_is_remarked_with_adam(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    subtests: pytest.Subtests,
-) -> None:
-    cases: tuple[tuple[dict[str, Any], bool], ...] = (
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
         ({"optimizer": "adam"}, True),
         ({"optimizer": "adam", "learning_rate": 0.01}, False),
         ({}, False),
-    )
-    for place, (changes, warned) in enumerate(cases):
-        with subtests.test(place=place, changes=changes):
-            caplog.clear()
-            with caplog.at_level(logging.WARNING, "flwr"):
-                run(tmp_path / str(place), num_rounds=1, **changes)
-            assert ("learning-rate 0.1 suits SGD" in caplog.text) is warned
+    ],
+)
+def test_a_rate_that_is_sgds_default_is_remarked_with_adam(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], warned: bool
+) -> None:
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run(tmp_path / "run", num_rounds=1, **changes)
+    assert ("learning-rate 0.1 suits SGD" in caplog.text) is warned
 
 
 HEADER = "round,participants,replies_used,refused,missing,seconds\n"

@@ -453,15 +453,16 @@ def test_another_tasks_setting_is_refused_if_given(
         check_used(typed(key), ["fedavg"], "ones")
 
 
-def test_waiting_for_clients_has_no_effect_in_one_process(subtests: pytest.Subtests) -> None:
-    waiting = marked(Mark.DEPLOYED)
-    assert set(waiting) == {"round-timeout", "min-replies", "min-clients", "wait-for-clients"}
-    for key in waiting:
-        with subtests.test(key=key):
-            assert SETTINGS[key].default is not None
-            check_used(typed(key), ["fedavg"], "digits", deployed=True)
-            with pytest.raises(SettingsError, match=f"{key} has no effect in one process"):
-                check_used(typed(key), ["fedavg"], "digits")
+WAITING = ("round-timeout", "min-replies", "min-clients", "wait-for-clients")
+
+
+@pytest.mark.parametrize("key", WAITING)
+def test_waiting_for_clients_has_no_effect_in_one_process(key: str) -> None:
+    assert marked(Mark.DEPLOYED).keys() == {*WAITING}
+    assert SETTINGS[key].default is not None
+    check_used(typed(key), ["fedavg"], "digits", deployed=True)
+    with pytest.raises(SettingsError, match=f"{key} has no effect in one process"):
+        check_used(typed(key), ["fedavg"], "digits")
 
 
 # What may differ ----------------------------------------------------------------------------------

@@ -474,31 +474,34 @@ ENDS: list[
 """Nodes, deadline, the time offline by node; the clients that reply, and when the call ends."""
 
 
+@pytest.mark.parametrize(("nodes", "timeout", "offline", "came", "ends"), ENDS)
 def test_it_returns_what_has_come_once_no_more_is_awaited(
-    slow: Slow, subtests: pytest.Subtests
+    slow: Slow,
+    nodes: tuple[int, ...],
+    timeout: float | None,
+    offline: dict[int, tuple[float, float]],
+    came: list[str],
+    ends: tuple[float, float],
 ) -> None:
-    for nodes, timeout, offline, came, (first, last) in ENDS:
-        with subtests.test(nodes=nodes, timeout=timeout):
-            slow.now = 0.0
-            slow.offline = offline
-            assert replies(slow, *nodes, timeout=timeout) == came
-            assert first <= slow.now <= last, nodes
+    slow.offline = offline
+    assert replies(slow, *nodes, timeout=timeout) == came
+    assert ends[0] <= slow.now <= ends[1]
 
 
-@pytest.mark.parametrize("what", ["evaluate", "query"])
-def test_enough_replies_without_errors_end_a_rounds_training(slow: Slow, what: str) -> None:
-    assert replies(slow, 1, 2, 50, timeout=60.0, what="train", min_replies=2) == ["1", "2"]
-    slow.now = 0.0
-    assert replies(slow, 1, 7, 6, 50, timeout=60.0, what="train", min_replies=3) == [
-        "1",
-        "6",
-        "7",
-        "50",
-    ]
-    slow.now = 0.0
-    assert replies(slow, 1, 2, timeout=60.0, what="train", min_replies=5) == ["1", "2"]
-    slow.now = 0.0
-    assert replies(slow, 1, 2, 5, timeout=60.0, what=what, min_replies=1) == ["1", "2", "5"]
+@pytest.mark.parametrize(
+    ("nodes", "what", "min_replies", "came"),
+    [
+        ((1, 2, 50), "train", 2, ["1", "2"]),
+        ((1, 7, 6, 50), "train", 3, ["1", "6", "7", "50"]),
+        ((1, 2), "train", 5, ["1", "2"]),
+        ((1, 2, 5), "evaluate", 1, ["1", "2", "5"]),
+        ((1, 2, 5), "query", 1, ["1", "2", "5"]),
+    ],
+)
+def test_enough_replies_without_errors_end_a_rounds_training(
+    slow: Slow, nodes: tuple[int, ...], what: str, min_replies: int, came: list[str]
+) -> None:
+    assert replies(slow, *nodes, timeout=60.0, what=what, min_replies=min_replies) == came
 
 
 class Falls(Slow):
@@ -726,10 +729,8 @@ def test_while_too_few_are_online_a_round_waits(
     came: list[str],
     ends: float,
 ) -> None:
-    slow.now = 0.0
     slow.offline = offline
-    with monkeypatch.context() as patch:
-        assert sorted(with_quorum(slow, patch, fewest, 3600.0, *nodes, **options)) == came
+    assert sorted(with_quorum(slow, monkeypatch, fewest, 3600.0, *nodes, **options)) == came
     assert ends <= slow.now < ends + 4.0, nodes
 
 

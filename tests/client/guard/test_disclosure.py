@@ -38,17 +38,16 @@ def device(tmp_path: Path) -> Device:
 # Floors -------------------------------------------------------------------------------------------
 
 
-def test_a_test_share_that_leaves_few_rows_shows_nothing_of_them(
-    device: Device, subtests: pytest.Subtests
-) -> None:
-    for share in (1 / PATIENTS, 4 / PATIENTS):
-        with subtests.test(share=share):
-            assert device.evaluate(**{"test-share": share}) == {}
-    for share in (0.99, 0.995):
-        with subtests.test(share=share):
-            with pytest.raises(FairbloomError, match=r"at least 5 training rows.*limits\.rows"):
-                device.train(**{"test-share": share})
-            assert "train-loss" not in device.evaluate("train-loss", **{"test-share": share})
+@pytest.mark.parametrize("share", [1 / PATIENTS, 4 / PATIENTS])
+def test_few_rows_of_tests_show_nothing_of_them(device: Device, share: float) -> None:
+    assert device.evaluate(**{"test-share": share}) == {}
+
+
+@pytest.mark.parametrize("share", [0.99, 0.995])
+def test_few_training_rows_show_nothing_of_them(device: Device, share: float) -> None:
+    with pytest.raises(FairbloomError, match=r"at least 5 training rows.*limits\.rows"):
+        device.train(**{"test-share": share})
+    assert "train-loss" not in device.evaluate("train-loss", **{"test-share": share})
 
 
 @given(tests=st.integers(1, PATIENTS - 1), floor=st.integers(1, PATIENTS))

@@ -122,23 +122,21 @@ def test_a_setting_that_is_newer_than_the_folder_had_its_default(tmp_path: Path)
         records(tmp_path, settings(**{"weight-decay": 0.5}))
 
 
-def test_an_unusable_folder_is_refused_and_unchanged(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for content in ("thesis.tex", ".hidden", "rounds.csv"):
-        with subtests.test(content=content):
-            file = tmp_path / content.strip(".") / content
-            file.parent.mkdir()
-            file.write_text("precious")
-            for place in (file.parent, file, file / "runs" / "run"):
-                with pytest.raises(RunFolderError):
-                    records(place, settings())
-            assert [path.name for path in file.parent.iterdir()] == [content]
-            assert file.read_text() == "precious"
-    for place in ("x" * 300, "/".join(["x" * 200] * 30)):
-        with subtests.test(place=place):
-            with pytest.raises(RunFolderError):
-                records(tmp_path / place, settings())
+@pytest.mark.parametrize("content", ["thesis.tex", ".hidden", "rounds.csv"])
+def test_an_unusable_folder_is_refused_and_unchanged(tmp_path: Path, content: str) -> None:
+    file = tmp_path / content
+    file.write_text("precious")
+    for place in (tmp_path, file, file / "runs" / "run"):
+        with pytest.raises(RunFolderError):
+            records(place, settings())
+    assert [path.name for path in tmp_path.iterdir()] == [content]
+    assert file.read_text() == "precious"
+
+
+@pytest.mark.parametrize("place", ["x" * 300, "/".join(["x" * 200] * 30)], ids=["name", "path"])
+def test_too_long_a_path_is_refused(tmp_path: Path, place: str) -> None:
+    with pytest.raises(RunFolderError):
+        records(tmp_path / place, settings())
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -217,27 +215,25 @@ def test_the_best_model_is_remembered_across_a_restart(tmp_path: Path) -> None:
     assert (tmp_path / "model-best.safetensors").read_bytes() != best
 
 
-def test_a_run_whose_score_falls_warns_once_at_its_end(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    subtests: pytest.Subtests,
-) -> None:
-    cases = [
+@pytest.mark.parametrize(
+    ("means", "falls"),
+    [
         ((0.4, 0.9, 0.1), True),
         ((0.4, 0.9, 0.5), False),
         ((0.9, 0.4, 0.8), False),
         ((0.0, 0.0), False),
-    ]
-    for place, (means, falls) in enumerate(cases):
-        with subtests.test(place=place, means=means):
-            caplog.clear()
-            folder = records(tmp_path / str(place), settings())
-            folder.resume()
-            for number, mean in enumerate(means, 1):
-                record(folder, number, evaluations={"a": {"num-examples": 2, "accuracy": mean}})
-            assert not caplog.messages
-            folder.finish({"w": np.zeros(3)})
-            assert ["model-best.safetensors" in each for each in caplog.messages] == [True] * falls
+    ],
+)
+def test_a_run_whose_score_falls_warns_once_at_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, means: tuple[float, ...], falls: bool
+) -> None:
+    folder = records(tmp_path, settings())
+    folder.resume()
+    for number, mean in enumerate(means, 1):
+        record(folder, number, evaluations={"a": {"num-examples": 2, "accuracy": mean}})
+    assert not caplog.messages
+    folder.finish({"w": np.zeros(3)})
+    assert ["model-best.safetensors" in each for each in caplog.messages] == [True] * falls
 
 
 @pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
@@ -306,19 +302,15 @@ def test_a_table_that_is_not_the_runs_is_refused_and_left_alone(
             assert (path.read_bytes() if path.exists() else None) == content
 
 
-def test_a_run_without_its_checkpoints_is_refused(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    begun(tmp_path / "own", 2)
-    shared(tmp_path / "shared", *[0.01] * 80)
-    for path in (tmp_path / "own", tmp_path / "shared"):
-        with subtests.test(path=path):
-            before = (path / "rounds.csv").read_bytes()
-            for each in list_checkpoints(path / "checkpoint"):
-                each.unlink()
-            with pytest.raises(RunFolderError, match="no checkpoint"):
-                shared(path) if path.name == "shared" else begun(path, 0)
-            assert (path / "rounds.csv").read_bytes() == before
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path, is_shared: bool) -> None:
+    shared(tmp_path, *[0.01] * 80) if is_shared else begun(tmp_path, 2)
+    before = (tmp_path / "rounds.csv").read_bytes()
+    for each in list_checkpoints(tmp_path / "checkpoint"):
+        each.unlink()
+    with pytest.raises(RunFolderError, match="no checkpoint"):
+        shared(tmp_path) if is_shared else begun(tmp_path, 0)
+    assert (tmp_path / "rounds.csv").read_bytes() == before
 
 
 # Rounds that share a checkpoint -------------------------------------------------------------------
@@ -337,27 +329,27 @@ def saved(path: Path) -> list[int]:
     return [int(file.stem) for file in list_checkpoints(path / "checkpoint")]
 
 
-def test_rounds_share_a_checkpoint_until_they_took_half_a_second(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    cases = [
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
         ([0.1] * 4, []),
         ([0.1] * 5, [5]),
         ([0.1] * 13, [10, 5]),
         ([0.4, 0.4, 0.4], [2]),
         ([0.6, 0.6, 0.1], [2, 1]),
         ([0.499999, 0.000001, 0.1], [2]),
-    ]
-    for place, (seconds, written) in enumerate(cases):
-        with subtests.test(place=place, seconds=seconds):
-            path = tmp_path / str(place)
-            shared(path, *seconds)
-            assert saved(path) == written
-            assert rounds_in(path / "rounds.csv") == list(range(1, len(seconds) + 1))
-            assert (path / "model-best.safetensors").exists() == bool(written)
-            assert shared(path).saved == max(written, default=0)
-            assert rounds_in(path / "rounds.csv") == list(range(1, max(written, default=0) + 1))
-            assert len(rounds_in(path / "clients.csv")) == 3 * max(written, default=0)
+    ],
+)
+def test_rounds_share_a_checkpoint_until_they_took_half_a_second(
+    tmp_path: Path, seconds: list[float], written: list[int]
+) -> None:
+    shared(tmp_path, *seconds)
+    assert saved(tmp_path) == written
+    assert rounds_in(tmp_path / "rounds.csv") == list(range(1, len(seconds) + 1))
+    assert (tmp_path / "model-best.safetensors").exists() == bool(written)
+    assert shared(tmp_path).saved == max(written, default=0)
+    assert rounds_in(tmp_path / "rounds.csv") == list(range(1, max(written, default=0) + 1))
+    assert len(rounds_in(tmp_path / "clients.csv")) == 3 * max(written, default=0)
 
 
 def test_the_last_round_has_a_checkpoint_when_a_run_is_over(tmp_path: Path) -> None:
