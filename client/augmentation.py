@@ -48,9 +48,8 @@ def make_augmentation(work: LocalWork) -> Augment | None:
 
         def change(inputs: Inputs) -> Inputs:
             images = _images_of(name, inputs)
-            return change_images(
-                name, images, torch.from_numpy(random.random((len(images), DRAWS)))
-            )
+            draws = torch.from_numpy(random.random((len(images), DRAWS)))
+            return change_images(name, images, draws)
 
         return change
     return partial(
@@ -111,9 +110,10 @@ def _images_of(name: str, inputs: Inputs, clients: int = 0) -> Tensor:
     """Return inputs that are images; `clients` is the number of dimensions before a client's."""
     if isinstance(inputs, Tensor) and inputs.dim() == 4 + clients:
         return inputs
-    has = "these are several tensors"
     if isinstance(inputs, Tensor):
         has = f"these have shape {tuple(inputs.shape[clients:])}"
+    else:
+        has = "these are several tensors"
     raise ReportableError(
         f"augment = {name!r} needs images, as one tensor of shape (examples, channels, height,"
         f" width), and {has}: leave augment out, or give this task a function of its own"

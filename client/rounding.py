@@ -24,10 +24,6 @@ def round_updates(
     number = terms.server_round
     last = states.find(ROUNDING, before=number) or Version(0, {})
     sent, left = terms.codec.send_update(received, trained, arrays_of(last.state))
-    states.keep(
-        ROUNDING,
-        number,
-        {name: torch.from_numpy(bits) for name, bits in left.items()},
-        last.made,
-    )
+    errors = {name: torch.from_numpy(bits) for name, bits in left.items()}
+    states.keep(ROUNDING, number, errors, last.made)
     return sent

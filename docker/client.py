@@ -41,18 +41,8 @@ def main() -> None:
         make(folder, folder.name)
     while not (folder / "client.toml").exists():
         time.sleep(LOOK_SECONDS)
-    os.execv(  # noqa: S606 (this Python)
-        sys.executable,
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "fairbloom.deploy",
-            "client",
-            str(folder / "client.toml"),
-            *sys.argv[1:],
-        ],
-    )
+    words = ["client", str(folder / "client.toml"), *sys.argv[1:]]
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "fairbloom.deploy", *words])  # noqa: S606 (this Python)
 
 
 if __name__ == "__main__":

@@ -227,16 +227,8 @@ def name_of(context: Context) -> str:
 
 def introduce(message: Message, context: Context) -> Message:
     """Reply this client's name, and the terms that it supports."""
-    return Message(
-        RecordDict(
-            {
-                wire.CLIENT: ConfigRecord(
-                    {wire.NAME: name_of(context), wire.HONOURS: SUPPORTED.wire_keys}
-                )
-            }
-        ),
-        reply_to=message,
-    )
+    about = ConfigRecord({wire.NAME: name_of(context), wire.HONOURS: SUPPORTED.wire_keys})
+    return Message(RecordDict({wire.CLIENT: about}), reply_to=message)
 
 
 def terms_of(message: Message) -> Terms | None:

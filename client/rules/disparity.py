@@ -167,13 +167,8 @@ def step_down(
     """
     if gradient:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        descend(
-            parameters,
-            gradient,
-            [],
-            [],
-            LocalWork(epochs=1, batch_size=0, learning_rate=learning_rate),
-        )
+        work = LocalWork(epochs=1, batch_size=0, learning_rate=learning_rate)
+        descend(parameters, gradient, [], [], work)
     return {
         name: tensor.detach().clone() if tensor.requires_grad else received[name]
         for name, tensor in model.state_dict(keep_vars=True).items()

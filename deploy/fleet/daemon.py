@@ -45,8 +45,13 @@ class Daemon:
         self._members = Members(federation.path / "clients", pin_keys=federation.pin_keys)
         self._files = files
         self._limit = connection_limit(federation.max_clients, files)
-        left = max(0, files - self._limit - OTHER_FILES)
-        self._mailbox = Mailbox(MemoryBudget(federation.state, federation.mailbox_memory, left))
+        self._mailbox = Mailbox(
+            MemoryBudget(
+                federation.state,
+                federation.mailbox_memory,
+                files=max(0, files - self._limit - OTHER_FILES),
+            )
+        )
         self._port = Port(
             self._members,
             self._mailbox,

@@ -126,10 +126,12 @@ class Port:
         )
         self._server.add_generic_rpc_handlers((Service(self),))
         self.serve_as(key, certificate, authority)
-        credentials = grpc.dynamic_ssl_server_credentials(
-            self._take_identity(), self._take_identity, require_client_authentication=True
+        port = self._server.add_secure_port(
+            address,
+            grpc.dynamic_ssl_server_credentials(
+                self._take_identity(), self._take_identity, require_client_authentication=True
+            ),
         )
-        port = self._server.add_secure_port(address, credentials)
         await self._server.start()
         self._own_sockets = count_sockets()
         return int(port)

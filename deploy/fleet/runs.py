@@ -141,10 +141,8 @@ class RunFiles:
         """Whether there is an order, even if it cannot be read now."""
         try:
             self.order.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError | NotADirectoryError)
         return True
 
     @property

@@ -388,8 +388,12 @@ class RunRecorder:
 
     @property
     def _tables(self) -> Sequence[TableWriter]:
-        tables = (self._rounds, self._clients, self._coefficients, self._groups, self._metrics)
-        return tuple(table for table in tables if table is not None)
+        return tuple(
+            filter(
+                None,
+                (self._rounds, self._clients, self._coefficients, self._groups, self._metrics),
+            )
+        )
 
     @property
     def _checkpoints(self) -> Path:

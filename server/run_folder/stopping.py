@@ -51,12 +51,11 @@ class EarlyStopping:
         if self.best is None or self.last - self.best_round < self.patience:
             return ""
         score = self.validation.score
-        best = score.written(self.best)
         since = self.last - self.best_round
         return (
             f"the mean validation {score.name}{OVER[self.validation.measure]} was best in round"
-            f" {self.best_round}, {best}, and not better in the {since} rounds since"
-            f" (early-stopping = {self.patience})"
+            f" {self.best_round}, {score.written(self.best)}, and not better in the {since} rounds"
+            f" since (early-stopping = {self.patience})"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -47,8 +47,14 @@ class RecordedSettings:
 
     def encode(self) -> bytes:
         """Return the content of config.toml."""
-        head = {"run-folder-format": self.format, NUMBER_OF_SETTINGS: len(self.settings)}
-        return tomli_w.dumps({**head, **self.settings}, multiline_strings=True).encode()
+        return tomli_w.dumps(
+            {
+                "run-folder-format": self.format,
+                NUMBER_OF_SETTINGS: len(self.settings),
+                **self.settings,
+            },
+            multiline_strings=True,
+        ).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
