@@ -452,23 +452,23 @@ def test_an_unused_parameter_has_a_gradient_of_zero() -> None:
         torch.testing.assert_close(other, torch.full((3,), expected))
 
 
-PLAIN = f"{OWN}Plain"
+PLAIN_RULE = f"{OWN}Plain"
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"client-rule": PLAIN, "momentum": 0.9}, "leave out momentum = 0.9"),
+        ({"client-rule": PLAIN_RULE, "momentum": 0.9}, "leave out momentum = 0.9"),
         (
-            {"client-rule": PLAIN, "method": "scaffold"},
+            {"client-rule": PLAIN_RULE, "method": "scaffold"},
             "control-variates = True and client-rule = .* each",
         ),
         (
-            {"client-rule": PLAIN, "method": "feddyn"},
+            {"client-rule": PLAIN_RULE, "method": "feddyn"},
             "dynamic-alpha = 0.01 and client-rule = .* each",
         ),
-        ({"client-rule": PLAIN, "method": "qfedsgd"}, "QFedSGD .* leave client-rule out"),
-        ({"client-rule": PLAIN, "method": "fedfa"}, "leave out client-momentum = 0.9"),
+        ({"client-rule": PLAIN_RULE, "method": "qfedsgd"}, "QFedSGD .* leave client-rule out"),
+        ({"client-rule": PLAIN_RULE, "method": "fedfa"}, "leave out client-momentum = 0.9"),
         ({"method": "scaffold", "gradient-clip": 1.0}, "leave out gradient-clip = 1.0"),
         ({"method": "feddyn", "optimizer": "adam"}, "leave out optimizer = 'adam'"),
     ],
