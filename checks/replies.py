@@ -69,8 +69,7 @@ def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> Replies:
     """Return m different replies; `common` is the size of what their updates have in common."""
     rng = np.random.default_rng([m, seed])
     shared = rng.normal(size=m + 3)
-    single = rng.normal(size=(m, m + 3))
-    updates = rng.uniform(0.5, 2.0, (m, 1)) * (common * shared + single)
+    updates = rng.uniform(0.5, 2.0, (m, 1)) * (common * shared + rng.normal(size=(m, m + 3)))
     metrics = {
         wire.LOSS: rng.uniform(0.2, 3.0, m),
         wire.ACCURACY: rng.uniform(0.1, 0.9, m),
@@ -84,10 +83,9 @@ def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> Replies:
     )
     metrics |= dict(zip((*wire.POSITIVES, *wire.HITS), groups.T, strict=True))
     metrics[wire.LOSS_BASELINE] = rng.uniform(0.1, 1.0, m)
-    names = tuple(f"client-{k:04}" for k in range(m))
     return Replies(
         plural(m, "a single client", f"{m} ordinary clients"),
-        names,
+        tuple(f"client-{k:04}" for k in range(m)),
         updates,
         seconds,
         metrics,

@@ -173,9 +173,8 @@ def real_clients(method: Method, **work: Value) -> LocalClients:
 
     For a method that compares groups they have two.
     """
-    task = f"{__name__}:even_digits" if method.compares_groups else "digits"
     small: dict[str, Value] = {
-        "task": task,
+        "task": f"{__name__}:even_digits" if method.compares_groups else "digits",
         "clients": 6,
         "device": "cpu",
         "batch-size": 0,
@@ -329,8 +328,9 @@ class MethodUnderTest(Subject):
     def iterate_rounds(self, method: FairStrategy, rounds: int) -> Iterator[Cohort]:
         """Yield the cohorts of rounds with other clients each; the method remembers each round."""
         for number in range(1, rounds + 1):
-            replies = ordinary_replies(6).select(TAKING_PART[number % len(TAKING_PART)])
-            seen = self.show(method, replies, number)
+            seen = self.show(
+                method, ordinary_replies(6).select(TAKING_PART[number % len(TAKING_PART)]), number
+            )
             cohort = seen.cohort
             kept = text_if(cohort.memory, f" and {len(cohort.memory)} kept rows")
             description = f"{cohort.size} ordinary clients{kept} in round {number}"

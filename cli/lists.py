@@ -150,11 +150,10 @@ def describe_task(task: TaskInfo) -> dict[str, Any]:
 
 
 def _describe(parameter: Parameter) -> dict[str, str]:
-    default = REQUIRED if parameter.default is None else format_value(parameter.default)
     return {
         "key": parameter.key,
         "range": parameter.range,
-        "default": default,
+        "default": REQUIRED if parameter.default is None else format_value(parameter.default),
         "description": parameter.description,
     }
 
@@ -217,10 +216,9 @@ def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path) -> None:
         measured = (
             Cell(score.get(f"{key}_in_words", ""), score.get(key)) for key in ("mean", "worst_10")
         )
-        words = map(Cell, (run["name"], str(run.get("task", "")), run.get("method", "")))
         cells.append(
             [
-                *words,
+                *map(Cell, (run["name"], str(run.get("task", "")), run.get("method", ""))),
                 Cell(rounds, 0),
                 Cell(score.get("title", "")),
                 *measured,

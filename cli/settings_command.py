@@ -192,10 +192,9 @@ def command(
             .replace("`", "")
         )
         parts = [" ".join(part.split()) for part in text.strip().split("\n\n")]
-        about = "\n\n".join(
+        called.__doc__ = "\n\n".join(
             part for part in parts if not part.startswith("The parameters that are not")
-        )
-        called.__doc__ = about.replace("The same call", "The same command")
+        ).replace("The same call", "The same command")
         called.__annotations__ = {each.name: each.annotation for each in parameters}
         vars(called)["__signature__"] = inspect.Signature(parameters)
         return called

@@ -69,8 +69,9 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
         raw = _make_rows(how)
         refused = np.zeros(len(raw), np.bool_)
         if how.form == TABLE:
-            named = raw.rename(columns=how.own.column_name)
-            values, refused = find_refused(table_of_frame(named, how.own), how)
+            values, refused = find_refused(
+                table_of_frame(raw.rename(columns=how.own.column_name), how.own), how
+            )
             inputs = torch.from_numpy(how.inputs(values))
         else:
             inputs = torch.from_numpy(raw)
@@ -102,13 +103,12 @@ def describe_refused(predictor: Predictor) -> str:
         return ""
     schema = how.dictionary
     fields = {column.name: schema.fields[column.name] for column in how.columns}
-    bounded = [
-        name
-        for name, field in fields.items()
-        if field.constraints.model_copy(update={"required": False}) != Constraints()
-    ]
     reasons = {
-        "beyond its bounds": bounded,
+        "beyond its bounds": [
+            name
+            for name, field in fields.items()
+            if field.constraints.model_copy(update={"required": False}) != Constraints()
+        ],
         "no whole number": [name for name, field in fields.items() if field.type == "integer"],
         "in no category": [name for name, field in fields.items() if field.categories],
         "missing": [column.name for column in how.columns if not column.fill],

@@ -120,8 +120,7 @@ def _encode_number(
 def _is_out_of_range(op: OpBuilder, number: ir.Value, field: Field) -> ir.Value:
     """Return whether each row has a number that the field does not allow."""
     limits = field.constraints
-    too_large = op.Greater(number, limits.maximum)
-    refused: ir.Value = op.Or(too_large, op.Less(number, limits.minimum))
+    refused: ir.Value = op.Or(op.Greater(number, limits.maximum), op.Less(number, limits.minimum))
     if limits.enum:
         is_listed = _any(op, op.Equal(number, [float(each) for each in limits.enum]))
         refused = op.Or(refused, op.Not(is_listed))
@@ -152,8 +151,7 @@ def _encode_text(
 def _codes_of_texts(schema: Schema, name: str) -> dict[str, int]:
     """Return a code for each text that training read as a category or as a missing value."""
     field = schema.fields[name]
-    words = (*schema.missingValues, *field.missingValues)
-    markers = set[str]().union(*map(_vary_case, words))
+    markers = set[str]().union(*map(_vary_case, (*schema.missingValues, *field.missingValues)))
     codes = dict.fromkeys(sorted(markers), NO_VALUE)
     missing = {marker.casefold() for marker in markers}
     for text, place in field.places.items():

@@ -57,14 +57,13 @@ def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[A
     problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
     for name, column in found.items():
         if schema.missing_of(name) != "fill":
-            lines = table.lines[is_missing(column)].tolist()
             problems += [
                 (
                     line,
                     f"{table.unit} {line}, column {name!r} has no value, and training filled none"
                     " in",
                 )
-                for line in lines
+                for line in table.lines[is_missing(column)].tolist()
             ]
     if problems:
         raise FairbloomError(list_problems(str(table.path), problems, len(table), "rows"))

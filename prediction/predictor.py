@@ -134,8 +134,9 @@ class Predictor:
         given = _categories(given_schema)
         known = _categories(preprocessing.dictionary)
         if given != known:
-            names = {*given, *known}
-            differing = sorted(name for name in names if given.get(name) != known.get(name))
+            differing = sorted(
+                name for name in {*given, *known} if given.get(name) != known.get(name)
+            )
             raise FairbloomError(
                 f"schema: {join_first(differing)} {plural(len(differing), 'is', 'are')} not as in"
                 " the run: inputs and their categories must match the run's schema"

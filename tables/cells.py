@@ -122,10 +122,9 @@ def fold_value(cell: str, decimal: Decimal = ".") -> str:
 
 def shorten(text: str) -> str:
     """Return a text as an error shows it: its beginning, with invisible characters escaped."""
-    shown = text if len(text) <= 40 else f"{text[:40]}…"
     return "".join(
         each if each.isprintable() and not unicodedata.combining(each) else ascii(each)[1:-1]
-        for each in shown
+        for each in (text if len(text) <= 40 else f"{text[:40]}…")
     )
 
 

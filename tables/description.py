@@ -171,8 +171,11 @@ def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
     for name, table in _read_tables(tables).items():
         if counts := table.file.spellings.get(name):
             spellings = [f"{each} in {counts[each]:,} rows" for each in sorted(counts)]
-            remark = f"it is written {join_first(spellings)}: they are one client"
-            yield {"column": schema.client, "client": name, "remark": remark}
+            yield {
+                "column": schema.client,
+                "client": name,
+                "remark": f"it is written {join_first(spellings)}: they are one client",
+            }
 
 
 def _remark_on_files(schema: Schema, tables: Tables) -> Iterator[Row]:
@@ -292,10 +295,10 @@ def _summarise_faults(tables: Tables) -> Iterator[Row]:
             yield from _summarise_errors(name, [table, *getattr(table, "others", ())])
         elif table.file.path not in seen:
             seen.add(table.file.path)
-            rows_of = {
-                client: each.rows for client, each in readable.items() if each.file is table.file
-            }
-            yield from _summarise_file(table.file, rows_of)
+            yield from _summarise_file(
+                table.file,
+                {client: each.rows for client, each in readable.items() if each.file is table.file},
+            )
 
 
 def _summarise_errors(client: str, errors: Sequence[FairbloomError]) -> Iterator[Row]:

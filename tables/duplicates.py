@@ -52,8 +52,7 @@ def find_duplicates(tables: Mapping[str, ClientTable]) -> Iterator[tuple[str, st
     hashes_of = {key: hash_rows([*file.columns.values()]) for key, file in encoded.items()}
     clients: list[_Rows] = []
     for name, table in tables.items():
-        is_readable = table.file.usable & ~table.file.has_unknown
-        rows = table.rows[is_readable[table.rows]]
+        rows = table.rows[(table.file.usable & ~table.file.has_unknown)[table.rows]]
         clients.append(_Rows(name, ClientTable(table.file, rows), hashes_of[id(table.file)][rows]))
     if not any(len(each.hashes) for each in clients):
         return
@@ -130,8 +129,9 @@ def _count_common(
     if not len(starts):
         return
     # The sites of a row as one number: a sum of hashes of sites, which needs no loop over rows.
-    codes = hash_rows([np.arange(count)])
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(codes[sites], dtype=np.uint64)])
+    sums = np.concatenate(
+        [np.zeros(1, np.uint64), np.cumsum(hash_rows([np.arange(count)])[sites], dtype=np.uint64)]
+    )
     _, examples, rows = np.unique(
         sums[starts + holders] - sums[starts], return_index=True, return_counts=True
     )

@@ -196,8 +196,7 @@ def explain_cell(
         return explain_number(cell, decimal, name, field.unit, file)
     text = normalise(cell)
     if len(text) > MAX_TEXT:
-        problem = f"a text of {len(text):,} characters"
-        return problem, "correct it, or put the column in ignore"
+        return f"a text of {len(text):,} characters", "correct it, or put the column in ignore"
     known = join_first(field.categories)
     # In the target even a near spelling may be the opposite, as "unwell" is of "well".
     hint = "" if is_target else did_you_mean(text, field.categories)
@@ -235,8 +234,7 @@ def _read_numbers(
     units = {field.unit, about.unit} - {""}
     surveyed = table.surveyed.pop(fold(table.file.column_name(name)), None)
     # A survey reads a column of numbers as texts, which have no -0.
-    is_same = str(values.type) == "string" and not units and missing == MISSING
-    if surveyed is not None and is_same:
+    if surveyed is not None and str(values.type) == "string" and not units and missing == MISSING:
         numbers = surveyed.numbers[surveyed.codes]
         is_wrong = surveyed.is_wrong[surveyed.codes]
         gone = surveyed.is_missing[surveyed.codes]
@@ -421,8 +419,9 @@ def _read_units(table: Table, schema: Schema) -> NDArray[np.int64] | None:
     values = table.find(table.file.column_name(name)) if name else None
     if values is None:  # which is a fault, if the schema names one
         return None
-    own = table.file.field(name).missingValues
-    missing = _markers_of(schema, name).union(normalise(each).casefold() for each in own)
+    missing = _markers_of(schema, name).union(
+        normalise(each).casefold() for each in table.file.field(name).missingValues
+    )
     rows, _ = rows_of_clients(values, table.decimal, missing)
     units = np.arange(NO_UNIT, NO_UNIT + len(table))
     named = [each for unit, each in rows.items() if unit]

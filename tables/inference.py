@@ -349,8 +349,9 @@ def _match_names(tables: dict[str, Table], target: str) -> dict[str, str]:
         for other in group:
             for site in holders[other] if other != usual else ():
                 known = {**tables[site].file.fields, names[usual]: FileField(name=names[other])}
-                file = tables[site].file.model_copy(update={"fields": known})
-                tables[site] = replace(tables[site], file=file)
+                tables[site] = replace(
+                    tables[site], file=tables[site].file.model_copy(update={"fields": known})
+                )
     return matched
 
 
@@ -384,8 +385,9 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
     sites = column.sites.names
     having = [sites[place] for place in np.flatnonzero(is_there).tolist()]
     if not is_target and 2 * len(having) <= len(sites) and len(having) < len(sites):
-        only = f"only at {join_first(having, SHOWN)}"
-        draft.ignored[name] = only if having else "lists, bytes or other values"
+        draft.ignored[name] = (
+            f"only at {join_first(having, SHOWN)}" if having else "lists, bytes or other values"
+        )
         return
     is_number = _is_number(name, column)
     without = [sites[place] for place in np.flatnonzero(~is_there).tolist()]
@@ -552,8 +554,9 @@ def _announce(
         tables = column.sites.tables
         table = tables[0] if len(tables) == 1 else tables[column.sites.names.index(having[0])]
         first = column.texts[entries[0]]
-        decimal = column.marks[entries[0]].decimal
-        _, remedy = explain_cell(first, name, about, is_target, decimal, table.path.name)
+        _, remedy = explain_cell(
+            first, name, about, is_target, column.marks[entries[0]].decimal, table.path.name
+        )
         shown = shorten(first)
         cells = plural(count, "1 cell", f"{count} cells")
         others = text_if(len(entries) > 1 and not text, " and the like")

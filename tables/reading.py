@@ -294,9 +294,12 @@ def _read_text(path: Path, file: File) -> Table:
         name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
     ]
     columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
-    decimal = file.decimalChar or _infer_decimal(file, columns)
     file = file.model_copy(
-        update={"decimalChar": decimal, "delimiter": delimiter, "encoding": encoding}
+        update={
+            "decimalChar": file.decimalChar or _infer_decimal(file, columns),
+            "delimiter": delimiter,
+            "encoding": encoding,
+        }
     )
     return Table(path, _by_names(path, names, columns), lines[1:], file=file)
 
@@ -657,8 +660,9 @@ def _read_workbook(path: Path, file: File) -> Table:
                 f" sheet, and read, the first in row {hidden[0]}: show them, or delete them",
             )
         )
-    columns_by_name = _by_names(path, [names[place] for place in kept], arrays)
-    return Table(path, columns_by_name, lines, "row", file, remarks)
+    return Table(
+        path, _by_names(path, [names[place] for place in kept], arrays), lines, "row", file, remarks
+    )
 
 
 @dataclass(frozen=True)

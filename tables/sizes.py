@@ -39,6 +39,11 @@ def summarise_clients(rows: Sequence[Row]) -> list[Row]:
     sums = {part: sum(int(row[part]) for row in right) for part in ("train", "test")}
     shown.append({"size": "all", "client": f"{len(right):,} clients", **sums})
     if wrong:
-        problem = f"{len(wrong):,} of {len(rows):,} clients have faults"
-        shown.append({"size": "", "client": join_names(wrong), "problem": problem})
+        shown.append(
+            {
+                "size": "",
+                "client": join_names(wrong),
+                "problem": f"{len(wrong):,} of {len(rows):,} clients have faults",
+            }
+        )
     return shown

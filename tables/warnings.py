@@ -140,15 +140,13 @@ def _find_rounding(present: SiteValues) -> Iterator[tuple[str, str]]:
         if not deviation:
             yield site, "its numbers differ by rounding only: it is taken as constant"
         elif deviation < HARDLY_VARIES * np.abs(values).max():
-            remark = f"its deviation is only {deviation:.1g}: if that is rounding, leave it out"
-            yield site, remark
+            yield site, f"its deviation is only {deviation:.1g}: if that is rounding, leave it out"
 
 
 def _find_codes(present: SiteValues) -> Iterator[tuple[float, NDArray[np.bool_], str]]:
     """Yield numbers that may stand for a missing value, their rows, and what is odd."""
     found: dict[float, NDArray[np.bool_]] = {}
-    is_sentinel = np.isin(present.values, SENTINELS)
-    for site in np.unique(present.sites[is_sentinel]).tolist():
+    for site in np.unique(present.sites[np.isin(present.values, SENTINELS)]).tolist():
         of_site = slice(*np.searchsorted(present.sites, (site, site + 1)))
         values = present.values[of_site]
         for code in {float(values.min()), float(values.max())}.intersection(SENTINELS.tolist()):
@@ -285,8 +283,10 @@ def _compare_categories(name: str, field: Field, present: SiteValues) -> Iterato
     remedy = "at no other site: if others mean the same, map them in spellings"
     places = np.flatnonzero(is_apart).tolist()
     if len(places) > SHOWN:
-        names = join_first([present.names[place] for place in places], SHOWN)
-        yield names, f"the categories of each are {remedy}"
+        yield (
+            join_first([present.names[place] for place in places], SHOWN),
+            f"the categories of each are {remedy}",
+        )
         return
     for place in places:
         own = join_first([field.categories[each] for each in np.flatnonzero(is_held[place])], SHOWN)

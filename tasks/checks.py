@@ -25,12 +25,11 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
     """Return the task with checks: faulty splits, preprocessing or losses raise FairbloomError."""
-    tuples = {
+    for attribute, names in {
         "clients": task.clients,
         "class_names": task.class_names,
         **{f"groupings[{by!r}]": groups for by, groups in task.groupings.items()},
-    }
-    for attribute, names in tuples.items():
+    }.items():
         if isinstance(names, str):  # each letter would be a name
             raise FairbloomError(
                 f"task = {name!r}: {attribute} = {names!r} must be a tuple of names: write"

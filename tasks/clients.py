@@ -86,8 +86,9 @@ class FileClients:
     def preprocessing(self, client: str) -> Preprocessing:
         """Return a client's preprocessing: numbers are standardised by its training rows."""
         self._parts_of(client)
-        moments = self._examples.moments[client].tolist()
-        return preprocessing_of(self._setup.schema_).of_client(client, moments)
+        return preprocessing_of(self._setup.schema_).of_client(
+            client, self._examples.moments[client].tolist()
+        )
 
     def table(self, client: str) -> ClientTable:
         """Return the client's rows of the file, those that are left out among them."""

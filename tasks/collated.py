@@ -48,8 +48,9 @@ class CollatedExamples:
         places = torch.arange(len(self))[chosen] if isinstance(chosen, slice) else chosen
         rows = (places if self.rows is None else self.rows[places]).tolist()
         load_several = getattr(self.dataset, "__getitems__", None)  # as PyTorch's DataLoader does
-        loaded = load_several(rows) if load_several else [self.dataset[row] for row in rows]
-        batch = self.collate_fn(loaded)
+        batch = self.collate_fn(
+            load_several(rows) if load_several else [self.dataset[row] for row in rows]
+        )
         inputs: Any = ()
         targets: Any = None
         if isinstance(batch, Mapping):

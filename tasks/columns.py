@@ -54,10 +54,9 @@ def infer(
     )
     parse_schema(text, f"the schema that {setup.data_dir} suggests")
     if left_out:
-        reasons = [f"{name} ({why.removeprefix('it ')})" for name, why in left_out.items()]
         log.warning(
             "left out: %s; the schema that fairbloom data --write-schema writes has all reasons",
-            join_names(reasons),
+            join_names([f"{name} ({why.removeprefix('it ')})" for name, why in left_out.items()]),
         )
     return text
 
@@ -81,8 +80,9 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
     def model() -> "nn.Module":
         from . import models
 
-        width = preprocessing("").width
-        return models.build(setup.model, (width,), predicted.outputs, setup.seed, norm=setup.norm)
+        return models.build(
+            setup.model, (preprocessing("").width,), predicted.outputs, setup.seed, norm=setup.norm
+        )
 
     return Task(
         clients=files.clients,

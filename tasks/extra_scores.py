@@ -136,10 +136,9 @@ def calibration_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     confidence, predicted = probabilities(outputs).max(dim=1)
     bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # ((b − 1) / BINS, b / BINS]
-    away = torch.bincount(
+    return torch.bincount(
         bins, weights=(predicted == targets).double() - confidence, minlength=BINS
-    )
-    return away.abs().sum() / len(targets)
+    ).abs().sum() / len(targets)
 
 
 def brier(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:

@@ -224,9 +224,10 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
         )
     )
     labels = [schema.classes.index(name) for name, each in found.items() for _ in each]
-    parts = split(np.arange(len(files)), setup, client)
     return splits_of(
-        image_inputs(files, schema.shape), as_targets(labels, Target(schema.classes)), parts
+        image_inputs(files, schema.shape),
+        as_targets(labels, Target(schema.classes)),
+        split(np.arange(len(files)), setup, client),
     )
 
 

@@ -117,8 +117,7 @@ def check_data(settings: RunSettings) -> None:
     A known data set is downloaded and split here, before any client works.
     """
     info = find_task(settings.task)
-    setup = info.setup(settings)
-    info.check_readable(setup.data_dir)
+    info.check_readable(info.setup(settings).data_dir)
     if info.files or (info.is_user_defined and settings.validation_share):
         task = load_task(settings)
         task.splits(task.clients[0])
@@ -235,8 +234,9 @@ def describe_data(settings: RunSettings, every: bool = True) -> Described:
         clients.append({"client": client, "train": len(train), "test": len(test)})
         if task.class_names:
             counts = Counter([*train.all_targets.tolist(), *test.all_targets.tolist()])
-            held = [f"{name}: {counts[place]}" for place, name in enumerate(task.class_names)]
-            clients[-1]["target"] = ", ".join(held)
+            clients[-1]["target"] = ", ".join(
+                [f"{name}: {counts[place]}" for place, name in enumerate(task.class_names)]
+            )
         if are_pictures and isinstance(train, Examples):
             largest[client] = max(float(each.max()) for each in tensors_of(train.inputs))
     described = {"clients": clients if every else summarise_clients(clients)}

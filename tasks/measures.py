@@ -207,5 +207,6 @@ def means_of(values: Tensor, counts: Sequence[int]) -> list[float]:
     if values.dtype == torch.bool:
         clients = clients_of(counts)[values.cpu().numpy()]
         return ratios(np.bincount(clients, minlength=len(counts)), np.array(counts))
-    parts = torch.split(values.cpu().double(), [*counts])
-    return torch.stack([part.mean() for part in parts]).tolist()
+    return torch.stack(
+        [part.mean() for part in torch.split(values.cpu().double(), [*counts])]
+    ).tolist()

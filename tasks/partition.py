@@ -44,8 +44,7 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
     if setup.partition != "shards":  # shards checks their number first
         _check_enough(len(labels) // clients, clients, len(labels))
     sets = (labels, np.empty(0, np.int64) if tested is None else tested)
-    partition = PARTITIONS.get(setup.partition, by_function)
-    parts = partition(sets, setup)
+    parts = PARTITIONS.get(setup.partition, by_function)(sets, setup)
     _check_enough(min(map(len, parts[0])), clients, len(labels))
     if tested is not None:
         parts[1] = _fill_up(parts[1], 1, setup.seed)
@@ -218,8 +217,9 @@ def _find_fault(arrays: Sequence[NDArray[Any]], clients: int, examples: int) -> 
     if len(arrays) != clients or strange:
         forms = ", ".join(f"{each.dtype} {each.shape}" for each in arrays[:3])
         return f"; it deals {len(arrays)}: {forms}"
-    indices = np.concatenate([each.astype(np.int64) for each in arrays])
-    places, counts = np.unique(indices, return_counts=True)
+    places, counts = np.unique(
+        np.concatenate([each.astype(np.int64) for each in arrays]), return_counts=True
+    )
     wrong = places[(places < 0) | (places >= examples) | (counts > 1)]
     if len(wrong):
         return f", from 0 to {examples - 1}, each for one client; it deals {wrong[0]}"

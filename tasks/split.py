@@ -43,14 +43,13 @@ class Split:
                 for column, each in zip(columns, values, strict=True):
                     column.append(np.asarray(each, np.int64))
         joined = [np.concatenate(column) for column in columns]
-        marks = tuple(task.marks.get(client, "") for client in task.clients)
         return cls(
             task.clients,
             joined[0].astype(np.int32),
             joined[1].astype(np.uint8),
             joined[2],
             joined[3],
-            marks,
+            tuple(task.marks.get(client, "") for client in task.clients),
         )
 
     def to_bytes(self) -> bytes:
@@ -80,10 +79,9 @@ class Split:
         except Exception as error:  # another file, or a hostile one, raises nearly anything
             raise ValueError(f"it is not a split of a data set ({error})") from error
         # A scalar array has no list: hostile files are read, too.
-        are_lists = isinstance(names, list) and isinstance(marks, list)
         if (
             parts != [*PARTS]
-            or not are_lists
+            or not (isinstance(names, list) and isinstance(marks, list))
             or not all(isinstance(word, str) for word in (*names, *marks))
             or len(marks) not in (0, len(names))
         ):

@@ -135,15 +135,17 @@ class Examples:
         """Return the examples with `change` applied to all their tensors."""
         rows = None if self.rows is None else change(self.rows)
         groups = None if self.groups is None else change(self.groups)
-        inputs = map_inputs(self.inputs, change)
-        return Examples(inputs, change(self.targets), rows, groups, self.units)
+        return Examples(
+            map_inputs(self.inputs, change), change(self.targets), rows, groups, self.units
+        )
 
     def group_places(self) -> Tensor | None:
         """Return `groups` of the examples of this split; None if they have no groups."""
         if self.groups is None:
             return None
-        places = self.groups if self.rows is None else self.groups.index_select(0, self.rows)
-        return self._on_device(places)
+        return self._on_device(
+            self.groups if self.rows is None else self.groups.index_select(0, self.rows)
+        )
 
     def rows_of_units(self, fewest: int) -> int:
         """Return how many examples are of at least `fewest` units, whichever these examples are."""

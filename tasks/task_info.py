@@ -238,8 +238,7 @@ class TaskInfo:
             return self.tests
         parameter, values = self.split_by
         (default,) = [each.default for each in self.settings if each.name == parameter]
-        value = settings.get(f"{self.name}.{parameter}", default)
-        return "split" if value in values else "fixed"
+        return "split" if settings.get(f"{self.name}.{parameter}", default) in values else "fixed"
 
     def test_by_train(self, settings: Mapping[str, Any]) -> float:
         """Return the ratio of test to training examples with these settings."""

@@ -54,8 +54,12 @@ def load(setup: Setup) -> Task:
     def characters() -> Characters:
         (path,) = locate(TASKS["femnist"], setup)
         columns = read_columns(path, "image", "character", "writer_id")
-        labels = to_labels(path, columns["character"], CLASSES)
-        return Characters(path, columns["image"], labels, columns["writer_id"].to_pylist())
+        return Characters(
+            path,
+            columns["image"],
+            to_labels(path, columns["character"], CLASSES),
+            columns["writer_id"].to_pylist(),
+        )
 
     @cache
     def rows() -> dict[str, Indices]:

@@ -93,12 +93,10 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
         inputs, targets = encode_patients(patients)
         parts = parts_of(targets, setup, client, split)
         scaled = torch.from_numpy(standardise(inputs, parts.train))
-        groups = encode_groups(schema, patients)
-        return splits_of(scaled, torch.from_numpy(targets), parts, groups)
+        return splits_of(scaled, torch.from_numpy(targets), parts, encode_groups(schema, patients))
 
-    task = classify(setup, name_clients(setup, HOSPITALS), (INPUTS,), numbered(2), splits)
     return replace(
-        task,
+        classify(setup, name_clients(setup, HOSPITALS), (INPUTS,), numbered(2), splits),
         scores={ACCURACY: is_highest, AUC: auc, BALANCED_ACCURACY: balanced_accuracy},
         # without OTHER, the last group: no patient has a missing value
         groupings={name: groups[:-1] for name, groups in schema.group_names.items()},
@@ -120,13 +118,12 @@ def parts_of(targets: Labels, setup: Setup, client: str, random_state: int) -> P
     # imported late: it takes a second, and a server has no data
     selection = import_module("sklearn.model_selection")
     state = random_state or int(generator(setup.seed, "hospital", client).integers(1, 2**32))
-    can_stratify = np.bincount(targets, minlength=2).min() > 2
     train, test = selection.train_test_split(
         np.arange(len(targets)),
         train_size=TRAINED,
         test_size=1.0 - TRAINED,
         random_state=state,
-        stratify=targets if can_stratify else None,
+        stratify=targets if np.bincount(targets, minlength=2).min() > 2 else None,
     )
     return split(train, setup, client, test)
 

@@ -178,8 +178,9 @@ def deal_pictures(
             name: Dealt(part.examples, part.tested + len(labels))
             for name, part in zip(names, parts, strict=True)
         }
-        inputs = scale(_to_unit(images, info.white))
-        return _Dealt(images, inputs, torch.from_numpy(targets), clients, scale)
+        return _Dealt(
+            images, scale(_to_unit(images, info.white)), torch.from_numpy(targets), clients, scale
+        )
 
     def parts_of(client: str) -> Parts:
         examples, tested = dealt().clients[client]
@@ -255,15 +256,17 @@ def read(info: PictureSet, setup: Setup) -> Pictures:
         )
     read_part = _read_table if paths[0].suffix == ".parquet" else read_batch
     *train, test = [read_part(path, info.target, len(info.labels)) for path in paths]
-    trained = np.concatenate([images for images, _ in train])
-    return Pictures(trained, np.concatenate([numbers for _, numbers in train]), *test)
+    return Pictures(
+        np.concatenate([images for images, _ in train]),
+        np.concatenate([numbers for _, numbers in train]),
+        *test,
+    )
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """Return the array of an IDX file of bytes."""
     content = path.read_bytes()
-    dimensions = content[3] if len(content) > 4 else 0
-    start = 4 + 4 * dimensions
+    start = 4 + 4 * (content[3] if len(content) > 4 else 0)
     shape = tuple(map(int, np.frombuffer(content[4:start], ">u4"))) if len(content) >= start else ()
     if content[:3] != b"\0\0\x08" or not shape or len(content) != start + prod(shape):
         raise FairbloomError(

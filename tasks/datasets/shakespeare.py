@@ -71,8 +71,7 @@ def split_in_time(rows: Indices, setup: Setup) -> Parts:
     Between two parts, 79 examples are left out, which share characters with both.
     """
     test = Fraction(str(setup.test_share))
-    validation = Fraction(str(setup.validation_share))
-    train_end = int((1 - test - validation) * len(rows))
+    train_end = int((1 - test - Fraction(str(setup.validation_share))) * len(rows))
     test_start = int((1 - test) * len(rows))
     gap = LENGTH - 1
     return Parts(rows[:train_end], rows[test_start + gap :], rows[train_end + gap : test_start])

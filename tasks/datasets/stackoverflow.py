@@ -96,7 +96,6 @@ def windows(sentences: Iterable[Sequence[str]], numbers: dict[str, int]) -> tupl
     targets: list[int] = []
     for sentence in sentences:
         codes = [BEGIN, *(numbers.get(word, UNKNOWN) for word in sentence), END]
-        padded = torch.tensor([PADDING] * (LENGTH - 1) + codes)
-        inputs.append(padded.unfold(0, LENGTH, 1)[:-1])
+        inputs.append(torch.tensor([PADDING] * (LENGTH - 1) + codes).unfold(0, LENGTH, 1)[:-1])
         targets += codes[1:]
     return torch.cat(inputs), torch.tensor(targets)

@@ -20,8 +20,9 @@ def describe_columns(schema: Schema, key: str, group: str) -> Schema:
 
     Raise FairbloomError if it cannot have these groups.
     """
-    groups = read_groups(key, split_names(group))
-    found = schema.model_copy(update={"groups": tuple(by.name for by in groups)})
+    found = schema.model_copy(
+        update={"groups": tuple(by.name for by in read_groups(key, split_names(group)))}
+    )
     for fault in find_wrong_groups(found, key):
         raise FairbloomError(fault)
     return found

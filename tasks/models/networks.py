@@ -57,8 +57,7 @@ def mlp(shape: Shape, outputs: int) -> nn.Module:
 
 def _perceptron(*widths: int) -> Sequence[nn.Module]:
     """Return linear layers between these widths, with a ReLU between two layers."""
-    layers = [module for pair in pairwise(widths) for module in (nn.ReLU(), nn.Linear(*pair))]
-    return layers[1:]
+    return [module for pair in pairwise(widths) for module in (nn.ReLU(), nn.Linear(*pair))][1:]
 
 
 def mlp_softmax(shape: Shape, outputs: int) -> nn.Module:
