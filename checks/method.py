@@ -276,8 +276,10 @@ def _check_weigh_changes_nothing(
     # as in the rounds that the method may remember: a model keeps its size
     six = ordinary_replies(6)
     cohort = subject.show(method, six, number).cohort
-    names = ("counts", "prior", "draws", "gram", "grams", "squared_norms")
-    arrays = {f"cohort.{name}": getattr(cohort, name) for name in names}
+    arrays = {
+        f"cohort.{name}": getattr(cohort, name)
+        for name in ("counts", "prior", "draws", "gram", "grams", "squared_norms")
+    }
     arrays |= {f"cohort.metrics[{metric!r}]": values for metric, values in cohort.metrics.items()}
     before, had = (
         {name: bits(value) for name, value in each.items()} for each in (arrays, vars(method))
@@ -315,11 +317,10 @@ def _saved_size(method: FairStrategy) -> int:
                 return file.stat().st_size
         except Exception as error:  # whatever an object in it raises
             wrong = f"self.memory = {method.memory!r} cannot be saved in a checkpoint ({error})."
-    remedy = (
-        "A checkpoint keeps dicts by str, lists, str, int, float, bool, None and NumPy arrays of"
-        " numbers."
+    raise Failure(
+        f"{wrong} A checkpoint keeps dicts by str, lists, str, int, float, bool, None and NumPy"
+        " arrays of numbers."
     )
-    raise Failure(f"{wrong} {remedy}")
 
 
 def check_resume(subject: MethodUnderTest) -> str:
@@ -336,8 +337,10 @@ def check_resume(subject: MethodUnderTest) -> str:
     method = subject.create()
     replies = ordinary_replies(5)
     cohort = subject.show(method, replies, ROUNDS // 2).cohort
-    longer = replace(cohort, num_rounds=2 * ROUNDS)
-    one, other = (subject.weigh(method, each, replies.description) for each in (cohort, longer))
+    one, other = (
+        subject.weigh(method, each, replies.description)
+        for each in (cohort, replace(cohort, num_rounds=2 * ROUNDS))
+    )
     if not _is_same(one, other) and not method.paced:
         raise Failure(
             f"In round {ROUNDS // 2} the coefficients of a run of {ROUNDS} rounds differ from"
@@ -410,8 +413,11 @@ def check_learns(subject: MethodUnderTest) -> str:
         c.sum() if abs(c.sum()) > TOLERANCE * np.abs(c).sum() else 0.0 for c in coefficients
     ]
     if max(directions) <= 0.0:
-        what = "are negative: the step goes uphill"
-        what = what if min(directions) < 0.0 else "sum to about 0: where clients agree, no step"
+        what = (
+            "are negative: the step goes uphill"
+            if min(directions) < 0.0
+            else "sum to about 0: where clients agree, no step"
+        )
         raise Failure(
             f"The coefficients {what}. {said} An update is u_k = w - w_k and the new model w - sum"
             " of c_k u_k, so coefficients that sum to 1 average the clients' models."

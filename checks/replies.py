@@ -59,10 +59,14 @@ class Replies:
 
     def select(self, rows: list[int] | NDArray[np.intp]) -> "Replies":
         """Return the replies in these rows, in this order."""
-        metrics = {metric: values[rows] for metric, values in self.metrics.items()}
-        names = tuple(self.names[k] for k in rows)
-        arrays = (self.updates[rows], self.seconds[rows])
-        return Replies(self.description, names, *arrays, metrics, self.draws[rows])
+        return Replies(
+            self.description,
+            tuple(self.names[k] for k in rows),
+            self.updates[rows],
+            self.seconds[rows],
+            {metric: values[rows] for metric, values in self.metrics.items()},
+            self.draws[rows],
+        )
 
 
 def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> Replies:
@@ -141,8 +145,10 @@ def extreme_replies() -> Iterator[Replies]:
     none, some = ({name: by * usual.metrics[name] for name in groups} for by in (0.0, still))
     yield usual.report(none, "4 clients without positive examples in one of two groups")
     yield usual.report(some, "4 clients of which one has no positive examples in a group")
-    sizes = np.array([1.0, 10.0, 1e3, 1e6])
-    yield usual.report({wire.NUM_EXAMPLES: sizes}, "4 clients with 1 to 1,000,000 examples")
+    yield usual.report(
+        {wire.NUM_EXAMPLES: np.array([1.0, 10.0, 1e3, 1e6])},
+        "4 clients with 1 to 1,000,000 examples",
+    )
     yield replace(
         usual,
         draws=np.array([1.0, 3.0, 1.0, 1.0]),

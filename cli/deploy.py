@@ -64,10 +64,10 @@ def init(
 ) -> None:
     """Create the folder of a federation: certificate authority, server certificate, settings."""
     made = Federation.init(folder, host, port)
-    print(f"{folder}: devices reach the server at {made.server}")
-    print(f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}")
-    print("or, for good, as a service:")
     print(
+        f"{folder}: devices reach the server at {made.server}\n"
+        f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}\n"
+        "or, for good, as a service:\n"
         f"  sudo systemctl enable --now {shlex.quote(str((folder / SERVER_UNIT.name).absolute()))}"
     )
 

@@ -144,8 +144,11 @@ class LateCommand(click.Command):
                 from fairbloom.cli.settings_command import SettingsCommand
 
                 cls = SettingsCommand
-            example = f"Example: {self._place.example}" if self._place.example else None
-            single.command(str(self.name), cls=cls, epilog=example)(found)
+            single.command(
+                str(self.name),
+                cls=cls,
+                epilog=f"Example: {self._place.example}" if self._place.example else None,
+            )(found)
             command = typer.main.get_command(single)
         restore_help(command)
         return command

@@ -91,9 +91,14 @@ def show_result(result: Any, as_json: bool) -> None:
 
 def describe(run: Run) -> dict[str, Any]:
     """Return what --json prints of a run."""
-    about = {**run.summary, "settings": dict(run.settings), **run.absences(), "engine": run.engine}
-    about["clients"] = {score.name: run.final(score) for score in run.scores}
-    about["scores"] = [each.as_row() for each in scores_of(run)]
+    about = {
+        **run.summary,
+        "settings": dict(run.settings),
+        **run.absences(),
+        "engine": run.engine,
+        "clients": {score.name: run.final(score) for score in run.scores},
+        "scores": [each.as_row() for each in scores_of(run)],
+    }
     if (groups := run.by_group()) is not None:
         about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}
     return about

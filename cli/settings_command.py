@@ -81,8 +81,11 @@ class SettingsCommand(TyperCommand):
             # which a recipe has
             for other in (*others, *(["rows"] if key.startswith("method") else [])):
                 if other in options:
-                    message = f"No such option {error.option_name!r}: write --{other}."
-                    raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+                    raise click.NoSuchOption(
+                        error.option_name,
+                        f"No such option {error.option_name!r}: write --{other}.",
+                        ctx=ctx,
+                    ) from None
             nearest = key if key in settings else find_nearest(key, [*options, *settings])
             if nearest is None or nearest in options:
                 raise
@@ -91,8 +94,9 @@ class SettingsCommand(TyperCommand):
                 if nearest == key
                 else f"did you mean --set {nearest}=VALUE?"
             )
-            message = f"No such option {error.option_name!r}: {say}"
-            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+            raise click.NoSuchOption(
+                error.option_name, f"No such option {error.option_name!r}: {say}", ctx=ctx
+            ) from None
 
 
 def name_every_client(words: list[str]) -> list[str]:
@@ -139,10 +143,7 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
 
     Raise FairbloomError for an unknown setting, or one with two values.
     """
-    config: dict[str, Value] = {}
-    for assignment in assignments:
-        config = merge_settings(config, parse_assignments([assignment]))
-    return config
+    return reduce(merge_settings, (parse_assignments([each]) for each in assignments), {})
 
 
 def command(

@@ -147,8 +147,13 @@ def _convert(predictor: Predictor, how: Preprocessing, inputs: Tensor) -> bytes:
     program = torch.export.export(module, (torch.zeros_like(inputs[:3]),), dynamic_shapes=shapes)
     converted = torch.onnx.export(program, (), dynamo=True, opset_version=OPSET, verbose=False)
     assert converted is not None  # noqa: S101 (None only without dynamo)
-    names = {"run": predictor.run.name, "task": predictor.task_name, "model": predictor.model}
-    about = {"fairbloom": __version__, **names, "client": predictor.client}
+    about = {
+        "fairbloom": __version__,
+        "run": predictor.run.name,
+        "task": predictor.task_name,
+        "model": predictor.model,
+        "client": predictor.client,
+    }
     return bytes(surround(converted.model, how, about).SerializeToString())
 
 
@@ -263,9 +268,7 @@ def _check(
     count = len(refused)
     error = np.abs(numbers - expected)
     error[np.isnan(numbers) & np.isnan(expected)] = 0.0
-    error = error.reshape(count, -1).max(axis=1)
-    if not how.classes:
-        error = error / how.target_scale
+    error = error.reshape(count, -1).max(axis=1) / (1.0 if how.classes else how.target_scale)
     wrong = ~(error <= TOLERANCE)  # not `error > TOLERANCE`: NaN is wrong too
     if how.classes:
         top = np.sort(expected, axis=1)

@@ -46,12 +46,9 @@ def read_new_data(
     """Return the new data in a file, or the images in a folder; of a table, only some rows."""
     if preprocessing.form == TABLE:
         table = tables.read(path, preprocessing.dictionary.file(path.name, preprocessing.client))
-        if rows is not None:
-            table = table.take(rows)
-        return data_of_table(table, preprocessing)
-    if preprocessing.form == ARRAYS:
-        return _read_arrays(path, preprocessing)
-    return _read_images(path, preprocessing)
+        return data_of_table(table if rows is None else table.take(rows), preprocessing)
+    read = _read_arrays if preprocessing.form == ARRAYS else _read_images
+    return read(path, preprocessing)
 
 
 def data_of_table(table: Table, preprocessing: Preprocessing) -> NewData:

@@ -70,13 +70,17 @@ def surround(core: ir.Model, how: Preprocessing, about: Mapping[str, str]) -> on
     asked.replace_all_uses_with(inputs)
     _add_predictions(op, how, found, _any(op, refused))
     graph.sort()  # nodes that the core's need were added after them
-    lists = {"classes": how.classes, "columns": [column.name for column in how.columns]}
-    texts = {key: json.dumps(values, ensure_ascii=False) for key, values in lists.items()}
+    names = [column.name for column in how.columns]
     model = ir.Model(
         graph,
         ir_version=IR_VERSION,
         functions=list(core.functions.values()),
-        metadata_props={**about, "target": how.target, **texts},
+        metadata_props={
+            **about,
+            "target": how.target,
+            "classes": json.dumps(how.classes, ensure_ascii=False),
+            "columns": json.dumps(names, ensure_ascii=False),
+        },
     )
     # PyTorch's metadata have paths of this machine, and lines of its code.
     ClearMetadataAndDocStringPass()(model)
@@ -84,8 +88,9 @@ def surround(core: ir.Model, how: Preprocessing, about: Mapping[str, str]) -> on
     NameFixPass()(model)
     exported = ir.to_proto(model)
     for taken, column in zip(exported.graph.input, how.columns, strict=False):
-        field = how.dictionary.fields[column.name]
-        taken.doc_string = how.own.field(column.name).unit or field.unit
+        taken.doc_string = (
+            how.own.field(column.name).unit or how.dictionary.fields[column.name].unit
+        )
     onnx.checker.check_model(exported, full_check=True)
     return exported
 

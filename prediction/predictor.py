@@ -344,12 +344,11 @@ def load_predictor(
         if not preprocessing and task.preprocessing:
             preprocessing = task.preprocessing("")
     per_client = preprocessing is not None and preprocessing.per_client and not module_only
-    need = text_if(model == PERSONAL_MODEL, "each client has a personal model")
-    if per_client:
-        need = (
-            "each client has its own means and deviations, unless the schema states center and"
-            " scale"
-        )
+    need = (
+        "each client has its own means and deviations, unless the schema states center and scale"
+        if per_client
+        else text_if(model == PERSONAL_MODEL, "each client has a personal model")
+    )
     own = _own_folder(folder, settings, client, need)
     if own is not None and per_client:
         preprocessing = _own_preprocessing(folder, own, client)
@@ -518,9 +517,9 @@ def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: st
     """
     if kept := read_kept(folder):
         return folder.parent / str(kept["states"])
-    names = tuple(sorted({row["client"] for row in CLIENTS.read(folder)}))
-    if not names:
-        names = KNOWN.read(folder).known
+    names = tuple(sorted({row["client"] for row in CLIENTS.read(folder)})) or (
+        KNOWN.read(folder).known
+    )
     if not client and need:
         raise FairbloomError(
             f"{folder}: {need}: name a client by --client with one of"
@@ -557,9 +556,11 @@ def _personal_arrays(
 
     Parameters that the client does not keep, such as frozen ones, come from the global model.
     """
-    states = ClientStates(Versions(own.parent), client)
-    if read_kept(folder):  # a device has the states of one client
-        states = ClientStates(Versions(own))
+    states = (
+        ClientStates(Versions(own))  # a device has the states of one client
+        if read_kept(folder)
+        else ClientStates(Versions(own.parent), client)
+    )
     found = states.find(PERSONAL_MODEL, before=sys.maxsize)
     if found is None:
         raise FairbloomError(

@@ -86,8 +86,11 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
         local = LocalClient.of(RunSettings.of(settings), clients.index(name), name)
     except FairbloomError as error:
         raise FairbloomError(f"the data of {name} do not fit the run in {run}: {error}") from error
-    received = {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()}
-    found = evaluate_client(local, received, Terms(server_round=1))
+    found = evaluate_client(
+        local,
+        {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()},
+        Terms(server_round=1),
+    )
     count = int(found[NUM_EXAMPLES])
     if not count:
         raise FairbloomError(f"{name} has no test examples: it needs more rows")

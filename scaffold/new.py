@@ -33,9 +33,10 @@ def new(
             f"{folder} exists already: choose another name, or go to another directory"
         )
     write_app(folder, name, package)
-    print(f"{folder} is written; its README.md explains it. Begin with")
-    print(f"  cd {folder}")
-    print(f"  python -m {package}")
+    print(
+        f"{folder} is written; its README.md explains it. Begin with\n  cd {folder}\n"
+        f"  python -m {package}"
+    )
 
 
 def package_of(name: str) -> str:

@@ -219,8 +219,9 @@ class FileColumn:
         if len(np.unique(sample[0])) > MAX_CATEGORIES and not sample[1].any():
             numbers, is_wrong, is_missing = parse_numbers(values, file, (), MISSING)
             if not is_wrong.any():
-                codes = np.arange(len(values), dtype=np.int32)
-                return cls((), codes, numbers, is_wrong, is_missing)
+                return cls(
+                    (), np.arange(len(values), dtype=np.int32), numbers, is_wrong, is_missing
+                )
         texts, codes = different_cells(values)
         how = file if str(values.type) == "string" else File()  # numbers need no decimal mark
         return cls(texts, codes, *parse_texts(texts, how, (), MISSING))

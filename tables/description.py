@@ -278,12 +278,14 @@ def _join_alike(faults: Sequence[Row]) -> list[Row]:
     for place, row in enumerate(faults):
         about = (row.get("column"), row.get("value"), row["problem"], row.get("remedy"))
         alike.setdefault(about if row.get("value") else place, []).append(row)
-    joined = []
-    for first, *others in alike.values():
-        clients = [str(row["client"]) for row in (first, *others)]
-        file = f"{first.get('file', '')}{text_if(others, f' and {len(others)} more')}"
-        joined.append({**first, "client": join_first(clients), "file": file})
-    return joined
+    return [
+        {
+            **first,
+            "client": join_first([str(row["client"]) for row in (first, *others)]),
+            "file": f"{first.get('file', '')}{text_if(others, f' and {len(others)} more')}",
+        }
+        for first, *others in alike.values()
+    ]
 
 
 def _summarise_faults(tables: Tables) -> Iterator[Row]:
@@ -326,8 +328,7 @@ def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) 
         if not isinstance(error, CellError) or error.rows is None:
             yield _describe_fault(join_names(names), error)
     for column, problem, remedy, rows in _find_kinds(file, table):
-        first = int(table.lines[rows[0]])
-        last = int(table.lines[rows[-1]])
+        first, last = table.lines[rows[[0, -1]]].tolist()
         more = len(rows) - 1
         yield {
             "client": join_names([names[each] for each in np.unique(of_row[rows])]),
@@ -374,8 +375,14 @@ def _kinds_of_column(file: EncodedFile, table: Table, name: str) -> Iterator[Kin
 def _describe_fault(client: str, error: FairbloomError) -> Row:
     """Return a row of the table of faults."""
     if not isinstance(error, CellError):
-        empty = dict.fromkeys(("file", "line", "column", "value"), "")
-        return {"client": client, **empty, "problem": str(error)}
+        return {
+            "client": client,
+            "file": "",
+            "line": "",
+            "column": "",
+            "value": "",
+            "problem": str(error),
+        }
     return {
         "client": client,
         "file": error.file,

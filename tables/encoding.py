@@ -95,17 +95,17 @@ def read_columns(
     if names is not None:  # new data may have the target, by any client's name of it
         known |= {fold(file.column_name(schema.target)) for file in schema.files.values()}
     strange = [name for key, name in unread.items() if key not in known]
-    for name in strange[:MAX_FAULTS]:
-        of_columns.append(
-            CellError(
-                table,
-                name,
-                f"has a column {name!r}, which the schema does not name",
-                f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
-                "strange-columns",
-                columns=len(strange),
-            )
+    of_columns += [
+        CellError(
+            table,
+            name,
+            f"has a column {name!r}, which the schema does not name",
+            f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
+            "strange-columns",
+            columns=len(strange),
         )
+        for name in strange[:MAX_FAULTS]
+    ]
     return columns, [*of_columns, *of_cells]
 
 
@@ -475,9 +475,8 @@ def measure_moments(numbers: NDArray[np.float64]) -> Moments | None:
     if low == high:  # numbers.std() would be a rounding error, not 0
         return float(numbers[0]), 0.0
     deviation = float(numbers.std())
-    if deviation < CONSTANT * max(abs(low), abs(high)):
-        deviation = 0.0
-    return float(numbers.mean()), deviation
+    is_constant = deviation < CONSTANT * max(abs(low), abs(high))
+    return float(numbers.mean()), 0.0 if is_constant else deviation
 
 
 def measure_columns(numbers: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -67,9 +67,8 @@ class GroupBy:
         `values` are numbers, NaN if missing, or indices of categories, -1 if missing.
         """
         if isinstance(self.to, float):
-            is_within = COMPARE[self.sign](values, self.to)
             missing = np.isnan(values)
-            found = np.where(is_within, 0, 1)
+            found = np.where(COMPARE[self.sign](values, self.to), 0, 1)
         else:
             missing = values < 0
             found = values == categories.index(self.to) if self.sign else values
@@ -147,5 +146,4 @@ def find_two_groups(groupings: Mapping[str, Sequence[str]], classes: int | None)
             "fairness between groups is about one of two classes, and the task predicts"
             f" {predicted}: choose a method that does not compare groups, or a task of two classes"
         )
-    first, second = two
-    return first, second
+    return two[0], two[1]

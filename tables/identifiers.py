@@ -160,8 +160,10 @@ def judge_texts(column: Column) -> Finding:
         return Finding(ignored=f"it has {len(counts):,} different texts")
     if (longest := max(map(len, counts), default=0)) > MAX_TEXT:
         return Finding(ignored=f"a text of it has {longest:,} characters")
-    kinds = {"dates": DATE, "numbers of persons or cases, or addresses": IDENTIFIER}
-    for kind, pattern in kinds.items():
+    for kind, pattern in (
+        ("dates", DATE),
+        ("numbers of persons or cases, or addresses", IDENTIFIER),
+    ):
         if 2 * sum(pattern.fullmatch(each) is not None for each in counts) > len(counts):
             return Finding(ignored=f"it looks like {kind}")
     if any(nearly_all_differ(len(each), each.total()) for each in column.texts_of_sites()):
@@ -181,10 +183,9 @@ def nearly_all_differ(different: int, rows: int) -> bool:
 
 def rows_of_units(name: str, column: Column) -> float:
     """Return the number of rows of a value, on average; 0 if the values cannot be persons."""
-    rows = int(column.is_present.sum())
     numbers = column.numbers[~np.isnan(column.numbers)]
     # First the columns that can be judged without sorting all rows.
-    is_coarse = rows > MAX_ROWS * len(column.sites.names) * len(column.numbers)
+    is_coarse = column.is_present.sum() > (MAX_ROWS * len(column.sites.names) * len(column.numbers))
     is_few = np.count_nonzero(column.counts) < FEWEST_UNITS
     if NEVER.fullmatch(name) or is_coarse or is_few or (numbers != np.round(numbers)).any():
         return 0.0

@@ -658,9 +658,8 @@ def _category_lines(texts: Counter[str]) -> list[str]:
     names = sort_classes([spellings[0] for spellings in alike.values()])
     of_numbers = bool(names) and all(re.fullmatch("[0-9]+", name) for name in names)
     kind = "integer" if of_numbers else "string"
-    written = [quote(name) for name in names]
-    if of_numbers and names == [str(int(name)) for name in names]:
-        written = names
+    are_plain = of_numbers and names == [str(int(name)) for name in names]
+    written = names if are_plain else map(quote, names)
     lines = [f'type = "{kind}"', f"categories = [{', '.join(written)}]"]
     more = sorted(spellings for spellings in alike.values() if spellings[1:])
     if more:

@@ -282,9 +282,9 @@ class Preprocessing:
             schema = parse_schema(self.schema)
             return schema.of_client(schema.fields_of(self.client))
         fields = {each.name: each.field for each in self.columns}
-        fields[self.target] = Field(type="number")
-        if self.classes:
-            fields[self.target] = Field(type="string", categories=self.classes)
+        fields[self.target] = (
+            Field(type="string", categories=self.classes) if self.classes else Field(type="number")
+        )
         return Schema(target=self.target, ignore=self.ignored, fields=fields)
 
     @property

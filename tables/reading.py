@@ -223,8 +223,7 @@ def _read(path: Path, file: File) -> Table:
     with path.open("rb") as content:
         start = content.read(4)
     found = next((kind for begin, kind in STARTS.items() if start.startswith(begin)), "")
-    expected = ending if ending in readers else ""
-    if found != expected:
+    if found != (ending if ending in readers else ""):
         begins = f"begins like {found}" if found else "does not begin like one"
         raise DataError(f"{path} is no {ending} file: it {begins}: {REMEDY}", "other-format")
     return readers.get(ending, _read_text)(path, file)
@@ -721,8 +720,12 @@ def _files_of_sheets(archive: ZipFile) -> list[str]:
         target = about.get(b"Target", b"").decode()
         targets[about.get(b"Id", b"")] = target[1:] if target.startswith("/") else f"xl/{target}"
     sheets = _find_elements(archive.read("xl/workbook.xml"), b"sheet")
-    relations = [key for _, about in sheets for name, key in about.items() if name.endswith(b":id")]
-    return [targets.get(each, "") for each in relations]
+    return [
+        targets.get(key, "")
+        for _, about in sheets
+        for name, key in about.items()
+        if name.endswith(b":id")
+    ]
 
 
 def _find_per_cent_formats(archive: ZipFile) -> set[bytes]:

@@ -227,8 +227,8 @@ class Field(_Table):
             for name in self.categories
         }
         markers = (*self.missingValues, *own.missingValues, *again[""])
-        changed = {"spellings": spellings, "missingValues": markers}
-        return Field(**(self.model_dump() | changed))  # model_copy would copy `places`
+        # model_copy would copy `places`
+        return Field(**self.model_dump() | {"spellings": spellings, "missingValues": markers})
 
 
 class FileField(_Table):
@@ -319,8 +319,9 @@ class Schema(_Table):
     def differs(self) -> bool:
         """Whether clients have different `fields`, so that a file can only be read for a client."""
         every = self.files.get(EVERY_FILE, File()).fields
-        of_clients = [about.fields for about in self.files.values() if about.fields]
-        return not self.client and any(fields != every for fields in of_clients)
+        return not self.client and any(
+            about.fields != every for about in self.files.values() if about.fields
+        )
 
     def file(self, name: str, client: str = "") -> File:
         """Return the format of a file that is read for a client, or for the one it is named as.
@@ -640,9 +641,11 @@ def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
                 " target is"
             )
         elif isinstance(by.to, float) == bool(field.categories):
-            problem = f"the column holds numbers: divide it, as in '{by.column}>=60'"
-            if field.categories:
-                problem = f"the column holds categories: give only its name, {by.column!r}"
+            problem = (
+                f"the column holds categories: give only its name, {by.column!r}"
+                if field.categories
+                else f"the column holds numbers: divide it, as in '{by.column}>=60'"
+            )
             yield f"{key} = {by.name!r}: {problem}"
         elif by.sign == "=" and by.to not in field.categories:
             yield (

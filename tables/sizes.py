@@ -36,8 +36,14 @@ def summarise_clients(rows: Sequence[Row]) -> list[Row]:
         for size, share in SIZES.items()
         if right
     ]
-    sums = {part: sum(int(row[part]) for row in right) for part in ("train", "test")}
-    shown.append({"size": "all", "client": f"{len(right):,} clients", **sums})
+    shown.append(
+        {
+            "size": "all",
+            "client": f"{len(right):,} clients",
+            "train": sum(int(row["train"]) for row in right),
+            "test": sum(int(row["test"]) for row in right),
+        }
+    )
     if wrong:
         shown.append(
             {

@@ -127,9 +127,11 @@ class Column:
             start += len(column.numbers)
         joined = np.concatenate(codes)
         joined[joined < 0] = start
-        is_there = np.ones(len(sites.names), np.bool_)
-        if len(sites.tables) > 1:
-            is_there = np.array([each is not None for each in columns])
+        is_there = (
+            np.array([each is not None for each in columns])
+            if len(sites.tables) > 1
+            else np.ones(len(sites.names), np.bool_)
+        )
         return cls(
             sites,
             joined,

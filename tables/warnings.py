@@ -208,8 +208,10 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
     Zeros count for nothing, as they often stand for missing values.
     """
     if zeros := _find_sites_of_zeros(present):
-        rows = np.isin(present.sites, zeros)
-        yield present.join(rows), "it is 0 in all rows, and never elsewhere: is it known there?"
+        yield (
+            present.join(np.isin(present.sites, zeros)),
+            "it is 0 in all rows, and never elsewhere: is it known there?",
+        )
     if (values := present.values).min(initial=0.0) < 0.0:
         return
     present = present.without(values == 0.0)
@@ -218,9 +220,12 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
         return
     medians = np.array([_median(values) for values in parts.values()])
     usual = np.median(medians)
-    far = np.arange(len(medians))
-    if len(medians) > 2:  # others within a factor of sqrt(apart) have the median of all among them
-        far = np.flatnonzero(np.maximum(medians / usual, usual / medians) >= np.sqrt(OTHER_UNIT))
+    # If there are others within a factor of sqrt(apart), the median of all is among them.
+    far = (
+        np.flatnonzero(np.maximum(medians / usual, usual / medians) >= np.sqrt(OTHER_UNIT))
+        if len(medians) > 2
+        else np.arange(len(medians))
+    )
     for place in far.tolist():
         others = np.delete(medians, place)
         usual = np.median(others)

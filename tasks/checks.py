@@ -134,9 +134,9 @@ def _has_probabilities(task: Task, examples: AnyExamples) -> bool:
             outputs = choose_output(model, model(*positional, **named), task.output)
     except Exception:  # the trial step reports any error of a user's model
         return False
-    if outputs.shape[1:] not in ((), (1,)):
-        return False
-    return are_probabilities(outputs) or takes_probabilities(task.loss, outputs, targets)
+    return outputs.shape[1:] in ((), (1,)) and (
+        are_probabilities(outputs) or takes_probabilities(task.loss, outputs, targets)
+    )
 
 
 def guard_loss(name: str, loss: Loss) -> Loss:

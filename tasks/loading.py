@@ -128,10 +128,10 @@ def check_data(settings: RunSettings) -> None:
         single = (
             ", or, for a single file, name the column that names each row's client by csv.client"
         )
-        remedy = f"give a file or folder for each client{text_if(info.name == 'csv', single)}"
         raise FairbloomError(
             f"data-dir = {settings.data_dir!r} holds the data of only one client,"
-            f" {task.clients[0]}: {remedy}"
+            f" {task.clients[0]}: give a file or folder for each"
+            f" client{text_if(info.name == 'csv', single)}"
         )
     wrong: dict[str, FairbloomError] = {}
     for client in task.clients:

@@ -143,10 +143,8 @@ def balanced_accuracies(outputs: Tensor, targets: Tensor, counts: Sequence[int])
 def aucs(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
     """Return the AUC of each client."""
     outputs = outputs.cpu().double()
-    if outputs.dim() == 2 and outputs.shape[1] == 2:
-        margins = (outputs[:, 1] - outputs[:, 0]).numpy()
-    else:
-        margins = outputs.reshape(-1).numpy()
+    has_two = outputs.dim() == 2 and outputs.shape[1] == 2
+    margins = (outputs[:, 1] - outputs[:, 0] if has_two else outputs.reshape(-1)).numpy()
     clients = clients_of(counts)
     order = np.lexsort((margins, clients))
     ascending = margins[order]

@@ -50,6 +50,6 @@ def _is_finite(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
 
 def ignores_shift(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
     """Return whether a loss is that of logits: adding 3 to each output of a row changes nothing."""
-    if not _is_finite(loss, outputs + 3.0, targets):
-        return False
-    return torch.allclose(loss(outputs, targets), loss(outputs + 3.0, targets), atol=1e-4)
+    return _is_finite(loss, outputs + 3.0, targets) and torch.allclose(
+        loss(outputs, targets), loss(outputs + 3.0, targets), atol=1e-4
+    )

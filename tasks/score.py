@@ -35,13 +35,12 @@ def decide_score(
     name = settings.score or recorded
     if not name:
         if (
-            deployed
-            or not has_natural_clients(settings)
-            or BALANCED_ACCURACY not in task.scores
-            or not has_two_classes(task)
+            not deployed
+            and has_natural_clients(settings)
+            and BALANCED_ACCURACY in task.scores
+            and has_two_classes(task)
+            and any(_is_unbalanced(task.splits(client)) for client in task.clients)
         ):
-            return task.score
-        if any(_is_unbalanced(task.splits(client)) for client in task.clients):
             return BALANCED_ACCURACY
         return task.score
     if name not in scores:

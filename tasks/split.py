@@ -3,6 +3,7 @@
 import io
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,20 +36,19 @@ class Split:
     @classmethod
     def of(cls, task: "Task") -> "Split":
         """Return the split of a task; without a common data set, rows count a client's examples."""
-        columns: list[list[NDArray[np.int64]]] = [[], [], [], []]
-        for place, client in enumerate(task.clients):
-            parts = _rows_and_labels(task, client) if task.dealt is None else task.dealt(client)
-            for part, (rows, labels) in enumerate(parts):
-                values = (np.full(len(rows), place), np.full(len(rows), part), rows, labels)
-                for column, each in zip(columns, values, strict=True):
-                    column.append(np.asarray(each, np.int64))
-        joined = [np.concatenate(column) for column in columns]
+        dealt = task.dealt or partial(_rows_and_labels, task)
+        parts = [
+            (place, part, rows, labels)
+            for place, client in enumerate(task.clients)
+            for part, (rows, labels) in enumerate(dealt(client))
+        ]
+        lengths = [len(rows) for _, _, rows, _ in parts]
         return cls(
             task.clients,
-            joined[0].astype(np.int32),
-            joined[1].astype(np.uint8),
-            joined[2],
-            joined[3],
+            np.repeat(np.array([place for place, _, _, _ in parts], np.int32), lengths),
+            np.repeat(np.array([part for _, part, _, _ in parts], np.uint8), lengths),
+            np.concatenate([rows for _, _, rows, _ in parts]).astype(np.int64),
+            np.concatenate([labels for _, _, _, labels in parts]).astype(np.int64),
             tuple(task.marks.get(client, "") for client in task.clients),
         )
 

@@ -116,9 +116,9 @@ class Examples:
     @property
     def all_targets(self) -> Tensor:
         """The targets of the examples of this split."""
-        if self.rows is None:
-            return self._on_device(self.targets)
-        return self._on_device(self.targets.index_select(0, self.rows))
+        return self._on_device(
+            self.targets if self.rows is None else self.targets.index_select(0, self.rows)
+        )
 
     @cached_property  # reading it waits for the device
     def target_range(self) -> tuple[int, int]:

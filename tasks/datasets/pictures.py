@@ -161,11 +161,8 @@ def deal_pictures(
             tested_labels = tested_labels[:0]
         images = np.concatenate([trained, tested])
         targets = np.concatenate([labels, tested_labels])
-        split_labels = targets
-        official = None
-        if test == "official":
-            split_labels = labels
-            official = tested_labels
+        split_labels = labels if test == "official" else targets
+        official = tested_labels if test == "official" else None
         if setup.partition == CLASS:
             test_labels = np.empty(0, np.int64) if official is None else official
             parts = [
@@ -286,9 +283,8 @@ def read_batch(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8]
     with path.open("rb") as content:
         try:
             batch = _Plain(content, encoding="latin1").load()
-            images = batch["data"]
             labels = np.asarray(batch[target])
-            pixels = images.astype(np.uint8, casting="no").reshape(len(labels), *CIFAR)
+            pixels = batch["data"].astype(np.uint8, casting="no").reshape(len(labels), *CIFAR)
             if (
                 labels.ndim != 1
                 or labels.dtype.kind != "i"

@@ -30,13 +30,15 @@ def describe_columns(schema: Schema, key: str, group: str) -> Schema:
 
 def read_columns(path: Path, columns: Sequence[str], schema: Schema) -> Mapping[str, ColumnValues]:
     """Return the columns of a file that a schema describes; lines beginning with | are comments."""
-    reading = csv.ReadOptions(column_names=columns)
-    parsing = csv.ParseOptions(
-        invalid_row_handler=lambda row: "skip" if row.text.startswith("|") else "error"
-    )
-    converting = csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string()))
     try:
-        table = csv.read_csv(path, reading, parsing, converting)
+        table = csv.read_csv(
+            path,
+            csv.ReadOptions(column_names=columns),
+            csv.ParseOptions(
+                invalid_row_handler=lambda row: "skip" if row.text.startswith("|") else "error"
+            ),
+            csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string())),
+        )
     except (OSError, ValueError) as error:
         raise FairbloomError(f"{path}: {error}: put the original in its place") from error
     if not len(table):
