@@ -159,8 +159,10 @@ def check_kept(subject: RuleUnderTest) -> str:
             f"A client keeps more with every round, {later} bytes after {GROWTH[-1]}: keep a sum or"
             " a mean instead."
         )
-    numbers = sum(array.numel() for array in kept.values())
-    return f"A client keeps {numbers} numbers: {', '.join(kept) or 'nothing'}."
+    return (
+        f"A client keeps {sum(array.numel() for array in kept.values())} numbers:"
+        f" {', '.join(kept) or 'nothing'}."
+    )
 
 
 def check_resume(subject: RuleUnderTest) -> str:

@@ -180,8 +180,9 @@ def real_clients(method: Method, **work: Value) -> LocalClients:
         "batch-size": 0,
         "learning-rate": 0.5,
     }
-    given = {name.replace("_", "-"): value for name, value in work.items()}
-    return LocalClients(method, Settings.of(small | given))
+    return LocalClients(
+        method, Settings.of(small | {name.replace("_", "-"): value for name, value in work.items()})
+    )
 
 
 def even_digits(setup: Setup) -> Task:

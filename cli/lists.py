@@ -21,7 +21,6 @@ from fairbloom.strategies import METHODS, FromTorchJD, canonical, find_method
 from fairbloom.strategies.named import format_value
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo, find_task
-from fairbloom.tasks.task_info import OWN_PARTITION
 from fairbloom.text import text_if
 
 from .settings_command import command
@@ -143,7 +142,7 @@ def describe_task(task: TaskInfo) -> dict[str, Any]:
         "name": task.name,
         "summary": task.summary,
         "models": list(task.models),
-        "partitions": [*task.partitions, *([OWN_PARTITION] if task.deals else [])],
+        "partitions": task.listed_partitions,
         "parameters": [*([folder] if task.reads else []), *map(_describe, task.settings)],
         "source": task.source,
     }
@@ -211,18 +210,16 @@ def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path) -> None:
     cells = []
     for run in runs:
         score = run.get("score", {})
-        rounds = f"{run['rounds']}/{run['of_rounds']}" if "rounds" in run else ""
-        state = f"damaged: {run['fault']}" if "fault" in run else run["state"]
         measured = (
             Cell(score.get(f"{key}_in_words", ""), score.get(key)) for key in ("mean", "worst_10")
         )
         cells.append(
             [
                 *map(Cell, (run["name"], str(run.get("task", "")), run.get("method", ""))),
-                Cell(rounds, 0),
+                Cell(f"{run['rounds']}/{run['of_rounds']}" if "rounds" in run else "", 0),
                 Cell(score.get("title", "")),
                 *measured,
-                Cell(state),
+                Cell(f"damaged: {run['fault']}" if "fault" in run else run["state"]),
                 Cell(run["when"]),
             ]
         )

@@ -134,8 +134,9 @@ class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Value:
         """Return the value; raise SettingsError where the setting cannot have it."""
-        called = param.opts[0] if param else ""
-        return self._setting.checked(parsed(value) if isinstance(value, str) else value, called)
+        return self._setting.checked(
+            parsed(value) if isinstance(value, str) else value, param.opts[0] if param else ""
+        )
 
 
 def settings_of(assignments: Iterable[str]) -> dict[str, Value]:

@@ -142,9 +142,11 @@ def _convert(predictor: Predictor, how: Preprocessing, inputs: Tensor) -> bytes:
     start = torch.ones(1, requires_grad=True)
     # The first gradient starts threads, which a process forked later would not have.
     torch.autograd.grad(start.sum(), start)
-    module = _Predicting(predictor, how).eval()
-    shapes = ({0: torch.export.Dim("batch")},)
-    program = torch.export.export(module, (torch.zeros_like(inputs[:3]),), dynamic_shapes=shapes)
+    program = torch.export.export(
+        _Predicting(predictor, how).eval(),
+        (torch.zeros_like(inputs[:3]),),
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+    )
     converted = torch.onnx.export(program, (), dynamo=True, opset_version=OPSET, verbose=False)
     assert converted is not None  # noqa: S101 (None only without dynamo)
     about = {

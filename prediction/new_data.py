@@ -62,12 +62,11 @@ def data_of_table(table: Table, preprocessing: Preprocessing) -> NewData:
         )
         for start in range(0, len(table), EVALUATION_BATCH)
     )
-    texts = {name: texts_of(table, name) for name in table.columns}
     # Excel takes UTF-8 without a mark for the computer's old encoding. Files that Excel may have
     # written get predictions with a mark: workbooks, and texts that are not in plain UTF-8.
     is_plain = table.file.encoding.lower() in ("utf-8", "utf8")
     return NewData(
-        texts,
+        {name: texts_of(table, name) for name in table.columns},
         batches,
         table.decimal,
         table.file.delimiter or ",",

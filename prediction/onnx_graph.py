@@ -59,8 +59,9 @@ def surround(core: ir.Model, how: Preprocessing, about: Mapping[str, str]) -> on
     op = GraphBuilder(graph).op
     if how.form == TABLE:
         encoders = {CATEGORY: _encode_text, NUMBER: _encode_number}
-        encoded = [encoders[column.kind](op, column, how) for column in how.columns]
-        parts, reasons = zip(*encoded, strict=True)
+        parts, reasons = zip(
+            *[encoders[column.kind](op, column, how) for column in how.columns], strict=True
+        )
         inputs = op.Concat(*parts, axis=1)
         refused = op.Concat(*reasons, axis=1)
     else:
@@ -127,8 +128,9 @@ def _is_out_of_range(op: OpBuilder, number: ir.Value, field: Field) -> ir.Value:
     limits = field.constraints
     refused: ir.Value = op.Or(op.Greater(number, limits.maximum), op.Less(number, limits.minimum))
     if limits.enum:
-        is_listed = _any(op, op.Equal(number, [float(each) for each in limits.enum]))
-        refused = op.Or(refused, op.Not(is_listed))
+        refused = op.Or(
+            refused, op.Not(_any(op, op.Equal(number, [float(each) for each in limits.enum])))
+        )
     if field.type == "integer":
         refused = op.Or(refused, op.Not(op.Equal(number, op.Floor(number))))
     return refused

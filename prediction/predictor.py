@@ -169,8 +169,9 @@ class Predictor:
                 f"the data frame has {join_names(index)} as its index, which is not read: make it a"
                 " column by reset_index(), or drop it by reset_index(drop=True)"
             )
-        table = table_of_frame(frame, own)
-        return frame.assign(**self._predict(data_of_table(table, preprocessing)))
+        return frame.assign(
+            **self._predict(data_of_table(table_of_frame(frame, own), preprocessing))
+        )
 
     def predict_file(self, path: Path, out: Path, split: str = "") -> int:
         """Write a CSV file with new data and the predictions, and return their number.
@@ -467,8 +468,9 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
         settings_here["data-dir"] = ""
     task = load_task(settings_here)
     recorded = MODULES.read(folder)
-    digests = digest_own_code([str(settings["task"]), str(settings.get("model", ""))])
-    for name, digest in digests.items():
+    for name, digest in digest_own_code(
+        [str(settings["task"]), str(settings.get("model", ""))]
+    ).items():
         if recorded.get(name, digest) != digest:
             log.warning(
                 "module %s, from which the run in %s has its task or model, has changed since:"

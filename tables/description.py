@@ -122,8 +122,7 @@ def _summarise_clients(tables: Tables, count_examples: CountExamples) -> Iterato
                 except FairbloomError as error:
                     problem = str(error)
             elif rows < len(table.rows):
-                having = plural(rows, "1 row has", f"{rows} rows have")
-                problem = f"{having} faults, listed below"
+                problem = plural(rows, "1 row has", f"{rows} rows have") + " faults, listed below"
         yield {"client": name, "problem": problem}
 
 
@@ -198,8 +197,9 @@ def _find_mixed_units(
     apart = [name for name in columns if schema.fields[name].categories or name == schema.target]
     for name in columns.keys() - {*apart}:
         for client, numbers in columns[name].items():
-            others = [columns[each][client] for each in apart if client in columns[each]]
-            if ratio := find_mixed_units(numbers, others):
+            if ratio := find_mixed_units(
+                numbers, [columns[each][client] for each in apart if client in columns[each]]
+            ):
                 remark = (
                     f"it seems to be in two units, one {ratio:.3g} times the other: write all of"
                     " its numbers in one"

@@ -134,12 +134,12 @@ def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError])
     column = read_values(table, values, name, schema, missing, wrong)
     rows = np.flatnonzero(is_missing(column))
     if schema.missing_of(name) == "error" and len(rows):
-        such = plural(len(rows), "1 such cell", f"{len(rows)} such cells")
         wrong.append(
             CellError(
                 table,
                 name,
-                f"no value, the first of {such}",
+                "no value, the first of "
+                + plural(len(rows), "1 such cell", f"{len(rows)} such cells"),
                 'say missing = "drop" in the schema (without one: --set csv.missing=drop), which'
                 ' leaves such rows out, or "fill": the mean, or no category',
                 "missing",
@@ -288,8 +288,9 @@ def rows_of_clients(
     cells = ["" if normalise(cell).casefold() in missing else cell for cell in cells]
     folded = [fold_value(cell, decimal) for cell in cells]
     spelled: dict[str, Counter[str]] = {}
-    counts = np.bincount(codes, minlength=len(cells)).tolist()
-    for key, cell, count in zip(folded, cells, counts, strict=True):
+    for key, cell, count in zip(
+        folded, cells, np.bincount(codes, minlength=len(cells)).tolist(), strict=True
+    ):
         spelled.setdefault(key, Counter())[normalise(cell)] += count
     names = {key: min(each, key=lambda name: (-each[name], name)) for key, each in spelled.items()}
     order = {key: place for place, key in enumerate(sorted(names, key=lambda key: names[key]))}
@@ -403,14 +404,21 @@ def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
     for name in (schema.target, *schema.inputs):
         if schema.missing_of(name) == "drop":
             usable &= ~is_missing(columns[name])
-    found = [name for name in columns if fold(table.file.column_name(name)) in table.by_name]
-    units = _read_units(table, schema)
-    remarks = table.remarks
+    encoded = EncodedFile(
+        path,
+        schema,
+        columns,
+        [name for name in columns if fold(table.file.column_name(name)) in table.by_name],
+        usable,
+        faults,
+        rows,
+        spellings,
+        _read_units(table, schema),
+        table.remarks,
+    )
     del table
     forget_file(path)  # the columns take less memory than their texts
-    return EncodedFile(
-        path, schema, columns, found, usable, faults, rows, spellings, units, remarks
-    )
+    return encoded
 
 
 def _read_units(table: Table, schema: Schema) -> NDArray[np.int64] | None:
@@ -424,8 +432,9 @@ def _read_units(table: Table, schema: Schema) -> NDArray[np.int64] | None:
     )
     rows, _ = rows_of_clients(values, table.decimal, missing)
     units = np.arange(NO_UNIT, NO_UNIT + len(table))
-    named = [each for unit, each in rows.items() if unit]
-    for place, each in enumerate(sorted(named, key=lambda each: int(each[0]))):
+    for place, each in enumerate(
+        sorted([each for unit, each in rows.items() if unit], key=lambda each: int(each[0]))
+    ):
         units[each] = place
     return units
 

@@ -102,8 +102,9 @@ def judge_numbers(name: str, column: Column) -> Finding:
         return Finding(ignored="it looks like dates")
     if NEVER.fullmatch(name):
         return Finding()
-    ends = np.cumsum([len(rows) for rows in column.sites.rows])
-    of_files = np.split(column.numbers[column.codes], ends[:-1])
+    of_files = np.split(
+        column.numbers[column.codes], np.cumsum([len(rows) for rows in column.sites.rows])[:-1]
+    )
     parts = [each for each in of_files if not np.isnan(each).all()]
     if not parts or not all(map(_all_differ, parts)):
         return Finding()
@@ -139,8 +140,9 @@ def _share_of_dates(name: str, numbers: NDArray[np.float64]) -> float:
         & (np.abs(days % 100 - 16) < 16)
     )
     if DATED.fullmatch(name):
-        counted = [(numbers >= first) & (numbers < last) for first, last in TIMES]
-        is_date = np.concatenate([is_date, counted])
+        is_date = np.concatenate(
+            [is_date, [(numbers >= first) & (numbers < last) for first, last in TIMES]]
+        )
     return float(is_date.mean(axis=1).max())
 
 
@@ -191,7 +193,6 @@ def rows_of_units(name: str, column: Column) -> float:
         return 0.0
     units = _find_units(column)
     counts = np.bincount(units[units >= 0])
-    counts = counts[counts > 0]
     are_enough = len(counts) >= FEWEST_AT_SITE * len(column.sites.names)
     return float(counts.mean()) if are_enough and MIN_ROWS <= counts.mean() <= MAX_ROWS else 0.0
 
@@ -215,9 +216,10 @@ def name_persons(column: Column, others: Iterable[ColumnValues]) -> bool:
     units = _find_units(column)
     present = units >= 0
     units = units[present]
-    sites = column.sites.of_row[present]
     # The rows of each site in another order.
-    shuffled = np.lexsort((np.random.default_rng(0).permutation(len(units)), sites))
+    shuffled = np.lexsort(
+        (np.random.default_rng(0).permutation(len(units)), column.sites.of_row[present])
+    )
     for values in others:
         found = values[present].astype(np.float64)
         found[np.isnan(found)] = -np.inf  # so that missing values are equal
@@ -231,12 +233,11 @@ def name_persons(column: Column, others: Iterable[ColumnValues]) -> bool:
 
 def _share_that_agrees(units: NDArray[np.int64], values: NDArray[np.float64]) -> float:
     """Return the share of the units with several rows in which all values are equal."""
-    order = np.argsort(units, kind="stable")
     counts = np.bincount(units)
     starts = (np.cumsum(counts) - counts)[counts > 1]
     ends = np.cumsum(counts)[counts > 1]
     if not len(starts):
         return 0.0
-    ordered = values[order]
+    ordered = values[np.argsort(units, kind="stable")]
     differs = np.concatenate([[0], np.cumsum(ordered[1:] != ordered[:-1])])
     return float((differs[ends - 1] == differs[starts]).mean())

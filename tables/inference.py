@@ -215,18 +215,18 @@ def infer(
     if unit:
         lines.append(f"unit = {quote(unit)}")
     lines += [*_lines(draft, missing), *_file_lines(tables, unmarked)]
-    unused = {
+    return "\n".join(lines) + "\n", draft.ignored | {
         name: NUMBERS_OF_ROWS for name, each in draft.fields.items() if NO_INPUT in each.lines
     }
-    return "\n".join(lines) + "\n", {**draft.ignored, **unused}
 
 
 def _positive_lines(target: Drafted, words: Collection[str]) -> Iterator[str]:
     """Yield the line with the positive one of two classes, as a guess that asks."""
     classes = target.about.categories
     if len(classes) == 2:
-        counts = np.bincount(target.values[target.values >= 0], minlength=2).tolist()
-        name, reason = choose_positive(classes, counts, words)
+        name, reason = choose_positive(
+            classes, np.bincount(target.values[target.values >= 0], minlength=2).tolist(), words
+        )
         yield f"positive = {quote(name)}  {ask_about_positive(reason)}"
 
 
@@ -408,8 +408,9 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
             texts = column.text_counts
             odd = {fold_cell(text) for text in column.odd_counts if not is_gap(text)}
             if odd <= BOOLEANS and len(column.number_counts()[0]):  # True may mean 1
-                sites_texts = dict(zip(sites, column.texts_of_sites(), strict=True))
-                texts = _usual_texts(sites_texts, "categories", comments)
+                texts = _usual_texts(
+                    dict(zip(sites, column.texts_of_sites(), strict=True)), "categories", comments
+                )
             lines = _category_lines(texts)
             comments += _question_gaps(texts, "a category")
     if finding.unused:
@@ -484,8 +485,9 @@ def _is_number(name: str, column: Column) -> bool:
     if len(odd) + len(numbers) <= MAX_MIXED and is_repeated and is_usual:
         return False
     is_near = ~np.isnan(column.numbers[column.codes]) | column.rows_of(odd.keys() - names)
-    gaps = column.rows_of({text for text in column.odd_counts if is_gap(text)})
-    present = column.sites.count(column.is_present & ~gaps)
+    present = column.sites.count(
+        column.is_present & ~column.rows_of({text for text in column.odd_counts if is_gap(text)})
+    )
     filled = present > 0
     return bool(2 * (2 * column.sites.count(is_near) > present)[filled].sum() >= filled.sum())
 
@@ -557,10 +559,12 @@ def _announce(
         _, remedy = explain_cell(
             first, name, about, is_target, column.marks[entries[0]].decimal, table.path.name
         )
-        shown = shorten(first)
         cells = plural(count, "1 cell", f"{count} cells")
         others = text_if(len(entries) > 1 and not text, " and the like")
-        yield f"{join_first(having, MAX_FAULTS)}: {shown!r}{others} in {cells}, {problem}: {remedy}"
+        yield (
+            f"{join_first(having, MAX_FAULTS)}: {shorten(first)!r}{others} in {cells}, {problem}:"
+            f" {remedy}"
+        )
 
 
 def _draft_target(

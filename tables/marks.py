@@ -78,13 +78,9 @@ def infer_marks(columns: Iterable[Iterable[str]]) -> Marks:
     comma = examples.get("either comma", "")
     group = spaced[0] if spaced else ""
     if has_points or by_commas:
-        if by_commas or (comma and not group):
-            group = ","
-        return Marks(".", group)
+        return Marks(".", "," if by_commas or (comma and not group) else group)
     if has_commas or by_points:
-        if by_points or (point and not group):
-            group = "."
-        return Marks(",", group)
+        return Marks(",", "." if by_points or (point and not group) else group)
     return Marks(".", group, comma or point)
 
 

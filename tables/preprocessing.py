@@ -129,8 +129,9 @@ def encode_columns(
     `moments` has center and scale of each client, shape (clients, 2), for columns in which clients
     differ in them; the rows of a client follow one another, and `counts` has the number of each.
     """
-    rows = len(next(iter(values.values())))
-    inputs = np.zeros((rows, sum(column.width for column in columns)), np.float32)
+    inputs = np.zeros(
+        (len(next(iter(values.values()))), sum(column.width for column in columns)), np.float32
+    )
     start = 0
     for column in columns:
         name = column.name

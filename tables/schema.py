@@ -328,8 +328,9 @@ class Schema(_Table):
 
         The file's name decides on how it is written, and the client on what its cells mean.
         """
-        form = self.files.get(name) or self.files.get(EVERY_FILE) or File()
-        return form.model_copy(update={"fields": self.fields_of(client or client_of(name))})
+        return (self.files.get(name) or self.files.get(EVERY_FILE) or File()).model_copy(
+            update={"fields": self.fields_of(client or client_of(name))}
+        )
 
     def fields_of(self, client: str) -> Mapping[str, FileField]:
         """Return how a client has the columns of the schema."""
@@ -606,8 +607,10 @@ def _find_faults_of(field: Field) -> Iterator[str]:
             " exchange them"
         )
     if (field.center is None) != (field.scale is None):
-        key = "scale" if field.scale is None else "center"
-        yield f"{key} is missing: center and scale belong together"
+        yield (
+            f"{'scale' if field.scale is None else 'center'} is missing: center and scale belong"
+            " together"
+        )
 
 
 def _find_wrong_spellings(

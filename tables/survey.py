@@ -114,8 +114,9 @@ class Column:
                 continue
             how = Marks(table.decimal, table.file.groupChar)
             places = np.arange(start, start + len(column.numbers))
-            is_text = column.is_wrong if has_many else ~column.is_missing
-            for place in np.flatnonzero(is_text).tolist():
+            for place in np.flatnonzero(
+                column.is_wrong if has_many else ~column.is_missing
+            ).tolist():
                 text = canonical(normalise(column.texts[place]), table.decimal)
                 entry = known.setdefault((text, how), start + place)
                 places[place] = entry

@@ -222,10 +222,9 @@ def _find_wrong_tensors(examples: Examples, task: Task) -> Iterator[str]:
             )
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             is_finite = torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1)
-            first = int((~is_finite).nonzero()[0])
             yield (
-                f"{attribute} hold NaN or infinite numbers, first in row {first}: fill them in, or"
-                " leave such examples out"
+                f"{attribute} hold NaN or infinite numbers, first in row"
+                f" {int((~is_finite).nonzero()[0])}: fill them in, or leave such examples out"
             )
 
 

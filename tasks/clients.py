@@ -197,8 +197,9 @@ class FileClients:
 
     def _warn_of_clipped(self, order: Rows, inputs: NDArray[np.float32]) -> None:
         """Log the columns in which numbers are cut off as inputs; `order` has the inputs' rows."""
-        columns = preprocessing_of(self._setup.schema_).columns
-        for name, rows in find_beyond(columns, inputs).items():
+        for name, rows in find_beyond(
+            preprocessing_of(self._setup.schema_).columns, inputs
+        ).items():
             log.warning(
                 "%s, column %r: %s more than %g deviations away from the mean of training, where"
                 " they are cut off, the first in row %d of the table: correct them",

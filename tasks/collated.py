@@ -1,7 +1,5 @@
 """Examples of a Dataset, loaded a batch at a time when they are needed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -102,7 +100,7 @@ class CollatedExamples:
         """Return the number of examples that `which` is true for."""
         return int(which.sum())
 
-    def to(self, device: torch.device) -> CollatedExamples:
+    def to(self, device: torch.device) -> "CollatedExamples":
         """Return the same examples, with their batches on `device`."""
         return replace(self, device=device)
 

@@ -115,9 +115,11 @@ def _count_answers(
     _check_outputs(outputs, OF_TWO_CLASSES, outputs.shape[1:] == (2,))
     predicted = (outputs.argmax(dim=1) == positive).cpu().numpy()
     true = (targets == positive).cpu().numpy()
-    answers = (predicted & true, predicted & ~true, ~predicted & true, ~predicted & ~true)
     clients = clients_of(counts)
-    return [np.bincount(clients[each], minlength=len(counts)) for each in answers]
+    return [
+        np.bincount(clients[each], minlength=len(counts))
+        for each in (predicted & true, predicted & ~true, ~predicted & true, ~predicted & ~true)
+    ]
 
 
 def _ratios(parts: NDArray[np.int64], wholes: NDArray[np.int64]) -> Tensor:

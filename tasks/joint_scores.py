@@ -78,8 +78,9 @@ def score_all(
     """
     function, settings = _unwrap(compute)
     if function in JOINT:
-        scores = JOINT[function](outputs, targets, counts, **settings)
-        return torch.as_tensor(scores).double().tolist()
+        return (
+            torch.as_tensor(JOINT[function](outputs, targets, counts, **settings)).double().tolist()
+        )
     if function in BY_EXAMPLE:
         return means_of(torch.as_tensor(compute(outputs, targets)), counts)
     found = [torch.as_tensor(each) for each in _by_client(compute, outputs, targets, counts)]

@@ -1,7 +1,5 @@
 """Hostile clients that train on wrong labels, as a task: class C − 1 − y instead of y."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Centralised training, as a task: each client trains on all examples, and tests on its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache

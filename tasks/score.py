@@ -103,8 +103,12 @@ def log_positive(task: Task, asking: Iterable[str] = (), schema: str = "") -> No
     If the task does not either, the line names the scores that are of it, and `asking`: other names
     of what depends on it, such as a method.
     """
-    scores: Iterable[Score] = (*task.scores, *task.group_scores)
-    names = (*dict.fromkeys(replace(score, of="").words for score in scores if score.of), *asking)
+    names = (
+        *dict.fromkeys(
+            replace(score, of="").words for score in (*task.scores, *task.group_scores) if score.of
+        ),
+        *asking,
+    )
     if task.positive is None and names:
         place = "positive in the schema" if task.schema else "Task(…, positive=0), or 1,"
         _warn(", ".join(names), task.positive_name, place, len(names) > 1)

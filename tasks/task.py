@@ -179,8 +179,9 @@ AnyExamples: TypeAlias = "Examples | CollatedExamples"
 def contents(examples: AnyExamples) -> object:
     """Return the examples of a split in no order; those of a Dataset by object and indices."""
     if not isinstance(examples, Examples):
-        rows = range(len(examples)) if examples.rows is None else examples.rows.tolist()
-        return id(examples.dataset), Counter(rows)
+        return id(examples.dataset), Counter(
+            range(len(examples)) if examples.rows is None else examples.rows.tolist()
+        )
     inputs, targets = examples[slice(0, None)]
     arrays = [each.detach().double().cpu().numpy() for each in (*tensors_of(inputs), targets)]
     return Counter(hash(tuple(part.tobytes() for part in row)) for row in zip(*arrays, strict=True))
@@ -243,9 +244,13 @@ def classes_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         true = targets.reshape(-1)
         if true.shape == outputs.shape[:1] and bool(((true == 0) | (true == 1)).all()):
             return (outputs.reshape(-1) > 0).long(), true.long()
-    elif targets.is_floating_point() and targets.shape == outputs.shape and outputs.dim() == 2:
-        if bool(((targets.sum(dim=1) - 1.0).abs() < 1e-3).all()):
-            return outputs.argmax(dim=1), targets.argmax(dim=1)
+    elif (
+        targets.is_floating_point()
+        and targets.shape == outputs.shape
+        and outputs.dim() == 2
+        and bool(((targets.sum(dim=1) - 1.0).abs() < 1e-3).all())
+    ):
+        return outputs.argmax(dim=1), targets.argmax(dim=1)
     elif (
         not targets.is_floating_point()
         and outputs.dim() > 1

@@ -3,8 +3,6 @@
 PyTorch is imported late, because the command line lists tasks without it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -118,7 +116,7 @@ class TaskInfo:
 
     @classmethod
     @cache
-    def of(cls, name: str) -> TaskInfo:
+    def of(cls, name: str) -> "TaskInfo":
         """Return the entry of a user's function or class, by its import string.
 
         Its keyword arguments become the task's parameters.
@@ -146,6 +144,11 @@ class TaskInfo:
         """Whether its examples can be split among any number of clients, by any partition."""
         return any(each not in self.natural for each in self.partitions)
 
+    @property
+    def listed_partitions(self) -> list[str]:
+        """The partitions as lists name them, the user's own among them."""
+        return [*self.partitions, *([OWN_PARTITION] if self.deals else [])]
+
     def setup(self, settings: RunSettings) -> Setup:
         """Return the settings that the task needs, with its own defaults for those left open."""
         partition = settings.partition or next(iter(self.partitions), "shards")
@@ -154,14 +157,14 @@ class TaskInfo:
             clients = 0  # the files decide
         elif not clients and partition not in self.natural:
             clients = self.clients
-        chosen = {
-            "model": settings.model or next(iter(self.models), ""),
-            "partition": partition,
-            "clients": clients,
-            "schema_": read_schema(settings.schema_),
-        }
         return Setup.model_construct(
-            **{name: getattr(settings, name) for name in Setup.model_fields} | chosen
+            **{name: getattr(settings, name) for name in Setup.model_fields}
+            | {
+                "model": settings.model or next(iter(self.models), ""),
+                "partition": partition,
+                "clients": clients,
+                "schema_": read_schema(settings.schema_),
+            }
         )
 
     def check_parameters(self, config: Mapping[str, object]) -> dict[str, Value]:
@@ -184,13 +187,10 @@ class TaskInfo:
             maker_of(setup.model)
         if self.partitions and setup.partition not in self.partitions:
             if not (self.deals and is_import_string(setup.partition)):
-                known = [*self.partitions]
-                if self.deals:
-                    known.append(OWN_PARTITION)
                 raise FairbloomError(
                     f"partition = {setup.partition!r}:"
                     f" {did_you_mean(setup.partition, self.partitions)}task {self.name} has"
-                    f" {', '.join(known)}"
+                    f" {', '.join(self.listed_partitions)}"
                 )
             import_partition(setup.partition)
         if setup.schema_ and not self.schema and not self.is_user_defined:

@@ -162,12 +162,11 @@ def _deal(
             train[SCHEMA.target].astype(np.int64), setup, test[SCHEMA.target].astype(np.int64)
         )
     doctorate = CATEGORIES["education"].index("Doctorate")
-    if setup.partition == PHD:  # client 0 has the people with a doctorate
-        train_clients = train["education"] != doctorate
-        test_clients = test["education"] != doctorate
-    else:
-        train_clients = train[setup.partition]
-        test_clients = test[setup.partition]
+    # Client 0 of PHD has the people with a doctorate.
+    train_clients, test_clients = [
+        people["education"] != doctorate if setup.partition == PHD else people[setup.partition]
+        for people in (train, test)
+    ]
     parts = [
         Dealt(np.flatnonzero(train_clients == place), np.flatnonzero(test_clients == place))
         for place in range(len(names))

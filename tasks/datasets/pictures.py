@@ -190,8 +190,9 @@ def deal_pictures(
             return splits_of(all_dealt.inputs, all_dealt.targets, parts)
         rows = np.concatenate(parts)
         images = torch.rot90(_to_unit(all_dealt.images[rows], info.white), dims=(2, 3)).contiguous()
-        ends = np.cumsum([0, *map(len, parts)])
-        train, test, validation = [np.arange(start, end) for start, end in pairwise(ends)]
+        train, test, validation = [
+            np.arange(start, end) for start, end in pairwise(np.cumsum([0, *map(len, parts)]))
+        ]
         targets = all_dealt.targets[torch.from_numpy(rows)]
         return splits_of(all_dealt.scale(images), targets, Parts(train, test, validation))
 

@@ -52,8 +52,9 @@ def load(setup: Setup, *, smallest: int) -> Task:
     def enough(count: int) -> bool:
         train, test, validation = map(len, split_in_time(np.arange(count), setup))
         used = train + test + validation  # without those between two parts
-        least = min(train, test, validation if setup.validation_share else 1)
-        return least > 0 and used >= smallest
+        return (
+            min(train, test, validation if setup.validation_share else 1) > 0 and used >= smallest
+        )
 
     rows = draw_clients(lines.rows, setup, "speakers", enough)
 
@@ -96,8 +97,9 @@ def read_speeches(path: Path) -> dict[str, str]:
 
 def make_lines(texts: Mapping[str, str]) -> Lines:
     """Return all 80 characters with a next one in each speaker's text, as windows of one tensor."""
-    codes = "".join(texts.values()).encode("latin-1").translate(CODES)
-    text = torch.tensor(list(codes), dtype=torch.int64)
+    text = torch.tensor(
+        list("".join(texts.values()).encode("latin-1").translate(CODES)), dtype=torch.int64
+    )
     if len(text) <= LENGTH:
         return Lines(
             text.new_empty(0, LENGTH),

@@ -28,13 +28,12 @@ class HeldTensors:
             {name: value for name, value in vars(module).items() if not isinstance(value, dict)}
             for module in self._modules
         ]
-        tensors = (
-            value
+        self._values = {
+            value: value.detach().clone()
             for values in (*self._buffers, *self._attributes)
             for value in values.values()
             if isinstance(value, Tensor)
-        )
-        self._values = {tensor: tensor.detach().clone() for tensor in tensors}
+        }
 
     def has_other_buffers(self) -> bool:
         """Return whether a buffer is another tensor now, or has other values."""

@@ -275,8 +275,9 @@ def on_processor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = [name for name, each in tensors.items() if (each.device, each.dtype) == kind]
         flat = torch.cat([tensors[name].reshape(-1) for name in names])
         pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)
-        parts = torch.split(pinned, [tensors[name].numel() for name in names])
-        for name, part in zip(names, parts, strict=True):
+        for name, part in zip(
+            names, torch.split(pinned, [tensors[name].numel() for name in names]), strict=True
+        ):
             tensors[name] = part.view(tensors[name].shape)
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
@@ -284,17 +285,20 @@ def on_processor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def float_buffers(model: nn.Module) -> tuple[str, ...]:
     """Return the names of buffers that are averaged outside the update: BatchNorm's statistics."""
     stored = model.state_dict()
-    named = model.named_buffers(remove_duplicate=False)
-    return tuple(name for name, buffer in named if buffer.is_floating_point() and name in stored)
+    return tuple(
+        name
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+        if buffer.is_floating_point() and name in stored
+    )
 
 
 def shared_parameters(model: nn.Module) -> dict[str, str]:
     """Return second and further names of shared parameters, each with the first name."""
     first: dict[nn.Parameter, str] = {}
-    stored = model.state_dict(keep_vars=True)
-    named = {name: value for name, value in stored.items() if isinstance(value, nn.Parameter)}
     return {
-        name: first[value] for name, value in named.items() if first.setdefault(value, name) != name
+        name: first[value]
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, nn.Parameter) and first.setdefault(value, name) != name
     }
 
 

@@ -88,14 +88,16 @@ def _import_models(model: str) -> Any:
 
 def _replace_batch_norm(network: nn.Module, *, one_group: bool) -> bool:
     """Replace each BatchNorm by a GroupNorm of the same channels; return whether there is one."""
-    found = False
-    for module in [*network.modules()]:
-        for name, child in module.named_children():
-            if isinstance(child, _BatchNorm):
-                groups = 1 if one_group else count_groups(child.num_features)
-                setattr(module, name, nn.GroupNorm(groups, child.num_features, eps=child.eps))
-                found = True
-    return found
+    found = [
+        (module, name, child)
+        for module in network.modules()
+        for name, child in module.named_children()
+        if isinstance(child, _BatchNorm)
+    ]
+    for module, name, child in found:
+        groups = 1 if one_group else count_groups(child.num_features)
+        setattr(module, name, nn.GroupNorm(groups, child.num_features, eps=child.eps))
+    return bool(found)
 
 
 def count_groups(channels: int) -> int:
