@@ -169,9 +169,15 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["run", "--set", "momentum=0,0.5"],
+        ["compare", "--methods", "fedfv(alpha=0.1,0.5)"],
+    ],
+)
 def test_several_values_are_tried_by_the_search_an_error_names(
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    capsys: pytest.CaptureFixture[str], given: list[str]
 ) -> None:
     """A comparison's method, too: its error has the name of the method."""
     few = (
@@ -186,16 +192,11 @@ def test_several_values_are_tried_by_the_search_an_error_names(
         "--set",
         "num-rounds=1",
     )
-    for given in (
-        ["run", "--set", "momentum=0,0.5"],
-        ["compare", "--methods", "fedfv(alpha=0.1,0.5)"],
-    ):
-        with subtests.test(given=given):
-            named = re.search(
-                r"fairbloom (search .*--grid \S+) tries", captured(capsys, *given, code=2).err
-            )
-            assert named is not None
-            assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
+    named = re.search(
+        r"fairbloom (search .*--grid \S+) tries", captured(capsys, *given, code=2).err
+    )
+    assert named is not None
+    assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
 
 
 @pytest.mark.parametrize(("words", "expected"), REFUSED)

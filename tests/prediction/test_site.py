@@ -32,26 +32,23 @@ from .made import copy_to_device
 # What is measured ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("added", ["", "center = 60.0\nscale = 10.0\n"])
 def test_a_client_of_the_run_is_measured_as_in_the_run(
-    there: Path, tmp_path: Path, subtests: pytest.Subtests
+    there: Path, tmp_path: Path, added: str
 ) -> None:
     """Its own means and deviations come from its training rows, as in training."""
     text = SCHEMA.read(there / "run")
-    for number, added in enumerate(("", "center = 60.0\nscale = 10.0\n")):
-        with subtests.test(number=number, added=added):
-            schema = text.replace("[fields.age]\n", f"[fields.age]\n{added}")
-            changes = {"schema": schema, "scores": "f1,brier", "score": "auc"}
-            out = run_hospitals(there / "hospitals", tmp_path / str(number), **changes)
-            expected = fairbloom.load(out)
-            for name in ("h1", "h3"):
-                found = fairbloom.evaluate(out, data_dir=there / "hospitals", client=name)
-                assert (found.site, found.test_examples) == (name, expected.test_examples()[name])
-                assert found.scores[0].name == "auc"
-                for score in expected.scores:
-                    assert found.values[score.name] == pytest.approx(
-                        expected.final(score)[name], rel=1e-9
-                    )
-                    assert found.clients[score.name] == expected.final(score)
+    schema = text.replace("[fields.age]\n", f"[fields.age]\n{added}")
+    changes = {"schema": schema, "scores": "f1,brier", "score": "auc"}
+    out = run_hospitals(there / "hospitals", tmp_path / "run", **changes)
+    expected = fairbloom.load(out)
+    for name in ("h1", "h3"):
+        found = fairbloom.evaluate(out, data_dir=there / "hospitals", client=name)
+        assert (found.site, found.test_examples) == (name, expected.test_examples()[name])
+        assert found.scores[0].name == "auc"
+        for score in expected.scores:
+            assert found.values[score.name] == pytest.approx(expected.final(score)[name], rel=1e-9)
+            assert found.clients[score.name] == expected.final(score)
 
 
 def test_a_new_hospital_is_put_beside_the_runs_clients(there: Path) -> None:

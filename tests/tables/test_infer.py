@@ -386,29 +386,32 @@ def test_a_site_that_lacks_a_common_category_is_remarked(
             assert [row["client"] for row in found if "lacks" in str(row["remark"])] == remarked
 
 
-def test_two_units_in_one_column_are_remarked(folder: Folder, subtests: pytest.Subtests) -> None:
-    random = np.random.default_rng(2)
-    masses = random.normal(70, 8, 60).round(1)
-    high = np.arange(60) % 4 > 1  # the target is of every second row
-    for factor, column, remarked in (
+@pytest.mark.parametrize(
+    ("factor", "column", "remarked"),
+    [
         (2.2046, "", True),  # kg and lb
         (100.0, "", True),
         (5.0, "", False),  # no two units
         (1.0, "", False),
         (2.2046, "group", False),  # the group tells them apart: dogs and men
-    ):
-        with subtests.test(factor=factor, column=column):
-            cells = [f"{each:.1f}" for each in np.where(high, factor * masses, masses)]
-            head, *lines = with_column("mass", cells).splitlines()
-            groups = np.where(high, "x", "y") if column else random.choice(["x", "y"], 60)
-            table = [f"{head},group", *map("{},{}".format, lines, groups)]
-            there = folder(a="\n".join(table), b="\n".join(table[:1] + table[2:60:2]))
-            found = described(there)["remarks"]
-            assert remarked == any(
-                (row["client"], row["column"]) == ("a", "mass")
-                and "two units" in str(row["remark"])
-                for row in found
-            )
+    ],
+)
+def test_two_units_in_one_column_are_remarked(
+    folder: Folder, factor: float, column: str, remarked: bool
+) -> None:
+    random = np.random.default_rng(2)
+    masses = random.normal(70, 8, 60).round(1)
+    high = np.arange(60) % 4 > 1  # the target is of every second row
+    cells = [f"{each:.1f}" for each in np.where(high, factor * masses, masses)]
+    head, *lines = with_column("mass", cells).splitlines()
+    groups = np.where(high, "x", "y") if column else random.choice(["x", "y"], 60)
+    table = [f"{head},group", *map("{},{}".format, lines, groups)]
+    there = folder(a="\n".join(table), b="\n".join(table[:1] + table[2:60:2]))
+    found = described(there)["remarks"]
+    assert remarked == any(
+        (row["client"], row["column"]) == ("a", "mass") and "two units" in str(row["remark"])
+        for row in found
+    )
 
 
 def drafted(folder: Path, name: str, **settings: Any) -> str:
@@ -440,18 +443,22 @@ def test_a_site_of_zeros_is_remarked(folder: Folder) -> None:
     assert "chol.missingValues" not in inferred(there)
 
 
-def test_codes_near_the_others_are_remarked(folder: Folder, subtests: pytest.Subtests) -> None:
-    for code, others, is_code in (
+@pytest.mark.parametrize(
+    ("code", "others", "is_code"),
+    [
         ("-1", ["3", "8", "2", "5", "1"], True),
         ("0", ["61", "75", "70", "58", "66"], True),
         ("0", ["1", "2", "3", "4", "5"], False),
         ("0", ["2", "4", "6", "8", "10"], False),
         ("0", ["1"], False),
         ("-1", ["-2", "-3", "-1.5", "2", "1"], False),
-    ):
-        with subtests.test(code=code, others=others):
-            there = folder(a=with_column("stay", [code, *others]), b=with_column("stay", others))
-            assert (f"# a: {code} in " in drafted(there, "stay")) == is_code
+    ],
+)
+def test_codes_near_the_others_are_remarked(
+    folder: Folder, code: str, others: list[str], is_code: bool
+) -> None:
+    there = folder(a=with_column("stay", [code, *others]), b=with_column("stay", others))
+    assert (f"# a: {code} in " in drafted(there, "stay")) == is_code
 
 
 def test_a_number_that_is_usual_elsewhere_is_no_code(folder: Folder) -> None:
@@ -521,22 +528,21 @@ def visits(seed: int, patients: int = 50, names: str = "P{}") -> str:
     return "\n".join(["who,age,sex,code,crp,target", *lines])
 
 
-def test_persons_of_several_rows_are_no_inputs(folder: Folder, subtests: pytest.Subtests) -> None:
-    for names in ("P{}", "{}", "anna {}", "MRN-{}0000"):
-        with subtests.test(names=names):
-            table = visits(1, names=names)
-            if names == "{}":
-                table = table.replace("who", "subject", 1)
-            name = table.partition(",")[0]
-            text = inferred(folder(a=table, b=table))
-            assert parse_schema(text).ignore == (name,)
-            assert f'# unit = "{name}"' in text
-            assert "4.0 rows each" in text or "numbers of persons or cases, or addresses" in text
-            # Codes of diagnoses are honest: no other column is a function of them.
-            assert "# 8.7 rows have the same text: if it names a person" in text
-            schema = parse_schema(text.replace("# unit", "unit"))
-            assert schema.unit == name
-            assert [*schema.inputs] == ["age", "sex", "code", "crp"]
+@pytest.mark.parametrize("names", ["P{}", "{}", "anna {}", "MRN-{}0000"])
+def test_persons_of_several_rows_are_no_inputs(folder: Folder, names: str) -> None:
+    table = visits(1, names=names)
+    if names == "{}":
+        table = table.replace("who", "subject", 1)
+    name = table.partition(",")[0]
+    text = inferred(folder(a=table, b=table))
+    assert parse_schema(text).ignore == (name,)
+    assert f'# unit = "{name}"' in text
+    assert "4.0 rows each" in text or "numbers of persons or cases, or addresses" in text
+    # Codes of diagnoses are honest: no other column is a function of them.
+    assert "# 8.7 rows have the same text: if it names a person" in text
+    schema = parse_schema(text.replace("# unit", "unit"))
+    assert schema.unit == name
+    assert [*schema.inputs] == ["age", "sex", "code", "crp"]
 
 
 def test_reasons_are_in_the_warning(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
@@ -575,19 +581,23 @@ def test_categories_of_many_clients_are_no_persons(folder: Folder) -> None:
 # Cases that were wrong ----------------------------------------------------------------------------
 
 
-def test_numbers_among_few_texts_are_categories(folder: Folder, subtests: pytest.Subtests) -> None:
-    for cells, rare in (
+@pytest.mark.parametrize(
+    ("cells", "rare"),
+    [
         (["0", "1", "2", "3+"], "3+"),
         (["K", "1", "2", "3"], "K"),
         (["0_no", "1_yes"], "0_no"),
         (["0 no", "1 yes"], "0 no"),
         (["<30", "30–59", "60+"], "30–59"),
         (["<60", "≥60"], "<60"),
-    ):
-        with subtests.test(cells=cells):
-            # One site has only some of them.
-            there = folder(a=with_column("x", cells), b=with_column("x", cells[1:]))
-            assert rare in parse_schema(inferred(there)).fields["x"].categories
+    ],
+)
+def test_numbers_among_few_texts_are_categories(
+    folder: Folder, cells: list[str], rare: str
+) -> None:
+    # One site has only some of them.
+    there = folder(a=with_column("x", cells), b=with_column("x", cells[1:]))
+    assert rare in parse_schema(inferred(there)).fields["x"].categories
 
 
 def test_signs_at_all_numbers_are_faults_with_a_remedy(
@@ -671,13 +681,10 @@ def test_words_for_nothing_are_missing_among_numbers(
     assert "# 'none' is a class of 15 rows" in drafted(there, "target")
 
 
-def test_errors_of_spreadsheets_are_missing_everywhere(
-    folder: Folder, subtests: pytest.Subtests
-) -> None:
-    for word in ("#N/A", "#DIV/0!", "<NA>", "NaT", "\\N"):
-        with subtests.test(word=word):
-            there = folder(a=with_column("sex", [word, "f", "m"]), b=with_column("sex", ["f", "m"]))
-            assert parse_schema(inferred(there)).fields["sex"].categories == ("f", "m")
+@pytest.mark.parametrize("word", ["#N/A", "#DIV/0!", "<NA>", "NaT", "\\N"])
+def test_errors_of_spreadsheets_are_missing_everywhere(folder: Folder, word: str) -> None:
+    there = folder(a=with_column("sex", [word, "f", "m"]), b=with_column("sex", ["f", "m"]))
+    assert parse_schema(inferred(there)).fields["sex"].categories == ("f", "m")
 
 
 def test_numbers_of_rows_are_no_inputs(folder: Folder, subtests: pytest.Subtests) -> None:
@@ -708,10 +715,9 @@ def column_of(cells: list[str]) -> str:
     return "\n".join(["age,sex,target", *lines])
 
 
-def test_nearly_numbers_are_faults_that_name_what_is_odd(
-    folder: Folder, subtests: pytest.Subtests
-) -> None:
-    for cells, named in (
+@pytest.mark.parametrize(
+    ("cells", "named"),
+    [
         (["0", "−3", "4", "−7"], ("'−'", "U+2212")),
         (["50", "45 kg"], ("'kg'", "unit = ")),
         (["50", "45 %"], ("per cent",)),
@@ -720,17 +726,20 @@ def test_nearly_numbers_are_faults_that_name_what_is_odd(
         (["3", "<5", "4"], ("bound", "missingValues")),
         ([*map(str, range(25)), "absent"], ("not a number", "missingValues")),
         ([*map(str, range(25)), "30-59"], ("a range and no number", "missingValues")),
-    ):
-        with subtests.test(cells=cells, named=named):
-            there = folder(a=column_of(cells), b=column_of([*cells[:1], "7", "8"]))
-            faults = described(there)["faults"]
-            odd = [row for row in faults if row["client"] == "a"]
-            assert {row["file"] for row in odd} == {"a.csv"}, cells
-            assert odd[0]["line"] == 2 + cells.index(odd[0]["value"]), cells
-            for word in named:
-                assert word in odd[0]["problem"] + odd[0]["remedy"], (cells, odd[0])
-            with pytest.raises(FairbloomError, match="line"):
-                load(there).splits("a")
+    ],
+)
+def test_nearly_numbers_are_faults_that_name_what_is_odd(
+    folder: Folder, cells: list[str], named: tuple[str, ...]
+) -> None:
+    there = folder(a=column_of(cells), b=column_of([*cells[:1], "7", "8"]))
+    faults = described(there)["faults"]
+    odd = [row for row in faults if row["client"] == "a"]
+    assert {row["file"] for row in odd} == {"a.csv"}, cells
+    assert odd[0]["line"] == 2 + cells.index(odd[0]["value"]), cells
+    for word in named:
+        assert word in odd[0]["problem"] + odd[0]["remedy"], (cells, odd[0])
+    with pytest.raises(FairbloomError, match="line"):
+        load(there).splits("a")
 
 
 def test_classes_that_share_nothing_are_an_error(folder: Folder, tmp_path: Path) -> None:

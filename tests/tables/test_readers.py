@@ -184,25 +184,22 @@ def test_hostile_files_are_read_right_or_refused_by_name(
     assert ours in theirs
 
 
-def test_whatever_separates_ends_and_encodes_a_text(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("delimiter", ",;\t|")
+def test_whatever_separates_ends_and_encodes_a_text(tmp_path: Path, delimiter: str) -> None:
     path = tmp_path / "site.csv"
     cells = ["a", "b,;|\tc", "two\nlines", 'say "yes"', "nörth", ""]
-    for delimiter in ",;\t|":
-        with subtests.test(delimiter=delimiter):
-            for end in ("\n", "\r\n", "\r"):
-                for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
-                    out = io.StringIO(newline="")
-                    rows = [["id", "x"], *([str(k), cell] for k, cell in enumerate(cells))]
-                    csv.writer(
-                        out, csv.unix_dialect, delimiter=delimiter, lineterminator=end
-                    ).writerows(rows)
-                    blank = out.getvalue().replace(f'{end}"4"', f'{end}{end}"4"')
-                    path.write_bytes(blank.encode(encoding))
-                    table = read(path, encoding="cp1252")
-                    assert texts_of(table, "x") == cells, (delimiter, end, encoding)
-                    assert table.lines.tolist() == [2, 3, 5, 6, 8, 9], (delimiter, end, encoding)
+    for end in ("\n", "\r\n", "\r"):
+        for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
+            out = io.StringIO(newline="")
+            rows = [["id", "x"], *([str(k), cell] for k, cell in enumerate(cells))]
+            csv.writer(out, csv.unix_dialect, delimiter=delimiter, lineterminator=end).writerows(
+                rows
+            )
+            blank = out.getvalue().replace(f'{end}"4"', f'{end}{end}"4"')
+            path.write_bytes(blank.encode(encoding))
+            table = read(path, encoding="cp1252")
+            assert texts_of(table, "x") == cells, (delimiter, end, encoding)
+            assert table.lines.tolist() == [2, 3, 5, 6, 8, 9], (delimiter, end, encoding)
 
 
 @pytest.mark.parametrize("delimiter", [*",;\t|"])
@@ -474,29 +471,29 @@ def bits(task: Task) -> list[bytes]:
     return [tensor.numpy().tobytes() for part in parts for tensor in part[slice(0, len(part))]]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("chosen", [{}, {"missing": "fill"}, {"target": "age"}])
 def test_a_folder_of_any_formats_is_to_the_bit_that_of_csv_files(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, chosen: dict[str, str]
 ) -> None:
-    for number, chosen in enumerate(({}, {"missing": "fill"}, {"target": "age"})):
-        with subtests.test(number=number, chosen=chosen):
-            found = []
-            for endings in ((".csv",) * 3, (".parquet", ".xlsx", ".csv")):
-                folder = tmp_path / f"{number}{endings[0]}"
-                folder.mkdir()
-                for seed, ending in enumerate(endings):
-                    frame = frame_of(seed=seed)
-                    if "missing" in chosen:
-                        frame.loc[3, "age"] = frame.loc[5, "ward"] = None
-                    write(frame, folder / f"{'abc'[seed]}{ending}")
-                text = inferred(folder, target=chosen.get("target", ""))
-                if "missing" in chosen:
-                    text = schema_with(('missing = "error"', 'missing = "fill"'), text=text)
-                found.append((text.partition("\n")[2], bits(load(folder, text))))
-            assert found[0] == found[1], chosen
+    found = []
+    for endings in ((".csv",) * 3, (".parquet", ".xlsx", ".csv")):
+        folder = tmp_path / f"of{endings[0]}"
+        folder.mkdir()
+        for seed, ending in enumerate(endings):
+            frame = frame_of(seed=seed)
+            if "missing" in chosen:
+                frame.loc[3, "age"] = frame.loc[5, "ward"] = None
+            write(frame, folder / f"{'abc'[seed]}{ending}")
+        text = inferred(folder, target=chosen.get("target", ""))
+        if "missing" in chosen:
+            text = schema_with(('missing = "error"', 'missing = "fill"'), text=text)
+        found.append((text.partition("\n")[2], bits(load(folder, text))))
+    assert found[0] == found[1], chosen
 
 
+@pytest.mark.parametrize("ending", [".parquet", ".xlsx"])
 def test_values_become_the_texts_and_numbers_that_a_csv_file_has(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, ending: str
 ) -> None:
     frame = pandas.DataFrame(
         {
@@ -508,15 +505,13 @@ def test_values_become_the_texts_and_numbers_that_a_csv_file_has(
             "text number": ["007", "1.50", "2", "3"],
         }
     )
-    for ending in (".parquet", ".xlsx"):
-        with subtests.test(ending=ending):
-            table = read(write(frame, tmp_path / f"a{ending}"))
-            assert str(numbers_of(table, "whole")[0]) == "[1.0, 2.0, nan, 4.0]"
-            assert numbers_of(table, "big")[0] == [2**53, 1e99, -0.5, 1e-7]
-            assert numbers_of(table, "text number")[0] == [7, 1.5, 2, 3]
-            assert texts_of(table, "flag") == ["True", "False", "True", "True"]
-            assert texts_of(table, "word") == ["x", "", "NA", "ä"]
-            assert texts_of(table, "day") == ["2024-03-17"] * 3 + ["1999-12-31"]
+    table = read(write(frame, tmp_path / f"a{ending}"))
+    assert str(numbers_of(table, "whole")[0]) == "[1.0, 2.0, nan, 4.0]"
+    assert numbers_of(table, "big")[0] == [2**53, 1e99, -0.5, 1e-7]
+    assert numbers_of(table, "text number")[0] == [7, 1.5, 2, 3]
+    assert texts_of(table, "flag") == ["True", "False", "True", "True"]
+    assert texts_of(table, "word") == ["x", "", "NA", "ä"]
+    assert texts_of(table, "day") == ["2024-03-17"] * 3 + ["1999-12-31"]
 
 
 def test_errors_name_row_and_column_as_the_program_shows_them(

@@ -75,21 +75,25 @@ def test_an_example_has_one_input_of_each_known_category(tmp_path: Path) -> None
     assert (rich.tolist(), poor.tolist()) == ([1] * 5, [0] * 5)
 
 
-def test_a_file_of_another_format_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    written(tmp_path, [line_of()] * 9, [line_of()])
-    path = tmp_path / "adult" / "adult.data"
-    for lines, words in (
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
         ([line_of(), "25, Private, 226802"], ("Expected 15", "got 3")),
         ([line_of(), line_of("PhD")], ("row 2", "'education'", "PhD")),
         ([line_of(income="50K")], ("'income'", "50K", "<=50K")),
         ([line_of(income="?")], ("'income'", "no value")),
         (["|1x3 Cross validator"], ()),
-    ):
-        with subtests.test(lines=lines, words=words):
-            path.write_text("\n".join(lines) + "\n")
-            with pytest.raises(FairbloomError) as refusal:
-                load("adult", tmp_path).splits("phd")
-            assert all(word in str(refusal.value) for word in (str(path), *words)), refusal.value
+    ],
+)
+def test_a_file_of_another_format_is_refused(
+    tmp_path: Path, lines: list[str], words: tuple[str, ...]
+) -> None:
+    written(tmp_path, [line_of()] * 9, [line_of()])
+    path = tmp_path / "adult" / "adult.data"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(FairbloomError) as refusal:
+        load("adult", tmp_path).splits("phd")
+    assert all(word in str(refusal.value) for word in (str(path), *words)), refusal.value
 
 
 # The clients --------------------------------------------------------------------------------------
@@ -106,8 +110,9 @@ def test_clients_are_tested_on_their_group_of_the_test_set(small: Path) -> None:
     assert everything(task.splits("non-phd").test)[1].tolist() == [0, 0, 1]
 
 
-def test_what_the_people_do_not_allow_is_refused(small: Path, subtests: pytest.Subtests) -> None:
-    for settings, words in (
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
         ({"partition": "sex", "clients": 7}, r"clients = 7.*sex.*2 clients"),
         ({"partition": "race"}, r"Asian-Pac-Islander.*0 people of adult.data"),
         (
@@ -117,10 +122,13 @@ def test_what_the_people_do_not_allow_is_refused(small: Path, subtests: pytest.S
         ({"adult__left_out": "rase"}, "adult.left-out = 'rase'.*race"),
         ({"adult__left_out": "age"}, "adult.left-out = 'age'"),
         ({"adult__left_out": ",".join(CATEGORIES)}, "adult.left-out = "),
-    ):
-        with subtests.test(settings=settings, words=words):
-            with pytest.raises(FairbloomError, match=words):
-                load("adult", small, **settings).splits("White")  # type: ignore[arg-type]
+    ],
+)
+def test_what_the_people_do_not_allow_is_refused(
+    small: Path, settings: dict[str, object], words: str
+) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        load("adult", small, **settings).splits("White")  # type: ignore[arg-type]
 
 
 def test_columns_that_are_left_out_are_no_inputs(small: Path) -> None:
@@ -177,25 +185,28 @@ def test_the_line_after_the_last_person_is_left_out() -> None:
 
 
 @ORIGINALS
-def test_the_real_clients_have_as_many_people_as_the_papers_say(subtests: pytest.Subtests) -> None:
-    for groups, phd, others, share in (
+@pytest.mark.parametrize(
+    ("groups", "phd", "others", "share"),
+    [
         ("described", 413, 32148, 1.0),
         ("published", 330, 25718, 3 / 330),
-    ):
-        with subtests.test(groups=groups, phd=phd):
-            task = load("adult", adult__groups=groups)
-            sizes = {name: tuple(map(len, task.splits(name))) for name in task.clients}
-            assert sizes == {"phd": (phd, 181), "non-phd": (others, 16100)}
-            # where the code of q-FFL and FedMGDA+ looks for a doctorate:
-            inputs, _ = everything(task.splits("phd").train)
-            assert inputs[:, 8 + 13].mean().item() == pytest.approx(share)
+    ],
+)
+def test_the_real_clients_have_as_many_people_as_the_papers_say(
+    groups: str, phd: int, others: int, share: float
+) -> None:
+    task = load("adult", adult__groups=groups)
+    sizes = {name: tuple(map(len, task.splits(name))) for name in task.clients}
+    assert sizes == {"phd": (phd, 181), "non-phd": (others, 16100)}
+    # where the code of q-FFL and FedMGDA+ looks for a doctorate:
+    inputs, _ = everything(task.splits("phd").train)
+    assert inputs[:, 8 + 13].mean().item() == pytest.approx(share)
 
 
 @ORIGINALS
-def test_all_real_people_of_a_known_group_are_with_one_client(subtests: pytest.Subtests) -> None:
-    for partition in ("education", "race", "sex"):
-        with subtests.test(partition=partition):
-            task = load("adult", partition=partition)
-            sizes = np.array([[len(split) for split in task.splits(name)] for name in task.clients])
-            assert sizes.sum(axis=0).tolist() == [32561, 16281]
-            assert sizes.min() >= 32
+@pytest.mark.parametrize("partition", ["education", "race", "sex"])
+def test_all_real_people_of_a_known_group_are_with_one_client(partition: str) -> None:
+    task = load("adult", partition=partition)
+    sizes = np.array([[len(split) for split in task.splits(name)] for name in task.clients])
+    assert sizes.sum(axis=0).tolist() == [32561, 16281]
+    assert sizes.min() >= 32

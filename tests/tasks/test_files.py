@@ -291,20 +291,19 @@ def test_pixels_far_below_those_of_others_are_remarked(tmp_path: Path) -> None:
     assert (remark["client"], "0.0625, and 0.75 elsewhere" in str(remark)) == ("b", True)
 
 
-def test_photos_are_turned_as_their_camera_says(tmp_path: Path, subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("orientation", "turn"), {1: 0, 3: 2, 6: 1, 8: 3}.items())
+def test_photos_are_turned_as_their_camera_says(
+    tmp_path: Path, orientation: int, turn: int
+) -> None:
     upright = np.zeros((6, 4, 3), np.uint8)
     upright[:3] = 255
-    for orientation, turn in {1: 0, 3: 2, 6: 1, 8: 3}.items():
-        with subtests.test(orientation=orientation, turn=turn):
-            exif = Image.Exif()
-            exif[274] = orientation
-            Image.fromarray(np.rot90(upright, turn)).save(
-                tmp_path / f"{orientation}.png", exif=exif
-            )
-            assert size_of(tmp_path / f"{orientation}.png") == (4, 6)
-            pixels = image_inputs([tmp_path / f"{orientation}.png"], (1, 6, 4))[0, 0]
-            assert pixels[:3].min() == 1.0
-            assert pixels[3:].max() == 0.0
+    exif = Image.Exif()
+    exif[274] = orientation
+    Image.fromarray(np.rot90(upright, turn)).save(tmp_path / f"{orientation}.png", exif=exif)
+    assert size_of(tmp_path / f"{orientation}.png") == (4, 6)
+    pixels = image_inputs([tmp_path / f"{orientation}.png"], (1, 6, 4))[0, 0]
+    assert pixels[:3].min() == 1.0
+    assert pixels[3:].max() == 0.0
 
 
 def test_transparent_images_stand_on_white(tmp_path: Path) -> None:

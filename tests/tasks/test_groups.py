@@ -61,8 +61,9 @@ def test_a_setting_names_columns_and_numbers_that_divide_them() -> None:
     ]
 
 
-def test_what_names_no_groups_is_refused_with_what_would_do(subtests: pytest.Subtests) -> None:
-    for text, words in (
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
         ("age>=sixty", ("age>=60",)),
         ("age>=", ("age>=60",)),
         ("age>=nan", ("age>=60",)),
@@ -71,12 +72,15 @@ def test_what_names_no_groups_is_refused_with_what_would_do(subtests: pytest.Sub
         (">=60", ("age>=60",)),
         ("age>=60,age>=40", ("names the column 'age' twice", "name it once")),
         (",".join(f"c{k}" for k in range(11)), ("11 groupings", "10 are the most")),
-    ):
-        with subtests.test(text=text, words=words):
-            with pytest.raises(FairbloomError) as refusal:
-                read_groups("groups", split_names(text))
-            for word in ("groups = ", *words):
-                assert word in str(refusal.value)
+    ],
+)
+def test_what_names_no_groups_is_refused_with_what_would_do(
+    text: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(FairbloomError) as refusal:
+        read_groups("groups", split_names(text))
+    for word in ("groups = ", *words):
+        assert word in str(refusal.value)
 
 
 # What becomes of them -----------------------------------------------------------------------------
@@ -135,21 +139,14 @@ def test_grouping_changes_no_input(folder: Folder) -> None:
     )
 
 
-def test_a_row_without_a_value_is_among_the_others(
-    folder: Folder, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("grouping", ["sex", "age>=50"])
+def test_a_row_without_a_value_is_among_the_others(folder: Folder, grouping: str) -> None:
     text = patients(40).replace("F,32,", ",32,").replace("M,35,", "M,,")
     task = load(folder(a=text, b=patients(40)), PATIENTS)
     splits = task.splits("a")
-    for grouping in ("sex", "age>=50"):
-        with subtests.test(grouping=grouping):
-            assert (
-                sum(
-                    named(task, grouping, part).count("other")
-                    for part in (splits.train, splits.test)
-                )
-                == 1
-            )
+    assert (
+        sum(named(task, grouping, part).count("other") for part in (splits.train, splits.test)) == 1
+    )
 
 
 def test_the_positive_class_is_the_second_or_the_named_one(folder: Folder) -> None:
@@ -302,16 +299,18 @@ def test_a_users_task_may_give_each_example_a_group() -> None:
     assert [score.name for score in task.group_scores] == ["accuracy"]
 
 
-def test_a_users_task_with_impossible_groups_is_an_error(subtests: pytest.Subtests) -> None:
-    for groups, words in (
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
         (None, r"shape \(4, 1\).* got NoneType"),
         (torch.zeros(4, 1), "got torch.float32"),
         (torch.zeros(4, dtype=torch.int64), r"of shape \(4,\)"),
         (torch.tensor([[0], [1], [2], [0]]), "groups by sex .* 0 to 1, got 0 to 2"),
         (torch.tensor([[0], [1], [-1], [0]]), "got -1 to 1"),
+    ],
+)
+def test_a_users_task_with_impossible_groups_is_an_error(groups: Any, words: str) -> None:
+    with pytest.raises(
+        FairbloomError, match=f"'mine:task': the training examples of client a.*{words}"
     ):
-        with subtests.test(groups=groups, words=words):
-            with pytest.raises(
-                FairbloomError, match=f"'mine:task': the training examples of client a.*{words}"
-            ):
-                of_a_user(groups).splits("a")
+        of_a_user(groups).splits("a")

@@ -105,20 +105,24 @@ def test_patients_without_a_value_are_left_out(tmp_path: Path) -> None:
     assert read_patients(path)["age"].tolist() == [50]
 
 
-def test_a_file_of_another_format_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    path = tmp_path / "patients"
-    for lines, words in (
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
         ([line_of(), "63,1,1"], ("Expected 14", "got 3")),
         ([line_of(chol="high")], ("high",)),
         ([line_of(), line_of(age="inf")], ("row 2", "'age'", "inf")),
         ([line_of(cp="5")], ("row 1", "'cp'", "1, 2, 3, 4")),
         ([line_of(chol="?")], ("no patient",)),
-    ):
-        with subtests.test(lines=lines, words=words):
-            path.write_text("\n".join(lines) + "\n")
-            with pytest.raises(FairbloomError) as refusal:
-                read_patients(path)
-            assert all(word in str(refusal.value) for word in (str(path), *words)), refusal.value
+    ],
+)
+def test_a_file_of_another_format_is_refused(
+    tmp_path: Path, lines: list[str], words: tuple[str, ...]
+) -> None:
+    path = tmp_path / "patients"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(FairbloomError) as refusal:
+        read_patients(path)
+    assert all(word in str(refusal.value) for word in (str(path), *words)), refusal.value
 
 
 # What a server, and a hospital, need --------------------------------------------------------------
@@ -187,34 +191,31 @@ def test_the_seed_draws_the_split_unless_a_random_state_is_named(made_up: Path) 
     )
 
 
-def test_inputs_are_standardised_by_training_patients(
-    made_up: Path, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_inputs_are_standardised_by_training_patients(made_up: Path, seed: int) -> None:
     with (made_up / "heart-disease" / "processed.cleveland.data").open("a") as file:
         # alone in its category, so a constant where it is tested on
         file.write(line_of(age="70", cp="3"))
-    for seed in range(5):
-        with subtests.test(seed=seed):
-            train, _ = everything(
-                load("heart-disease", made_up, seed=seed).splits("cleveland").train
-            )
-            test, _ = everything(load("heart-disease", made_up, seed=seed).splits("cleveland").test)
-            assert train[:, 0].mean().item() == pytest.approx(0.0, abs=1e-6)
-            assert train[:, 0].std().item() == pytest.approx(1.0, rel=1e-6)
-            assert not train[:, 1:8].any()
-            assert test.abs().max() < 6
+    train, _ = everything(load("heart-disease", made_up, seed=seed).splits("cleveland").train)
+    test, _ = everything(load("heart-disease", made_up, seed=seed).splits("cleveland").test)
+    assert train[:, 0].mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert train[:, 0].std().item() == pytest.approx(1.0, rel=1e-6)
+    assert not train[:, 1:8].any()
+    assert test.abs().max() < 6
 
 
-def test_what_the_data_decide_is_no_choice(subtests: pytest.Subtests) -> None:
-    for settings, words in (
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
         ({"clients": 5}, r"clients = 5.*hospital has 4 clients"),
         ({"test_share": 0.3}, r"test-share = 0.3.*34%"),
         ({"partition": "iid"}, r"partition = 'iid'.*hospital"),
         ({"heart_disease__split": -1}, r"heart-disease.split = -1.*4294967295"),
-    ):
-        with subtests.test(settings=settings, words=words):
-            with pytest.raises(FairbloomError, match=words):
-                load("heart-disease", **settings)  # type: ignore[arg-type]
+    ],
+)
+def test_what_the_data_decide_is_no_choice(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        load("heart-disease", **settings)  # type: ignore[arg-type]
 
 
 # FLamby's numbers ---------------------------------------------------------------------------------

@@ -123,18 +123,19 @@ BATCHES: tuple[tuple[Any, Callable[[list[Any]], Any] | None, Any], ...] = (
 )
 
 
-def test_a_batch_is_made_of_the_examples_that_are_chosen(subtests: pytest.Subtests) -> None:
-    for dataset, collate, whole in BATCHES:
-        with subtests.test(dataset=dataset, collate=collate):
-            examples = Examples.of(dataset, collate, torch.tensor([5, 3, 1, 0]))
-            assert len(examples) == 4
-            assert len(Examples.of(dataset, collate)) == 6
-            for chosen, rows in ((torch.tensor([2, 0]), [1, 5]), (slice(1, 3), [3, 1])):
-                inputs, targets = examples[chosen]
-                assert torch.equal(targets, Y[rows])
-                assert names_of(inputs) == names_of(whole)
-                for taken, tensor in zip(tensors_of(inputs), tensors_of(whole), strict=True):
-                    assert torch.equal(taken, tensor[rows])
+@pytest.mark.parametrize(("dataset", "collate", "whole"), BATCHES)
+def test_a_batch_is_made_of_the_examples_that_are_chosen(
+    dataset: Any, collate: Any, whole: Any
+) -> None:
+    examples = Examples.of(dataset, collate, torch.tensor([5, 3, 1, 0]))
+    assert len(examples) == 4
+    assert len(Examples.of(dataset, collate)) == 6
+    for chosen, rows in ((torch.tensor([2, 0]), [1, 5]), (slice(1, 3), [3, 1])):
+        inputs, targets = examples[chosen]
+        assert torch.equal(targets, Y[rows])
+        assert names_of(inputs) == names_of(whole)
+        for taken, tensor in zip(tensors_of(inputs), tensors_of(whole), strict=True):
+            assert torch.equal(taken, tensor[rows])
 
 
 def test_a_dataset_of_several_examples_at_once_is_asked_once() -> None:
@@ -211,14 +212,13 @@ WRONG: tuple[tuple[Any, str], ...] = (
 )
 
 
-def test_what_is_wrong_with_inputs_is_said_with_client_and_name(subtests: pytest.Subtests) -> None:
-    for part, words in WRONG:
-        with subtests.test(part=part, words=words):
-            with pytest.raises(
-                FairbloomError,
-                match=f"'hers:task': the training examples of client site: .*{words}",
-            ):
-                task_of(part).splits("site")
+@pytest.mark.parametrize(("part", "words"), WRONG)
+def test_what_is_wrong_with_inputs_is_said_with_client_and_name(part: Any, words: str) -> None:
+    with pytest.raises(
+        FairbloomError,
+        match=f"'hers:task': the training examples of client site: .*{words}",
+    ):
+        task_of(part).splits("site")
 
 
 def test_groups_of_a_dataset_are_those_of_its_rows() -> None:

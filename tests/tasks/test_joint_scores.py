@@ -164,13 +164,12 @@ def test_counts_and_ranks_need_no_call_for_each_client(compute: Compute) -> None
     assert pstats.Stats(profile).total_calls < 0.5 * len(counts)  # type: ignore[attr-defined]
 
 
-def test_group_scores_are_of_each_example(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("score", "compute"), group_scores_of_classes(2).items())
+def test_group_scores_are_of_each_example(score: object, compute: Compute) -> None:
     outputs, targets = examples(2)
-    for score, compute in group_scores_of_classes(2).items():
-        with subtests.test(score=score.name):
-            together = values_of_all(compute, outputs, targets, COUNTS)
-            alone = torch.cat([compute(*each) for each in by_client(outputs, targets)])
-            assert torch.equal(together.double().nan_to_num(2.0), alone.double().nan_to_num(2.0))
+    together = values_of_all(compute, outputs, targets, COUNTS)
+    alone = torch.cat([compute(*each) for each in by_client(outputs, targets)])
+    assert torch.equal(together.double().nan_to_num(2.0), alone.double().nan_to_num(2.0))
 
 
 def test_sensitivity_and_specificity_lack_what_a_client_lacks() -> None:

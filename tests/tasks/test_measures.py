@@ -140,13 +140,17 @@ def test_auc_is_scikit_learns_with_and_without_ties(
     )
 
 
-def test_auc_of_one_class_or_of_no_numbers_is_no_number(subtests: pytest.Subtests) -> None:
-    for outputs, targets in (
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [
         ([[0.0, 1.0], [1.0, 0.0]], [1, 1]),
         ([[0.0, math.nan], [0.0, 1.0]], [0, 1]),
-    ):
-        with subtests.test(outputs=outputs, targets=targets):
-            assert math.isnan(auc(torch.tensor(outputs), torch.tensor(targets)))
+    ],
+)
+def test_auc_of_one_class_or_of_no_numbers_is_no_number(
+    outputs: list[list[float]], targets: list[int]
+) -> None:
+    assert math.isnan(auc(torch.tensor(outputs), torch.tensor(targets)))
 
 
 @given(

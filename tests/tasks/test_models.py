@@ -44,26 +44,20 @@ class Lazy(nn.Module):
         return self.layers(x)  # type: ignore[no-any-return]
 
 
-def test_the_seed_alone_decides_the_weights(subtests: pytest.Subtests) -> None:
-    for name in (*MODELS, f"{HERE}:Lazy"):
-        with subtests.test(name=name):
-            shape, dtype = (
-                ((16,), torch.int64) if name in ("lstm", "rnn") else ((1, 16, 16), torch.float32)
-            )
-            once, other = (build(name, shape, 10, seed, dtype) for seed in (5, 6))
-            torch.rand(17)
-            before = torch.get_rng_state()
-            again = build(name, shape, 10, 5, dtype)
-            assert torch.equal(torch.get_rng_state(), before)
-            assert all(
-                torch.equal(once.state_dict()[key], again.state_dict()[key])
-                for key in once.state_dict()
-            )
-            for (key, weights), others in zip(
-                once.named_parameters(), other.parameters(), strict=True
-            ):
-                # norms begin with ones, say
-                assert not torch.equal(weights, others) or len(weights.unique()) == 1, key
+@pytest.mark.parametrize("name", [*MODELS, f"{HERE}:Lazy"])
+def test_the_seed_alone_decides_the_weights(name: str) -> None:
+    shape, dtype = ((16,), torch.int64) if name in ("lstm", "rnn") else ((1, 16, 16), torch.float32)
+    once, other = (build(name, shape, 10, seed, dtype) for seed in (5, 6))
+    torch.rand(17)
+    before = torch.get_rng_state()
+    again = build(name, shape, 10, 5, dtype)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(
+        torch.equal(once.state_dict()[key], again.state_dict()[key]) for key in once.state_dict()
+    )
+    for (key, weights), others in zip(once.named_parameters(), other.parameters(), strict=True):
+        # norms begin with ones, say
+        assert not torch.equal(weights, others) or len(weights.unique()) == 1, key
 
 
 def test_weights_are_those_that_pytorch_draws_after_its_own_seed() -> None:
@@ -187,16 +181,18 @@ def in_double(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs)).double()
 
 
-def test_a_model_that_does_not_fit_is_refused_with_both_shapes(subtests: pytest.Subtests) -> None:
-    for name, words in (
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
         ("fixed", r"\(1, 1, 8, 8\).* \(1, 5\).* \(1, 10\)"),
         ("flattened", r"\(64,\)"),
         ("Pair", r"a tuple, .*\(1, 10\)"),
         ("in_double", r"\(1, 1, 8, 8\) and dtype torch.float32 \(RuntimeError"),
-    ):
-        with subtests.test(name=name, words=words):
-            with pytest.raises(FairbloomError, match=rf"(?s)model = '{HERE}:{name}': .*{words}"):
-                built(name)
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_both_shapes(name: str, words: str) -> None:
+    with pytest.raises(FairbloomError, match=rf"(?s)model = '{HERE}:{name}': .*{words}"):
+        built(name)
 
 
 # The settings' check ------------------------------------------------------------------------------
@@ -215,17 +211,19 @@ class OfNeither(BatchAlone):
         super().__init__(outputs, inputs + 1)
 
 
-def test_batch_norm_without_statistics_is_named(subtests: pytest.Subtests) -> None:
-    for model, words in (
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
         (
             "BatchAlone",
             r"it takes two examples, but not one .*: its BatchNorm \(2\) has no running",
         ),
         ("OfNeither", "cannot take an example of this task.*its parameters outputs"),
-    ):
-        with subtests.test(model=model):
-            with pytest.raises(FairbloomError, match=words):
-                build(f"{__name__}:{model}", (1, 8, 8), 10, 0)
+    ],
+)
+def test_batch_norm_without_statistics_is_named(model: str, words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        build(f"{__name__}:{model}", (1, 8, 8), 10, 0)
 
 
 class Counting(nn.Module):
@@ -292,20 +290,17 @@ def test_a_state_that_cannot_be_sent_is_refused_by_its_name(subtests: pytest.Sub
                 check_arrays(model)
 
 
-def test_usual_states_can_be_sent(subtests: pytest.Subtests) -> None:
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        with subtests.test(dtype=dtype):
-            model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).to(dtype)
-            model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
-            check_arrays(model)
-            arrays = arrays_of(model.state_dict())
-            expected = np.float32 if dtype == torch.bfloat16 else arrays["0.weight"].dtype
-            assert arrays["0.weight"].dtype == arrays["1.running_var"].dtype == expected
-            before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-            model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-            assert all(
-                torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()
-            )
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_usual_states_can_be_sent(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).to(dtype)
+    model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+    check_arrays(model)
+    arrays = arrays_of(model.state_dict())
+    expected = np.float32 if dtype == torch.bfloat16 else arrays["0.weight"].dtype
+    assert arrays["0.weight"].dtype == arrays["1.running_var"].dtype == expected
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_stored_float_buffers_are_found_under_all_their_names() -> None:

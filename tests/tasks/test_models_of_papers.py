@@ -65,16 +65,15 @@ def test_models_have_the_papers_numbers_of_parameters(subtests: pytest.Subtests)
             assert f"{count:,}" in str(MODELS[name].__doc__)
 
 
-def test_models_of_images_take_them_from_the_smallest_on(subtests: pytest.Subtests) -> None:
-    for name, least in SMALLEST.items():
-        with subtests.test(name=name, least=least):
-            for shape in ((2, 33, 30), (1, least, least)):
-                assert made(name, shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
-            for shape in ((1, least - 1, 28), (1, 28, least - 1), (13,)):
-                with pytest.raises(FairbloomError) as refused:
-                    made(name, shape, 3)
-                for word in (f"model = '{name}'", f"{least}×{least}", f"{shape}"):
-                    assert word in str(refused.value)
+@pytest.mark.parametrize(("name", "least"), SMALLEST.items())
+def test_models_of_images_take_them_from_the_smallest_on(name: str, least: int) -> None:
+    for shape in ((2, 33, 30), (1, least, least)):
+        assert made(name, shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
+    for shape in ((1, least - 1, 28), (1, 28, least - 1), (13,)):
+        with pytest.raises(FairbloomError) as refused:
+            made(name, shape, 3)
+        for word in (f"model = '{name}'", f"{least}×{least}", f"{shape}"):
+            assert word in str(refused.value)
 
 
 # FedFV's double softmax ---------------------------------------------------------------------------

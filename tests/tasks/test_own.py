@@ -98,8 +98,9 @@ def test_only_those_who_are_drawn_or_evaluated_load_their_data(tmp_path: Path) -
 # What is wrong with it ----------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_a_task_is_said_before_it_is_run(subtests: pytest.Subtests) -> None:
-    for task, given, words in (
+@pytest.mark.parametrize(
+    ("task", "given", "words"),
+    [
         ("no_such_module:task", {}, ("task = 'no_such_module:task'", "no module no_such_module")),
         (f"{mine.__name__}:lines", {}, ("has no lines", "line, recall, Wards")),
         (f"{mine.__name__}:number", {}, ("it is a int",)),
@@ -113,11 +114,14 @@ def test_what_is_wrong_with_a_task_is_said_before_it_is_run(subtests: pytest.Sub
         (LINE, {"line.nose": 1}, ("line.nose = 1", "line.noise")),
         (LINE, {"line.noise": "loud"}, ("line.noise = 'loud'", "float")),
         (LINE, {"line.bent": 1}, ("line.bent = 1", "bool")),
-    ):
-        with subtests.test(task=task, given=given):
-            with pytest.raises(FairbloomError) as refusal:
-                load_task(settings(task=task, **given).run_config())
-            assert all(word in str(refusal.value) for word in words), refusal.value
+    ],
+)
+def test_what_is_wrong_with_a_task_is_said_before_it_is_run(
+    task: str, given: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(FairbloomError) as refusal:
+        load_task(settings(task=task, **given).run_config())
+    assert all(word in str(refusal.value) for word in words), refusal.value
 
 
 X = torch.randn(6, 3)
@@ -165,14 +169,15 @@ def task_with(made: Any, **others: Any) -> Task:
     return guard_task("hers:task", replace(plain, **others))
 
 
-def test_faulty_examples_are_named_with_client_and_remedy(subtests: pytest.Subtests) -> None:
-    for made, words in BROKEN:
-        with subtests.test(made=made, words=words):
-            with pytest.raises(FairbloomError) as refusal:
-                task_with(made).splits("site")
-            assert all(word in str(refusal.value) for word in ("task = 'hers:task': ", *words)), (
-                refusal.value
-            )
+@pytest.mark.parametrize(("made", "words"), BROKEN)
+def test_faulty_examples_are_named_with_client_and_remedy(
+    made: Any, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(FairbloomError) as refusal:
+        task_with(made).splits("site")
+    assert all(word in str(refusal.value) for word in ("task = 'hers:task': ", *words)), (
+        refusal.value
+    )
 
 
 def test_float64_fits_a_float64_model_and_integers_are_inputs() -> None:
@@ -182,17 +187,19 @@ def test_float64_fits_a_float64_model_and_integers_are_inputs() -> None:
     assert task_with(tokens).splits("site") == tokens
 
 
-def test_a_loss_that_is_not_of_each_example_is_said(subtests: pytest.Subtests) -> None:
-    for loss, shape in (
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [
         (cross_entropy, "()"),
         (lambda outputs, targets: (outputs[:, :1] - targets) ** 2, "(6, 6)"),
-    ):
-        with subtests.test(loss=loss, shape=shape):
-            task = task_with(Splits(GOOD, GOOD), loss=loss)
-            with pytest.raises(FairbloomError) as refusal:
-                task.loss(torch.zeros(6, 2), Y)
-            for word in ("its loss", "6 examples", f"got shape {shape}", "reduction='none'"):
-                assert word in str(refusal.value)
+    ],
+)
+def test_a_loss_that_is_not_of_each_example_is_said(loss: Any, shape: str) -> None:
+    task = task_with(Splits(GOOD, GOOD), loss=loss)
+    with pytest.raises(FairbloomError) as refusal:
+        task.loss(torch.zeros(6, 2), Y)
+    for word in ("its loss", "6 examples", f"got shape {shape}", "reduction='none'"):
+        assert word in str(refusal.value)
 
 
 def test_clients_classes_and_groups_need_names(subtests: pytest.Subtests) -> None:

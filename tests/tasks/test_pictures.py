@@ -96,31 +96,26 @@ def test_the_digits_are_those_of_scikit_learn() -> None:
 # What clients train on and are tested on ----------------------------------------------------------
 
 
-def test_every_image_is_with_one_client_once(subtests: pytest.Subtests) -> None:
-    for test, count in (("merged", 84), ("train", 60), ("official", 84)):
-        with subtests.test(test=test, count=count):
-            for partition in ("iid", "shards", "dirichlet", "class"):
-                clients = 0 if partition == "class" else 4
-                made_of = task(
-                    test=test, partition=partition, clients=clients, validation_share=0.1
-                )
-                seen: Counter[int] = Counter()
-                for name in made_of.clients:
-                    splits = made_of.splits(name)
-                    assert splits.validation is not None
-                    for split in (splits.train, splits.test, splits.validation):
-                        images, labels = everything(split)
-                        seen.update(numbers(images))
-                        for number, label in zip(numbers(images), labels.tolist(), strict=True):
-                            official = number >= 10_000
-                            assert label == (
-                                TESTED[(number - 10_000) // 32]
-                                if official
-                                else LABELS[number // 32]
-                            )
-                            assert test != "official" or official == (split is splits.test)
-                assert set(seen.values()) == {1}
-                assert len(seen) == count
+@pytest.mark.parametrize(("test", "count"), [("merged", 84), ("train", 60), ("official", 84)])
+def test_every_image_is_with_one_client_once(test: str, count: int) -> None:
+    for partition in ("iid", "shards", "dirichlet", "class"):
+        clients = 0 if partition == "class" else 4
+        made_of = task(test=test, partition=partition, clients=clients, validation_share=0.1)
+        seen: Counter[int] = Counter()
+        for name in made_of.clients:
+            splits = made_of.splits(name)
+            assert splits.validation is not None
+            for split in (splits.train, splits.test, splits.validation):
+                images, labels = everything(split)
+                seen.update(numbers(images))
+                for number, label in zip(numbers(images), labels.tolist(), strict=True):
+                    official = number >= 10_000
+                    assert label == (
+                        TESTED[(number - 10_000) // 32] if official else LABELS[number // 32]
+                    )
+                    assert test != "official" or official == (split is splits.test)
+        assert set(seen.values()) == {1}
+        assert len(seen) == count
 
 
 def test_a_server_reads_no_image_and_clients_share_one_copy(subtests: pytest.Subtests) -> None:
@@ -172,7 +167,8 @@ def test_classes_that_are_none_are_refused(subtests: pytest.Subtests) -> None:
 # Pixels -------------------------------------------------------------------------------------------
 
 
-def test_pixels_are_standardised_by_all_official_training_images(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("test", ["merged", "train", "official"])
+def test_pixels_are_standardised_by_all_official_training_images(test: str) -> None:
     images = IMAGES.astype(np.float64)
     expected = {
         "none": IMAGES / SHAPES.white,
@@ -183,23 +179,20 @@ def test_pixels_are_standardised_by_all_official_training_images(subtests: pytes
     rows = {
         number: row for row, number in enumerate(numbers(torch.from_numpy(IMAGES / SHAPES.white)))
     }
-    for test in ("merged", "train", "official"):
-        with subtests.test(test=test):
-            # of all classes: the published numbers of three of Fashion-MNIST have it so
-            for classes in ("", "0,1"):
-                plain = task(classes=classes, test=test)
-                for standardise, wanted in expected.items():
-                    made_of = task(classes=classes, test=test, standardise=standardise)
-                    for name in made_of.clients:
-                        order = [
-                            rows.get(number)
-                            for number in numbers(everything(plain.splits(name).train)[0])
-                        ]
-                        got, _ = everything(made_of.splits(name).train)
-                        assert got.dtype == torch.float32
-                        for row, image in zip(order, got.numpy(), strict=True):
-                            if row is not None:
-                                np.testing.assert_allclose(image, wanted[row], rtol=1e-4, atol=1e-5)
+    # of all classes: the published numbers of three of Fashion-MNIST have it so
+    for classes in ("", "0,1"):
+        plain = task(classes=classes, test=test)
+        for standardise, wanted in expected.items():
+            made_of = task(classes=classes, test=test, standardise=standardise)
+            for name in made_of.clients:
+                order = [
+                    rows.get(number) for number in numbers(everything(plain.splits(name).train)[0])
+                ]
+                got, _ = everything(made_of.splits(name).train)
+                assert got.dtype == torch.float32
+                for row, image in zip(order, got.numpy(), strict=True):
+                    if row is not None:
+                        np.testing.assert_allclose(image, wanted[row], rtol=1e-4, atol=1e-5)
 
 
 # Turned ones --------------------------------------------------------------------------------------
@@ -272,15 +265,12 @@ def test_an_idx_file_comes_out_as_it_went_in(
     np.testing.assert_array_equal(read, array)
 
 
-def test_what_is_no_idx_file_is_refused_with_its_path(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("content", NO_IDX)
+def test_what_is_no_idx_file_is_refused_with_its_path(tmp_path: Path, content: str) -> None:
     path = tmp_path / "train-images-idx3-ubyte"
-    for content in NO_IDX:
-        with subtests.test(content=content):
-            path.write_bytes(content)
-            with pytest.raises(FairbloomError, match="train-images-idx3-ubyte is not an IDX file"):
-                read_idx(path)
+    path.write_bytes(content)
+    with pytest.raises(FairbloomError, match="train-images-idx3-ubyte is not an IDX file"):
+        read_idx(path)
 
 
 @needs("MNIST/raw/train-images-idx3-ubyte")
@@ -395,53 +385,49 @@ def test_what_is_no_batch_is_refused_with_its_path(
 # CINIC-10's tables --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("test", "counts"), [("train", [16, 4]), ("merged", [24, 6]), ("official", [20, 10])]
+)
 def test_cinic10s_validation_images_are_for_training(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, test: str, counts: list[int]
 ) -> None:
     made.cinic10(tmp_path, count=10)
-    for test, counts in (("train", [16, 4]), ("merged", [24, 6]), ("official", [20, 10])):
-        with subtests.test(test=test, counts=counts):
-            task = load(
-                "cinic10",
-                tmp_path,
-                cinic10__test=test,
-                clients=1,
-                partition="iid",
-                cinic10__standardise="none",
-            )
-            splits = task.splits("client-0")
-            assert [len(split) for split in splits] == counts
-            own = torch.cat([everything(split)[0] for split in splits])
-            expected = {
-                image.tobytes()
-                for seed in ((0, 1) if test == "train" else (0, 1, 2))
-                for image in made.pictures(made.balanced(10, 10), (3, 32, 32), seed)
-            }
-            assert {
-                (image * 255).round().to(torch.uint8).numpy().tobytes() for image in own
-            } == expected
+    task = load(
+        "cinic10",
+        tmp_path,
+        cinic10__test=test,
+        clients=1,
+        partition="iid",
+        cinic10__standardise="none",
+    )
+    splits = task.splits("client-0")
+    assert [len(split) for split in splits] == counts
+    own = torch.cat([everything(split)[0] for split in splits])
+    expected = {
+        image.tobytes()
+        for seed in ((0, 1) if test == "train" else (0, 1, 2))
+        for image in made.pictures(made.balanced(10, 10), (3, 32, 32), seed)
+    }
+    assert {(image * 255).round().to(torch.uint8).numpy().tobytes() for image in own} == expected
 
 
-def test_grey_and_transparent_images_are_coloured_ones(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("channels", [1, 4])
+def test_grey_and_transparent_images_are_coloured_ones(tmp_path: Path, channels: int) -> None:
     """CINIC-10 has some thousand images of ImageNet that are grey."""
     made.cinic10(tmp_path, count=10)
     path = tmp_path / TASKS["cinic10"].files[2].path
-    for channels in (1, 4):
-        with subtests.test(channels=channels):
-            made.hub_parquet(
-                path, np.full((10, channels, 32, 32), 255, np.uint8), label=made.balanced(10, 10)
-            )
-            task = load(
-                "cinic10",
-                tmp_path,
-                cinic10__test="official",
-                clients=1,
-                partition="iid",
-                seed=channels,
-            )
-            assert everything(task.splits("client-0").test)[0].shape == (10, 3, 32, 32)
+    made.hub_parquet(
+        path, np.full((10, channels, 32, 32), 255, np.uint8), label=made.balanced(10, 10)
+    )
+    task = load(
+        "cinic10",
+        tmp_path,
+        cinic10__test="official",
+        clients=1,
+        partition="iid",
+        seed=channels,
+    )
+    assert everything(task.splits("client-0").test)[0].shape == (10, 3, 32, 32)
 
 
 def test_another_table_than_the_hubs_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -465,28 +451,28 @@ def test_another_table_than_the_hubs_is_refused(tmp_path: Path, subtests: pytest
             assert str(path) in str(refusal.value)
 
 
-def test_another_data_set_in_a_known_format_takes_one_entry(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
-) -> None:
-    for like, write in (
+@pytest.mark.parametrize(
+    ("like", "write"),
+    [
         ("mnist", made.mnist),
         ("cifar10", made.cifar10),
         ("cinic10", made.cinic10),
-    ):
-        with subtests.test(like=like, write=write):
-            entry = TASKS[like]
-            assert isinstance(entry, PictureSet)
-            labels = tuple(f"{name}s" for name in entry.labels)
-            monkeypatch.setitem(TASKS, "mine", replace(entry, name="mine", labels=labels))
-            settings: dict[str, Value] = {
-                "partition": "class",
-                "mine.classes": "7,1",
-                "mine.test": "official",
-            }
-            task = load("mine", write(tmp_path, 40), **settings)
-            assert task.clients == (labels[7], labels[1])
-            train, test = (everything(split) for split in task.splits(labels[7]))
-            assert set(train[1].tolist()) == set(test[1].tolist()) == {0}
-            assert task.model()(train[0]).shape == (len(train[0]), 2)
+    ],
+)
+def test_another_data_set_in_a_known_format_takes_one_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, like: str, write: Any
+) -> None:
+    entry = TASKS[like]
+    assert isinstance(entry, PictureSet)
+    labels = tuple(f"{name}s" for name in entry.labels)
+    monkeypatch.setitem(TASKS, "mine", replace(entry, name="mine", labels=labels))
+    settings: dict[str, Value] = {
+        "partition": "class",
+        "mine.classes": "7,1",
+        "mine.test": "official",
+    }
+    task = load("mine", write(tmp_path, 40), **settings)
+    assert task.clients == (labels[7], labels[1])
+    train, test = (everything(split) for split in task.splits(labels[7]))
+    assert set(train[1].tolist()) == set(test[1].tolist()) == {0}
+    assert task.model()(train[0]).shape == (len(train[0]), 2)

@@ -53,11 +53,10 @@ def test_it_is_read_as_it_was_written(subtests: pytest.Subtests) -> None:
     assert split.to_bytes() == split.to_bytes()
 
 
-def test_what_is_no_split_is_refused(subtests: pytest.Subtests) -> None:
-    for content in (b"", b"PK", b"no file of arrays at all"):
-        with subtests.test(content=content):
-            with pytest.raises(ValueError):  # noqa: PT011 (NumPy has words of its own)
-                Split.from_bytes(content)
+@pytest.mark.parametrize("content", [b"", b"PK", b"no file of arrays at all"])
+def test_what_is_no_split_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 (NumPy has words of its own)
+        Split.from_bytes(content)
 
 
 def task_with(targets: torch.Tensor) -> Task:

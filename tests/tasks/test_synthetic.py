@@ -29,26 +29,20 @@ def test_inputs_vary_the_less_the_later_they_stand() -> None:
     assert DEVIATIONS[0] == 1.0
 
 
-def test_alpha_is_how_much_models_differ(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 3.0])
+def test_alpha_is_how_much_models_differ(alpha: float) -> None:
     """Each W has 600 numbers about u_k; the standard deviation of u_k is alpha."""
-    for alpha in (0.0, 0.5, 3.0):
-        with subtests.test(alpha=alpha):
-            devices = [draw_device(0, place, alpha, 1.0) for place in range(1000)]
-            centers, biases = np.array([[each.W.mean(), each.b.mean()] for each in devices]).T
-            assert centers.std() == pytest.approx(np.hypot(alpha, 1 / np.sqrt(600)), rel=0.1)
-            # they share u_k
-            assert np.cov(centers, biases)[0, 1] == pytest.approx(
-                alpha**2, abs=0.02 + 0.15 * alpha**2
-            )
+    devices = [draw_device(0, place, alpha, 1.0) for place in range(1000)]
+    centers, biases = np.array([[each.W.mean(), each.b.mean()] for each in devices]).T
+    assert centers.std() == pytest.approx(np.hypot(alpha, 1 / np.sqrt(600)), rel=0.1)
+    # they share u_k
+    assert np.cov(centers, biases)[0, 1] == pytest.approx(alpha**2, abs=0.02 + 0.15 * alpha**2)
 
 
-def test_beta_is_how_much_inputs_differ(subtests: pytest.Subtests) -> None:
-    for beta in (0.0, 0.5, 3.0):
-        with subtests.test(beta=beta):
-            centers = np.array(
-                [draw_device(0, place, 1.0, beta).mean.mean() for place in range(1000)]
-            )
-            assert centers.std() == pytest.approx(np.hypot(beta, 1 / np.sqrt(60)), rel=0.1)
+@pytest.mark.parametrize("beta", [0.0, 0.5, 3.0])
+def test_beta_is_how_much_inputs_differ(beta: float) -> None:
+    centers = np.array([draw_device(0, place, 1.0, beta).mean.mean() for place in range(1000)])
+    assert centers.std() == pytest.approx(np.hypot(beta, 1 / np.sqrt(60)), rel=0.1)
 
 
 def test_sizes_are_log_normal_from_50() -> None:

@@ -110,24 +110,26 @@ def test_a_tasks_own_settings_reach_it_in_their_type() -> None:
     assert [type(value) for value in loaded[0][1].values()] == [float, int, str, bool]
 
 
-def test_an_impossible_task_setting_is_refused_everywhere(subtests: pytest.Subtests) -> None:
-    for key, value, allowed in (
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
         ("ones.noise", 2.1, "float in [0, 2]"),
         ("ones.noise", float("nan"), "float in [0, 2]"),
         ("ones.shift", 0.5, "int"),
         ("ones.kind", "round", "plain, bent or torn"),
         ("ones.folded", 1, "bool"),
-    ):
-        with subtests.test(key=key, value=value):
-            with pytest.raises(FairbloomError) as of_settings:
-                Settings.of({"task": "ones", key: value})
-            with pytest.raises(FairbloomError) as of_load:
-                load_task({**config(task="ones"), key: value})
-            assert (
-                str(of_settings.value)
-                == str(of_load.value)
-                == f"{key} = {value!r}: allowed is {allowed}"
-            )
+    ],
+)
+def test_an_impossible_task_setting_is_refused_everywhere(
+    key: str, value: Any, allowed: str
+) -> None:
+    with pytest.raises(FairbloomError) as of_settings:
+        Settings.of({"task": "ones", key: value})
+    with pytest.raises(FairbloomError) as of_load:
+        load_task({**config(task="ones"), key: value})
+    assert (
+        str(of_settings.value) == str(of_load.value) == f"{key} = {value!r}: allowed is {allowed}"
+    )
 
 
 def test_another_tasks_settings_are_no_part_of_a_run() -> None:
