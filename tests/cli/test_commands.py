@@ -407,45 +407,45 @@ MISSPELT = {
 """Settings that are given as options, and what is said."""
 
 
-def test_wrong_options_are_refused_with_the_way_to_give_them(
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    cases = [
-        ((command, option, "3"), said)
-        for command in ("run", "compare", "search", "reproduce", "data", "check")
-        for option, said in MISSPELT.items()
-    ]
-    cases += [
-        ((command, other, "a,b"), f"No such option '{other}': write {right}.")
-        for command, other, right in (
-            ("compare", "--method", "--methods"),
-            ("run", "--methods", "--method"),
-            ("search", "--method", "--methods"),
-            ("reproduce", "--method", "--rows"),
-            ("run", "--seeds", "--seed"),
-            ("reproduce", "--seed", "--seeds"),
-        )
-    ]
-    cases += [
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *(
+            ((command, option, "3"), said)
+            for command in ("run", "compare", "search", "reproduce", "data", "check")
+            for option, said in MISSPELT.items()
+        ),
+        *(
+            ((command, other, "a,b"), f"No such option '{other}': write {right}.")
+            for command, other, right in (
+                ("compare", "--method", "--methods"),
+                ("run", "--methods", "--method"),
+                ("search", "--method", "--methods"),
+                ("reproduce", "--method", "--rows"),
+                ("run", "--seeds", "--seed"),
+                ("reproduce", "--seed", "--seeds"),
+            )
+        ),
         (("run", "--rouns", "3"), "id you mean"),
         (("run", "--data_dir", "3"), "write --data-dir"),
-    ]
-    cases += [(("chek",), "Did you mean"), (("deploy", "statu"), "Did you mean")]
-    for words, said in cases:
-        with subtests.test(words=words, said=said):
-            told = " ".join(captured(capsys, *words, code=2).err.replace("│", " ").split())
-            assert said in told, words
-            assert told.count("Did you mean") <= 1, words
+        (("chek",), "Did you mean"),
+        (("deploy", "statu"), "Did you mean"),
+    ],
+)
+def test_wrong_options_are_refused_with_the_way_to_give_them(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    told = " ".join(captured(capsys, *words, code=2).err.replace("│", " ").split())
+    assert said in told, words
+    assert told.count("Did you mean") <= 1, words
 
 
 def test_settings_of_a_name_and_a_name_that_none_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert as_json(capsys, "settings") == default_config()
-    rates = [key for key in default_config() if "learning-rate" in key]
     assert {*as_json(capsys, "settings", "qfedavg", "learning_rate")} == {
         "qfedavg.q",
         "qfedavg.lipschitz",
-        *rates,
+        *[key for key in default_config() if "learning-rate" in key],
     }
     assert captured(capsys, "settings", "qfedavg").out.startswith("\nqfedavg\nqfedavg.q = ")
     assert fairbloom("settings", "rounds", "timeout") == 0

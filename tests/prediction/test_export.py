@@ -309,8 +309,7 @@ FIRST = {"age": 40.0, "visits": 2.0, "dose": 0.25, "ward": "A"}
 def test_a_graph_keeps_the_limits_of_the_schema(lines: str, tmp_path: Path) -> None:
     """A row that `predict` refuses has no prediction, and a code is a missing value."""
     how = preprocessing_of(LIMITED + lines)
-    module = linear(5, len(how.classes) or 1)
-    predictor = replace(predictor_of(tmp_path, module), preprocessing=how)
+    predictor = replace(predictor_of(tmp_path, linear(5, len(how.classes) or 1)), preprocessing=how)
     changes: list[dict[str, Any]] = [
         {},
         *({"age": age} for age in (17.999, 18.0, 110.0, 110.001, -9.0, 999.0, -7.0, np.nan)),
@@ -332,8 +331,9 @@ def test_a_graph_keeps_the_limits_of_the_schema(lines: str, tmp_path: Path) -> N
             assert np.isnan(numbers[row]).all(), change
             continue
         names = ["probability_no", "probability_yes"] if how.classes else ["predicted_y"]
-        wanted = expected[names].to_numpy(float)
-        np.testing.assert_allclose(numbers[row], wanted, atol=1e-5, err_msg=str(change))
+        np.testing.assert_allclose(
+            numbers[row], expected[names].to_numpy(float), atol=1e-5, err_msg=str(change)
+        )
     assert refused == 14
 
 
@@ -393,11 +393,10 @@ def test_a_module_that_cannot_be_exported_has_its_cause_named(
     subtests: pytest.Subtests,
 ) -> None:
     predictor = predictor_of(tmp_path, linear(1), AGE)
-    causes = {
+    for why, cause in {
         "a branch": r"data-dependent.*test_export\.py, line ",
         "no operator of ONNX": "linalg_eigh",
-    }
-    for why, cause in causes.items():
+    }.items():
         with subtests.test(why=why, cause=cause):
             with pytest.raises(
                 FairbloomError, match=rf"cannot be exported: .*{cause}.*run\.model\(\)"
@@ -572,7 +571,7 @@ def test_a_data_frame_is_refused_by_row_and_column(
     run: fairbloom.Run, subtests: pytest.Subtests
 ) -> None:
     frame = pandas.DataFrame(patients(0, 3))
-    cases = [
+    for wrong, expected in [
         (frame.assign(age=["1", "2", "x"]), "row 2, column 'age' holds 'x'"),
         (frame.assign(dose=[0.1, None, 0.3]), "row 1, column 'dose' has no value"),
         (frame.assign(age=[[1], [2], [3]]), r"row 0, column 'age' holds '\[1\]'"),
@@ -582,8 +581,7 @@ def test_a_data_frame_is_refused_by_row_and_column(
             frame.rename(columns={"patient": "predicted_outcome"}),
             "column 'predicted_outcome', which the schema",
         ),
-    ]
-    for wrong, expected in cases:
+    ]:
         with subtests.test(wrong=wrong, expected=expected):
             with pytest.raises(FairbloomError, match=expected):
                 run.predict(wrong, client="north")

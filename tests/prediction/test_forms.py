@@ -36,8 +36,9 @@ SMALL: dict[str, Any] = {"rounds": 2, "device": "cpu", "progress": False}
 @pytest.fixture(scope="module")
 def arrays(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
     """Three clients with grey images of 8 × 8 pixels."""
-    out = tmp_path_factory.mktemp("arrays") / "run"
-    return fairbloom.run("digits", clients=3, out=out, partition="iid", **SMALL)
+    return fairbloom.run(
+        "digits", clients=3, out=tmp_path_factory.mktemp("arrays") / "run", partition="iid", **SMALL
+    )
 
 
 X = RANDOM.normal(size=(4, 8, 8))
@@ -116,10 +117,9 @@ def test_images_are_predicted_as_clients_measured(
             ]
             test = task_of(images).splits(client).test.rows
             assert test is not None
-            right = [
-                found[files[place]] == files[place].partition("/")[0] for place in test.tolist()
-            ]
-            assert 100.0 * np.mean(right) == pytest.approx(images.final(ACCURACY)[client], abs=1e-4)
+            assert 100.0 * np.mean(
+                [found[files[place]] == files[place].partition("/")[0] for place in test.tolist()]
+            ) == pytest.approx(images.final(ACCURACY)[client], abs=1e-4)
     assert predictor.predict_file(data / "a" / "dark" / "0.png", tmp_path / "out.csv") == 1
     assert [row["file"] for row in table(tmp_path / "out.csv")] == ["0.png"]
 
@@ -177,8 +177,9 @@ def test_digits_are_predicted_by_their_names(
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     load_predictor(run.folder).predict_file(tmp_path / file, tmp_path / "out.csv")
     found = [row["predicted_class"] for row in table(tmp_path / "out.csv")]
-    right = [name == names[target] for name, target in zip(found, targets.tolist(), strict=True)]
-    assert 100.0 * np.mean(right) == pytest.approx(run.final(ACCURACY)[task.clients[0]], abs=1e-4)
+    assert 100.0 * np.mean(
+        [name == names[target] for name, target in zip(found, targets.tolist(), strict=True)]
+    ) == pytest.approx(run.final(ACCURACY)[task.clients[0]], abs=1e-4)
     (tmp_path / "out.csv").unlink()
 
 
@@ -186,14 +187,14 @@ def test_digits_are_predicted_by_their_names(
 def test_people_of_adult_become_the_inputs_of_training(tmp_path: Path) -> None:
     run = fairbloom.run("adult", out=tmp_path / "run", **SMALL)
     path = folder_of(Setup.of({})) / "adult" / "adult.data"
-    people = pandas.read_csv(path, header=None, names=list(COLUMNS), skipinitialspace=True).iloc[
-        :2000
-    ]
-    found = run.predict(people)
+    found = run.predict(
+        pandas.read_csv(path, header=None, names=list(COLUMNS), skipinitialspace=True).iloc[:2000]
+    )
     inputs = encode_columns(input_columns(SCHEMA), read_columns(path, COLUMNS, SCHEMA))
-    expected = run.predictor().outputs(torch.from_numpy(inputs[:2000])).softmax(dim=1)
     np.testing.assert_allclose(
-        found[["probability_<=50K", "probability_>50K"]], expected.double(), rtol=1e-5
+        found[["probability_<=50K", "probability_>50K"]],
+        run.predictor().outputs(torch.from_numpy(inputs[:2000])).softmax(dim=1).double(),
+        rtol=1e-5,
     )
 
 

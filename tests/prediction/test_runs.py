@@ -57,8 +57,9 @@ def test_the_command_writes_what_python_returns(
     out = new.with_name("predictions.csv")
     words = ("predict", run.folder, new, "--client", "north", "--model", "personal", "--out")
     assert captured(capsys, *words, out).out == f"10 predictions: {out}\n"
-    expected = list(run.predict(frame(), client="north", model="personal")["predicted_outcome"])
-    assert [row["predicted_outcome"] for row in table(out)] == expected
+    assert [row["predicted_outcome"] for row in table(out)] == list(
+        run.predict(frame(), client="north", model="personal")["predicted_outcome"]
+    )
     assert (
         f"{out} is there already: name another file by --out"
         in captured(capsys, *words, out, code=2).err
@@ -74,12 +75,11 @@ def test_the_command_writes_what_python_returns(
 
 
 def test_the_hospitals_files_are_not_needed(copied: Path, run: fairbloom.Run) -> None:
-    settings = (
+    (copied / "config.toml").write_text(
         (copied / "config.toml")
         .read_text()
         .replace(str(run.folder.parent / "data"), "/no/longer/there")
     )
-    (copied / "config.toml").write_text(settings)
     for model in ("last", "personal"):
         found = fairbloom.load(copied).predict(frame(), client="north", model=model)
         pandas.testing.assert_frame_equal(found, run.predict(frame(), client="north", model=model))
@@ -219,8 +219,9 @@ def test_a_device_predicts_with_its_own_preprocessing(
     predictor = load_predictor(state)
     assert predictor.client == name
     pandas.testing.assert_frame_equal(predictor.predict(frame()), run.predict(frame(), client=name))
-    personal = load_predictor(state, client=name, model="personal").predict(frame())
-    assert list(personal.columns) == list(predictor.predict(frame()).columns)
+    assert list(
+        load_predictor(state, client=name, model="personal").predict(frame()).columns
+    ) == list(predictor.predict(frame()).columns)
     with pytest.raises(FairbloomError, match=rf"is that of client {name}: leave the client out"):
         load_predictor(state, client="south")
 
@@ -270,12 +271,11 @@ def test_the_runs_own_preprocessing_has_no_means_of_a_client(
             assert shared.per_client == (("age", "dose") if apart else ())
             assert not shared.moments
             assert (shared.target, shared.ignored, shared.client) == ("outcome", (), "")
-            numbers = {
+            assert {
                 column.name: column.scale == 0.0
                 for column in shared.columns
                 if column.kind == "number"
-            }
-            assert numbers == {"age": apart, "dose": apart}
+            } == {"age": apart, "dose": apart}
             assert {column.fill for column in shared.columns} == {not apart}
             if apart:
                 with pytest.raises(FairbloomError, match="name the client"):
@@ -370,8 +370,9 @@ def test_any_clients_score_is_recomputed_from_a_copy(
 
 def test_a_quantity_that_cannot_be_read_is_empty(quantity: fairbloom.Run, tmp_path: Path) -> None:
     rows = [{**patients(1)[0], "outcome": cell} for cell in ("7.5", "n.d.")]
-    found = predicted(quantity.predictor("south"), rows, tmp_path)
-    assert [row["true_outcome"] for row in found] == ["7.50000", ""]
+    assert [
+        row["true_outcome"] for row in predicted(quantity.predictor("south"), rows, tmp_path)
+    ] == ["7.50000", ""]
 
 
 def test_a_file_is_its_clients_by_digest_or_by_name(
@@ -506,9 +507,9 @@ def test_predictions_have_the_dialect_of_their_input(
     found = pandas.read_csv(tmp_path / "out.csv", sep=delimiter, dtype=str)
     assert [*found][: len(COLUMNS)] == [*COLUMNS]
     name = f"probability_{CLASSES[0]}"
-    plain = predictor.predict(new)
-    expected = [f"{value:.6g}".replace(".", decimal) for value in plain[name]]
-    assert found[name].tolist() == expected
+    assert found[name].tolist() == [
+        f"{value:.6g}".replace(".", decimal) for value in predictor.predict(new)[name]
+    ]
 
 
 def test_numbers_far_beyond_training_are_marked(
@@ -562,11 +563,11 @@ def test_new_rows_may_be_read_by_another_schema(run: fairbloom.Run, tmp_path: Pa
     predictor = load_predictor(run.folder, client="north")
     rows = patients(0, 4)
     text = (run.folder / "schema.toml").read_text()
-    spelled = text.replace(
-        'categories = ["no", "yes"]', 'categories = ["no", "yes"]\nspellings = {no = ["nein"]}'
-    )
-    other = pandas.DataFrame(rows).replace({"smoker": {"no": "nein"}})
-    found = predictor.reading_by(spelled).predict(other)["predicted_outcome"]
+    found = predictor.reading_by(
+        text.replace(
+            'categories = ["no", "yes"]', 'categories = ["no", "yes"]\nspellings = {no = ["nein"]}'
+        )
+    ).predict(pandas.DataFrame(rows).replace({"smoker": {"no": "nein"}}))["predicted_outcome"]
     assert found.tolist() == predictor.predict(pandas.DataFrame(rows))["predicted_outcome"].tolist()
     with pytest.raises(FairbloomError, match="schema: smoker is not as in the run"):
         predictor.reading_by(text.replace('["no", "yes"]', '["yes", "no"]'))

@@ -37,8 +37,7 @@ def test_a_client_of_the_run_is_measured_as_in_the_run(
     there: Path, tmp_path: Path, added: str
 ) -> None:
     """Its own means and deviations come from its training rows, as in training."""
-    text = SCHEMA.read(there / "run")
-    schema = text.replace("[fields.age]\n", f"[fields.age]\n{added}")
+    schema = SCHEMA.read(there / "run").replace("[fields.age]\n", f"[fields.age]\n{added}")
     changes = {"schema": schema, "scores": "f1,brier", "score": "auc"}
     out = run_hospitals(there / "hospitals", tmp_path / "run", **changes)
     expected = fairbloom.load(out)
@@ -231,9 +230,9 @@ def predict(folder: Path, images: Path, *options: str) -> list[str]:
 
 
 def test_a_named_client_predicts_with_its_own_head(run: fairbloom.Run, images: Path) -> None:
-    predicted = predict(run.folder, images, "--client", CLIENT)
-    measured = run.final(model="personal")[CLIENT]
-    assert share_of_right(run, predicted) == pytest.approx(measured, abs=1e-4)
+    assert share_of_right(run, predict(run.folder, images, "--client", CLIENT)) == pytest.approx(
+        run.final(model="personal")[CLIENT], abs=1e-4
+    )
 
 
 def test_without_a_name_the_model_lacks_heads(
@@ -242,8 +241,9 @@ def test_without_a_name_the_model_lacks_heads(
     predicted = predict(run.folder, images)
     assert "the initial values of the parameters that each client keeps" in caplog.text
     assert "personal-parameters = 'head': take a client's by --client" in caplog.text
-    measured = run.final(model="global")[CLIENT]
-    assert share_of_right(run, predicted) == pytest.approx(measured, abs=1e-4)
+    assert share_of_right(run, predicted) == pytest.approx(
+        run.final(model="global")[CLIENT], abs=1e-4
+    )
     initial = load_task(run.settings).model().state_dict()
     common = run.model().state_dict()
     assert torch.equal(common["5.weight"], initial["5.weight"])
@@ -253,8 +253,9 @@ def test_without_a_name_the_model_lacks_heads(
 def test_a_device_predicts_with_its_own_head(
     run: fairbloom.Run, images: Path, tmp_path: Path
 ) -> None:
-    state = copy_to_device(run, CLIENT, tmp_path / "state")
-    assert predict(state / "model", images) == predict(run.folder, images, "--client", CLIENT)
+    assert predict(copy_to_device(run, CLIENT, tmp_path / "state") / "model", images) == predict(
+        run.folder, images, "--client", CLIENT
+    )
 
 
 @pytest.mark.parametrize("client", [CLIENT, ""])

@@ -12,8 +12,9 @@ def folder(tmp_path: Path) -> Folder:
     def write(**files: str | bytes) -> Path:
         (tmp_path / "data").mkdir(exist_ok=True)
         for name, content in files.items():
-            path = tmp_path / "data" / f"{name}.csv"
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+            (tmp_path / "data" / f"{name}.csv").write_bytes(
+                content if isinstance(content, bytes) else content.encode()
+            )
         return tmp_path / "data"
 
     return write

@@ -80,13 +80,11 @@ def unannounced(folder: Path, **wanted: Any) -> Iterator[str]:
     comments: dict[str, str] = {}
     for part in text.split("\n\n")[1:]:
         lines = part.splitlines()
-        names = [line for line in lines if line.startswith("[fields.")]
-        for name in names:
+        for name in [line for line in lines if line.startswith("[fields.")]:
             (field,) = parse_fields(name)
             comments[field] = "\n".join(line for line in lines if line.startswith("#"))
     for path in files_in(str(folder), ENDINGS).values():
-        table = read(path, schema.file(path.name))
-        for fault in read_columns(table, schema)[1]:
+        for fault in read_columns(read(path, schema.file(path.name)), schema)[1]:
             assert isinstance(fault, CellError)
             said = comments.get(fault.column, "")
             announcements = {
@@ -112,10 +110,9 @@ def csv_text(rows: list[list[str]], delimiter: str) -> str:
 @st.composite
 def tables(draw: st.DrawFn) -> dict[str, bytes]:
     """Return files by name, whose columns have cells of one, two or three systems each."""
-    columns = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True))
     pools = {
         spellings: draw(st.lists(st.sampled_from(CELLS), min_size=1, max_size=3))
-        for spellings in columns
+        for spellings in draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True))
     }
     target = draw(st.lists(st.sampled_from(CELLS), min_size=1, max_size=2))
     files: dict[str, bytes] = {}
@@ -132,9 +129,9 @@ def tables(draw: st.DrawFn) -> dict[str, bytes]:
             cells.append([random.choice(random.choice(here)) for _ in range(rows)])
         header.append("target")
         cells.append([random.choice(random.choice(target)) for _ in range(rows)])
-        delimiter = random.choice(",;\t")
-        text = csv_text([header, *map(list, zip(*cells, strict=True))], delimiter)
-        files[f"{name}.csv"] = text.encode(random.choice(["utf-8", "utf-8", "utf-16"]))
+        files[f"{name}.csv"] = csv_text(
+            [header, *map(list, zip(*cells, strict=True))], random.choice(",;\t")
+        ).encode(random.choice(["utf-8", "utf-8", "utf-16"]))
     return files
 
 

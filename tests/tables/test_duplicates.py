@@ -15,10 +15,9 @@ from .helpers import SCHEMA, Folder, config, csv_of
 
 def remarks(folder: Path, every: bool = False, **settings: str) -> list[tuple[str, str]]:
     """Return the clients and the first words of each remark on whole rows."""
-    found = describe_data(RunSettings.of(config(folder, **settings)), every=every)
     return [
         (str(row["client"]), str(row["remark"]).partition(" in every column")[0])
-        for row in found["remarks"]
+        for row in describe_data(RunSettings.of(config(folder, **settings)), every=every)["remarks"]
         if row["column"] == "all"
     ]
 
@@ -34,8 +33,7 @@ def table(*rows: list[str]) -> str:
 @pytest.mark.parametrize("every", [False, True])
 def test_rows_at_two_clients_and_doubled_ones_are_counted(folder: Folder, every: bool) -> None:
     first = lines(300, 0)
-    second = lines(200, 1)
-    there = folder(a=table(first), b=table(second, first[:100]), c=table(lines(200, 2)))
+    there = folder(a=table(first), b=table(lines(200, 1), first[:100]), c=table(lines(200, 2)))
     assert remarks(there, every) == [("a, b", "100 rows are the same at each")]
     # of these, c has some
     there = folder(c=table(lines(200, 2), first[:30]))
@@ -49,21 +47,24 @@ def test_rows_at_two_clients_and_doubled_ones_are_counted(folder: Folder, every:
 
 
 def test_one_file_under_two_names_is_seen(folder: Folder) -> None:
-    there = folder(a=csv_of(80), b=csv_of(80), c=csv_of(80, 1), d=csv_of(80))
-    assert remarks(there) == [("a, b, d", "80 rows are the same at each")]
+    assert remarks(folder(a=csv_of(80), b=csv_of(80), c=csv_of(80, 1), d=csv_of(80))) == [
+        ("a, b, d", "80 rows are the same at each")
+    ]
 
 
 def test_clients_of_one_file_are_compared(folder: Folder) -> None:
     rows = [f"{row},{site}" for site in ("x", "y") for row in lines(40, 0)]
     rows += [f"{row},z" for row in lines(40, 1)]
-    there = folder(a="\n".join(["age,dose,ward,target,site", *rows]))
-    assert remarks(there, client="site") == [("x, y", "40 rows are the same at each")]
+    assert remarks(folder(a="\n".join(["age,dose,ward,target,site", *rows])), client="site") == [
+        ("x, y", "40 rows are the same at each")
+    ]
 
 
 def test_copies_in_another_notation_are_seen(folder: Folder) -> None:
     rows = lines(60, 0)
-    there = folder(a=table(rows), b="age;dose;ward;target\n" + "\n".join(swap(row) for row in rows))
-    assert remarks(there) == [("a, b", "60 rows are the same at each")]
+    assert remarks(
+        folder(a=table(rows), b="age;dose;ward;target\n" + "\n".join(swap(row) for row in rows))
+    ) == [("a, b", "60 rows are the same at each")]
 
 
 def swap(row: str) -> str:
@@ -94,8 +95,9 @@ def test_a_few_equal_rows_are_no_remark(
 @pytest.mark.parametrize("missing", ["error", "fill"])
 def test_rows_with_missing_cells_are_compared(folder: Folder, missing: str) -> None:
     gaps = [f"{30 + k}.5,NA,north,{k % 2}" for k in range(30)]
-    there = folder(a=table(gaps, lines(20, 0)), b=table(gaps, lines(20, 1)))
-    assert remarks(there, missing=missing) == [("a, b", "30 rows are the same at each")]
+    assert remarks(
+        folder(a=table(gaps, lines(20, 0)), b=table(gaps, lines(20, 1))), missing=missing
+    ) == [("a, b", "30 rows are the same at each")]
 
 
 def test_cells_that_cannot_be_read_make_no_rows_equal(folder: Folder) -> None:

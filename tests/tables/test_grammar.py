@@ -17,8 +17,7 @@ Draw = Callable[[random.Random], str]
 def cells_of(draw: Draw, values: int = 41) -> list[str]:
     """Return different cells as one system writes them."""
     source = random.Random(1)
-    cells = {f'"{draw(source)}"' for _ in range(10 * values)}
-    return sorted(cells)[:values]
+    return sorted({f'"{draw(source)}"' for _ in range(10 * values)})[:values]
 
 
 # A cell, and the pattern and remedy that are named.

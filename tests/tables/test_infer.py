@@ -55,6 +55,7 @@ IDENTIFIERS = (
     "123-45-6789",
     "+46 70 123 45 67",
 )
+PEOPLE = [f"person {chr(97 + k % 26)}{chr(97 + k // 26)}" for k in range(30)]
 NO_IDENTIFIERS = ("40-49", "I25.1", "stage 3", "T2N0", "10000-20000", "north", "1.5")
 
 
@@ -80,8 +81,9 @@ def with_column(name: str, cells: list[str], rows: int = 30, seed: int = 0) -> s
 
 
 def test_columns_are_fields_in_the_first_files_order(folder: Folder) -> None:
-    schema = parse_schema(inferred(folder(a=csv_of(20), b=csv_of(20, 1, "target,ward,dose,age"))))
-    assert schema == parse_schema(SCHEMA).model_copy(update={"positive": "1"})
+    assert parse_schema(
+        inferred(folder(a=csv_of(20), b=csv_of(20, 1, "target,ward,dose,age")))
+    ) == parse_schema(SCHEMA).model_copy(update={"positive": "1"})
 
 
 def test_a_column_is_parsed_once_to_infer_and_to_encode(
@@ -129,7 +131,6 @@ def test_columns_that_may_say_who_somebody_is_are_ignored(
     caplog: pytest.LogCaptureFixture,
     subtests: pytest.Subtests,
 ) -> None:
-    people = [f"person {chr(97 + k % 26)}{chr(97 + k // 26)}" for k in range(30)]
     for name, cells, reason in (
         ("seen", ["2024-03-17", "2024-04-01"], "dates"),
         ("first", ["20240317", "19991231", "20240401"], "dates"),
@@ -143,7 +144,7 @@ def test_columns_that_may_say_who_somebody_is_are_ignored(
         ("Time", ["1710633600000000000", "1700000000000000000"], "dates"),
         ("case_nr", [f"{11000 + k}/24" for k in range(30)], "who it is about"),
         ("case", ["P-00123", "P-00124"], "persons or cases"),
-        ("who", people, "who it is about"),
+        ("who", PEOPLE, "who it is about"),
         ("patient_id", [str(4000 + 7 * k) for k in range(30)], "persons or cases"),
         ("notes", ["x" * 201, "y"], "201 characters"),
     ):
@@ -185,13 +186,14 @@ def test_columns_that_may_say_who_somebody_is_are_ignored(
 
 
 def test_what_differs_in_case_or_form_alone_is_one_category(folder: Folder) -> None:
-    text = inferred(
-        folder(
-            a=with_column("sex", ["Låg", "ho\u0308g", "låg\u00a0"]),
-            b=with_column("sex", ["låg", "hög\u200b"]),
+    field = parse_schema(
+        inferred(
+            folder(
+                a=with_column("sex", ["Låg", "ho\u0308g", "låg\u00a0"]),
+                b=with_column("sex", ["låg", "hög\u200b"]),
+            )
         )
-    )
-    field = parse_schema(text).fields["sex"]
+    ).fields["sex"]
     assert field.categories == ("hög", "låg")
     assert dict(field.spellings) == {"låg": ("Låg",)}
 
@@ -220,8 +222,7 @@ def test_variants_of_one_mark_are_one_category(
 
 
 def test_spellings_of_a_unit_and_of_a_client_are_one(folder: Folder) -> None:
-    names = ["St. Mary's", "St. Mary’s", "A2²", "A22"]
-    lines = with_column("site", names, 120).splitlines()
+    lines = with_column("site", ["St. Mary's", "St. Mary’s", "A2²", "A22"], 120).splitlines()
     bmi = ["bmi", *(f"2{k % 9} kg/m{'²2'[k % 2]}" for k in range(120))]
     there = folder(a="\n".join(map(",".join, zip(bmi, lines, strict=True))))
     assert 'unit = "kg/m' in drafted(there, "bmi", client="site")
@@ -243,8 +244,7 @@ def test_encoding_and_decimal_mark_are_found_in_each_file(
     plain = csv_of(30).replace("north", "nörth")
     commas = plain.replace(",", ";").replace(".", ",")
     there = folder(a=plain, b=commas, c=commas.encode("cp1252"))
-    text = inferred(there)
-    files = parse_schema(text).files
+    files = parse_schema(inferred(there)).files
     assert {name: (file.encoding, file.decimalChar) for name, file in files.items()} == {
         "b.csv": ("utf-8", ","),
         "c.csv": ("cp1252", ","),
@@ -259,27 +259,28 @@ def test_encoding_and_decimal_mark_are_found_in_each_file(
             )
 
 
-def test_a_target_that_cannot_be_learned_is_refused(
-    folder: Folder, subtests: pytest.Subtests
-) -> None:
-    names = [f"person {chr(97 + k % 26)}{chr(97 + k // 26)}" for k in range(30)]
-    for text, settings, words in (
+@pytest.mark.parametrize(
+    ("text", "settings", "words"),
+    [
         (csv_of(30).replace("target", "goal"), {}, "csv.target"),
         (csv_of(30).replace("ward", "label"), {}, "target"),
         (csv_of(30), {"target": "tarket"}, "did you mean target?"),
         (csv_of(30).replace(",1\n", ",0\n"), {}, "'0' in each row"),
-        (with_column("who", names), {"target": "who"}, "30 different values"),
+        (with_column("who", PEOPLE), {"target": "who"}, "30 different values"),
         ("1.5,2,0\n2.5,3,1\n", {}, "first line must name"),
         (csv_of(30), {"client": "site"}, "csv.client"),
         (csv_of(30), {"client": "target"}, "csv.client = 'target': it is the target"),
         (csv_of(30), {"unit": "Target"}, "csv.unit = 'target': it is the target"),
         (with_column("site", [""]), {"client": "site"}, "'site' names no client"),
         (csv_of(0), {}, "no value"),
-    ):
-        with subtests.test(text=text, settings=settings):
-            there = folder(a=text)
-            with pytest.raises(FairbloomError, match=words):
-                inferred(there, **settings)
+    ],
+)
+def test_a_target_that_cannot_be_learned_is_refused(
+    folder: Folder, text: str, settings: dict[str, Any], words: str
+) -> None:
+    there = folder(a=text)
+    with pytest.raises(FairbloomError, match=words):
+        inferred(there, **settings)
 
 
 def test_any_file_may_have_the_target(folder: Folder) -> None:
@@ -305,21 +306,20 @@ def test_without_a_target_the_likeliest_column_is_suggested(folder: Folder) -> N
         inferred(there)
 
 
-def test_errors_name_no_schema_of_a_user_without_one(
-    folder: Folder, subtests: pytest.Subtests
-) -> None:
-    constant = csv_of(30).replace(",1\n", ",0\n")
-    for table, kind in (
-        (constant, "auto"),
-        (constant, "classification"),
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [
+        (csv_of(30).replace(",1\n", ",0\n"), "auto"),
+        (csv_of(30).replace(",1\n", ",0\n"), "classification"),
         (csv_of(30).replace("north", ""), "auto"),
         (csv_of(30).replace("age", "target"), "auto"),
-    ):
-        with subtests.test(table=table, kind=kind):
-            there = folder(a=table)
-            with pytest.raises(FairbloomError) as caught:
-                load(there, kind=kind).splits("a")
-            assert "schema.toml" not in str(caught.value)
+    ],
+)
+def test_errors_name_no_schema_of_a_user_without_one(folder: Folder, table: str, kind: str) -> None:
+    there = folder(a=table)
+    with pytest.raises(FairbloomError) as caught:
+        load(there, kind=kind).splits("a")
+    assert "schema.toml" not in str(caught.value)
 
 
 # Remarks ------------------------------------------------------------------------------------------
@@ -350,40 +350,44 @@ def test_units_sentinels_and_constants_are_remarked(
     assert float(ranges["b"].split(" to ")[1]) < 30 < float(ranges["a"].split(" to ")[0])
     for cells, kind in ((["7"], "7"), (["all"], "'all'")):
         with subtests.test(cells=cells, kind=kind):
-            there = folder(**{name: with_column("same", cells) for name in "abcd"})
-            remark, of_rows = described(there)["remarks"]
+            remark, of_rows = described(
+                folder(**{name: with_column("same", cells) for name in "abcd"})
+            )["remarks"]
             assert kind in remark["remark"]
             assert "rows are the same" in of_rows["remark"]
 
 
 def test_codes_with_zeros_in_front_are_categories(folder: Folder) -> None:
-    there = folder(**{name: with_column("order", ["01", "23", "46", "7p"]) for name in "ab"})
-    assert 'categories = ["01", "23", "46", "7p"]' in inferred(there)
+    assert 'categories = ["01", "23", "46", "7p"]' in inferred(
+        folder(**{name: with_column("order", ["01", "23", "46", "7p"]) for name in "ab"})
+    )
 
 
-def test_a_site_that_lacks_a_common_category_is_remarked(
-    folder: Folder, subtests: pytest.Subtests
-) -> None:
-    half = ["f", "m"] * 30
-    rare = ["x", *["y"] * 59]
-    many = [f"E{k}" for k in range(10, 29)]
-    for cells, remarked in (
-        ({"a": half, "b": half, "c": ["m"] * 11}, ["c"]),  # 0.5 ** 11 < 0.001
-        ({"a": half, "b": half, "c": ["m"] * 9}, []),
-        ({"a": rare, "b": rare, "c": ["y"] * 60}, []),
+HALF = ["f", "m"] * 30
+RARE = ["x", *["y"] * 59]
+MANY = [f"E{k}" for k in range(10, 29)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "remarked"),
+    [
+        ({"a": HALF, "b": HALF, "c": ["m"] * 11}, ["c"]),  # 0.5 ** 11 < 0.001
+        ({"a": HALF, "b": HALF, "c": ["m"] * 9}, []),
+        ({"a": RARE, "b": RARE, "c": ["y"] * 60}, []),
         # One of 20 categories: 0.88 ** 60 < 0.001
-        ({"a": [*["z"] * 7, *many, *many, *many[:15]], "b": [*many, *many, *many, *many[:3]]}, []),
-        ({"a": ["m"] * 60, "b": half, "c": half, "d": ["f"] * 60}, ["a, d"]),
+        ({"a": [*["z"] * 7, *MANY, *MANY, *MANY[:15]], "b": [*MANY, *MANY, *MANY, *MANY[:3]]}, []),
+        ({"a": ["m"] * 60, "b": HALF, "c": HALF, "d": ["f"] * 60}, ["a, d"]),
         # A kind of hospital, not of person.
         ({name: ["m" if name < "c" else "f"] * 60 for name in "abcd"}, []),
-        ({"a": half, "b": half, "c": ["ja", "nein"] * 30}, []),  # another remark
-    ):
-        with subtests.test(cells=cells):
-            tables = {name: with_column("sex", each, len(each)) for name, each in cells.items()}
-            for each in folder().glob("*.csv"):
-                each.unlink()
-            found = described(folder(**tables))["remarks"]
-            assert [row["client"] for row in found if "lacks" in str(row["remark"])] == remarked
+        ({"a": HALF, "b": HALF, "c": ["ja", "nein"] * 30}, []),  # another remark
+    ],
+)
+def test_a_site_that_lacks_a_common_category_is_remarked(
+    folder: Folder, cells: dict[str, list[str]], remarked: list[str]
+) -> None:
+    tables = {name: with_column("sex", each, len(each)) for name, each in cells.items()}
+    found = described(folder(**tables))["remarks"]
+    assert [row["client"] for row in found if "lacks" in str(row["remark"])] == remarked
 
 
 @pytest.mark.parametrize(
@@ -402,15 +406,16 @@ def test_two_units_in_one_column_are_remarked(
     random = np.random.default_rng(2)
     masses = random.normal(70, 8, 60).round(1)
     high = np.arange(60) % 4 > 1  # the target is of every second row
-    cells = [f"{each:.1f}" for each in np.where(high, factor * masses, masses)]
-    head, *lines = with_column("mass", cells).splitlines()
+    head, *lines = with_column(
+        "mass", [f"{each:.1f}" for each in np.where(high, factor * masses, masses)]
+    ).splitlines()
     groups = np.where(high, "x", "y") if column else random.choice(["x", "y"], 60)
     table = [f"{head},group", *map("{},{}".format, lines, groups)]
-    there = folder(a="\n".join(table), b="\n".join(table[:1] + table[2:60:2]))
-    found = described(there)["remarks"]
     assert remarked == any(
         (row["client"], row["column"]) == ("a", "mass") and "two units" in str(row["remark"])
-        for row in found
+        for row in described(folder(a="\n".join(table), b="\n".join(table[:1] + table[2:60:2])))[
+            "remarks"
+        ]
     )
 
 
@@ -470,9 +475,8 @@ def test_a_number_that_is_usual_elsewhere_is_no_code(folder: Folder) -> None:
 
 
 def test_many_sites_with_categories_of_their_own_are_one_remark(folder: Folder) -> None:
-    there = folder(**{f"s{k}": with_column("town", [f"t{k}", f"u{k}"]) for k in range(9)})
     assert "# s0, s1, s2 and 6 more: the categories of each are at no other" in drafted(
-        there, "town"
+        folder(**{f"s{k}": with_column("town", [f"t{k}", f"u{k}"]) for k in range(9)}), "town"
     )
 
 
@@ -490,18 +494,16 @@ def test_a_column_that_determines_the_target_is_remarked(folder: Folder) -> None
     for name in ("grade", "score"):
         assert f"# {name} determines target: is it known before?" in text
     assert "free determines" not in text
-    scores = inferred(folder(), target="score")
-    assert "determines" not in scores
+    assert "determines" not in inferred(folder(), target="score")
     twice = "\n".join(["x,half,target", *(f"{k % 7},{k / 2},{k + 1}" for k in range(40))])
     assert "# half determines target" in inferred(folder(a=twice, b=twice), kind="regression")
 
 
 def test_codes_have_categories_to_uncomment(folder: Folder, subtests: pytest.Subtests) -> None:
     random = np.random.default_rng(0)
-    jobs = np.sort(random.choice(np.arange(10, 5_000), 40, replace=False))
     for name, cells, is_code in (
         ("marital", [1, 2, 3, 4, 5], True),
-        ("job", jobs.tolist(), True),
+        ("job", np.sort(random.choice(np.arange(10, 5_000), 40, replace=False)).tolist(), True),
         ("postcode", ["01001", "02139", *map(str, range(10_000, 10_040))], True),
         ("age at start", [*range(18, 30)], False),
         ("hours", [*range(20, 75)], False),
@@ -565,8 +567,7 @@ def test_reasons_are_in_the_warning(folder: Folder, caplog: pytest.LogCaptureFix
 
 
 def test_sites_of_one_class_each_are_no_error(folder: Folder) -> None:
-    zero = csv_of(20).replace(",1\n", ",0\n")
-    there = folder(a=zero, b=csv_of(20).replace(",0\n", ",1\n"))
+    there = folder(a=csv_of(20).replace(",1\n", ",0\n"), b=csv_of(20).replace(",0\n", ",1\n"))
     assert parse_schema(inferred(there)).predicted.categories == ("0", "1")
     assert described(there)["faults"] == []
 
@@ -574,8 +575,9 @@ def test_sites_of_one_class_each_are_no_error(folder: Folder) -> None:
 def test_categories_of_many_clients_are_no_persons(folder: Folder) -> None:
     lines = csv_of(400).splitlines()
     sites = ["site", *(f"s{row % 40}" for row in range(400))]
-    there = folder(a="\n".join(map(",".join, zip(sites, lines, strict=True))))
-    assert "rows have the same text" not in inferred(there, client="site")
+    assert "rows have the same text" not in inferred(
+        folder(a="\n".join(map(",".join, zip(sites, lines, strict=True)))), client="site"
+    )
 
 
 # Cases that were wrong ----------------------------------------------------------------------------
@@ -642,8 +644,9 @@ def test_marks_of_numbers_are_found_in_each_file(folder: Folder, subtests: pytes
     ):
         with subtests.test(cells=cells, others=others):
             lines = (f"{cells[k % 2]};{others[k % 2]};{k % 2}" for k in range(40))
-            plain = "x;z;target\n" + "1;2;0\n1;3;1\n" * 20
-            there = folder(a="\n".join(["x;z;target", *lines]), b=plain)
+            there = folder(
+                a="\n".join(["x;z;target", *lines]), b="x;z;target\n" + "1;2;0\n1;3;1\n" * 20
+            )
             text = inferred(there)
             assert f'[files."a.csv"]\n{mark}\n' in text
             assert described(there, text)["faults"] == []
@@ -675,23 +678,24 @@ def test_words_for_nothing_are_missing_among_numbers(
             text = inferred(there)
             assert f'missingValues = ["{word.lower()}"]' in drafted(there, "x")
             assert 'missing = "error"  # 10 cells have no value' in text
-            texts = folder(a=with_column("x", [word, "a", "b"]), b=with_column("x", ["a", "b"]))
-            assert f"# '{word}' is a category of 10 rows" in drafted(texts, "x")
+            assert f"# '{word}' is a category of 10 rows" in drafted(
+                folder(a=with_column("x", [word, "a", "b"]), b=with_column("x", ["a", "b"])), "x"
+            )
     there = folder(a=csv_of(30).replace(",1\n", ",yes\n").replace(",0\n", ",none\n"))
     assert "# 'none' is a class of 15 rows" in drafted(there, "target")
 
 
 @pytest.mark.parametrize("word", ["#N/A", "#DIV/0!", "<NA>", "NaT", "\\N"])
 def test_errors_of_spreadsheets_are_missing_everywhere(folder: Folder, word: str) -> None:
-    there = folder(a=with_column("sex", [word, "f", "m"]), b=with_column("sex", ["f", "m"]))
-    assert parse_schema(inferred(there)).fields["sex"].categories == ("f", "m")
+    assert parse_schema(
+        inferred(folder(a=with_column("sex", [word, "f", "m"]), b=with_column("sex", ["f", "m"])))
+    ).fields["sex"].categories == ("f", "m")
 
 
 def test_numbers_of_rows_are_no_inputs(folder: Folder, subtests: pytest.Subtests) -> None:
-    order = np.random.default_rng(0).permutation(40)
     for name, cells, is_left_out in (
         ("Unnamed: 0", [*map(str, range(40))], True),
-        ("value", [str(100 + k) for k in order], True),
+        ("value", [str(100 + k) for k in np.random.default_rng(0).permutation(40)], True),
         ("Fallnummer", [str(17 * k + k % 5) for k in range(40)], True),
         ("PatientID", [str(17 * k + k % 5) for k in range(40)], True),
         ("value", [str(17 * k + k % 5) for k in range(40)], False),
@@ -703,8 +707,7 @@ def test_numbers_of_rows_are_no_inputs(folder: Folder, subtests: pytest.Subtests
             text = inferred(there)
             assert (name not in parse_schema(text).inputs) == is_left_out
             if "input = false" in text:
-                back = text.replace("input = false", "input = true")
-                assert name in parse_schema(back).inputs
+                assert name in parse_schema(text.replace("input = false", "input = true")).inputs
     table = with_column("value", [str(17 * k) for k in range(40)], 40)
     there = folder(a=table, b=table)
     assert "each row has another whole number" in drafted(there, "value")
@@ -732,8 +735,7 @@ def test_nearly_numbers_are_faults_that_name_what_is_odd(
     folder: Folder, cells: list[str], named: tuple[str, ...]
 ) -> None:
     there = folder(a=column_of(cells), b=column_of([*cells[:1], "7", "8"]))
-    faults = described(there)["faults"]
-    odd = [row for row in faults if row["client"] == "a"]
+    odd = [row for row in described(there)["faults"] if row["client"] == "a"]
     assert {row["file"] for row in odd} == {"a.csv"}, cells
     assert odd[0]["line"] == 2 + cells.index(odd[0]["value"]), cells
     for word in named:
@@ -766,14 +768,13 @@ def test_classes_that_share_nothing_are_an_error(folder: Folder, tmp_path: Path)
 @pytest.mark.parametrize("words", [("WAHR", "falsch"), ("true", "false"), ("True", "False")])
 def test_truth_values_and_numbers_share_no_category(folder: Folder, words: tuple[str, str]) -> None:
     there = folder(a=with_column("x", [*words]), b=with_column("x", ["1", "0", "1"]))
-    faults = described(there)["faults"]
-    assert [(row["client"], row["column"], row["value"]) for row in faults] == [
+    assert [(row["client"], row["column"], row["value"]) for row in described(there)["faults"]] == [
         ("b", "x", "1"),
         ("b", "x", "0"),
     ]
     assert "b uses other categories: map them in spellings" in drafted(there, "x")
-    mixed = folder(a=with_column("x", [*words, "1", "0", "1"]))  # which one system wrote
-    assert described(mixed)["faults"] == []
+    # which one system wrote
+    assert described(folder(a=with_column("x", [*words, "1", "0", "1"])))["faults"] == []
 
 
 def test_a_draft_names_each_class_that_differs_and_its_sites(folder: Folder) -> None:
@@ -796,8 +797,9 @@ def test_a_draft_names_each_class_that_differs_and_its_sites(folder: Folder) -> 
 
 
 def test_a_long_text_and_a_packed_file_are_named(folder: Folder) -> None:
-    there = folder(a=with_column("notes", ["m", "x" * 140_000]), b=with_column("notes", ["m", "f"]))
-    assert "a text of it has 140,000 characters" in inferred(there)
+    assert "a text of it has 140,000 characters" in inferred(
+        folder(a=with_column("notes", ["m", "x" * 140_000]), b=with_column("notes", ["m", "f"]))
+    )
     with pytest.raises(FairbloomError, match=r"begins like \.gz"):
         inferred(folder(a=b"\x1f\x8b\x08\x00", b=b"\x1f\x8b\x08\x00"))
 

@@ -40,8 +40,7 @@ def everything(examples: AnyExamples) -> tuple[Tensor, Tensor]:
 def pictures(labels: Labels, shape: tuple[int, int, int], seed: int = 0) -> NDArray[np.uint8]:
     """Return images, shape (n, channels, height, width), which a network can tell apart: bars at a
     class's place."""
-    random = np.random.default_rng(seed)
-    images = random.integers(0, 100, (len(labels), *shape), dtype=np.uint8)
+    images = np.random.default_rng(seed).integers(0, 100, (len(labels), *shape), dtype=np.uint8)
     for image, label in zip(images, labels.tolist(), strict=True):
         image[label % shape[0], (3 * label) % shape[1], :] = 255
         image[:, :, (7 * label) % shape[2]] = 255
@@ -120,11 +119,10 @@ def cifar100(root: Path, train: int = 200, test: int = 20) -> Path:
     """Write CIFAR-100's two files."""
     for name, count in (("train", train), ("test", test)):
         labels = balanced(count, 100)
-        data = pictures(labels, (3, 32, 32)).reshape(count, -1)
         batch = {
             "fine_labels": labels.tolist(),
             "coarse_labels": (labels // 5).tolist(),
-            "data": data,
+            "data": pictures(labels, (3, 32, 32)).reshape(count, -1),
         }
         pickled(root / "cifar-100-python" / name, batch)
     return root

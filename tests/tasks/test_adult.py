@@ -29,9 +29,8 @@ def written(folder: Path, train: Sequence[str], test: Sequence[str]) -> Path:
     its labels."""
     (folder / "adult").mkdir()
     (folder / "adult" / "adult.data").write_text("\n".join(train) + "\n\n")
-    dotted = [f"{line}." for line in test]
     (folder / "adult" / "adult.test").write_text(
-        "\n".join(["|1x3 Cross validator", *dotted]) + "\n\n"
+        "\n".join(["|1x3 Cross validator", *[f"{line}." for line in test]]) + "\n\n"
     )
     return folder
 
@@ -101,10 +100,9 @@ def test_a_file_of_another_format_is_refused(
 
 def test_clients_are_tested_on_their_group_of_the_test_set(small: Path) -> None:
     task = load("adult", small)
-    sizes = {
+    assert {
         name: (len(task.splits(name).train), len(task.splits(name).test)) for name in task.clients
-    }
-    assert sizes == {"phd": (10, 1), "non-phd": (30, 3)}
+    } == {"phd": (10, 1), "non-phd": (30, 3)}
     # whatever remark and dots the file has
     assert everything(task.splits("phd").test)[1].tolist() == [1]
     assert everything(task.splits("non-phd").test)[1].tolist() == [0, 0, 1]

@@ -52,8 +52,7 @@ def test_groups_divide_the_channels(channels: int, groups: int) -> None:
 
 
 def test_norm_is_the_networks_own_with_weights() -> None:
-    weights = {"model": RESNET, "initial-weights": "r.pth"}
-    assert expand_own_settings(weights)["norm"] == "own"
+    assert expand_own_settings({"model": RESNET, "initial-weights": "r.pth"})["norm"] == "own"
     assert "norm" not in expand_own_settings({"model": RESNET})
     assert "norm" not in expand_own_settings({"model": "mlp", "initial-weights": "r.pth"})
 
@@ -73,8 +72,9 @@ def test_norm_without_effect_is_refused() -> None:
 
 
 def test_a_device_takes_the_names_of_the_list() -> None:
-    config = {"task": "image-folder", "model": RESNET, "initial-weights": "/etc/passwd"}
-    accepted = accepted_settings(config)
+    accepted = accepted_settings(
+        {"task": "image-folder", "model": RESNET, "initial-weights": "/etc/passwd"}
+    )
     assert accepted["model"] == RESNET
     assert accepted["norm"] == "own"
     assert "initial-weights" not in accepted

@@ -64,8 +64,9 @@ def test_folders_of_classes_become_pixels_from_0_to_1(
         with subtests.test(examples=examples):
             inputs, targets = everything(examples)
             assert inputs.shape[1:] == (3, 7, 9)
-            brightness = inputs[:, 0].mean(dim=(1, 2)) * 255
-            np.testing.assert_allclose(brightness, 50 * targets + 50, atol=2)
+            np.testing.assert_allclose(
+                inputs[:, 0].mean(dim=(1, 2)) * 255, 50 * targets + 50, atol=2
+            )
             assert inputs[:, 1:].max() < 0.02
     assert task.model()(inputs).shape == (len(inputs), 2)
 
@@ -98,12 +99,11 @@ def test_every_format_that_pillow_opens_is_read(tmp_path: Path) -> None:
     Image.init()
     # Other data, films, and what Pillow opens by another program.
     others = {"BUFR", "GRIB", "HDF5", "WMF", "EPS", "MPEG", "IPTC"}
-    opened = {
+    assert {
         ending
         for ending, kind in Image.registered_extensions().items()
         if kind in Image.OPEN and kind not in others
-    }
-    assert opened <= {*PICTURES}
+    } <= {*PICTURES}
     images(tmp_path / "a")
     images(tmp_path / "b")
     for file in (tmp_path / "b" / "dog").iterdir():
@@ -224,16 +224,14 @@ def test_what_is_wrong_with_images_is_said_with_file_and_remedy(
 def tiff_of_twelve_bits(*pixels: int) -> bytes:
     """Return a grey image of 2×2 pixels, which are packed two to three bytes."""
     tags = {256: 2, 257: 2, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: 2, 279: 6}
-    packed = b"".join(
-        (a << 12 | b).to_bytes(3, "big") for a, b in zip(pixels[::2], pixels[1::2], strict=True)
-    )
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     return (
         b"II*\0"
         + struct.pack("<I", 14)
-        + packed
+        + b"".join(
+            (a << 12 | b).to_bytes(3, "big") for a, b in zip(pixels[::2], pixels[1::2], strict=True)
+        )
         + struct.pack("<H", len(tags))
-        + entries
+        + b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
         + bytes(4)
     )
 
@@ -259,9 +257,10 @@ def test_an_image_is_scaled_by_the_range_that_its_depth_has(
                     largest, abs=1e-6 if shape[1] == 8 else 0.15
                 )
                 assert float(inputs.std()) > 0.2 * largest
-    declared = image_inputs([tmp_path / "declared.tif"], (1, 2, 2))
     np.testing.assert_allclose(
-        declared.flatten(), [0.0, 0x800 / 4095, 1.0, 0x400 / 4095], atol=1e-6
+        image_inputs([tmp_path / "declared.tif"], (1, 2, 2)).flatten(),
+        [0.0, 0x800 / 4095, 1.0, 0x400 / 4095],
+        atol=1e-6,
     )
     black_is_zero = struct.pack("<HHII", 262, 3, 1, 1)
     positive = (tmp_path / "12.tif").read_bytes()
@@ -285,8 +284,9 @@ def test_pixels_far_below_those_of_others_are_remarked(tmp_path: Path) -> None:
         for name in ("cat", "dog"):
             (tmp_path / client / name).mkdir(parents=True)
             for k in range(5):
-                pixels = np.full((4, 4), most - 1, np.uint16)
-                Image.fromarray(pixels).save(tmp_path / client / name / f"{k}.png")
+                Image.fromarray(np.full((4, 4), most - 1, np.uint16)).save(
+                    tmp_path / client / name / f"{k}.png"
+                )
     (remark,) = describe_data(RunSettings.of(config(tmp_path)))["remarks"]
     assert (remark["client"], "0.0625, and 0.75 elsewhere" in str(remark)) == ("b", True)
 

@@ -243,17 +243,21 @@ def test_the_examples_are_flambys() -> None:
     sums = {name: everything(task.splits(name).test) for name in task.clients}
     assert [int(sums[name][1].sum()) for name in task.clients] == [48, 33, 15, 35]
     weights = np.arange(1, INPUTS + 1)
-    found = {name: float((inputs.numpy() @ weights).sum()) for name, (inputs, _) in sums.items()}
-    assert found == pytest.approx(FLAMBYS_SUMS, rel=1e-4)
+    assert {
+        name: float((inputs.numpy() @ weights).sum()) for name, (inputs, _) in sums.items()
+    } == pytest.approx(FLAMBYS_SUMS, rel=1e-4)
 
 
-def test_a_device_that_has_a_hospitals_name_is_that_hospital(subtests: pytest.Subtests) -> None:
-    settings = Settings.of({"task": "heart-disease"})
-    named = (
+@pytest.mark.parametrize(
+    ("partition", "name", "client"),
+    [
         (0, "switzerland", "switzerland"),
         (2, "ward-9", "switzerland"),
         (1, None, "hungarian"),
-    )
-    for partition, name, client in named:
-        with subtests.test(partition=partition, name=name):
-            assert find_client_key(settings, load_task(settings), partition, name) == client
+    ],
+)
+def test_a_device_that_has_a_hospitals_name_is_that_hospital(
+    partition: int, name: str | None, client: str
+) -> None:
+    settings = Settings.of({"task": "heart-disease"})
+    assert find_client_key(settings, load_task(settings), partition, name) == client

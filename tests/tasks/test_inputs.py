@@ -146,14 +146,14 @@ def test_a_dataset_of_several_examples_at_once_is_asked_once() -> None:
             asked.append(places)
             return [(X[place], Y[place]) for place in places]
 
-    examples = Examples.of(Together(lambda k: None))
-    assert torch.equal(examples[torch.tensor([4, 2])][0], X[[4, 2]])
+    assert torch.equal(Examples.of(Together(lambda k: None))[torch.tensor([4, 2])][0], X[[4, 2]])
     assert asked == [[4, 2]]
 
 
 def test_targets_have_the_given_name_and_go_to_the_device() -> None:
-    dataset = Rows(lambda k: {"x": X[k], "y": Y[k]})
-    inputs, targets = Examples.of(dataset, target="y").to(torch.device("meta"))[slice(0, 2)]
+    inputs, targets = Examples.of(Rows(lambda k: {"x": X[k], "y": Y[k]}), target="y").to(
+        torch.device("meta")
+    )[slice(0, 2)]
     assert (names_of(inputs), targets.device.type, tensors_of(inputs)[0].device.type) == (
         ("x",),
         "meta",
@@ -182,11 +182,10 @@ class Streamed(IterableDataset[Any]):
 
 
 def task_of(part: Any, **others: Any) -> Task:
-    loss = partial(cross_entropy, reduction="none")
     made = Task(
         ("site",),
         lambda: nn.Linear(2, 2),
-        loss,
+        partial(cross_entropy, reduction="none"),
         lambda client: Splits(part, Examples(X, Y)),
         **others,
     )
@@ -222,9 +221,11 @@ def test_what_is_wrong_with_inputs_is_said_with_client_and_name(part: Any, words
 
 
 def test_groups_of_a_dataset_are_those_of_its_rows() -> None:
-    groups = torch.arange(6).remainder(2).unsqueeze(1)
-    examples = Examples.of(TensorDataset(X, Y), rows=torch.tensor([1, 2]), groups=groups)
-    places = examples.group_places()
+    places = Examples.of(
+        TensorDataset(X, Y),
+        rows=torch.tensor([1, 2]),
+        groups=torch.arange(6).remainder(2).unsqueeze(1),
+    ).group_places()
     assert places is not None
     assert places.tolist() == [[1], [0]]
     with pytest.raises(FairbloomError, match="groups must be"):

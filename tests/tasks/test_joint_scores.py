@@ -80,8 +80,7 @@ def rmse_of_one(outputs: Tensor, targets: Tensor) -> float:
 
 
 def mean_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    errors = (outputs.reshape(targets.shape).double() - targets.double()).abs()
-    return (3.0 * errors).mean()
+    return (3.0 * (outputs.reshape(targets.shape).double() - targets.double()).abs()).mean()
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -112,9 +111,10 @@ CASES: dict[str, tuple[int, Compute, Compute]] = {
 def test_a_score_has_the_bits_of_the_formula_of_one_client(case: str) -> None:
     classes, compute, formula = CASES[case]
     parts = examples(classes)
-    found = score_all(compute, *parts, COUNTS)
-    alone = [torch.as_tensor(formula(*each)).double().item() for each in by_client(*parts)]
-    np.testing.assert_array_equal(found, alone)
+    np.testing.assert_array_equal(
+        score_all(compute, *parts, COUNTS),
+        [torch.as_tensor(formula(*each)).double().item() for each in by_client(*parts)],
+    )
 
 
 @pytest.mark.parametrize("compute", [*JOINT, brier], ids=lambda each: each.__name__)

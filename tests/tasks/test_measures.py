@@ -102,8 +102,9 @@ LABELS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 def outputs_for(labels: list[int], classes: int, seed: int, levels: int) -> torch.Tensor:
     """Return outputs of few levels, so that many are tied."""
-    random = np.random.default_rng(seed)
-    return torch.from_numpy(random.integers(0, levels, (len(labels), classes)).astype(np.float32))
+    return torch.from_numpy(
+        np.random.default_rng(seed).integers(0, levels, (len(labels), classes)).astype(np.float32)
+    )
 
 
 @given(labels=LABELS, seed=st.integers(0, 99))
@@ -193,12 +194,12 @@ def test_extra_scores_come_after_those_of_the_task(folder: Folder) -> None:
     outputs, targets = drawn(20, 1)
     found = {score.name: of(outputs, targets) for score, of in task.scores.items()}
     assert float(found["f1"]) == float(f1(outputs, targets))
-    turned = schema_with(('target = "target"', 'target = "target"\npositive = 0'))
-    other = load_task(config(there, turned) | {"scores": "f1"})
-    of_first = replace(FURTHER["f1"], of="0")
-    assert float(other.scores[of_first](outputs, targets)) == float(
-        f1(outputs, targets, positive=0)
-    )
+    assert float(
+        load_task(
+            config(there, schema_with(('target = "target"', 'target = "target"\npositive = 0')))
+            | {"scores": "f1"}
+        ).scores[replace(FURTHER["f1"], of="0")](outputs, targets)
+    ) == float(f1(outputs, targets, positive=0))
 
 
 def test_scores_that_do_not_fit_the_target_are_refused(folder: Folder) -> None:

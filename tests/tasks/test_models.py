@@ -251,17 +251,19 @@ def test_the_trial_of_a_model_leaves_its_buffers_as_they_were() -> None:
     assert (int(model.calls), int(model.examples)) == (1, 3)
 
 
-def test_the_settings_check_a_models_name(subtests: pytest.Subtests) -> None:
-    TASKS["digits"].check(Setup(model=f"{HERE}:Told", partition="iid"))
-    for name, words in (
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
         (f"{HERE}:finished", "finished"),
         (f"{HERE}:missing", "missing"),
         ("logstic", "logistic"),
         ("softmax", "task digits has logistic, mlp, cnn"),
-    ):
-        with subtests.test(name=name, words=words):
-            with pytest.raises(FairbloomError, match=f"model = '{name}'.*{words}"):
-                TASKS["digits"].check(Setup(model=name, partition="iid"))
+    ],
+)
+def test_the_settings_check_a_models_name(name: str, words: str) -> None:
+    TASKS["digits"].check(Setup(model=f"{HERE}:Told", partition="iid"))
+    with pytest.raises(FairbloomError, match=f"model = '{name}'.*{words}"):
+        TASKS["digits"].check(Setup(model=name, partition="iid"))
 
 
 # What every model must be -------------------------------------------------------------------------
@@ -326,12 +328,11 @@ class Tied(nn.Module):
 
 
 def test_shared_parameters_are_found_with_their_first_name() -> None:
-    expected = {
+    assert shared_parameters(Tied()) == {
         "last.weight": "first.weight",
         "again.weight": "middle.weight",
         "again.bias": "middle.bias",
     }
-    assert shared_parameters(Tied()) == expected
     assert (
         shared_parameters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))) == {}
     )

@@ -29,8 +29,9 @@ def test_sgd_adam_adamw_and_any_of_ones_own_are_known() -> None:
 
 @pytest.mark.parametrize("name", OF_PYTORCH)
 def test_known_arguments_are_those_of_pytorch(name: str) -> None:
-    declared = {*arguments_of(f"torch.optim:{OF_PYTORCH[name]}")}
-    assert {*ARGUMENTS[name]} == declared.intersection(["lr", "momentum", "weight_decay"])
+    assert {*ARGUMENTS[name]} == {*arguments_of(f"torch.optim:{OF_PYTORCH[name]}")}.intersection(
+        ["lr", "momentum", "weight_decay"]
+    )
 
 
 def test_what_cannot_be_is_named_with_its_remedy(subtests: pytest.Subtests) -> None:

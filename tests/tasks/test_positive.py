@@ -112,8 +112,9 @@ def test_a_draft_states_the_positive_class_and_asks(folder: Folder) -> None:
     assert 'positive = "ill"  # by its name: is it the class to find?' in text
     assert parse_schema(text).positive == "ill"
     assert load(there).positive_name == "ill"
-    three = folder(a=patients(30, 20), b=patients(30, 10), c=patients(9, 9, ("ill", "dead")))
-    assert "positive" not in inferred(three)
+    assert "positive" not in inferred(
+        folder(a=patients(30, 20), b=patients(30, 10), c=patients(9, 9, ("ill", "dead")))
+    )
 
 
 def test_folders_of_images_have_a_positive_class_too(tmp_path: Path) -> None:
@@ -162,8 +163,7 @@ def test_heads_of_tables_name_the_positive_class(
     other = grouped(inferred(there)).replace('positive = "ill"', 'positive = "well"')
     turned = run(there, "turned", rounds=5, schema=other, settings=settings)
     shares = [{score.name: each.final(score) for score in each.scores} for each in (found, turned)]
-    by_score = run(there, "by", rounds=1, settings={**settings, "score": "sensitivity"})
-    by_score.show()
+    run(there, "by", rounds=1, settings={**settings, "score": "sensitivity"}).show()
     assert "with a mean test sensitivity (ill) of" in " ".join(capsys.readouterr().out.split())
     assert shares[0]["sensitivity"] == shares[1]["specificity"] != shares[1]["sensitivity"]
     assert shares[0]["accuracy"] == shares[1]["accuracy"]
@@ -199,8 +199,7 @@ def test_an_unstated_positive_class_is_one_warning(
     plain = SCHEMA
     for seed in range(2):
         run(there, f"unstated{seed}", rounds=1, schema=plain, settings=settings, seed=seed)
-    lines = [each.getMessage() for each in caplog.records if "positive" in each.getMessage()]
-    assert lines == [
+    assert [each.getMessage() for each in caplog.records if "positive" in each.getMessage()] == [
         "f1, sensitivity are of class '1', the second one, because no positive class is stated:"
         " say it by positive in the schema"
     ]

@@ -23,8 +23,9 @@ def test_remarks_are_one_line_of_a_run(folder: Folder, caplog: pytest.LogCapture
     there = folder(a=site(1.0, "-999"), b=site(7.5))
     out = {"out": there.parent / "run", "progress": False, "device": "cpu"}
     fairbloom.run("csv", data_dir=there, rounds=1, **out)
-    lines = [each.getMessage() for each in caplog.records if "remark" in each.getMessage()]
-    assert lines == [f"3 remarks on the data: fairbloom data {there} shows them"]
+    assert [each.getMessage() for each in caplog.records if "remark" in each.getMessage()] == [
+        f"3 remarks on the data: fairbloom data {there} shows them"
+    ]
 
 
 def test_runs_on_the_same_data_share_the_line(
@@ -34,8 +35,7 @@ def test_runs_on_the_same_data_share_the_line(
     settings = {"task": "csv", "data-dir": str(there), "csv.target": "pressure"}
     for seed in range(3):
         check_data(RunSettings.of({**settings, "seed": seed}))
-    told = [each.getMessage() for each in caplog.records if "remark" in each.getMessage()]
-    assert told == [
+    assert [each.getMessage() for each in caplog.records if "remark" in each.getMessage()] == [
         f"2 remarks on the data: fairbloom data {there} --set csv.target=pressure shows them"
     ]
 
@@ -43,6 +43,5 @@ def test_runs_on_the_same_data_share_the_line(
 def test_data_without_remarks_have_no_line(
     folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    there = folder(a=site(1.0), b=site(1.01))
-    check_data(RunSettings.of({"task": "csv", "data-dir": str(there)}))
+    check_data(RunSettings.of({"task": "csv", "data-dir": str(folder(a=site(1.0), b=site(1.01)))}))
     assert "remark" not in caplog.text

@@ -70,8 +70,7 @@ def test_there_are_80_characters_and_others_become_the_last(subtests: pytest.Sub
     assert len(CHARACTERS) == len(set(CHARACTERS)) == 80
     for byte, code in enumerate(CODES):
         with subtests.test(byte=byte, code=code):
-            expected = CHARACTERS.index(chr(byte)) if chr(byte) in CHARACTERS else 79
-            assert code == expected
+            assert code == (CHARACTERS.index(chr(byte)) if chr(byte) in CHARACTERS else 79)
 
 
 def test_an_example_is_80_characters_and_the_speakers_next(
@@ -125,8 +124,9 @@ def test_no_example_has_characters_of_two_speakers(lengths: list[int]) -> None:
     for name, spoken in texts.items():
         rows = torch.from_numpy(lines.rows[name])
         assert len(rows) == max(len(spoken) - 80, 0)
-        own = torch.cat([lines.inputs[rows].flatten(), lines.targets[rows]])
-        assert set(own.tolist()) <= {CHARACTERS.find(letter) for letter in set(spoken)}
+        assert set(torch.cat([lines.inputs[rows].flatten(), lines.targets[rows]]).tolist()) <= {
+            CHARACTERS.find(letter) for letter in set(spoken)
+        }
 
 
 # In time ------------------------------------------------------------------------------------------
@@ -138,8 +138,9 @@ def test_parts_are_in_the_texts_order_and_share_nothing(
 ) -> None:
     parts = split_in_time(np.arange(count), setup_of(test, validation))
     assert bool(len(parts.validation)) <= bool(validation)
-    in_order = [part for part in (parts.train, parts.validation, parts.test) if len(part)]
-    for before, after in pairwise(in_order):
+    for before, after in pairwise(
+        [part for part in (parts.train, parts.validation, parts.test) if len(part)]
+    ):
         # the character that follows the former is the first of the latter
         assert after[0] - before[-1] >= LENGTH
         assert after[0] - before[-1] == LENGTH or (validation and not len(parts.validation))
@@ -157,14 +158,14 @@ def test_the_real_text_has_183_speakers_with_enough_of_it() -> None:
     task = load_task({"task": "shakespeare"})
     assert len(task.clients) == 183
     assert {"GLOUCESTER", "ROMEO", "First Citizen"} < set(task.clients)
-    longest = max(task.clients, key=lambda name: len(task.splits(name).train))
-    assert longest == "GLOUCESTER"
+    assert max(task.clients, key=lambda name: len(task.splits(name).train)) == "GLOUCESTER"
     assert sum(len(task.splits(name).train) for name in task.clients) == 793_917
 
 
 def test_speakers_with_fewer_examples_are_left_out(folder: Path) -> None:
-    task = load("shakespeare", folder, **{"shakespeare.smallest": 700})
-    assert task.clients == ("First Citizen",)  # ROMEO has 620 examples
+    assert load("shakespeare", folder, **{"shakespeare.smallest": 700}).clients == (
+        "First Citizen",
+    )  # ROMEO has 620 examples
 
 
 @ORIGINAL

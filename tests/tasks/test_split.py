@@ -73,8 +73,7 @@ def task_with(targets: torch.Tensor) -> Task:
 def test_a_task_that_deals_nothing_is_counted_by_its_targets() -> None:
     split = Split.of(task_with(torch.tensor([0, 2, 2])))
     assert split.counts().tolist() == [[3, 0, 4]]
-    parts = ["train"] * 3 + ["test"] * 3 + ["validation"]
-    assert [PARTS[part] for part in split.part] == parts
+    assert [PARTS[part] for part in split.part] == (["train"] * 3 + ["test"] * 3 + ["validation"])
 
 
 def test_targets_that_are_no_classes_cannot_be_drawn() -> None:

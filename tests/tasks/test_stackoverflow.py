@@ -38,8 +38,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_users_with_five_sentences_are_clients(small: Path) -> None:
-    task = load("stackoverflow", small)
-    assert task.clients == ("u1", "u2")
+    assert load("stackoverflow", small).clients == ("u1", "u2")
     assert load("stackoverflow", small, **{"stackoverflow.smallest": 24}).clients == ("u2",)
 
 
@@ -73,8 +72,7 @@ def test_long_sentences_are_cut_to_the_last_words(tmp_path: Path) -> None:
 
 
 def test_sentences_of_test_and_training_are_apart(tmp_path: Path) -> None:
-    texts = [f"s{number} s{number}" for number in range(10)]
-    made.stackoverflow(tmp_path, {"u": texts})
+    made.stackoverflow(tmp_path, {"u": [f"s{number} s{number}" for number in range(10)]})
     train, test = load("stackoverflow", tmp_path, **{"test-share": 0.5}).splits("u")
     trained, tested = ({*everything(part)[1].tolist()} - {END} for part in (train, test))
     assert len(trained) == len(tested) == 5

@@ -152,8 +152,8 @@ def test_a_file_that_is_not_the_original_is_refused(
         with subtests.test(word=word):
             assert word in str(refusal.value)
     assert locate(INFO, setup_of(tmp_path, verify=False))
-    without = [each._replace(md5="") for each in INFO.files]  # it has no fixed checksum
-    assert locate(INFO, setup_of(tmp_path), without)
+    # it has no fixed checksum
+    assert locate(INFO, setup_of(tmp_path), [each._replace(md5="") for each in INFO.files])
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -162,9 +162,10 @@ def test_a_recorded_checksum_names_its_algorithm(
     *, fixed: bool, verify: bool, tmp_path: Path
 ) -> None:
     write(tmp_path)
-    info = INFO if fixed else replace(INFO, files=[each._replace(md5="") for each in INFO.files])
-    found = digest_files(info, setup_of(tmp_path, verify=verify))
-    assert found == {each.path: f"md5 {each.md5}" for each in INFO.files}
+    assert digest_files(
+        INFO if fixed else replace(INFO, files=[each._replace(md5="") for each in INFO.files]),
+        setup_of(tmp_path, verify=verify),
+    ) == {each.path: f"md5 {each.md5}" for each in INFO.files}
 
 
 # Files that are missing ---------------------------------------------------------------------------

@@ -41,8 +41,9 @@ def test_alpha_is_how_much_models_differ(alpha: float) -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 3.0])
 def test_beta_is_how_much_inputs_differ(beta: float) -> None:
-    centers = np.array([draw_device(0, place, 1.0, beta).mean.mean() for place in range(1000)])
-    assert centers.std() == pytest.approx(np.hypot(beta, 1 / np.sqrt(60)), rel=0.1)
+    assert np.array(
+        [draw_device(0, place, 1.0, beta).mean.mean() for place in range(1000)]
+    ).std() == pytest.approx(np.hypot(beta, 1 / np.sqrt(60)), rel=0.1)
 
 
 def test_sizes_are_log_normal_from_50() -> None:
