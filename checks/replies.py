@@ -154,5 +154,8 @@ def extreme_replies() -> Iterator[Replies]:
         draws=np.array([1.0, 3.0, 1.0, 1.0]),
         description="4 clients of which one was drawn 3 times",
     )
-    single = ordinary_replies(1).move(lambda U: 0.0 * U, "")
-    yield single.report({wire.LOSS: np.zeros(1)}, "a single client that did not move, with loss 0")
+    yield (
+        ordinary_replies(1)
+        .move(lambda U: 0.0 * U, "")
+        .report({wire.LOSS: np.zeros(1)}, "a single client that did not move, with loss 0")
+    )

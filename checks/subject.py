@@ -270,8 +270,11 @@ class MethodUnderTest(Subject):
         """Return what the method sees of replies, made by the code that makes it in a run."""
         names = replies.names
         counts = replies.column(wire.NUM_EXAMPLES)
-        layout = method.layout_of(as_arrays(np.zeros(replies.updates.shape[1])))
-        trained = TrainReplies.empty(layout, refused=Refusals(number), second=method.second)
+        trained = TrainReplies.empty(
+            method.layout_of(as_arrays(np.zeros(replies.updates.shape[1]))),
+            refused=Refusals(number),
+            second=method.second,
+        )
         columns = {metric: replies.column(metric) for metric in method.needs}
         columns |= {wire.NUM_EXAMPLES: counts, method.weighted_by_key: counts}
         for k, name in enumerate(names):

@@ -58,8 +58,9 @@ def data(
         "partition": partition,
         "seed": seed,
     }
-    config = merge_settings(as_settings({"data_dir": data_dir}), settings)
-    config = merge_settings(as_settings(given), config)
+    config = merge_settings(
+        as_settings(given), merge_settings(as_settings({"data_dir": data_dir}), settings)
+    )
     check_used(config, ["fedavg"], task)
     chosen = Settings.of(config)
     if write_schema is not None:

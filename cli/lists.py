@@ -223,5 +223,11 @@ def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path) -> None:
                 Cell(run["when"]),
             ]
         )
-    headings = ("run", "task", "method", "rounds", "score", "mean", "worst 10 %", "state", "when")
-    show_table(Table("runs", "", headings, cells))
+    show_table(
+        Table(
+            "runs",
+            "",
+            ("run", "task", "method", "rounds", "score", "mean", "worst 10 %", "state", "when"),
+            cells,
+        )
+    )

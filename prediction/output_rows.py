@@ -106,8 +106,11 @@ def find_refused(
 def codes_of(schema: Schema, name: str) -> list[float]:
     """Return the numbers that mean a missing value in a column of numbers."""
     markers = (*schema.missingValues, *schema.fields[name].missingValues)
-    numbers = {parse_number(normalise(each)) for each in markers}
-    return sorted(each for each in numbers if each is not None and not math.isnan(each))
+    return sorted(
+        each
+        for each in {parse_number(normalise(each)) for each in markers}
+        if each is not None and not math.isnan(each)
+    )
 
 
 def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, noun: str) -> str:

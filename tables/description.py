@@ -76,8 +76,10 @@ def describe(
         }
     faults = _join_alike([*_summarise_faults(tables)])
     if len(faults) > MAX_FAULTS:
-        rest = len(faults) - MAX_FAULTS
-        faults = [*faults[:MAX_FAULTS], {"client": f"and {rest} more, which --clients prints"}]
+        faults = [
+            *faults[:MAX_FAULTS],
+            {"client": f"and {len(faults) - MAX_FAULTS} more, which --clients prints"},
+        ]
     return {
         "clients": summarise_clients([*_summarise_clients(tables, count_examples)]),
         "faults": faults,
@@ -104,8 +106,8 @@ def _list_clients(tables: Tables, count_examples: CountExamples) -> tuple[list[R
         except FairbloomError as error:
             found = [error, *getattr(error, "others", ())]
             faults += [_describe_fault(name, each) for each in found]
-            count = plural(len(found), "1 fault", f"{len(found)} faults")
-            clients.append({"client": name, "problem": f"{count}, listed below"})
+            problem = plural(len(found), "1 fault", f"{len(found)} faults") + ", listed below"
+            clients.append({"client": name, "problem": problem})
     return clients, faults
 
 
@@ -161,8 +163,11 @@ def _shorten_remarks(found: Sequence[Row]) -> Iterator[Row]:
     """Yield the first remarks on a column, and how many more there are."""
     yield from found[:MAX_REMARKS]
     if (rest := len(found) - MAX_REMARKS) > 0:
-        more = plural(rest, "1 more remark", f"{rest} more remarks")
-        yield {"column": found[0]["column"], "client": "", "remark": f"and {more}"}
+        yield {
+            "column": found[0]["column"],
+            "client": "",
+            "remark": plural(rest, "and 1 more remark", f"and {rest} more remarks"),
+        }
 
 
 def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
@@ -184,10 +189,12 @@ def _remark_on_files(schema: Schema, tables: Tables) -> Iterator[Row]:
             yield {"column": column, "client": name, "remark": remark}
         units = np.array([]) if table.file.units is None else table.file.units[table.rows]
         if count := int((units >= NO_UNIT).sum()):
-            remark = (
-                plural(count, "1 row has", f"{count:,} rows have") + " none: each counts as one"
-            )
-            yield {"column": schema.unit, "client": name, "remark": remark}
+            yield {
+                "column": schema.unit,
+                "client": name,
+                "remark": plural(count, "1 row has", f"{count:,} rows have")
+                + " none: each counts as one",
+            }
 
 
 def _find_mixed_units(
@@ -200,11 +207,12 @@ def _find_mixed_units(
             if ratio := find_mixed_units(
                 numbers, [columns[each][client] for each in apart if client in columns[each]]
             ):
-                remark = (
-                    f"it seems to be in two units, one {ratio:.3g} times the other: write all of"
-                    " its numbers in one"
-                )
-                yield {"column": name, "client": client, "remark": remark}
+                yield {
+                    "column": name,
+                    "client": client,
+                    "remark": f"it seems to be in two units, one {ratio:.3g} times the other: write"
+                    " all of its numbers in one",
+                }
 
 
 def _find_determining(

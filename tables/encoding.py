@@ -257,8 +257,12 @@ def _read_numbers(
         (numbers > limits.maximum, f"above the maximum, {limits.maximum:g}"),
     ]
     if limits.enum:
-        allowed = join_first([f"{each:g}" for each in limits.enum])
-        checks.append((~np.isin(numbers, limits.enum), f"and allowed are {allowed}"))
+        checks.append(
+            (
+                ~np.isin(numbers, limits.enum),
+                "and allowed are " + join_first([f"{each:g}" for each in limits.enum]),
+            )
+        )
     if field.type == "integer":
         checks.append((numbers != np.round(numbers), "which is not a whole number"))
     remedy = (

@@ -160,8 +160,12 @@ def infer(
     for name, table in unmarked.items():
         columns = _survey_file(table, File())
         marks = _find_marks(table, columns)
-        how = {"decimalChar": marks.decimal, "groupChar": marks.group}
-        tables[name] = replace(table, file=table.file.model_copy(update=how))
+        tables[name] = replace(
+            table,
+            file=table.file.model_copy(
+                update={"decimalChar": marks.decimal, "groupChar": marks.group}
+            ),
+        )
         if marks.unclear:
             notes.append(
                 f"{table.path.name}: {marks.unclear!r} can be read in two ways: state decimalChar"

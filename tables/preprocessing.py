@@ -256,13 +256,18 @@ class Preprocessing:
     def of_client(self, client: str, moments: Sequence[tuple[float, float]]) -> Preprocessing:
         """Return the preprocessing of a client with these means and deviations."""
         own = dict(zip(self.per_client, moments, strict=True))
-        columns = tuple(
-            InputColumn(each.name, NUMBER, (), *own[each.name], each.fill)
-            if each.name in own
-            else each
-            for each in self.columns
+        return replace(
+            self,
+            columns=tuple(
+                InputColumn(each.name, NUMBER, (), *own[each.name], each.fill)
+                if each.name in own
+                else each
+                for each in self.columns
+            ),
+            client=client,
+            per_client=(),
+            moments={},
         )
-        return replace(self, columns=columns, client=client, per_client=(), moments={})
 
     def inputs(self, values: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Return the inputs of a table's rows, shape (rows, width)."""

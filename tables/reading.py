@@ -133,10 +133,15 @@ class Table:
 
     def take(self, rows: NDArray[np.intp]) -> "Table":
         """Return some of the rows."""
-        columns = {
-            name: None if each is None else each.take(rows) for name, each in self.columns.items()
-        }
-        return replace(self, columns=columns, lines=self.lines[rows], surveyed={})
+        return replace(
+            self,
+            columns={
+                name: None if each is None else each.take(rows)
+                for name, each in self.columns.items()
+            },
+            lines=self.lines[rows],
+            surveyed={},
+        )
 
 
 class CellError(DataError):
@@ -520,10 +525,15 @@ def _read_parquet(path: Path, file: File) -> Table:
             f"{path} has {len(table):,} rows, and says that it has {rows:,}: write it again",
             "no-table",
         )
-    named = _by_names(
-        path, [each.name.strip() for each in shown], [columns.get(each.name) for each in shown]
+    return Table(
+        path,
+        _by_names(
+            path, [each.name.strip() for each in shown], [columns.get(each.name) for each in shown]
+        ),
+        np.arange(1, rows + 1),
+        "row",
+        file,
     )
-    return Table(path, named, np.arange(1, rows + 1), "row", file)
 
 
 def _is_plain(kind: Any) -> bool:

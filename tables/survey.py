@@ -37,8 +37,12 @@ class Sites:
     @classmethod
     def of_one_file(cls, table: Table, rows: Mapping[str, NDArray[np.intp]]) -> "Sites":
         """Return the sites of a single file, by their rows."""
-        ends = np.cumsum([len(each) for each in rows.values()])
-        return cls([*rows], [table], [np.concatenate([*rows.values()])], ends)
+        return cls(
+            [*rows],
+            [table],
+            [np.concatenate([*rows.values()])],
+            np.cumsum([len(each) for each in rows.values()]),
+        )
 
     def __len__(self) -> int:
         """Return the number of rows."""

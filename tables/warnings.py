@@ -121,11 +121,11 @@ def find_remarks(
     else:
         codes = np.zeros(len(present.values), np.bool_)
         for code, rows, problem in _find_codes(present):
-            remark = (
+            yield (
+                present.join(rows),
                 f"{code:g} in {int(rows.sum())} rows, {problem}: if it means a missing value, add"
-                f' "{code:g}" to missingValues of fields.{name}'
+                f' "{code:g}" to missingValues of fields.{name}',
             )
-            yield present.join(rows), remark
             codes |= rows
         yield from _find_rounding(present)
         yield from _compare_units(name, present.without(codes))
@@ -231,11 +231,11 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
         usual = np.median(others)
         apart = max(medians[place], usual) / min(medians[place], usual)
         if apart >= OTHER_UNIT and others.max() / others.min() < np.sqrt(apart):
-            remark = (
+            yield (
+                [*parts][place],
                 f"median {medians[place]:.4g}, and {usual:.4g} elsewhere: if it is in another unit,"
-                f" say so by fields.{name} = {{unit, factor}} under the file"
+                f" say so by fields.{name} = {{unit, factor}} under the file",
             )
-            yield [*parts][place], remark
 
 
 def find_mixed_units(numbers: NDArray[np.float64], others: Sequence[ColumnValues]) -> float | None:

@@ -240,10 +240,14 @@ def remark_on_dark(largest: Mapping[str, float]) -> list[dict[str, str]]:
     for client, most in largest.items():
         usual = np.median([each for name, each in largest.items() if name != client] or [most])
         if DARK * most < usual:
-            remark = (
-                f"its largest pixel is {most:.3g}, and {usual:.3g} elsewhere: has it fewer bits?"
+            remarks.append(
+                {
+                    "column": "pixels",
+                    "client": client,
+                    "remark": f"its largest pixel is {most:.3g}, and {usual:.3g} elsewhere: has it"
+                    " fewer bits?",
+                }
             )
-            remarks.append({"column": "pixels", "client": client, "remark": remark})
     return remarks
 
 

@@ -83,8 +83,10 @@ def score_all(
         )
     if function in BY_EXAMPLE:
         return means_of(torch.as_tensor(compute(outputs, targets)), counts)
-    found = [torch.as_tensor(each) for each in _by_client(compute, outputs, targets, counts)]
-    return [score.cpu().double().mean().item() for score in found]
+    return [
+        torch.as_tensor(each).cpu().double().mean().item()
+        for each in _by_client(compute, outputs, targets, counts)
+    ]
 
 
 def values_of_all(
@@ -104,12 +106,18 @@ def values_of_all(
 def _by_client(
     compute: Compute, outputs: Tensor, targets: Tensor, counts: Sequence[int]
 ) -> list[Tensor | float]:
-    parts = zip(torch.split(outputs, [*counts]), torch.split(targets, [*counts]), strict=True)
-    return [compute(*part) for part in parts]
+    return [
+        compute(*part)
+        for part in zip(
+            torch.split(outputs, [*counts]), torch.split(targets, [*counts]), strict=True
+        )
+    ]
 
 
 def _unwrap(compute: Compute) -> tuple[Callable[..., object], Mapping[str, Any]]:
     """Return a score's function, and the settings that it is called with."""
-    if isinstance(compute, partial) and not compute.args:
-        return compute.func, compute.keywords
-    return compute, {}
+    return (
+        (compute.func, compute.keywords)
+        if isinstance(compute, partial) and not compute.args
+        else (compute, {})
+    )

@@ -279,8 +279,11 @@ def split(indices: Indices, setup: Setup, client: str, tested: Indices | None = 
             f"test-share = {setup.test_share:g} and validation-share = {setup.validation_share:g}"
             f" leave no example of {client} to train on, of {len(order)}: lower them"
         )
-    test = order[:test_end] if tested is None else tested
-    return Parts(order[validation_end:], test, order[test_end:validation_end])
+    return Parts(
+        order[validation_end:],
+        order[:test_end] if tested is None else tested,
+        order[test_end:validation_end],
+    )
 
 
 def split_units(units: Indices, start: int, setup: Setup, client: str) -> Parts:
@@ -289,8 +292,12 @@ def split_units(units: Indices, start: int, setup: Setup, client: str) -> Parts:
     `units` has the unit of each row; shares count units.
     """
     different, of_row = np.unique(units, return_inverse=True)
-    parts = split(np.arange(len(different)), setup, client)
-    return Parts(*(start + np.flatnonzero(np.isin(of_row, part)) for part in parts))
+    return Parts(
+        *(
+            start + np.flatnonzero(np.isin(of_row, part))
+            for part in split(np.arange(len(different)), setup, client)
+        )
+    )
 
 
 def _count_share(share: float, count: int) -> int:

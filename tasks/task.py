@@ -110,8 +110,10 @@ class Examples:
         if not isinstance(chosen, slice):
             chosen = move(chosen, self.targets.device)
         rows = chosen if self.rows is None else _select(self.rows, chosen)
-        inputs = map_inputs(self.inputs, lambda tensor: self._on_device(_select(tensor, rows)))
-        return inputs, self._on_device(_select(self.targets, rows))
+        return (
+            map_inputs(self.inputs, lambda tensor: self._on_device(_select(tensor, rows))),
+            self._on_device(_select(self.targets, rows)),
+        )
 
     @property
     def all_targets(self) -> Tensor:
@@ -133,10 +135,12 @@ class Examples:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Examples:
         """Return the examples with `change` applied to all their tensors."""
-        rows = None if self.rows is None else change(self.rows)
-        groups = None if self.groups is None else change(self.groups)
         return Examples(
-            map_inputs(self.inputs, change), change(self.targets), rows, groups, self.units
+            map_inputs(self.inputs, change),
+            change(self.targets),
+            None if self.rows is None else change(self.rows),
+            None if self.groups is None else change(self.groups),
+            self.units,
         )
 
     def group_places(self) -> Tensor | None:
@@ -179,8 +183,9 @@ AnyExamples: TypeAlias = "Examples | CollatedExamples"
 def contents(examples: AnyExamples) -> object:
     """Return the examples of a split in no order; those of a Dataset by object and indices."""
     if not isinstance(examples, Examples):
-        return id(examples.dataset), Counter(
-            range(len(examples)) if examples.rows is None else examples.rows.tolist()
+        return (
+            id(examples.dataset),
+            Counter(range(len(examples)) if examples.rows is None else examples.rows.tolist()),
         )
     inputs, targets = examples[slice(0, None)]
     arrays = [each.detach().double().cpu().numpy() for each in (*tensors_of(inputs), targets)]
@@ -215,8 +220,11 @@ class Splits:
 
     def map(self, change: Callable[[AnyExamples], AnyExamples]) -> Splits:
         """Return the splits with `change` applied to each of them."""
-        validation = None if self.validation is None else change(self.validation)
-        return Splits(change(self.train), change(self.test), validation)
+        return Splits(
+            change(self.train),
+            change(self.test),
+            None if self.validation is None else change(self.validation),
+        )
 
 
 # A description of data: tables by the subject of their rows; each row maps column names to cells.
@@ -380,8 +388,11 @@ class Task:
         """Make the first score the default of `group_scores`."""
         if self.groupings and not self.group_scores:
             score, measure = next(iter(self.scores.items()))
-            first = GroupScore(score.name, score.higher_is_better, score.percent)
-            object.__setattr__(self, "group_scores", {first: measure})
+            object.__setattr__(
+                self,
+                "group_scores",
+                {GroupScore(score.name, score.higher_is_better, score.percent): measure},
+            )
 
     @classmethod
     def of(cls, made: object) -> Task:

@@ -119,9 +119,12 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
             for name, part in zip(names, _deal(train, test, setup, names, groups), strict=True)
         }
         people = {name: np.concatenate([train[name], test[name]]) for name in schema.fields}
-        targets = torch.from_numpy(people[schema.target].astype(np.int64))
-        inputs = torch.from_numpy(encode_columns(columns, people))
-        return inputs, targets, encode_groups(schema, people), parts
+        return (
+            torch.from_numpy(encode_columns(columns, people)),
+            torch.from_numpy(people[schema.target].astype(np.int64)),
+            encode_groups(schema, people),
+            parts,
+        )
 
     def parts_of(client: str) -> Parts:
         *_, parts = dealt()

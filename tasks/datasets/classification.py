@@ -81,5 +81,9 @@ def draw_clients(
         )
     if not setup.clients:
         return usable
-    names = sorted(generator(setup.seed, what).permutation(list(usable))[: setup.clients].tolist())
-    return {name: usable[name] for name in names}
+    return {
+        name: usable[name]
+        for name in sorted(
+            generator(setup.seed, what).permutation(list(usable))[: setup.clients].tolist()
+        )
+    }

@@ -74,9 +74,12 @@ def load(setup: Setup) -> Task:
         return decode(characters().path, characters().images, rows()[client].tolist(), "L", SHAPE)
 
     def splits(client: str) -> Splits:
-        images = torch.from_numpy(pixels(client) / np.float32(255))
         labels = torch.from_numpy(characters().labels[rows()[client]])
-        return splits_of(images, labels, split(np.arange(len(labels)), setup, client))
+        return splits_of(
+            torch.from_numpy(pixels(client) / np.float32(255)),
+            labels,
+            split(np.arange(len(labels)), setup, client),
+        )
 
     def dealt(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(split(rows()[client], setup, client), characters().labels)

@@ -133,8 +133,9 @@ def standardise(inputs: NDArray[np.float64], train: Indices) -> NDArray[np.float
     trained = inputs[train]
     deviation = trained.std(axis=0, ddof=1)
     varies = trained.min(axis=0) < trained.max(axis=0)
-    scaled = (inputs - trained.mean(axis=0)) / np.where(varies, deviation, 1.0)
-    return np.where(varies, scaled, 0.0).astype(np.float32)
+    return np.where(
+        varies, (inputs - trained.mean(axis=0)) / np.where(varies, deviation, 1.0), 0.0
+    ).astype(np.float32)
 
 
 # The files ----------------------------------------------------------------------------------------
@@ -158,5 +159,7 @@ def encode_patients(patients: Mapping[str, ColumnValues]) -> tuple[NDArray[np.fl
         for name in ONE_HOT
         for place in range(1, len(SCHEMA.fields[name].categories))
     ]
-    inputs = np.stack([*(patients[name].astype(np.float64) for name in NUMBERS), *one_hot], axis=1)
-    return inputs, (patients["num"] > 0).astype(np.int64)
+    return (
+        np.stack([*(patients[name].astype(np.float64) for name in NUMBERS), *one_hot], axis=1),
+        (patients["num"] > 0).astype(np.int64),
+    )

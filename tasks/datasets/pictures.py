@@ -193,8 +193,11 @@ def deal_pictures(
         train, test, validation = [
             np.arange(start, end) for start, end in pairwise(np.cumsum([0, *map(len, parts)]))
         ]
-        targets = all_dealt.targets[torch.from_numpy(rows)]
-        return splits_of(all_dealt.scale(images), targets, Parts(train, test, validation))
+        return splits_of(
+            all_dealt.scale(images),
+            all_dealt.targets[torch.from_numpy(rows)],
+            Parts(train, test, validation),
+        )
 
     def rows_of(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(parts_of(client), dealt().targets.numpy())
