@@ -115,7 +115,7 @@ def describe_refused(predictor: Predictor) -> str:
     }
     listed = [f"{join_first(names, 3)} {reason}" for reason, names in reasons.items() if names]
     given = "no class and NaN" if how.classes else "NaN"
-    return f"{given} for a row with {', or '.join(listed)}" if listed else ""
+    return text_if(listed, f"{given} for a row with {', or '.join(listed)}")
 
 
 class _Predicting(nn.Module):
@@ -203,7 +203,7 @@ def _make_rows(how: Preprocessing) -> Any:
     for column in how.columns:
         name = column.name
         field = schema.fields[name]
-        missing = random.random(ROWS) < (0.1 if column.fill else 0.0)
+        missing = random.random(ROWS) < 0.1 * column.fill
         if column.kind == CATEGORY:
             rows[name] = random.choice(np.array(column.categories, object), ROWS)
             rows[name][missing] = ""

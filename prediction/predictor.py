@@ -202,7 +202,7 @@ class Predictor:
         def write(value: str | float) -> str:
             if isinstance(value, str):
                 return str(escape_formula(value))
-            written = "" if np.isnan(value) else format(value, form)
+            written = text_if(not np.isnan(value), format(value, form))
             return written.replace(".", source.decimal)  # as in the other columns
 
         texts = {name: map(write, values.tolist()) for name, values in predictions.items()}
@@ -233,7 +233,7 @@ class Predictor:
 
     def describe(self, count: int) -> str:
         """Return the number of predictions as text, with the round of a device's model."""
-        text = f"{count:,} prediction" if count == 1 else f"{count:,} predictions"
+        text = plural(count, "1 prediction", f"{count:,} predictions")
         kept = read_kept(self.run) if self.model == LAST else {}
         if kept:
             text += (

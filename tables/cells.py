@@ -242,7 +242,7 @@ def find_sign(cell: str) -> str:
         if pattern.fullmatch(text):
             return kind
     number = parse_number(text)
-    return "size" if number is not None and abs(number) > MAX_NUMBER else ""
+    return text_if(number is not None and abs(number) > MAX_NUMBER, "size")
 
 
 def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str) -> tuple[str, str]:

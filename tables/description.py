@@ -270,7 +270,7 @@ def _summarise_column(
         "kind": kind,
         "values": held,
         "missing": int(is_missing(together).sum()),
-        "stands out": join_names(standing_out) if standing_out else "",
+        "stands out": text_if(standing_out, join_names(standing_out)),
     }
 
 
@@ -373,7 +373,7 @@ def _kinds_of_column(file: EncodedFile, table: Table, name: str) -> Iterator[Kin
         problem, remedy = explain_cell(
             cell, name, field, name == file.schema.target, table.decimal, table.path.name
         )
-        text = normalise(cell) if field.categories else ""
+        text = text_if(field.categories, normalise(cell))
         kinds.setdefault((problem, text), []).append(code)
         remedies.setdefault((problem, text), remedy)
     for (problem, text), same in kinds.items():

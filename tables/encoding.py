@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import did_you_mean
-from fairbloom.text import join_first, plural
+from fairbloom.text import join_first, plural, text_if
 
 from .cells import (
     MISSING,
@@ -199,7 +199,7 @@ def explain_cell(
         return f"a text of {len(text):,} characters", "correct it, or put the column in ignore"
     known = join_first(field.categories)
     # In the target even a near spelling may be the opposite, as "unwell" is of "well".
-    hint = "" if is_target else did_you_mean(text, field.categories)
+    hint = text_if(not is_target, did_you_mean(text, field.categories))
     new = f"add it to categories of fields.{name} if it is a new one"
     return (
         f"not one of the categories {known}",
@@ -289,7 +289,7 @@ def rows_of_clients(
     listed if it has several.
     """
     cells, codes = different_cells(values)
-    cells = ["" if normalise(cell).casefold() in missing else cell for cell in cells]
+    cells = [text_if(normalise(cell).casefold() not in missing, cell) for cell in cells]
     folded = [fold_value(cell, decimal) for cell in cells]
     spelled: dict[str, Counter[str]] = {}
     for key, cell, count in zip(

@@ -552,7 +552,7 @@ def _announce(
     for entry in np.unique(column.codes[is_unknown(values)]).tolist():
         text = column.texts[entry]
         problem, _ = explain_cell(text, name, about, is_target, column.marks[entry].decimal, "")
-        kinds.setdefault((problem, text if about.categories else ""), []).append(entry)
+        kinds.setdefault((problem, text_if(about.categories, text)), []).append(entry)
     for (problem, text), entries in kinds.items():
         rows = np.isin(column.codes, entries)
         count = int(rows.sum())
