@@ -100,23 +100,22 @@ def build_cohort(
     kept = recall_rows(method, replies, server_round)
     if method.progress.moments is not None:
         check_row(method, "a server momentum", method.progress.moments.first.size, updates.layout)
-    second: list[Vectors] = []
-    if method.has_second_rows and replies.second is not None:
-        second = [replies.second.vectors]
+    second = (
+        [replies.second.vectors] if method.has_second_rows and replies.second is not None else []
+    )
     vectors = Vectors.concat([updates.vectors, *second, *kept.values()])
     exact = EXACT_GRAM in method.requires
     drawn = np.array([draws[name] for name in replies.names], np.float64)
-    weights = drawn
-    if method.draw != "examples":
-        weights = method.prior_weights_of(replies.names, counts.tolist())
+    weights = (
+        drawn
+        if method.draw == "examples"
+        else method.prior_weights_of(replies.names, counts.tolist())
+    )
 
     def compute_gram() -> FloatArray:
         if GRAM_BY_ARRAY in method.requires:
             return _check_finite(cohort.grams.sum(axis=0), replies)
         return _check_finite(updates.gram(vectors, exact=exact), replies)
-
-    def compute_grams() -> FloatArray:
-        return _check_finite(updates.grams(vectors, exact=exact), replies)
 
     cohort = Cohort(
         round=server_round,
@@ -135,7 +134,7 @@ def build_cohort(
         sent=sent,
         arrays=updates.layout.trainable,
         gram_of=compute_gram,
-        grams_of=compute_grams,
+        grams_of=lambda: _check_finite(updates.grams(vectors, exact=exact), replies),
         squared_norms_of=lambda: _check_finite(updates.squared_norms, replies),
     )
     return cohort, vectors
@@ -227,10 +226,10 @@ def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
     expected = (cohort.rows,), (len(cohort.arrays), cohort.rows)
     name = f"{type(method).__name__}.weigh, in round {cohort.round},"
     if coefficients.shape not in expected or coefficients.dtype.kind not in "fiu":
-        got = f"{coefficients.dtype} of shape {coefficients.shape}"
         raise MethodError(
-            f"{name} returned {got}: it must return one number for each update and kept row, shape"
-            f" {expected[0]}, or such numbers for each array that is trained, shape {expected[1]}"
+            f"{name} returned {coefficients.dtype} of shape {coefficients.shape}: it must return"
+            f" one number for each update and kept row, shape {expected[0]}, or such numbers for"
+            f" each array that is trained, shape {expected[1]}"
         )
     finite = np.asarray(np.isfinite(np.atleast_2d(coefficients)).all(axis=0))
     if not finite.all():
@@ -325,15 +324,13 @@ def aggregate(
     progress.moments = moments
     progress.norms = progress.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm)
     of_clients = average_over_arrays(cohort, coefficients)[: cohort.size]
-    left_out = defence.left_out(cohort.names, mixing_matrix, of_clients) if defence else ()
-    step = Step(
+    return model, Step(
         metrics=method.own_metrics(cohort, coefficients),
         coefficients=dict(zip(cohort.names, of_clients.tolist(), strict=True)),
         contributions=measure_contributions(cohort.names, norms, of_clients, summed),
         cosines=measure_cosines(method, cohort.round, replies.updates),
-        left_out=left_out,
+        left_out=defence.left_out(cohort.names, mixing_matrix, of_clients) if defence else (),
     )
-    return model, step
 
 
 def _apply_step(

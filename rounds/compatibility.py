@@ -146,7 +146,5 @@ OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS})
 
 def find_conflict(needs: Collection[str], option: Option) -> Requirement | None:
     """Return the first of a method's needs that an option changes, or None."""
-    for name, need in NEEDS.items():
-        if name in option.changes and name in needs:
-            return need
-    return None
+    changed = option.changes.intersection(needs)
+    return next((need for name, need in NEEDS.items() if name in changed), None)

@@ -87,14 +87,13 @@ class RoundInProgress:
 
     def explain_no_update(self, replies: Replies, training_clients: Sequence[str]) -> str:
         """Return as text why no reply can be used; `training_clients` is empty if all train."""
-        asked = len(self.draws)
-        if not asked:
-            words = "too few clients were online that owed no earlier reply"
-            if training_clients:
-                names = join_names(training_clients)
-                words = f"of those that train (training_clients = {names}), {words}"
-            return words
-        return explain_unusable(replies, asked)
+        if self.draws:
+            return explain_unusable(replies, len(self.draws))
+        words = "too few clients were online that owed no earlier reply"
+        if training_clients:
+            names = join_names(training_clients)
+            return f"of those that train (training_clients = {names}), {words}"
+        return words
 
     def finish(self, arrays: Any, metrics: Mapping[str, Any], evaluation: Evaluation) -> Round:
         """Return the record of the round.

@@ -72,27 +72,25 @@ class Layout:
             for name, array in changing.items()
             if array.dtype.kind == "f" and name not in buffers and name not in self.shared
         )
-        for name in self.trainable:
-            if not np.isfinite(arrays[name]).all():
-                raise ValueError(f"array {name!r} of the global model is not finite")
+        if wrong := [name for name in self.trainable if not np.isfinite(arrays[name]).all()]:
+            raise ValueError(f"array {wrong[0]!r} of the global model is not finite")
         self._check_shared()
         self.dtype = np.result_type(np.float32, *(arrays[name].dtype for name in self.trainable))
         self.size = sum(arrays[name].size for name in self.trainable)
 
     def _check_names(self, buffers: Sequence[str]) -> None:
         arrays = self.arrays
-        for name in buffers:
-            if name not in arrays or arrays[name].dtype.kind != "f":
-                raise ValueError(
-                    f"buffers names {name!r}, which is no float array of the model"
-                    f" ({', '.join(arrays)})"
-                )
-        for name in self.frozen:
-            if name not in arrays or name in buffers:
-                raise ValueError(
-                    f"frozen names {name!r}, which is no parameter of the model"
-                    f" ({', '.join(arrays)})"
-                )
+        floats = {name for name, array in arrays.items() if array.dtype.kind == "f"}
+        if wrong := [name for name in buffers if name not in floats]:
+            raise ValueError(
+                f"buffers names {wrong[0]!r}, which is no float array of the model"
+                f" ({', '.join(arrays)})"
+            )
+        if wrong := [name for name in self.frozen if name not in arrays or name in buffers]:
+            raise ValueError(
+                f"frozen names {wrong[0]!r}, which is no parameter of the model"
+                f" ({', '.join(arrays)})"
+            )
         for name, array in arrays.items():
             if array.dtype.kind not in "fiub":
                 raise ValueError(
@@ -185,5 +183,4 @@ class Layout:
 
 def _is_equal(replied: NDArray[Any], array: NDArray[Any]) -> bool:
     """Return whether two arrays are equal; NaN counts as equal to NaN."""
-    floats = replied.dtype.kind == array.dtype.kind == "f"
-    return np.array_equal(replied, array, equal_nan=floats)
+    return np.array_equal(replied, array, equal_nan=replied.dtype.kind == array.dtype.kind == "f")

@@ -118,8 +118,8 @@ class Method(CommonOptions):
             for name, option in OPTIONS.items()
         }
         # A run folder records these attributes in this order.
-        given = {name: plain[name] for name in CommonOptions.__annotations__ if name in plain}
-        vars(self).update(given)
+        names = CommonOptions.__annotations__
+        vars(self).update({name: plain[name] for name in names if name in plain})
         self.weighting = self._checked_weighting(options.get("weighting"))
         self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
         if self.server_optimizer is not None and self.server_optimizer.name == AVGM:
@@ -128,9 +128,13 @@ class Method(CommonOptions):
         for name, option in CHANGING.items():
             if plain[name] != OPTIONS[name].default:
                 self.check_fit(option, name, plain[name])
-        first = plain["personal_steps"] == HEAD_FIRST
-        self.head_epochs: int | None = plain["head_epochs"] if first else None
-        self.draw = self._checked_draw(plain["draw"])
+        self.head_epochs: int | None = (
+            plain["head_epochs"] if plain["personal_steps"] == HEAD_FIRST else None
+        )
+        self.draw: str = plain["draw"]
+        if self.draw != UNIFORM:
+            self.check_fit(compatibility.DRAW, "draw", self.draw)
+            self.requires = self.requires | {compatibility.ROSTER}
         self.defence = self._checked_defence(plain)
         self.prior_weights = self._checked_prior(options.get("weighting"))
         self._check_effects({**plain, "weighting": options.get("weighting")})
@@ -188,21 +192,13 @@ class Method(CommonOptions):
             weighting = self.default_weighting or "uniform"
         return one_of(("examples", "uniform"), weighting=weighting)
 
-    def _checked_draw(self, draw: str) -> str:
-        if draw == UNIFORM:
-            return draw
-        self.check_fit(compatibility.DRAW, "draw", draw)
-        self.requires = self.requires | {compatibility.ROSTER}
-        return draw
-
     def _checked_defence(self, plain: Mapping[str, Any]) -> Defence | None:
         name = plain["defence"]
         if name == NONE:
             return None
-        if name in WEIGHING:
-            self.check_fit(compatibility.OTHER_WEIGHTS, "defence", name)
-        else:
-            self.check_fit(compatibility.MIXED_UPDATES, "defence", name)
+        weighs = name in WEIGHING
+        option = compatibility.OTHER_WEIGHTS if weighs else compatibility.MIXED_UPDATES
+        self.check_fit(option, "defence", name)
         return Defence(name, plain["defence_tolerance"])
 
     def _checked_prior(self, weighting: str | None) -> dict[str, float]:
@@ -216,12 +212,11 @@ class Method(CommonOptions):
             "draw": self.draw != UNIFORM,
             "defence": self.defence is not None and self.defence.name in WEIGHING,
         }
-        for rival, given in rivals.items():
-            if given:
-                raise ValueError(
-                    f"prior = {self.prior!r}: {rival} sets the clients' weights, too: leave one of"
-                    " them out"
-                )
+        if given := [rival for rival, is_given in rivals.items() if is_given]:
+            raise ValueError(
+                f"prior = {self.prior!r}: {given[0]} sets the clients' weights, too: leave one of"
+                " them out"
+            )
         return weights
 
     def prior_weights_of(self, names: Sequence[str], examples: Sequence[float]) -> FloatArray:
@@ -386,8 +381,7 @@ class Method(CommonOptions):
 
     def terms(self, server_round: int) -> Terms:
         """Return the terms of the clients' local work."""
-        given = vars(self)
-        return Terms.of_options(server_round, {name: given[name] for name in SENT_OPTIONS})
+        return Terms.of_options(server_round, {name: getattr(self, name) for name in SENT_OPTIONS})
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
         """Return the clients that train, drawn from the free ones, in ascending order.
@@ -429,21 +423,20 @@ class Method(CommonOptions):
         roster, the moments and the clients' states are only in it if the method uses them.
         """
         progress = self.progress
-        rows = [
-            {
-                "key": kept.key,
-                "round": kept.round,
-                "extreme": row.needs_float64,
-                "values": row.blocks[0][0].copy(),
-            }
-            for kept, row in progress.kept.items()
-        ]
         state = {
             "method": type(self).__name__,
             "round": progress.finished_rounds,
             "steps": progress.steps,
             "skipped": progress.skipped,
-            "rows": rows,
+            "rows": [
+                {
+                    "key": kept.key,
+                    "round": kept.round,
+                    "extreme": row.needs_float64,
+                    "values": row.blocks[0][0].copy(),
+                }
+                for kept, row in progress.kept.items()
+            ],
             "memory": copy.deepcopy(self.memory),
             "first-counts": dict(progress.first_counts),
             "first-tests": dict(progress.first_tests),
@@ -480,9 +473,9 @@ class Method(CommonOptions):
                 "the state is of a run without average_models, and its earlier models are lost:"
                 " leave average_models out"
             )
-        average = Average()
-        if self.average_models and "average" in state:
-            average = Average(**state["average"])
+        average = (
+            Average(**state["average"]) if self.average_models and "average" in state else Average()
+        )
         self.progress = Progress(
             finished_rounds=whole(0, round=state["round"]),
             steps=state["steps"],

@@ -137,12 +137,13 @@ class Quorum:
     def is_met_by_free(self, free: Collection[str], fewest: int) -> bool:
         """Return whether this many counted clients are `free`: online, and owing no reply."""
         count = len(self.counted(free))
-        state = "are online and owe no earlier reply"
-        if count == 1:
-            state = "is online and owes no earlier reply"
+        state = (
+            "is online and owes no earlier reply"
+            if count == 1
+            else "are online and owe no earlier reply"
+        )
         text = f"{count} of {fewest} clients that this run needs ({self._setting}) {state}"
-        absent = {*self.counted(self._known)}.difference(free)
-        return self._is_enough(count, fewest, text, absent)
+        return self._is_enough(count, fewest, text, {*self.counted(self._known)}.difference(free))
 
     def _is_enough(self, count: int, fewest: int, text: str, absent: Collection[str]) -> bool:
         if count >= fewest:

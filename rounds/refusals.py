@@ -28,8 +28,7 @@ def lacking_metric(metric: str, value: object = None) -> ValueError:
     reason = f"metric {metric!r} must be a finite number, got {value!r}"
     if isinstance(value, float):
         return NotFiniteMetricError(reason)
-    remedy = f": {advice_on([metric])}" if value is None else ""
-    return ValueError(f"{reason}{remedy}")
+    return ValueError(f"{reason}: {advice_on([metric])}" if value is None else reason)
 
 
 class Refusals:
@@ -43,17 +42,18 @@ class Refusals:
 
     def add(self, name: str, reason: ValueError | str) -> None:
         """Note why a reply of `name` is not used."""
-        text = FOLDERS.sub("", one_line(str(reason)))
-        self._reasons.setdefault(name, []).append(text)
+        self._reasons.setdefault(name, []).append(FOLDERS.sub("", one_line(str(reason))))
         if isinstance(reason, NotFiniteError):
             self.not_finite[name] = reason
 
     def log(self) -> None:
         """Log each reason in a line, with its clients."""
         for reason, names in join_alike(self.reasons).items():
-            replies = f"a reply of client {names[0]}"
-            if len(names) > 1:
-                replies = f"the replies of {len(names)} clients ({join_names(names)})"
+            replies = (
+                f"the replies of {len(names)} clients ({join_names(names)})"
+                if len(names) > 1
+                else f"a reply of client {names[0]}"
+            )
             log.warning("refused %s: %s", replies, reason)
 
     @property

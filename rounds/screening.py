@@ -323,15 +323,16 @@ def screen_counts(
 
     A client's `first` count of such examples may be `first_limit` times the others' median.
     """
-    implausible = implausible_counts(
-        replies.metrics,
-        method.weighted_by_key,
-        enrolled=method.enrolled_sizes,
-        first=first,
-        max_growth=method.max_growth,
-        first_limit=first_limit,
+    replies.refuse(
+        implausible_counts(
+            replies.metrics,
+            method.weighted_by_key,
+            enrolled=method.enrolled_sizes,
+            first=first,
+            max_growth=method.max_growth,
+            first_limit=first_limit,
+        )
     )
-    replies.refuse(implausible)
 
 
 def screen_evaluations(
@@ -431,9 +432,10 @@ def compute_norm_bounds(
     medians = [lower_median(past)] if len(past) else []
     if len(moving) > 1:
         medians.append(lower_median(moving))
-    usual_norm = max(medians, default=0.0) or max(model_norm(), 1.0)
-    allowances = np.clip(counts / lower_median(counts), 1.0, LARGEST_ALLOWANCE)
-    return NormBounds(usual_norm, allowances)
+    return NormBounds(
+        norm=max(medians, default=0.0) or max(model_norm(), 1.0),
+        allowances=np.clip(counts / lower_median(counts), 1.0, LARGEST_ALLOWANCE),
+    )
 
 
 def find_outlier_norms(

@@ -112,11 +112,8 @@ class ServerOptimizer:
     def options(self) -> dict[str, str | float]:
         """Return the numbers that the optimizer reads, by the names of a method's options."""
         numbers = {LR: self.lr, BETA1: self.beta1, BETA2: self.beta2, TAU: self.tau}
-        read = {
-            option: value
-            for option, value in numbers.items()
-            if option not in WITHOUT_EFFECT[self.name]
-        }
+        without = WITHOUT_EFFECT[self.name]
+        read = {option: value for option, value in numbers.items() if option not in without}
         return {"server_optimizer": self.name, **read}
 
     def step(
@@ -151,19 +148,15 @@ class ServerOptimizer:
                     second[chunk] = v
                     step = a / (np.sqrt(v) + self.tau)
                 after[chunk] = model[chunk] - self.lr * step
-        for moment in (first, second):
-            if moment is not None and not np.isfinite(moment).all():
-                raise ValueError(
-                    f"the server optimizer {self.name} keeps a moment beyond the range of"
-                    f" {moment.dtype}"
-                )
+        if not np.isfinite(first).all() or (second is not None and not np.isfinite(second).all()):
+            raise ValueError(
+                f"the server optimizer {self.name} keeps a moment beyond the range of {first.dtype}"
+            )
         return after, Moments(first, second)
 
     def _start(self, model: NDArray[Any]) -> Moments:
         zeros = np.zeros(model.shape, np.promote_types(model.dtype, np.float32))
-        if self.name == AVGM:
-            return Moments(zeros, None)
-        return Moments(zeros, np.full_like(zeros, self.tau**2))
+        return Moments(zeros, None if self.name == AVGM else np.full_like(zeros, self.tau**2))
 
     def _next_v(self, v: FloatArray, squares: FloatArray) -> FloatArray:
         if self.name == ADAGRAD:

@@ -38,9 +38,7 @@ class States:
 
     def after(self, number: int, used: Collection[str]) -> "States":
         """Return the states after a round in which the replies of these clients were used."""
-        if not used:
-            return self
-        return States({**self.rounds, **dict.fromkeys(used, number)}, self.losses)
+        return States({**self.rounds, **dict.fromkeys(used, number)}, self.losses) if used else self
 
     def without_all(self, lost_by: Collection[str]) -> "States":
         """Return no states: these clients have lost theirs, and all clients begin again."""

@@ -101,8 +101,7 @@ class Updates:
         for start in range(first, len(self), step):
             rows = matrix[start : min(start + step, len(self))]
             with np.errstate(over="ignore", invalid="ignore"):
-                suspects = np.flatnonzero(~np.isfinite(np.vecdot(rows, rows)))
-                for k in map(int, suspects):
+                for k in map(int, np.flatnonzero(~np.isfinite(np.vecdot(rows, rows)))):
                     arrays = {name: rows[k][place] for name, place in self.layout.slices}
                     self._mark_unusable(start + k, arrays)
                 np.subtract(self.layout.flat, rows, out=rows)

@@ -81,12 +81,10 @@ class Vectors:
         """Return the vector at a place as the only one."""
         row = place
         for block in self.blocks:
-            if row >= block.shape[0]:
-                row -= block.shape[0]
-            elif isinstance(block, Borrowed):
-                return Vectors((block.only(row),), self.needs_float64)
-            else:
-                return Vectors((block[row : row + 1],), self.needs_float64)
+            if row < len(block):
+                only = block.only(row) if isinstance(block, Borrowed) else block[row : row + 1]
+                return Vectors((only,), self.needs_float64)
+            row -= len(block)
         raise IndexError(place)
 
     def take(self, places: Sequence[int]) -> Vectors:
@@ -110,8 +108,8 @@ class Vectors:
     @property
     def in_float64(self) -> bool:
         """Whether products are computed in float64: for few numbers, if needed, or on a device."""
-        needed = self.needs_float64 or self.on_device is not None
-        return needed or len(self) * self.size <= EXACT_NUMBERS
+        few = len(self) * self.size <= EXACT_NUMBERS
+        return few or self.needs_float64 or self.on_device is not None
 
     def map_chunks(self, exact: bool, work: Callable[[slice, NDArray[Any]], T]) -> Iterator[T]:
         """Yield the results of `work` on each chunk of columns of all rows, in order.
@@ -121,9 +119,9 @@ class Vectors:
         """
         dtype = np.dtype(np.float64) if exact else self.blocks[0].dtype
         first, *others = self.blocks
-        direct = None
-        if not others and isinstance(first, np.ndarray) and first.dtype == dtype:
-            direct = first  # its columns need no copy
+        direct = (  # its columns need no copy
+            first if not others and isinstance(first, np.ndarray) and first.dtype == dtype else None
+        )
         buffers = threading.local()
 
         def compute(chunk: slice) -> T:
@@ -193,10 +191,9 @@ class Borrowed:
     def read(self, chunk: slice, out: NDArray[Any]) -> None:
         """Compute the columns of one of `column_chunks` into `out`, shape (m, columns)."""
         pieces = self._pieces.setdefault(chunk.start, []) or self._cut(chunk)
-        rounded = None
-        if out.dtype != self.dtype:
-            # Updates are rounded to the model's dtype, whatever is then computed from them.
-            rounded = np.empty(chunk.stop - chunk.start, self.dtype)
+        # Updates are rounded to the model's dtype, whatever is then computed from them.
+        exact = out.dtype == self.dtype
+        rounded = None if exact else np.empty(chunk.stop - chunk.start, self.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
             for model, row in zip(self._models, out, strict=True):
                 target = row if rounded is None else rounded
@@ -346,8 +343,7 @@ def merge_equal_rows(vectors: Vectors, grams: FloatArray, *, exact: bool) -> Flo
 def row_squares(block: NDArray[Any]) -> NDArray[Any]:
     """Return the sum of squares of each row."""
     if block.shape[1] < WIDE_COLUMNS:  # a call for each row would take longer than the work
-        squares: NDArray[Any] = np.vecdot(block, block)
-        return squares
+        return np.asarray(np.vecdot(block, block))
     return np.array([np.dot(row, row) for row in block])
 
 

@@ -195,8 +195,7 @@ def leader_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
     It is sharper with more known clients and fewer rounds.
     """
     N = roster_size(cohort)
-    steps = memory["steps"]
-    kappa = math.sqrt(math.log(N)) / ((2.0 + cohort.size / N) * math.sqrt(steps + 1.0))
+    kappa = math.sqrt(math.log(N)) / ((2.0 + cohort.size / N) * math.sqrt(memory["steps"] + 1.0))
     Z = np.array([memory["scores"][name] for name in cohort.names])
     c = np.exp(kappa * (Z - Z.max()))
     return np.asarray(c / c.sum())

@@ -92,10 +92,8 @@ class FairMOO(CommonDescent, Stepped):
         norm = np.sqrt(max(0.0, direction @ G @ direction))
         if norm <= least * mean_norm:
             return np.zeros(cohort.size)
-        length = self.length or mean_norm
-        return np.asarray(
-            self.step_size(cohort.round, cohort.num_rounds) * length / norm * direction
-        )
+        length = self.step_size(cohort.round, cohort.num_rounds) * (self.length or mean_norm)
+        return np.asarray(length / norm * direction)
 
 
 def shortest_without_rise(gram: FloatArray, slope: FloatArray) -> FloatArray | None:
@@ -117,10 +115,9 @@ def shortest_without_rise(gram: FloatArray, slope: FloatArray) -> FloatArray | N
     def product(multiplier: float) -> float:
         return float(shifted(multiplier) @ products / largest) + ROUNDING
 
-    shortest = shifted(0.0)
     # Products that are rounding errors: v is zero, for example of equal updates.
     if largest <= ROUNDING * np.abs(slope).max() * np.trace(gram) or product(0.0) >= 0.0:
-        return shortest
+        return shifted(0.0)
     if products.max() < 0.0:
         return None
     multiplier = np.sqrt(np.trace(gram) / (slope @ products))

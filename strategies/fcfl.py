@@ -135,11 +135,8 @@ class FCFL(FairStrategy):
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the 2m gradients, the losses' first, times η/η_k."""
-        if cohort.round <= self.stage1_rounds:
-            weights = self._stage1(cohort)
-        else:
-            weights = self._stage2(cohort)
-        return np.asarray(weights * np.tile(rate_shares(cohort), 2))
+        stage = self._stage1 if cohort.round <= self.stage1_rounds else self._stage2
+        return np.asarray(stage(cohort) * np.tile(rate_shares(cohort), 2))
 
     def _stage1(self, cohort: Cohort) -> FloatArray:
         g = self._maxima(cohort)

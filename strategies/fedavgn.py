@@ -105,9 +105,11 @@ class Stepped(FairStrategy):
             return self.server_lr
         if num_rounds is None:
             raise ValueError("decay needs the number of rounds: run the strategy by its start()")
-        done = server_round / num_rounds
-        if self.server_schedule == STAIRCASE:
-            done = self.decay_every / num_rounds * (server_round // self.decay_every)
+        done = (
+            self.decay_every / num_rounds * (server_round // self.decay_every)
+            if self.server_schedule == STAIRCASE
+            else server_round / num_rounds
+        )
         return float(self.server_lr * self.decay**done)
 
 

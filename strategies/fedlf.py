@@ -175,17 +175,15 @@ def layers_of(names: Sequence[str], groups: Mapping[str, Any] | None) -> list[ND
 
 def check_groups(names: Sequence[str], groups: Mapping[str, Any]) -> None:
     """Raise FairbloomError unless `groups` has exactly these names."""
-    for name in groups:
-        if name not in names:
-            raise FairbloomError(
-                f"groups names {name!r}, which is not a trained array: leave it out;"
-                f" there are {', '.join(names)}"
-            )
-    for name in names:
-        if name not in groups:
-            raise FairbloomError(
-                f"groups has no group for {name!r}: name one for each array that is trained"
-            )
+    if unknown := [name for name in groups if name not in names]:
+        raise FairbloomError(
+            f"groups names {unknown[0]!r}, which is not a trained array: leave it out;"
+            f" there are {', '.join(names)}"
+        )
+    if lacking := [name for name in names if name not in groups]:
+        raise FairbloomError(
+            f"groups has no group for {lacking[0]!r}: name one for each array that is trained"
+        )
 
 
 class Layer(NamedTuple):

@@ -84,11 +84,12 @@ def advise_on_method(plain: str) -> str:
     names = {name.casefold(): name for name in (*SAME, *NEAREST)}
     if plain not in names:
         return ""
-    parameters = {**SAME, **NEAREST}[names[plain]]
-    words = ",".join(f"{key}={value}" for key, value in parameters.items())
-    if names[plain] in NEAREST:
-        return f"the nearest to Flower's {names[plain]} is fedavg({words}); "
-    return f"write fedavg({words}) for Flower's {names[plain]}; "
+    words = ",".join(f"{key}={value}" for key, value in {**SAME, **NEAREST}[names[plain]].items())
+    return (
+        f"the nearest to Flower's {names[plain]} is fedavg({words}); "
+        if names[plain] in NEAREST
+        else f"write fedavg({words}) for Flower's {names[plain]}; "
+    )
 
 
 def as_call(parameters: dict[str, Any]) -> str:

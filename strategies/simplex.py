@@ -3,9 +3,9 @@
 No other file imports cvxopt, which is licensed under the GPL, version 3.
 """
 
+import contextlib
 import math
 
-import cvxopt
 import cvxopt.solvers
 import numpy as np
 from numpy.typing import NDArray
@@ -88,9 +88,7 @@ def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> Flo
     else:
         weights = np.clip(np.array(solution["x"]).ravel(), lower, upper)
         weights = weights / weights.sum()
-        slack = np.array(solution["s"]).reshape(2, m)
-        multipliers = np.array(solution["z"]).reshape(2, m)
-        active = multipliers > slack
+        active = (np.array(solution["z"]) > np.array(solution["s"])).reshape(2, m)
     if not is_minimal(G, weights, lower, upper):
         weights = _polished(G, weights, lower, upper, active)
     return _nearest_minimiser(G, weights, prior, lower, upper)
@@ -110,8 +108,7 @@ def measure_conflicts(gram: FloatArray) -> dict[str, float]:
     mean_norm = float(np.sqrt(np.maximum(np.diag(gram), 0.0)).mean())
     if mean_norm > 0.0 and m <= MAX_UPDATES:
         weights = min_norm_weights(gram, np.full(m, 1.0 / m), epsilon=1.0)
-        squared_norm = max(0.0, float(weights @ gram @ weights))
-        found[STATIONARITY] = math.sqrt(squared_norm) / mean_norm
+        found[STATIONARITY] = math.sqrt(max(0.0, float(weights @ gram @ weights))) / mean_norm
     return found
 
 
@@ -164,8 +161,7 @@ def steepest_common_weights(gram: FloatArray, gains: FloatArray) -> FloatArray:
     weights = np.maximum(result.x, 0.0)
     _, groups, sizes = np.unique(gram, axis=0, return_inverse=True, return_counts=True)
     groups = groups.ravel()
-    means = np.bincount(groups, weights) / sizes
-    return np.asarray(means[groups] / weights.sum())
+    return np.asarray((np.bincount(groups, weights) / sizes)[groups] / weights.sum())
 
 
 def duality_gap(G: FloatArray, x: FloatArray, lower: FloatArray, upper: FloatArray) -> float:
@@ -272,9 +268,9 @@ def _nearest_minimiser(
     nearest /= nearest.sum()
     norms = np.sqrt(np.diag(G))
     rounding = 1e-15 * len(x) * (x @ norms) ** 2 + (1e-15 * norms.max()) ** 2
-    if nearest @ G @ nearest > (1.0 + MAX_RELATIVE_GAP) * (x @ G @ x) + rounding:
-        return x
-    return nearest
+    return (
+        x if nearest @ G @ nearest > (1.0 + MAX_RELATIVE_GAP) * (x @ G @ x) + rounding else nearest
+    )
 
 
 def _neutral_moves(
@@ -290,16 +286,13 @@ def _neutral_moves(
     slope = G @ x
     reach = norms * (x @ norms)  # the rounding of the slope is relative to it
     inside = (x > lower + 1e-7) & (x < upper - 1e-7)
-    pull = slope
-    if inside.any():
-        pull = slope - slope[inside][np.argmin(norms[inside])]
+    pull = slope - slope[inside][np.argmin(norms[inside])] if inside.any() else slope
     (free,) = np.nonzero(inside | ~inside.any() | (np.abs(pull) <= 1e-6 * reach))
     combinations = _combinations(G[np.ix_(free, free)])
     sums = combinations.sum(axis=0)
     combinations = _neutral(combinations, sums, 1e-12 * np.abs(combinations).sum(axis=0))
-    first_order = pull[free] @ combinations
     rounding = 1e-12 * (x @ slope) + 1e-14 * len(x) * (reach[free] @ np.abs(combinations))
-    combinations = _neutral(combinations, first_order, rounding)
+    combinations = _neutral(combinations, pull[free] @ combinations, rounding)
     moves = np.zeros((len(x), combinations.shape[1]))
     moves[free] = np.linalg.qr(combinations)[0]
     return moves
@@ -328,11 +321,8 @@ def _combinations(G: FloatArray) -> FloatArray:
     m = len(G)
     norms = np.sqrt(np.diag(G))
     norms[norms == 0.0] = 1.0
-    try:
+    with contextlib.suppress(np.linalg.LinAlgError):
         np.linalg.cholesky(G / np.outer(norms, norms) - DEPENDENT * np.eye(m))
-    except np.linalg.LinAlgError:
-        pass
-    else:
         return np.zeros((m, 0))
     factor = np.zeros((m, m))
     left = np.diag(G).copy()

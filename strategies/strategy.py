@@ -240,8 +240,10 @@ class FairStrategy(Method, Strategy):
         """
         if self.progress.finished_rounds < number:
             trained = self._flower.read_train_replies(replies)
-            wrapper = type(self._outer).__name__
-            reason = f"{wrapper} has passed no replies on, as wrappers do where one is an error"
+            reason = (
+                f"{type(self._outer).__name__} has passed no replies on, as wrappers do where one"
+                " is an error"
+            )
             trained.refuse(dict.fromkeys(trained.names, reason))
             self._loop.aggregate_train(number, trained)
 
@@ -252,10 +254,9 @@ class FairStrategy(Method, Strategy):
             for name, config in self._configs.items()
             if (changes := config.state_dict())
         }
-        wrappers = [plain_values(layer) for layer in layers(self._outer)[:-1]]
         added = {
             "configs": configs,
-            "wrappers": wrappers,
+            "wrappers": [plain_values(layer) for layer in layers(self._outer)[:-1]],
             WITH_STATE: sorted(self._flower.with_state),
         }
         return super().state_dict() | {name: value for name, value in added.items() if value}
@@ -354,9 +355,7 @@ class FairStrategy(Method, Strategy):
 
     def _mean_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the mean of all global models if they are averaged, else `arrays`, the last."""
-        if not self.average_models:
-            return arrays
-        return record_of(self._loop.mean_model(model_of(arrays)))
+        return record_of(self._loop.mean_model(model_of(arrays))) if self.average_models else arrays
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -465,8 +464,7 @@ class _HookedSteps:
             log.info("Global evaluation")
             central = self.evaluate_centrally(self.evaluate_fn, number, self.result.arrays)
             log.info("\t└──> MetricRecord: %s", central)
-        average = self.result.arrays if strategy.average_models else None
-        return Evaluation(average, metrics, central)
+        return Evaluation(self.result.arrays if strategy.average_models else None, metrics, central)
 
     def evaluate_centrally(
         self, evaluate_fn: EvaluateFn, number: int, arrays: ArrayRecord

@@ -79,8 +79,7 @@ class FromTorchJD(FairStrategy):
 
         self._reset()
         with torch.random.fork_rng(devices=[]):
-            drawn = generator(self.seed, "weighting", cohort.round).integers(2**63)
-            torch.manual_seed(int(drawn))
+            torch.manual_seed(int(generator(self.seed, "weighting", cohort.round).integers(2**63)))
             try:
                 weights = self.weigh_gram(torch.from_numpy(cohort.gram))
             except ValueError as error:
