@@ -104,8 +104,7 @@ class Adversaries:
             raise FairbloomError(
                 f"attackers = {settings.attackers!r}: no training client among them: name one"
             )
-        reads_losses = method.needs & LOSSES or method.second == SNAPSHOT
-        if settings.attack == LOSS and not reads_losses:
+        if settings.attack == LOSS and not (method.needs & LOSSES or method.second == SNAPSHOT):
             log.warning(
                 "attack = %r has no effect on %s, which reads no losses",
                 LOSS,
@@ -116,11 +115,9 @@ class Adversaries:
         self._name = settings.attack
         known = settings.attack in ATTACKS
         self._strength = settings.attack_strength or ATTACKS.get(settings.attack) or 1.0
-        self._change: Callable[[Sight], Vector] | None
-        if known:
-            self._change = UPDATES.get(settings.attack)
-        else:
-            self._change = imported("attack", settings.attack)
+        self._change: Callable[[Sight], Vector] | None = (
+            UPDATES.get(settings.attack) if known else imported("attack", settings.attack)
+        )
         self._sees_honest = not known or settings.attack in SEES_HONEST
 
     def attack(self, trained: TrainReplies, number: int) -> None:

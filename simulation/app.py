@@ -75,7 +75,6 @@ def run_by_flwr(
     with tempfile.TemporaryDirectory() as place:
         file = Path(place, "run-config.toml")
         file.write_text(tomli_w.dumps(config))
-        options = ["--run-config", str(file), "--federation-config", federation]
         done = subprocess.run(  # noqa: S603 (Flower's command)
             [
                 shutil.which("flwr", path=path) or "flwr",
@@ -83,7 +82,10 @@ def run_by_flwr(
                 folder,
                 "local",
                 "--stream",
-                *options,
+                "--run-config",
+                str(file),
+                "--federation-config",
+                federation,
             ],
             env={**ENVIRONMENT, **os.environ, "PATH": path},
             stdout=subprocess.PIPE,

@@ -39,8 +39,7 @@ def empty_matrix(
     """
     size = rows * columns * np.dtype(dtype).itemsize
     folder = tempfile.gettempdir()
-    budget = gigabytes * GIGABYTE or half_of_memory()
-    if size * of <= budget:
+    if size * of <= (gigabytes * GIGABYTE or half_of_memory()):
         return np.empty((rows, columns), dtype)
     with tempfile.TemporaryFile() as file:
         try:  # allocate now: on a full disk, a later write to mapped memory would kill the process

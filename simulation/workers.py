@@ -82,9 +82,11 @@ class SharedBuffers:
         self.received = {
             name: shared_array(array.shape, array.dtype) for name, array in layout.arrays.items()
         }
-        self.matrices = matrices
-        if not isinstance(matrices[0], np.memmap):
-            self.matrices = [shared_array(matrix.shape, matrix.dtype) for matrix in matrices]
+        self.matrices = (
+            matrices
+            if isinstance(matrices[0], np.memmap)
+            else [shared_array(matrix.shape, matrix.dtype) for matrix in matrices]
+        )
         self.updates = Updates(layout, self.matrices[0])
         self.second = (
             Updates(layout_of_second(layout, second), self.matrices[1]) if second else None
@@ -309,8 +311,7 @@ class WorkerClients(LocalClients):
                     states[rule.keeps] = version
             # The data are read in this process, so that all workers share them.
             splits = self.local(name).splits
-            examples = splits.train if training else splits.test
-            return len(examples), Job(name, row, terms, states)
+            return len(splits.train if training else splits.test), Job(name, row, terms, states)
 
         prepared = refuse_failed(
             {name: call_client(prepare, row, name) for row, name in enumerate(names)}, refused

@@ -103,8 +103,7 @@ def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
     some = sizes > 0
     if some.any():
         means[some] = np.add.reduceat(numbers, starts[some]) / sizes[some]
-    listed: list[float] = means.tolist()
-    return listed
+    return list(map(float, means))
 
 
 def split_into_passes(parts: Sequence[Examples]) -> Iterator[tuple[list[Examples], list[int]]]:

@@ -286,16 +286,18 @@ class StackedClients(LocalClients):
     ) -> Iterable[StepBatch]:
         """Return the steps of a block."""
         number = terms.server_round
-        steps: Iterable[StepBatch]
-        if takes_all(block):
-            steps = repeat_step(self._full_batch(block), block)
-        else:
-            steps = minibatches(
+        steps: Iterable[StepBatch] = (
+            repeat_step(self._full_batch(block), block)
+            if takes_all(block)
+            else minibatches(
                 block, lambda m: batch_order(m.local.order, number, m.local.key, training)
             )
-        if work.augment == NO_AUGMENTATION:
-            return steps
-        return augment_steps(steps, work.augment, self.seeds(block, terms, training))
+        )
+        return (
+            steps
+            if work.augment == NO_AUGMENTATION
+            else augment_steps(steps, work.augment, self.seeds(block, terms, training))
+        )
 
     def seeds(self, block: Sequence[StackedClient], terms: Terms, training: str) -> list[int]:
         """Return the seed of each client's dropout and augmentation."""
@@ -325,10 +327,11 @@ class StackedClients(LocalClients):
             return self._cached_blocks[1]
 
         def member(place: int, name: str) -> StackedClient:
-            if work.in_full:
-                epochs = work.epochs
-            else:
-                epochs = epochs_in_time(self.settings, terms.server_round, name)
+            epochs = (
+                work.epochs
+                if work.in_full
+                else epochs_in_time(self.settings, terms.server_round, name)
+            )
             return StackedClient.of(self.local(name), place, work, epochs)
 
         answers = {name: call_client(member, place, name) for place, name in enumerate(names)}
@@ -363,8 +366,11 @@ class StackedClients(LocalClients):
             }
             # If each client succeeds by itself, stacking was the reason for the failure.
             if len(refuse_failed(answers, training.trained.refused)) == len(block):
-                words = "%d clients were computed one by one, because together they failed: %s"
-                log.warning(words, len(block), failure_reason(error))
+                log.warning(
+                    "%d clients were computed one by one, because together they failed: %s",
+                    len(block),
+                    failure_reason(error),
+                )
 
     def _measures(
         self, names: Sequence[str], received: StateDict, terms: Terms, participants: Collection[str]
@@ -572,8 +578,7 @@ class _Block(ClientRound):
             if own.state_round is not None:
                 metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
             if self._own:
-                trained = self._rows.trained(row)
-                member.local.keep_personal(terms.server_round, trained, self._own)
+                member.local.keep_personal(terms.server_round, self._rows.trained(row), self._own)
             training.replies[member.local.name] = Reply(member.place, metrics, others, others)
 
     def after(self) -> None:
@@ -603,9 +608,9 @@ class _Block(ClientRound):
 
     def _seeds(self, block: Sequence[StackedClient], training: str) -> Sequence[int]:
         """Return the seeds of the clients' dropout, none for a model without it."""
-        if not self._program.drops:
-            return ()
-        return self._training.engine.seeds(block, self._terms, training)
+        return (
+            self._training.engine.seeds(block, self._terms, training) if self._program.drops else ()
+        )
 
     def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:
         """Add the training metrics that clients report to their scores."""
@@ -638,9 +643,11 @@ def train_together(
     """
     anchor = rows.anchor if work.pull > 0.0 else []
     take_step = program.make_step(work, shifted=bool(shift))
-    recorded = None
-    if capture is not None:
-        recorded = find_recorded(capture, most, program, work, rows.arrays, anchor, shift)
+    recorded = (
+        find_recorded(capture, most, program, work, rows.arrays, anchor, shift)
+        if capture is not None
+        else None
+    )
     arrays = recorded or BlockArrays(program, work, rows.arrays, anchor, shift)
     if recorded is not None:
         rows.arrays = recorded.begin(rows.arrays, anchor, shift, work.learning_rate)
@@ -652,13 +659,16 @@ def train_together(
     first_losses = None
     generators = [torch.Generator(rows.arrays[0].device).manual_seed(seed) for seed in seeds]
     for number, step in enumerate(steps, start=1):
-        masks: list[Tensor] = []
-        if program.drops:
-            masks = draw_masks(program.drops, generators[: step.shape[0]], step.sizes)
-        if capture is None or recorded is None:
-            losses = compute(step, masks)
-        else:
-            losses = _take_recorded(capture, recorded, step, masks, compute)
+        masks: list[Tensor] = (
+            draw_masks(program.drops, generators[: step.shape[0]], step.sizes)
+            if program.drops
+            else []
+        )
+        losses = (
+            compute(step, masks)
+            if capture is None or recorded is None
+            else _take_recorded(capture, recorded, step, masks, compute)
+        )
         if first_losses is None:
             first_losses = step.means(losses.double())
         if after_step is not None:

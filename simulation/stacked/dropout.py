@@ -52,9 +52,11 @@ class DropoutMode(TorchFunctionMode):
         if func not in DROPOUTS:
             return func(*args, **given)
         inputs, probability, training = _arguments(*args, **given)
-        if not training or probability == 0.0:
-            return inputs
-        return self._replace(inputs, probability, DROPOUTS[func])
+        return (
+            inputs
+            if not training or probability == 0.0
+            else self._replace(inputs, probability, DROPOUTS[func])
+        )
 
 
 def _arguments(
@@ -71,9 +73,7 @@ def record_drops(into: list[Drop]) -> DropoutMode:
     """Return a context that adds the calls of dropout to a list, and drops nothing."""
 
     def record(inputs: Tensor, probability: float, channels: bool) -> Tensor:
-        shape = tuple(inputs.shape)
-        if channels:
-            shape = (*shape[:2], *[1] * (len(shape) - 2))
+        shape = (*inputs.shape[:2], *[1] * (inputs.dim() - 2)) if channels else (*inputs.shape,)
         into.append(Drop(shape, inputs.dtype, 1.0 - probability))
         return inputs
 
