@@ -90,11 +90,10 @@ def parse_arms(
     found: list[Arm] = []
     for text in [part for each in texts for part in split_parts(each)]:
         arm = make_arm(*parse_method(text))
-        for key in arm.settings:
-            if shared and key in shared:
-                raise SettingsError(
-                    f"{key} is given twice, in {text} and for all methods: give it in one place"
-                )
+        if twice := [key for key in arm.settings if key in (shared or {})]:
+            raise SettingsError(
+                f"{twice[0]} is given twice, in {text} and for all methods: give it in one place"
+            )
         if not any(arm.is_same(other) for other in found):
             found.append(arm)
     if not found:

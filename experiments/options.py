@@ -33,12 +33,11 @@ class CommonOptions(TypedDict, total=False):
 
 def expand_options(function: Function) -> Function:
     """Replace `**options` in a function's signature by the common options; refuse other names."""
-    types = get_type_hints(CommonOptions)
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     common = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in types.items()
+        for name, kind in get_type_hints(CommonOptions).items()
     ]
     signature = signature.replace(parameters=[*own, *common])
 
@@ -86,6 +85,5 @@ def merge_settings(
 
 def choose_task(config: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings, with the task csv if they have a folder and a schema, but no task."""
-    if config.get("data-dir") and config.get("schema") and "task" not in config:
-        return {**config, "task": "csv"}
-    return {**config}
+    has_files = config.get("data-dir") and config.get("schema")
+    return {**config, "task": config.get("task", "csv")} if has_files else {**config}

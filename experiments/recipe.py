@@ -264,20 +264,20 @@ class Recipe(Section):
             key: values for name, values in self.grid.items() if (key := self._axis(name, row))
         }
         own = {self._axis(name, row) or name: values for name, values in row.grid.items()}
-        axes = {**shared, **own}
-        if not every_axis:
-            axes = {key: values for key, values in axes.items() if key not in row.settings}
+        axes = {
+            key: values
+            for key, values in {**shared, **own}.items()
+            if every_axis or key not in row.settings
+        }
         return [
             dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
         ]
 
     def _axis(self, name: str, row: Row) -> str | None:
         """Return the run-config key of a grid's setting, None if it is of another row's method."""
-        key: str | None = name
-        if "." not in name:
-            key = key_of(name)
-            if key not in SETTINGS:
-                key = find_key(name, method_parameters(self.method(row)))
+        key: str | None = name if "." in name else key_of(name)
+        if "." not in name and key not in SETTINGS:
+            key = find_key(name, method_parameters(self.method(row)))
         owner, dot, _ = (key or "").partition(".")
         if dot and owner in self.owners and owner != owner_of(self.method(row)):
             return None

@@ -184,11 +184,9 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
 def _by_round(run: Run, line: Line, measure: str) -> dict[int, float]:
     """Return a measure after each evaluated round; {} without numbers."""
     if measure == "train_loss":
-        losses = _pick(run, run.clients, TRAIN_LOSS_OF_GLOBAL_MODEL).groupby("round")["value"]
-        found = losses.mean()
+        found = _pick(run, run.clients, TRAIN_LOSS_OF_GLOBAL_MODEL).groupby("round")["value"].mean()
     else:
-        of_score = f"{run.score.column(line.model)}_{measure}"
-        column = IMPROVED if measure == "improved" else of_score
+        column = IMPROVED if measure == "improved" else f"{run.score.column(line.model)}_{measure}"
         found = run.rounds.set_index("round").get(column, {})
     return {number: value for number, value in found.items() if is_shown(value)}
 
@@ -227,10 +225,9 @@ def weight_map(scene: Scene, line: Line) -> list[Row]:
 
 def _mapped(scene: Scene, table: "pandas.DataFrame") -> list[Row]:
     """Return the mean value by round and client."""
-    means = table.groupby(["round", "client"])["value"].mean()
     return [
         {"round": int(number), "client": scene.shown_name(str(name)), "value": short(float(value))}
-        for (number, name), value in means.items()
+        for (number, name), value in table.groupby(["round", "client"])["value"].mean().items()
         if value == value
     ]
 

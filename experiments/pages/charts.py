@@ -114,13 +114,13 @@ def over_rounds(
     rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()
 ) -> Spec:
     """Return a line for each method over the rounds, in a band."""
-    values = thin(sorted({row["round"] for row in rows}), 9)
+    rounds = sorted({row["round"] for row in rows})
     x = {
         "field": "round",
         "type": "quantitative",
         "title": "round",
         "scale": {"nice": False, "zero": False},
-        "axis": {"values": values, "format": "d", "grid": False},
+        "axis": {"values": thin(rounds, 9), "format": "d", "grid": False},
     }
     return _bands(rows, series, x, _quantity("value", axis, among))
 

@@ -73,12 +73,11 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     finals = {label: comparison.values[label] for label in comparison.shown}
     order = worst_first(by_name(comparison, comparison.baseline), comparison.score)
     named = len(order) <= POINTS_SHOWN and not _first_only(comparison)
-    if named:
-        drawn = named_charts(
-            finals, _series(comparison), order, comparison.score, comparison.shown_name
-        )
-    else:
-        drawn = sorted_charts(comparison)
+    drawn = (
+        named_charts(finals, _series(comparison), order, comparison.score, comparison.shown_name)
+        if named
+        else sorted_charts(comparison)
+    )
     intro = f"The {comparison.score.words} of the final models on each client's own test examples."
     if len(comparison.seeds) > 1:
         marks = (
@@ -324,14 +323,13 @@ def client_table(comparison: Comparison) -> Table:
     values = {method: by_name(comparison, method) for method in comparison.shown}
     order = worst_first(values[base], comparison.score)
     shares = {} if first_only else comparison.larger_classes
-    over = text_if(seeds > 1, f", mean over {seeds} seeds")
-    if first_only:  # of several seeds
-        over = ", of the first seed, as each deals the data in its own way"
-    caption = (
-        f"Each client, the worst served under {base} first: test {comparison.score.title}{over}"
+    over = (
+        ", of the first seed, as each deals the data in its own way"
+        if first_only
+        else text_if(seeds > 1, f", mean over {seeds} seeds")
     )
     return table_of_clients(
-        caption,
+        f"Each client, the worst served under {base} first: test {comparison.score.title}{over}",
         shown_of(order),
         len(order),
         comparison.score,
@@ -382,28 +380,31 @@ def _differences_section(comparison: Comparison) -> Section | None:
             p_value = Cell(
                 "< 0.001" if each.p_value < 0.001 else f"{each.p_value:.3f}", each.p_value
             )
-            size = replace(digits.difference(each), tone=tone_of(each) if tested else "")
             cells.append(
                 [
                     Cell(method),
                     Cell(title),
-                    size,
+                    replace(digits.difference(each), tone=tone_of(each) if tested else ""),
                     Cell.of(each.better),
                     Cell.of(each.worse),
                     p_value if tested else NONE,
                 ]
             )
-    intro = f"How much better than {base} each method is, paired by seed; to the right is better."
-    if len(comparison.seeds) >= FEWEST_SEEDS:
-        intro += " Lines are 95 % intervals. Grey: not significant, or not tested."
-    else:
-        intro += f" There are no intervals, because these take {FEWEST_SEEDS} seeds."
+    intervals = (
+        "Lines are 95 % intervals. Grey: not significant, or not tested."
+        if len(comparison.seeds) >= FEWEST_SEEDS
+        else f"There are no intervals, because these take {FEWEST_SEEDS} seeds."
+    )
+    intro = (
+        f"How much better than {base} each method is, paired by seed; to the right is better."
+        f" {intervals}"
+    )
     headings = ["method", "measure", "difference", "seeds better", "seeds worse", "p"]
-    note = "Positive is better; of the standard deviation, more equal"
-    if comparison.gaps_compared:
-        note += f"; of a gap by {comparison.grouping_compared}, narrower"
-    note += (
-        f". The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of"
+    by_gap = f"; of a gap by {comparison.grouping_compared}, narrower"
+    note = (
+        "Positive is better; of the standard deviation, more equal"
+        f"{text_if(comparison.gaps_compared, by_gap)}."
+        f" The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of"
         " the paired t test, with Holm's correction over both and all methods."
         f"{about_worst(measure_title(WORST, comparison.client_count), len(comparison.seeds))}"
     )
@@ -435,9 +436,8 @@ def _scores_table(comparison: Comparison) -> list[Table]:
         for score in comparison.scores:
             mine = means[method, score.name].dropna()
             clients = sorted({*counts[method, score.name]})
-            mean = statistics.fmean(mine) if len(mine) else None
             row += [
-                Digits.of(score, mine).cell(mean),
+                Digits.of(score, mine).cell(statistics.fmean(mine) if len(mine) else None),
                 Cell("–".join(map(str, {clients[0]: 0, clients[-1]: 0}))),
             ]
         cells.append(row)

@@ -58,9 +58,8 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
         for sentence in report.partial_scores(grouping)
     }
     if partial:
-        shown = sorted(partial)[:MAX_SHOWN]
         others = text_if(len(partial) > MAX_SHOWN, f"; and {len(partial) - MAX_SHOWN} more")
-        note += f" {PARTIAL} {'; '.join(shown)}{others}."
+        note += f" {PARTIAL} {'; '.join(sorted(partial)[:MAX_SHOWN])}{others}."
     headings = ["method", "grouping", "group", "examples", *scores]
     rows = [[row[0], *row[2:]] for row in cells]
     blocks.append(
@@ -92,9 +91,10 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
         for report in next(iter(reports.values()))
     }
     blocks.append(Note(sorted(left_out)))
-    intro = "Scores of groups of the clients' test examples under the final models."
-    if any(len(each) > 1 for each in reports.values()):
-        intro += " Means over the seeds; lines span them from the lowest to the highest."
+    intro = "Scores of groups of the clients' test examples under the final models." + text_if(
+        any(len(each) > 1 for each in reports.values()),
+        " Means over the seeds; lines span them from the lowest to the highest.",
+    )
     return Section("groups", "Subgroups", intro, blocks)
 
 
@@ -188,16 +188,13 @@ def compared_gaps_table(reports: Reports, baseline: str) -> Table:
             ]
         )
     every = [gap for each in reports.values() for report in each for gap in report.gaps(ALL)]
-    note = (
-        "The highest of the groups less the lowest; mean ± standard deviation over the seeds that"
-        f" have it. Not tested; gaps.csv and groups.csv have all.{_explain_partial(every)}"
-    )
     return Table(
         "gaps",
         "Gaps between groups over all clients",
         ["grouping", "score", f"gap under {baseline}", "smallest gap", "method"],
         rows,
-        note,
+        "The highest of the groups less the lowest; mean ± standard deviation over the seeds that"
+        f" have it. Not tested; gaps.csv and groups.csv have all.{_explain_partial(every)}",
         keys=2,
     )
 
@@ -231,20 +228,17 @@ def _group_rows(
     label: str, by_seed: Sequence[GroupReport], clients: Iterable[str], first: GroupReport
 ) -> list[list[Cell]]:
     rows = []
-    for client in clients:
-        for grouping in first.grouped.groupings:
-            for name, groups in _by_name(by_seed, client, grouping).items():
-                count = statistics.fmean(group.count for group in groups)
-                row = [Cell(label), Cell(client), Cell(grouping), Cell(name), Digits(0).cell(count)]
-                for score in first.scores:
-                    values = [
-                        group.values[score.name] for group in groups if score.name in group.values
-                    ]
-                    cell = Digits.of(score, values).cell(
-                        statistics.fmean(values) if values else None
-                    )
-                    if any(score.name in group.without for group in groups):
-                        cell = replace(cell, text=f"{cell.text}{LEFT_OUT}")
-                    row.append(cell)
-                rows.append(row)
+    for client, grouping in itertools.product(clients, first.grouped.groupings):
+        for name, groups in _by_name(by_seed, client, grouping).items():
+            count = statistics.fmean(group.count for group in groups)
+            row = [Cell(label), Cell(client), Cell(grouping), Cell(name), Digits(0).cell(count)]
+            for score in first.scores:
+                values = [
+                    group.values[score.name] for group in groups if score.name in group.values
+                ]
+                cell = Digits.of(score, values).cell(statistics.fmean(values) if values else None)
+                if any(score.name in group.without for group in groups):
+                    cell = replace(cell, text=f"{cell.text}{LEFT_OUT}")
+                row.append(cell)
+            rows.append(row)
     return rows

@@ -37,12 +37,11 @@ def page_of_reproduction(done: Reproduction) -> Page:
     intro = text_if(
         len(done.study.seeds) > 1 or done.printed,
         "Lines and ± are standard deviations over the seeds. ",
+    ) + text_if(
+        done.printed and done.comparable,
+        "A row agrees where it is within two combined standard errors of what was printed, or one"
+        " point where no ± is printed.",
     )
-    if done.printed and done.comparable:
-        intro += (
-            "A row agrees where it is within two combined standard errors of what was printed, or"
-            " one point where no ± is printed."
-        )
     shown = "Printed and measured" if done.printed else "What was measured"
     sections = [Section("rows", shown, intro, [_rows_table(done), _rows_charts(done)])]
     if claims := [f"{claim}: {_holds(claim, found)}." for claim, found in done.claims.items()]:
@@ -55,25 +54,38 @@ def page_of_reproduction(done: Reproduction) -> Page:
     ]
     if known := list(dict.fromkeys([*faults, *notes, *recipe.notes])):
         sections.append(Section("notes", "What is known of the differences", "", [Note(known)]))
-    figure = partial(_rows_charts, done)
     verdict = _agreement(done)
     if unfinished := {folder for outcome in done.outcomes for folder in outcome.unfinished}:
         finished = sum(not outcome.unfinished for outcome in done.outcomes)
-        counts = (
+        verdict = (
             f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
-        )
-        verdict = f"{counts} The same command runs them. {verdict}".strip()
+            f" The same command runs them. {verdict}"
+        ).strip()
 
     def details() -> list[Section]:
         cells = [
             [Cell(o.name), Cell.of(len(o.runs)), Cell(in_seconds(o.seconds), o.seconds)]
             for o in done.outcomes
         ]
-        headings = ["row", "runs", "time of their rounds together"]
-        table = Table("cost", "How long the rounds took to compute", headings, cells, folded=True)
+        table = Table(
+            "cost",
+            "How long the rounds took to compute",
+            ["row", "runs", "time of their rounds together"],
+            cells,
+            folded=True,
+        )
         return [Section("cost", "Time", "", [table])]
 
-    return Page(recipe.title, verdict, said, facts, sections, details, files, figure)
+    return Page(
+        recipe.title,
+        verdict,
+        said,
+        facts,
+        sections,
+        details,
+        files,
+        partial(_rows_charts, done),
+    )
 
 
 def _holds(claim: str, found: Difference | None) -> str:
@@ -81,8 +93,7 @@ def _holds(claim: str, found: Difference | None) -> str:
     if found is None:
         return "runs are missing"
     verb = "holds" if found.mean > 0.0 else "does not hold here"
-    measure = find_measure(CLAIM.findall(claim)[0][2])
-    number = Digits(measure.decimals).difference(found).text
+    number = Digits(find_measure(CLAIM.findall(claim)[0][2]).decimals).difference(found).text
     return f"{verb}, by {number} with {plural(found.seeds, 'one seed', f'{found.seeds} seeds')}"
 
 
@@ -100,11 +111,9 @@ def _agreement(done: Reproduction) -> str:
     judged = [agrees for outcome in done.outcomes if (agrees := done.agrees(outcome)) is not None]
     if not judged:
         return ""
-    within = "two combined standard errors, or one point where no ± is printed"
-    if done.recipe.tolerance:
-        within += "".join(
-            f", or {value:g} in {measure_title(m)}" for m, value in done.recipe.tolerance.items()
-        )
+    within = "two combined standard errors, or one point where no ± is printed" + "".join(
+        f", or {value:g} in {measure_title(m)}" for m, value in done.recipe.tolerance.items()
+    )
     verb = plural(len(judged), "agrees", "agree")
     return f"{sum(judged)} of {len(judged)} rows {verb} with what was printed: within {within}."
 
@@ -198,10 +207,11 @@ def _rows_table(done: Reproduction) -> Table:
         runs = f"{count}{text_if(outcome.unfinished, f' of {len(done.study.seeds)}')}"
         cells.append([*row, Cell(runs, count)])
     titles = " ".join(map(measure_title, recipe.measures))
-    note = f"Mean ±standard deviation over the seeds.{about_worst(titles, len(done.study.seeds))}"
-    if printed:
-        note += (
-            f" What was printed is over {recipe.published_seeds or 'an unknown number of'} seeds."
-        )
+    note = (
+        f"Mean ±standard deviation over the seeds.{about_worst(titles, len(done.study.seeds))}"
+    ) + text_if(
+        printed,
+        f" What was printed is over {recipe.published_seeds or 'an unknown number of'} seeds.",
+    )
     headings += ["agrees", "seeds"] if done.printed else ["seeds"]
     return Table("rows", "Each row", headings, cells, note)

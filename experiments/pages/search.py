@@ -59,13 +59,18 @@ def chosen_table(search: Search) -> Table:
         promised = NONE if base else digits.spread(search.promise(label), None, sign="+")
         gained = NONE if found is None else digits.difference(found)
         cells.append([Cell(label), digits.cell(search.of(label).mean), promised, gained])
-    headings = ["best of each method", f"{title}, validation", "gain promised", "gain tested"]
     note = (
         f"gain: by how much better than {search.baseline}; promised: on validation examples, seeds:"
         f" {len(search.found.judged)}; tested: on test examples, fresh seeds:"
         f" {len(search.found.fresh)}.{about_worst(title, len(search.found.judged))}"
     )
-    return Table("chosen", f"Chosen by the {title} of {search.score.title}", headings, cells, note)
+    return Table(
+        "chosen",
+        f"Chosen by the {title} of {search.score.title}",
+        ["best of each method", f"{title}, validation", "gain promised", "gain tested"],
+        cells,
+        note,
+    )
 
 
 def chosen_charts(search: Search) -> Charts:
@@ -110,10 +115,11 @@ def arms_table(search: Search) -> Table:
 
     cells = []
     for each in sorted(search.judged, key=order):
-        if each.arm.label in search.found.best:
-            state = "chosen"
-        else:
-            state = each.fault or text_if(not each.values, "unfinished")
+        state = (
+            "chosen"
+            if each.arm.label in search.found.best
+            else each.fault or text_if(not each.values, "unfinished")
+        )
         numbers = [digits.cell(each.mean), digits.cell(each.error)] if each.values else [NONE, NONE]
         cells.append(
             [Cell(each.arm.label), *numbers, Cell(state, tone="worse" if each.fault else "")]

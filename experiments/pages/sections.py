@@ -92,10 +92,9 @@ def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Ch
     """Return a chart with a line for each method over its ordered clients, or one per method."""
     rows: list[charts.Row] = []
     for method, by_seed in finals.items():
-        ranks = sorted_scores(by_seed, score).T.tolist()
         rows += [
             {"rank": rank, "method": method, **mean_and_range(values)}
-            for rank, values in enumerate(ranks, 1)
+            for rank, values in enumerate(sorted_scores(by_seed, score).T.tolist(), 1)
         ]
     worst = "; ".join(
         f"{row['method']} {score.written(row['value'])}" for row in rows if row["rank"] == 1
@@ -201,8 +200,9 @@ def rounds_section(scene: Scene) -> Section | None:
         return None
     if not drawn[0].narrow:  # side by side, with one legend
         drawn = [Charts([chart for each in drawn for chart in each.charts], drawn[0].legend)]
-    intro = f"The {scene.score.words} on the clients' test examples after each evaluated round."
-    intro += text_if(
+    intro = (
+        f"The {scene.score.words} on the clients' test examples after each evaluated round."
+    ) + text_if(
         scene.several,
         " Lines are means over the seeds, bands span them from the lowest to the highest.",
     )
@@ -234,14 +234,13 @@ def rounds_charts_of_run(run: Run) -> Charts:
         for i, name in zip((1, 0, 2), names, strict=True)
     ]
     models = text_if(run.serves == "personal", " (personal models)")
-    spec = charts.over_rounds(rows, series, axis_title(run.score) + models)
     last = {row["method"]: row["value"] for row in rows}
     said = ", ".join(f"{name} {run.score.written(value)}" for name, value in last.items())
     chart = Chart(
         "rounds",
         "Best, mean and worst",
         f"Lines over the rounds; after the last one: {said}.",
-        spec,
+        charts.over_rounds(rows, series, axis_title(run.score) + models),
     )
     return Charts([chart], series)
 
@@ -297,27 +296,26 @@ def weights_section(scene: Scene) -> Section | None:
             found[label], [*map(scene.shown_name, scene.shown)], "% of a round's weights", bounds
         )
         maps.append(Chart(f"weights-{place}", label, what, spec))
-    cells = [
-        [
-            Cell(scene.shown_name(name)),
-            *(Digits(1).cell(share.get(name)) for share in shares.values()),
-        ]
-        for name in scene.shown
-    ]
     table = Table(
         "weights",
         "Share of a round's weights, in %",
         ["client", *shares],
-        cells,
+        [
+            [
+                Cell(scene.shown_name(name)),
+                *(Digits(1).cell(share.get(name)) for share in shares.values()),
+            ]
+            for name in scene.shown
+        ],
         "Mean over the rounds in which a client took part.",
         folded=True,
     )
-    intro = (
-        "The weight (coefficient) of each client's update in the step, in percent of the weights of"
-        f" its round; blank where it did not take part. {scene.caption}"
-    )
     return Section(
-        "weights", "Whom the method listened to", intro, [Charts(maps, narrow=len(maps) > 2), table]
+        "weights",
+        "Whom the method listened to",
+        "The weight (coefficient) of each client's update in the step, in percent of the weights of"
+        f" its round; blank where it did not take part. {scene.caption}",
+        [Charts(maps, narrow=len(maps) > 2), table],
     )
 
 
@@ -356,18 +354,17 @@ def examples_section(scene: Scene) -> Section | None:
         }
     if not counts["test"]:
         return None
-    cells = [
-        [
-            Cell(scene.shown_name(name)),
-            *(Digits(0).cell(each.get(name)) for each in counts.values()),
-        ]
-        for name in scene.shown
-    ]
     table = Table(
         "examples",
         "Examples of each client",
         ["client", *(f"{part} examples" for part in counts)],
-        cells,
+        [
+            [
+                Cell(scene.shown_name(name)),
+                *(Digits(0).cell(each.get(name)) for each in counts.values()),
+            ]
+            for name in scene.shown
+        ],
         hidden_in_words(scene.clients),
         folded=True,
         hidden=scene.clients - len(scene.shown),
@@ -415,15 +412,19 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
         there = [0, 1, *(i for i in range(2, 2 + len(ABSENT)) if any(row[i].value for row in rows))]
         rows.sort(key=lambda row: -sum(cell.value or 0 for cell in row))
         more = len(rows) - ABSENCES_SHOWN
-        note = text_if(more > 0, f"{more} more are in the runs' {ROUNDS.name}. ")
-        note += (
-            "Refused: a reply that could not be used. Missing: no reply in time. Offline: known,"
-            " and not connected."
-        )
         headings = ["method", "client", *ABSENT]
-        caption = "In how many rounds clients were absent, over all seeds"
-        shown = [[row[i] for i in there] for row in rows[:ABSENCES_SHOWN]]
-        blocks.append(Table("absences", caption, [headings[i] for i in there], shown, note, keys=2))
+        blocks.append(
+            Table(
+                "absences",
+                "In how many rounds clients were absent, over all seeds",
+                [headings[i] for i in there],
+                [[row[i] for i in there] for row in rows[:ABSENCES_SHOWN]],
+                text_if(more > 0, f"{more} more are in the runs' {ROUNDS.name}. ")
+                + "Refused: a reply that could not be used. Missing: no reply in time. Offline:"
+                " known, and not connected.",
+                keys=2,
+            )
+        )
     if reasons:
         blocks.append(
             Table(
@@ -466,19 +467,22 @@ def cost_section(scene: Scene) -> Section:
         if scene.several
         else "The run's time and traffic"
     )
-    headings = [
-        "method",
-        "rounds",
-        "time of a run",
-        "time of a round",
-        "sent to clients",
-        "received from clients",
-    ]
-    note = (
+    table = Table(
+        "cost",
+        caption,
+        [
+            "method",
+            "rounds",
+            "time of a run",
+            "time of a round",
+            "sent to clients",
+            "received from clients",
+        ],
+        cells,
         "Time is that of the rounds with their evaluation; the CSV file has seconds and bytes. Runs"
-        f" that go on at the same time share the machine.{by}"
+        f" that go on at the same time share the machine.{by}",
     )
-    return Section("cost", "Time and traffic", "", [Table("cost", caption, headings, cells, note)])
+    return Section("cost", "Time and traffic", "", [table])
 
 
 def describe_engine(run: Run) -> str | None:
@@ -510,8 +514,16 @@ def all_settings_section(lines: Sequence[Line]) -> Section:
     if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
         differ = any(each != environments[0] for each in environments)
         note = text_if(differ, f"Not all runs had the same: see {ENVIRONMENT.name}.")
-        caption = "Versions and machine of the first run"
-        tables.append(Table("versions", caption, ["what", "version"], versions, note, folded=True))
+        tables.append(
+            Table(
+                "versions",
+                "Versions and machine of the first run",
+                ["what", "version"],
+                versions,
+                note,
+                folded=True,
+            )
+        )
     return Section("everything", "All settings and versions", "", tables)
 
 

@@ -79,22 +79,20 @@ def _test_by_train(run: Run, about: Mapping[str, Any]) -> float:
     trained = {client: count for client, count in counts if 1 <= count <= LARGEST_COUNT}
     tested = run.test_examples()
     clients = tested.keys() & trained.keys()
-    if not clients:
-        return TaskInfo("", "", "", "").test_by_train(run.settings)
-    return sum(tested[name] for name in clients) / sum(float(trained[name]) for name in clients)
+    return (
+        sum(tested[name] for name in clients) / sum(float(trained[name]) for name in clients)
+        if clients
+        else TaskInfo("", "", "", "").test_by_train(run.settings)
+    )
 
 
 def caveats_of_run(run: Run) -> list[str]:
     """Return the limits of one run: an early end, single participants, small test sets."""
-    found = []
-    if run.stopped:
-        found.append(
-            f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."
-        )
-    found += _single([run], "the method had nothing")
+    stopped = f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."
     return [
         *describe_leak(run),
-        *found,
+        *([stopped] if run.stopped else []),
+        *_single([run], "the method had nothing"),
         *_attacked([run]),
         *describe_small_tests(run.test_examples(), run.score, named=True),
         *(f"F{said.removeprefix('f')}" for said in _worse_than_the_mean([run])),
@@ -215,12 +213,12 @@ def describe_small_tests(
     if not small:
         return []
     shown = join_first([f"{client} {count}" for count, client in small], MAX_LISTED)
-    effect = ", which says little about them"
-    if score.percent:
-        effect = (
-            f": one example moves the {score.words} of such a client by"
-            f" {100.0 / small[-1][0]:.0f} points or more"
-        )
+    effect = (
+        f": one example moves the {score.words} of such a client by"
+        f" {100.0 / small[-1][0]:.0f} points or more"
+        if score.percent
+        else ", which says little about them"
+    )
     return [
         f"{len(small)} of {len(tested)} clients {plural(len(small), 'is', 'are')} tested on fewer"
         f" than {FEWEST_EXAMPLES} examples{text_if(named, f' ({shown})')}{effect}."

@@ -231,9 +231,9 @@ class ComparedScores:
         """Return a measure for each seed; NaN for a seed without it."""
         compute = find_measure(measure).of
         reports = self.by_group.get(method, [None] * len(self.seeds))
-        pairs = zip(self.values[method], reports, strict=True)
         return [
-            compute(ClientScores(values, self.score, groups=groups)) for values, groups in pairs
+            compute(ClientScores(values, self.score, groups=groups))
+            for values, groups in zip(self.values[method], reports, strict=True)
         ]
 
     def _has(self, measure: str) -> bool:
@@ -299,11 +299,10 @@ class ComparedScores:
         FairbloomError
             When the method or measure is unknown, or no seed has the measure.
         """
-        for name in (method, self.baseline):
-            if name not in self.methods:
-                raise FairbloomError(
-                    f"method = {name!r}: this comparison has {', '.join(self.methods)}"
-                )
+        if unknown := [name for name in (method, self.baseline) if name not in self.methods]:
+            raise FairbloomError(
+                f"method = {unknown[0]!r}: this comparison has {', '.join(self.methods)}"
+            )
         pairs = self._pairs(method, measure)
         found = find_measure(measure)
         if not pairs:

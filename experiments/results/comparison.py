@@ -235,14 +235,13 @@ class Comparison(ComparedScores, Shown):
         unknown = [None] * len(self.seeds)
         rows = list[dict[str, Any]]()
         for method in self.methods:
-            by_seed = zip(
+            for seed, measured, improved, correlation in zip(
                 self.seeds,
                 self.measures(method),
                 self.improved.get(method, unknown),
                 self.contribution_correlations(method),
                 strict=True,
-            )
-            for seed, measured, improved, correlation in by_seed:
+            ):
                 row = {"method": method, "seed": seed, "score": self.score.title, **measured}
                 if self.improved:
                     row["improved"] = improved

@@ -166,5 +166,4 @@ def mean_by_client(by_seed: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the sample standard deviation, 0 of a single number."""
-    deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
-    return statistics.fmean(numbers), deviation
+    return statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else 0.0

@@ -140,7 +140,6 @@ class GroupReport:
             return None
         lowest = min(values, key=lambda each: values[each])
         highest = max(reversed(values), key=lambda each: values[each])
-        without = {name for each in groups for name in each.without.get(score.name, ())}
         return Gap(
             client,
             grouping,
@@ -149,7 +148,7 @@ class GroupReport:
             highest,
             values[lowest],
             values[highest],
-            tuple(sorted(without)),
+            tuple(sorted({name for each in groups for name in each.without.get(score.name, ())})),
         )
 
     def sizes(self, client: str = "") -> dict[str, float]:

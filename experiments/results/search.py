@@ -82,10 +82,11 @@ def judge_arms(
     for arm, mine, fault in zip(arms, served, faults, strict=True):
         values = [measure.of(each) for each in mine]
         fault = fault or _find_fault(measure, values, mine, wanted)
-        if fault:
-            judged.append(ArmScore(arm, fault=fault))
-        else:
-            judged.append(ArmScore(arm, values, [compute_mean(each) for each in mine]))
+        judged.append(
+            ArmScore(arm, fault=fault)
+            if fault
+            else ArmScore(arm, values, [compute_mean(each) for each in mine])
+        )
     return judged
 
 
@@ -106,9 +107,10 @@ def _find_fault(
             f"it lacks the validation {served[0].score.words} of {join_names(sorted(lacking))},"
             f" which others have: see what was refused or missing in {ROUNDS.name} of its runs"
         )
-    if not all(map(math.isfinite, values)):
-        return f"there is no {measure.name} of so few validation examples"
-    return ""
+    return text_if(
+        not all(map(math.isfinite, values)),
+        f"there is no {measure.name} of so few validation examples",
+    )
 
 
 def read_scores(run: Run, evaluated: str) -> ClientScores:
@@ -285,15 +287,13 @@ class Search(Shown):
             "arm": label,
             "method": judged.arm.method,
             "settings": dict(judged.arm.settings),
-            "validation": None,
-            "error": None,
+            "validation": judged.mean if judged.values else None,
+            "error": judged.error if judged.values else None,
             "chosen": label in self.found.best,
             "promised": None,
             "gained": None,
             "fault": judged.fault,
         }
-        if judged.values:
-            described |= {"validation": judged.mean, "error": judged.error}
         if described["chosen"]:
             described["promised"] = self.promise(label)
             if tested := self.difference(label):

@@ -10,6 +10,7 @@ from fairbloom.server.run_folder.csv_rows import WORDS
 from fairbloom.server.run_folder.errors import explain_read_errors
 from fairbloom.server.run_folder.files import TableFile, is_finished
 from fairbloom.server.run_folder.tables import FORMULA
+from fairbloom.text import text_if
 
 if TYPE_CHECKING:
     import pandas
@@ -41,10 +42,8 @@ def read_frame(file: TableFile, folder: Path, *, optional: bool = False) -> "pan
     """
     path = file.path_in(folder)
     finished = is_finished(folder)
-    remedy = "Restore it from a copy"
-    if finished:
-        remedy += ", or run again with another folder (--out)"
-    with explain_read_errors(path, remedy):
+    or_again = text_if(finished, ", or run again with another folder (--out)")
+    with explain_read_errors(path, f"Restore it from a copy{or_again}"):
         if (optional or not finished) and not path.exists():
             return _to_frame(_parse(b"", file.needed, finished=finished))
         content = path.read_bytes()

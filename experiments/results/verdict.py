@@ -139,12 +139,12 @@ def _headline(compared: ComparedScores) -> str:
         )
         worst = _written(compared.spread(compared.baseline, WORST)[0], compared)
         served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
-    mean = _written(compared.spread(compared.baseline, MEAN)[0], compared)
     of_baseline = compared.runs.get(compared.baseline, ())
     unscored = {client for clients in compared.left_out.values() for client in clients}
     return " ".join(
         [
-            f"{served}; the mean is {mean}.",
+            f"{served}; the mean is"
+            f" {_written(compared.spread(compared.baseline, MEAN)[0], compared)}.",
             *describe_unscored(unscored, score),
             *itertools.chain(*map(describe_same_splits, of_baseline[:1])),
             *describe_small_tests(compared.tested, score),
@@ -328,10 +328,9 @@ def _list_effects(
     sizes = [abs(compared.claims[method, measure].mean) for method in methods]
     first = compared.claims[methods[0], measure]
     low, high = sorted((sign * first.low, sign * first.high))
-    interval = f"{_number(low, compared)} to {_number(high, compared)}"
     parts = [
         f"{methods[0]} {adverb}{VERBS[sign]} {OBJECTS[measure]} by {_points(sizes[0], compared)}"
-        f" ({interval})"
+        f" ({_number(low, compared)} to {_number(high, compared)})"
     ]
     pairs = list(zip(methods, sizes, strict=True))[1:]
     parts += [f"{method} by {_number(size, compared)}" for method, size in pairs[: MOST_LISTED - 1]]

@@ -74,8 +74,9 @@ def warn_of_idle(arms: Mapping[str, Settings]) -> None:
         labels.setdefault(settings.strategy().find_idle(settings.num_rounds), []).append(label)
     labels.pop("", None)
     if labels:
-        words = [f"{join_names(of_reason)}: {reason}" for reason, of_reason in labels.items()]
-        log.warning("%s", "; ".join(words))
+        log.warning(
+            "%s", "; ".join(f"{join_names(names)}: {reason}" for reason, names in labels.items())
+        )
 
 
 def seeds_before(study: Study, out: Path) -> int:

@@ -93,8 +93,10 @@ def connect(gpus: float) -> Any:
     try:
         ray.init(address="auto", logging_level=logging.ERROR)
     except ConnectionError as error:
-        remedy = "start one by ray start --head, or name its address by RAY_ADDRESS"
-        raise FairbloomError(f"pool = 'ray': no Ray cluster: {remedy}") from error
+        raise FairbloomError(
+            "pool = 'ray': no Ray cluster: start one by ray start --head, or name its address by"
+            " RAY_ADDRESS"
+        ) from error
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     most = max((node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]), default=0.0)
     if gpus > most:

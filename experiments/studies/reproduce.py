@@ -77,9 +77,8 @@ def reproduce(
         cannot be used, or no run succeeds.
     """
     recipe = load_recipe(name)
-    count = seeds
-    if count is None:
-        count = 1 if quick else recipe.seeds
+    usual = 1 if quick else recipe.seeds
+    count = usual if seeds is None else seeds
     if count < 1:
         raise SettingsError(f"seeds = {count}: a reproduction takes at least one")
     overrides = merge_settings({}, settings or {})
@@ -88,9 +87,7 @@ def reproduce(
     study = study_of(
         recipe, choose_rows(recipe, rows), range(count), quick=quick, grid=grid, overrides=overrides
     )
-    if name.endswith(".toml"):
-        name = str(Path(name).absolute())
-    study = replace(study, recipe=name)
+    study = replace(study, recipe=str(Path(name).absolute()) if name.endswith(".toml") else name)
     default = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
     folder = Path(out or default).absolute()
     place = place_of(jobs, pool, gpus_per_run)
@@ -157,9 +154,9 @@ def study_of(
             raise FairbloomError(f"recipe {recipe.name}: row {arm.row!r}: {error}") from error
     warn_of_idle(settings)
     if not shared.get("score"):  # if the recipe names it, no data are needed
-        first = _first_of_tasks(study)
         scores = {
-            task: fix_score(study.run(arm, study.seeds[0], Path())) for task, arm in first.items()
+            task: fix_score(study.run(arm, study.seeds[0], Path()))
+            for task, arm in _first_of_tasks(study).items()
         }
         if len(scores) == 1:
             study = replace(study, settings={**next(iter(scores.values())), **shared})
@@ -225,9 +222,11 @@ def _check_overrides(overrides: Mapping[str, Value], recipe: Recipe, rows: Seque
 def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
     """Return settings with a tenth of the rounds, at most 20, evaluated in each round if at all."""
     full = config.get("num-rounds", Settings.model_fields["num_rounds"].default)
-    rounds = min(20, math.ceil(int(full) / 10))
-    every = min(1, int(config.get("evaluate-every", 1)))
-    return {**config, "num-rounds": rounds, "evaluate-every": every}
+    return {
+        **config,
+        "num-rounds": min(20, math.ceil(int(full) / 10)),
+        "evaluate-every": min(1, int(config.get("evaluate-every", 1))),
+    }
 
 
 # The runs -----------------------------------------------------------------------------------------

@@ -223,10 +223,9 @@ def _explain_unused(name: str, named: Sequence[Arm], known: Collection[str]) -> 
 
 def _common(shared: Mapping[str, Value], app: App | None) -> Settings:
     """Return the settings that do not belong to a method; of an app, only those that it has."""
-    plain = {key: value for key, value in shared.items() if "." not in key}
     if app is not None:
-        plain = {"num-rounds": app.config[app.rounds]}
-    return Settings.of(plain)
+        return Settings.of({"num-rounds": app.config[app.rounds]})
+    return Settings.of({key: value for key, value in shared.items() if "." not in key})
 
 
 def _tries(arm: Arm, shared: Mapping[str, Value], app: App | None) -> list[dict[str, Value]]:
@@ -236,13 +235,12 @@ def _tries(arm: Arm, shared: Mapping[str, Value], app: App | None) -> list[dict[
     stages.
     """
     start: dict[str, Value] = {}
-    if arm.method == "fcfl":
+    if arm.method == "fcfl" and "fcfl.stage1-rounds" not in shared:
         start["fcfl.stage1-rounds"] = _common(shared, app).num_rounds // 2
     declared: Tries = vars(find_method(arm.method)).get("tries", FairStrategy.tries)
     owner = owner_of(arm.method)
     axes = {f"{owner}.{key_of(name)}": values for name, values in declared.items()}
     axes = {key: values for key, values in axes.items() if key not in shared}
-    start = {key: value for key, value in start.items() if key not in shared}
     return [
         {**start, **dict(zip(axes, values, strict=True))}
         for values in itertools.product(*axes.values())
