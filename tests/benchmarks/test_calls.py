@@ -70,8 +70,7 @@ def is_ours(file: str) -> bool:
 def count_calls(profile: cProfile.Profile) -> Counter[str]:
     """Return the calls that count, by function."""
     calls = Counter[str]()
-    stats: Any = pstats.Stats(profile)
-    for (file, _, function), (_, called, _, _, callers) in stats.stats.items():
+    for (file, _, function), (_, called, _, _, callers) in pstats.Stats(profile).stats.items():
         if function in COMPREHENSIONS or file == GENERATED:
             continue
         if is_ours(file):

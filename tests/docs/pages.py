@@ -160,13 +160,12 @@ def blocks(page: str) -> list[Block]:
     for fenced in FENCE.finditer(text):
         indent, _, language, inside = fenced.groups()
         section = next((title for start, title in reversed(headings) if start < fenced.start()), "")
-        line = text.count("\n", 0, fenced.start(4)) + 1
         if not language.startswith("{"):
             found.append(
                 Block(
                     page,
                     section,
-                    line,
+                    text.count("\n", 0, fenced.start(4)) + 1,
                     language,
                     re.sub(rf"^{indent}", "", inside, flags=re.MULTILINE),
                 )

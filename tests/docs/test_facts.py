@@ -56,8 +56,7 @@ MEASURED, RUNS = ((ROOT / "docs" / name).read_text() for name in ("measured.md",
 
 def test_the_page_of_theorems_names_each_test_once() -> None:
     tests = (ROOT / "tests" / "strategies" / "test_theorems.py").read_text()
-    page = (ROOT / "docs" / "theorems.md").read_text()
-    named = re.findall(r"`(test_[a-z0-9_]+)`", page)
+    named = re.findall(r"`(test_[a-z0-9_]+)`", (ROOT / "docs" / "theorems.md").read_text())
     assert sorted(named) == sorted(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
 
 
@@ -324,8 +323,7 @@ def test_each_method_has_a_page(built: Path, subtests: pytest.Subtests) -> None:
     compared = (built / "methods" / "index.html").read_text()
     for name in METHODS:
         with subtests.test(name=name):
-            html = (built / "methods" / f"{name}.html").read_text()
-            assert METHODS[name].__name__ in html
+            assert METHODS[name].__name__ in (built / "methods" / f"{name}.html").read_text()
             assert f'href="{name}.html"' in compared
     assert "torchjd:upgrad" in compared
 

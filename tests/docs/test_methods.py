@@ -266,11 +266,10 @@ def test_every_block_of_python_is_run_by_a_test() -> None:
 @pytest.mark.usefixtures("my_methods")
 def test_methods_and_rules_pass_without_a_remark(subtests: pytest.Subtests) -> None:
     assert (len(SHOWN), len(RULES)) == (6, 2)
-    reports = [
+    for report in [
         *(check_method(resolve_name(name)) for name in SHOWN),
         *(check_rule(name) for name in RULES),
-    ]
-    for report in reports:
+    ]:
         with subtests.test(report=report):
             assert {result.status for result in report.results.values()} == {Status.PASSED}, (
                 report.name
@@ -377,5 +376,4 @@ NOT_SAID = {
 
 
 def test_the_guide_tells_of_everything_that_a_method_may_say() -> None:
-    own = {name for name in vars(Method) if not name.startswith("_")}
-    assert table("name") == own - NOT_SAID
+    assert table("name") == {name for name in vars(Method) if not name.startswith("_")} - NOT_SAID

@@ -91,11 +91,10 @@ def test_the_commands_on_clients_that_come_with_the_data_work() -> None:
 def test_the_commands_make_the_hospitals_table_and_picture(tmp_path: Path) -> None:
     """A few rows with two splits and two rounds; the page's commands have all rows, splits and
     rounds."""
-    rows = ["FedAvg (w", "Local", "Pooled"]
     found = reproduce(
         "heart-disease",
         seeds=2,
-        rows=rows,
+        rows=["FedAvg (w", "Local", "Pooled"],
         settings={"num-rounds": 2},
         out=tmp_path,
         jobs=1,
@@ -134,8 +133,7 @@ def test_optuna_asks_for_the_points_of_a_search() -> None:
     pytest.importorskip(
         "optuna", reason="Optuna is not installed: the reader of the page installs it"
     )
-    names: dict[str, object] = {}
-    exec(section("docs/comparing.md", "Larger spaces").text, names)  # noqa: S102 (a page of ours)
+    exec(section("docs/comparing.md", "Larger spaces").text, {})  # noqa: S102 (a page of ours)
     assert len(list(Path("runs/optuna").iterdir())) == 3
 
 
@@ -276,8 +274,7 @@ def seeds_of(folder: Path, name: str) -> dict[tuple[str, str], dict[int, float]]
     found: dict[tuple[str, str], dict[int, float]] = {}
     for row in rows(folder / f"{name}-seeds.csv"):
         for measure in ("mean", "worst_10"):
-            by_seed = found.setdefault((row["method"], measure), {})
-            by_seed[int(row["seed"])] = float(row[measure])
+            found.setdefault((row["method"], measure), {})[int(row["seed"])] = float(row[measure])
     return found
 
 

@@ -38,11 +38,10 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
-    out = tmp_path_factory.mktemp("ran") / "a"
     return api.run(
         method="fedfv",
         rounds=3,
-        out=out,
+        out=tmp_path_factory.mktemp("ran") / "a",
         settings={"fedfv.tau": 2},
         clients=5,
         device="cpu",
@@ -192,13 +191,12 @@ def test_what_cannot_be_imported_is_refused_as_a_method(subtests: pytest.Subtest
     class Hidden(FedAvg):
         pass
 
-    refused: dict[Any, str] = {
+    for method, words in {
         Hidden: r"<locals>.Hidden",
         FedFV(alpha=0.2): "fedfv.alpha",
         FromTorchJD: "torchjd:upgrad",
         dict: "<class 'dict'>",
-    }
-    for method, words in refused.items():
+    }.items():
         with subtests.test(method=method, words=words):
             with pytest.raises(FairbloomError, match=words):
                 api.run(method=method, **SMALL)

@@ -75,11 +75,10 @@ def test_labels_are_what_was_written_each_once(name: str) -> None:
         "FedFV (order=random)",
     ]
     assert labels(written) == labels(written.split(",,")) == labels(",".join(expected)) == expected
-    same = (
+    assert labels(
         "qfedavg,QFedAvg,qfedavg(q=5),QFedAvg (q=5.0),qfedavg( lipschitz = 1"
         " ),fedavg(proximal-mu=0)"
-    )
-    assert labels(same) == ["QFedAvg", "FedAvg (proximal-mu=0)"]
+    ) == ["QFedAvg", "FedAvg (proximal-mu=0)"]
     (arm,) = parse_arms(name)
     assert parse(arm.label).is_same(arm), name
     assert parse(name.upper()).is_same(arm), name

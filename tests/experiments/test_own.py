@@ -358,9 +358,8 @@ def test_tables_of_check_data_describe_frames(tmp_path: Path) -> None:
 def test_what_is_no_data_is_refused(
     data: Frames, more: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    about = {"out": tmp_path / "run", "target": "readmitted", **SMALL, **more}
     with pytest.raises(FairbloomError, match=said):
-        api.run(data=data, **about)
+        api.run(data=data, **{"out": tmp_path / "run", "target": "readmitted", **SMALL, **more})
 
 
 def test_check_data_refuses_a_single_frame() -> None:

@@ -195,8 +195,7 @@ def test_runs_are_listed_with_what_they_are_and_how_far(
         ("FedAvg", 2, 2, "finished"),
         ("QFedAvg (q=1)", 2, 2, "finished"),
     ]
-    summary = as_json(capsys, "show", "runs/a")
-    assert listed[0]["score"]["worst_10"] == summary["worst_10"]
+    assert listed[0]["score"]["worst_10"] == as_json(capsys, "show", "runs/a")["worst_10"]
     printed = captured(capsys, "show").out
     for run in listed:
         with subtests.test(run=run):

@@ -209,17 +209,15 @@ CASES: dict[str, Config] = {
 
 def settings_of(case: str, *, in_float64: bool = False) -> Settings:
     """Return a case's settings; `in_float64` has no effect on a case with its own task."""
-    task = {"task": "tests.nets:doubled"} if in_float64 else {}
-    return Settings.of(PLAIN | task | CASES[case])
+    return Settings.of(PLAIN | ({"task": "tests.nets:doubled"} if in_float64 else {}) | CASES[case])
 
 
 def method_and_model(settings: Settings) -> tuple[FairStrategy, dict[str, Any]]:
     """Return the method of a run, and the initial model of its task."""
     module = load_task(settings.run_config()).model()
-    buffers = [name for name, buffer in module.named_buffers() if buffer.is_floating_point()]
     model = {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
     names = {
-        "buffers": buffers,
+        "buffers": [name for name, buffer in module.named_buffers() if buffer.is_floating_point()],
         "shared": shared_parameters(module),
         "frozen": frozen_parameters(module),
     }

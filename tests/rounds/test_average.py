@@ -293,12 +293,11 @@ def test_arrays_that_are_not_one_parameter_are_refused_by_name(subtests: pytest.
     w = model(
         a=zeros, twin=zeros, mean=zeros, other=zeros + 1, wide=np.zeros(2), steps=np.array([0, 0])
     )
-    none: list[tuple[dict[str, str], str]] = [
+    for shared, name in [
         *(({each: "a"}, each) for each in ("unknown", "mean", "a")),
         *(({"twin": each}, each) for each in ("unknown", "steps", "mean")),
         ({"twin": "a", "other": "twin"}, "twin"),
-    ]
-    for shared, name in none:
+    ]:
         with subtests.test(shared=shared, name=name):
             with pytest.raises(ValueError, match=f"'{name}' is no parameter"):
                 Layout(w, ("mean",), shared)
@@ -329,9 +328,8 @@ def test_an_update_or_a_step_beyond_the_dtype_is_refused(dtype: str) -> None:
     with pytest.raises(ValueError, match="beyond the range of float32"):
         added(model(w=-top), model(w=top))
     w = model(narrow=np.zeros(1, dtype), wide=np.zeros(1, np.float64))
-    most = np.array([0.9 * np.finfo(dtype).max], dtype)
     with pytest.raises(ValueError, match=f"beyond the range of {dtype}"):
-        after(added(w, {**w, "narrow": most}), 2.0)
+        after(added(w, {**w, "narrow": np.array([0.9 * np.finfo(dtype).max], dtype)}), 2.0)
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-200, 1e100, 1e149])

@@ -93,8 +93,7 @@ def test_a_class_is_known_by_its_weigh_not_by_its_name() -> None:
     same = type("Mine", (FedAvg,), {})
     assert same(defence="krum").defence is not None
     assert same(control_variates=True).control_variates
-    said_again = type("Said", (other,), {"fixed_weights": True})
-    assert said_again(control_variates=True).control_variates
+    assert type("Said", (other,), {"fixed_weights": True})(control_variates=True).control_variates
 
 
 def test_unfit_control_variates_are_named_before_a_draw() -> None:

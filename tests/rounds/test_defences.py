@@ -45,11 +45,10 @@ def test_nnm_averages_the_nearest_as_vectors_have_it() -> None:
     for m, f in SIZES:
         rows = updates(m)
         distances = np.linalg.norm(rows[:, None] - rows[None, :], axis=2)
-        expected = np.stack(
-            [rows[np.argsort(distances[k])[: m - f]].mean(axis=0) for k in range(m)]
-        )
         np.testing.assert_allclose(
-            defences.nearest_neighbours(rows @ rows.T, f) @ rows, expected, atol=1e-12
+            defences.nearest_neighbours(rows @ rows.T, f) @ rows,
+            np.stack([rows[np.argsort(distances[k])[: m - f]].mean(axis=0) for k in range(m)]),
+            atol=1e-12,
         )
 
 
@@ -104,9 +103,8 @@ def test_where_most_updates_lie_is_their_geometric_median(
 def test_the_trimmed_mean_leaves_the_extremes_out() -> None:
     for m, f in SIZES:
         rows = updates(m)
-        ordered = np.sort(rows, axis=0)
         mean, weights = defences.trimmed_mean(Vectors((rows,)), f)
-        np.testing.assert_allclose(mean, ordered[f : m - f].mean(axis=0))
+        np.testing.assert_allclose(mean, np.sort(rows, axis=0)[f : m - f].mean(axis=0))
         places = np.argsort(np.argsort(rows, axis=0), axis=0)
         used = ((places >= f) & (places < m - f)).mean(axis=1)
         np.testing.assert_allclose(weights, used / (m - 2 * f))
@@ -153,10 +151,9 @@ def test_mixed_cohorts_have_the_products_of_mixed_vectors(subtests: pytest.Subte
 
 def test_kept_rows_stay_as_they_are_and_second_ones_are_mixed() -> None:
     rows = updates(9)  # four updates, four second ones, one kept
-    cohort = replace(
-        cohort_of(rows[:4]), second=True, memory=(None,), gram_of=lambda: rows @ rows.T
-    )  # type: ignore[arg-type]
-    mixing = Defence("nnm", 1).mixing(cohort)
+    mixing = Defence("nnm", 1).mixing(
+        replace(cohort_of(rows[:4]), second=True, memory=(None,), gram_of=lambda: rows @ rows.T)
+    )
     assert mixing is not None
     np.testing.assert_array_equal(mixing[:4, :4], mixing[4:8, 4:8])
     np.testing.assert_array_equal(mixing[8], np.eye(9)[8])

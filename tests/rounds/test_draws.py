@@ -124,8 +124,7 @@ def test_misspelt_training_clients_are_warned_of_once(caplog: pytest.LogCaptureF
 
 
 def test_a_text_is_not_taken_for_a_list_of_names(subtests: pytest.Subtests) -> None:
-    wrong: list[Any] = ["site-1", ["site-1", 2], [""], {"site-1"}, None]
-    for value in wrong:
+    for value in ["site-1", ["site-1", 2], [""], {"site-1"}, None]:
         with subtests.test(value=value):
             with pytest.raises(
                 ValueError, match=r"training_clients must be a list or tuple of names, got"

@@ -348,8 +348,7 @@ def test_every_field_and_every_metric_has_a_case() -> None:
 @pytest.mark.parametrize(("name", "case"), OF_THE_WORK.items())
 def test_a_case_of_the_work_sets_its_field(name: str, case: Case) -> None:
     local = LocalClient.of(case.settings, 0)
-    work = own_work(local, global_work(local.settings, case.terms), case.terms)
-    assert name in set_fields(work)
+    assert name in set_fields(own_work(local, global_work(local.settings, case.terms), case.terms))
 
 
 @pytest.mark.slow
@@ -396,9 +395,8 @@ def test_an_updates_norm_is_that_of_the_reply(engines: Engines) -> None:
     trained, _ = of_a_round(
         engines.of(EXPECTED, OF_THE_METRICS["update-norm"]), OF_THE_METRICS["update-norm"]
     )
-    expected = np.linalg.norm(np.asarray(trained.updates.vectors.blocks[0]), axis=1)
     assert [report["update-norm"] for report in trained.metrics.values()] == pytest.approx(
-        list(expected), rel=1e-12
+        list(np.linalg.norm(np.asarray(trained.updates.vectors.blocks[0]), axis=1)), rel=1e-12
     )
 
 

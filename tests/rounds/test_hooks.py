@@ -77,9 +77,8 @@ def test_flowers_own_loop_gives_the_same_model(name: str) -> None:
 
 
 def test_decay_in_another_loop_is_an_error_with_a_remedy() -> None:
-    strategy = FedMGDA(decay=0.5)
     with pytest.raises(ValueError, match="decay needs the number of rounds"):
-        Strategy.start(strategy, MemoryGrid(quadratics(2)), FIRST, num_rounds=1)
+        Strategy.start(FedMGDA(decay=0.5), MemoryGrid(quadratics(2)), FIRST, num_rounds=1)
 
 
 @pytest.mark.parametrize("method", [FedAvg, FedMGDA])

@@ -75,8 +75,7 @@ def models(draw: st.DrawFn) -> tuple[Layout, list[dict[str, np.ndarray]], np.ran
         return model | ({"twin": model["layer-0.weight"]} if shapes else {})
 
     base = rng.normal(size=4).astype(np.float32)
-    shared = {"twin": "layer-0.weight"} if shapes else {}
-    layout = Layout(made(base), ("mean",), shared, ("base",))
+    layout = Layout(made(base), ("mean",), {"twin": "layer-0.weight"} if shapes else {}, ("base",))
     return layout, [made(base) for _ in range(draw(st.integers(1, 5)))], rng
 
 
@@ -519,12 +518,11 @@ def model_of(flat: Any, dtypes: tuple[str, str] = ("float32", "float32")) -> dic
     """Return a model of five numbers in two arrays, with a buffer, an integer and a name more for
     the first array."""
     a = np.asarray(flat[:2], dtypes[0])
-    b = np.asarray(flat[2:5], dtypes[1]).reshape(3, 1)
     return {
         "twin": a,
         "a": a,
         "mean": np.float32(flat[5:7]),
-        "b": b,
+        "b": np.asarray(flat[2:5], dtypes[1]).reshape(3, 1),
         "steps": np.array(7 * len(flat)),
     }
 
@@ -655,11 +653,10 @@ def small(count: int) -> tuple[Layout, list[dict[str, np.ndarray]]]:
         "w": rng.normal(size=(50, 3)).astype(np.float32),
         "b": rng.normal(size=9).astype(np.float32),
     }
-    near = [
+    return Layout(model), [
         {n: a + rng.normal(size=a.shape).astype(np.float32) for n, a in model.items()}
         for _ in range(count)
     ]
-    return Layout(model), near
 
 
 @pytest.mark.parametrize("by_array", [False, True])

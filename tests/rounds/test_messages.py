@@ -189,8 +189,7 @@ def test_the_users_config_and_further_measures_travel_along() -> None:
     grid = MemoryGrid(quadratics(2))
     config = ConfigRecord({"lr": 0.1, "measure": ["accuracy-after"]})
     run(QFedAvg(q=1.0, lipschitz=1.0), grid, rounds=1, train_config=config)
-    sent = grid.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]
-    assert dict(sent) == {
+    assert dict(grid.sent_to(MessageType.TRAIN)[0][1].content.config_records["config"]) == {
         "lr": 0.1,
         "measure": ["accuracy-after", "loss-before"],
         "server-round": 1,
@@ -511,8 +510,7 @@ def choosing(*drawn: str) -> type[FairStrategy]:
     ) -> list[str]:
         return [*drawn]
 
-    members: dict[str, Any] = {"choose": choose}
-    return type("Choosing", (FedAvg,), members)
+    return type("Choosing", (FedAvg,), {"choose": choose})
 
 
 def test_an_empty_draw_and_a_stranger_are_errors_by_name() -> None:
@@ -544,10 +542,8 @@ def test_an_option_is_declared_once(name: str) -> None:
         for each in vars(options).values()
         if set(get_args(each)[1:]) and set(get_args(each)) <= set(get_args(DECLARED[name]))
     ]
-    hints = get_type_hints(RunSettings, include_extras=True)
-    assert hints[name] == alias
+    assert get_type_hints(RunSettings, include_extras=True)[name] == alias
     assert RunSettings.model_fields[name].default == options.default_of(alias)
     neutral = [each.value for each in get_args(alias) if isinstance(each, Neutral)]
     assert [each.default for each in fields(Terms) if each.name == name] == neutral
-    asked = [rule for rule in RULES if name in rule.names]
-    assert len(asked) == len(neutral)
+    assert len([rule for rule in RULES if name in rule.names]) == len(neutral)

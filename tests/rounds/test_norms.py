@@ -331,8 +331,8 @@ def test_who_keeps_to_the_bound_has_it_by_themselves(
     bound = largest_in_proportion(sizes, limit, 1.0)
     kept = [size for size in sizes if size <= bound]
     assert largest_in_proportion(kept, limit, 1.0) == bound
-    few_lies = lies[: len(kept) // 2]  # fewer than half of all
-    larger = [math.nextafter(bound, INF) * lie for lie in few_lies]
+    # fewer than half of all
+    larger = [math.nextafter(bound, INF) * lie for lie in lies[: len(kept) // 2]]
     if all(map(math.isfinite, larger)):
         with_lies = largest_in_proportion([*kept, *larger], limit, 1.0)
         assert all(size <= with_lies for size in kept)

@@ -291,10 +291,9 @@ def test_means_are_weighted_and_of_what_half_of_them_report() -> None:
 
 
 def test_a_metric_that_is_no_number_at_one_client_is_averaged() -> None:
-    mine = {"site-0": 0.0, "site-1": math.nan, "site-2": 2.0}
     faults = {
         (name, number): metrics({"mine": value})
-        for name, value in mine.items()
+        for name, value in {"site-0": 0.0, "site-1": math.nan, "site-2": 2.0}.items()
         for number in (1, 2)
     }
     result, _ = run(FedAvg(), quadratics(3), 2, faults)

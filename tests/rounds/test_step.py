@@ -175,8 +175,7 @@ def sizes_in(value: Any) -> list[int]:
     if isinstance(value, dict | list | tuple):
         inner = value.values() if isinstance(value, dict) else value
         return [len(value), *(size for part in inner for size in sizes_in(part))]
-    plain = int | float | str | Kept | None
-    assert callable(value) or isinstance(value, plain), type(value)
+    assert callable(value) or isinstance(value, int | float | str | Kept | None), type(value)
     return []
 
 
@@ -554,8 +553,7 @@ def test_a_continued_run_counts_evaluations_from_its_checkpoint() -> None:
         if finished.number == 2:
             raise StopRun
 
-    start: Arrays = initial_model()
-    before.start(MemoryGrid(failing()), record(start), 9, on_round=stop)
+    before.start(MemoryGrid(failing()), record(initial_model()), 9, on_round=stop)
     state = copy.deepcopy(before.state_dict())
     with pytest.raises(NothingLearnedError, match="in round 3, 4 of 4"):
         FedAvg().start(MemoryGrid(failing()), last[-1].arrays, 9, resume=state)

@@ -363,8 +363,7 @@ def test_where_some_clients_train_these_are_the_ones_that_count(clock: Day) -> N
 
 
 def test_a_client_that_owes_a_reply_counts_as_online(clock: Day) -> None:
-    grid = Nodes(clock, {"site-1": ((0.0, 1e9),)}, away={"site-2": ((0.0, 1e9),)})
-    rounds = deployed(grid, 3)
+    rounds = deployed(Nodes(clock, {"site-1": ((0.0, 1e9),)}, away={"site-2": ((0.0, 1e9),)}), 3)
     assert [each.missing for each in rounds] == [("site-1",), (), ()]
     assert [list(each.coefficients) for each in rounds] == [["site-0"]] * 3
     assert clock.now < 15.0

@@ -35,22 +35,20 @@ TURNED: dict[str, Any] = {
 def sight(strength: float = 1.0, honest: FloatArray | None = None) -> Sight:
     random = np.random.default_rng(1)
     honest = random.normal(size=(4, 30)) + 1.0 if honest is None else honest
-    own = random.normal(size=30)
-    return Sight(own, honest, strength, 1, generator(1, "attack", 1, HOSTILE))
+    return Sight(random.normal(size=30), honest, strength, 1, generator(1, "attack", 1, HOSTILE))
 
 
 def test_each_attack_is_its_formula() -> None:
     seen = sight(2.0)
     mean = seen.honest.mean(axis=0)
     deviation = seen.honest.std(axis=0, ddof=1)
-    expected = {
+    for name, due in {
         "sign-flip": -2.0 * seen.own,
         "scale": 2.0 * seen.own,
         "loss-scale": 2.0 * seen.own,
         "alie": mean + 2.0 * deviation,
         "ipm": -2.0 * mean,
-    }
-    for name, due in expected.items():
+    }.items():
         np.testing.assert_allclose(UPDATES[name](seen), due, atol=1e-12, err_msg=name)
     assert np.linalg.norm(UPDATES["noise"](seen) - seen.own) == pytest.approx(
         2.0 * np.linalg.norm(seen.own)
@@ -184,9 +182,8 @@ def test_loss_scale_multiplies_update_and_losses(tmp_path: Path) -> None:
         for s in (1.0, 3.0)
     )
     for row, due in zip(thrice, once, strict=True):
-        factor = 3.0 if row["client"] == HOSTILE else 1.0
         assert float(row["train_loss_before_round"]) == pytest.approx(
-            factor * float(due["train_loss_before_round"])
+            (3.0 if row["client"] == HOSTILE else 1.0) * float(due["train_loss_before_round"])
         )
 
 

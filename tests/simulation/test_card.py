@@ -124,8 +124,7 @@ def test_a_reply_on_a_card_that_is_not_finite_is_refused() -> None:
     models[2, 0] = torch.inf
     updates = Updates(layout, CardRows(models))
     updates.add_rows([{}] * 3)
-    reasons = updates.screen(gram=True)
-    assert {place: str(reason) for place, reason in reasons.items()} == {
+    assert {place: str(reason) for place, reason in updates.screen(gram=True).items()} == {
         1: "array 'b' is not finite",
         2: "array 'a' is not finite",
     }
@@ -217,8 +216,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> None:
-    files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
-    assert files == {
+    assert {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()} == {
         *(
             "config.toml",
             "env.json",
@@ -279,9 +277,8 @@ def test_a_rounds_measures_are_those_of_its_clients(
 
 def test_the_rows_that_are_reported_are_those_on_disk(tmp_path: Path) -> None:
     reported = rows_seen(small(tmp_path / "run"))
-    written = table(tmp_path / "run" / "rounds.csv")
     assert [{key: str(value) for key, value in row.items()} for row in reported] == [
-        {key: row[key] for key in reported[0]} for row in written
+        {key: row[key] for key in reported[0]} for row in table(tmp_path / "run" / "rounds.csv")
     ]
 
 

@@ -295,8 +295,7 @@ def test_few_clients_with_a_linear_model_take_steps_one_by_one() -> None:
     rare = {"clients": 20, "partition": "sizes", "batch_size": 1, "fraction": 1.0}
     unequal = small("", model="logistic", **rare)
     steps = [len(load_task(unequal).splits(name).train) for name in load_task(unequal).clients]
-    alone = max(steps) * 12 > sum(steps) + 20 * len(steps)
-    assert (choose(unequal, 2).engine == "loop") == alone
+    assert (choose(unequal, 2).engine == "loop") == (max(steps) * 12 > sum(steps) + 20 * len(steps))
 
 
 def test_a_run_with_one_core_has_no_workers() -> None:
@@ -358,12 +357,11 @@ SMALL: dict[str, Any] = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device
 
 
 def bits_of(folder: Path) -> dict[str, Any]:
-    personal = newest_states(folder)
     return {
         "model": (folder / "model.safetensors").read_bytes(),
         "best": (folder / "model-best.safetensors").read_bytes(),
         "clients": (folder / "clients.csv").read_bytes(),
-        "personal": sorted(personal.values()),
+        "personal": sorted(newest_states(folder).values()),
         "errors": sorted(newest_states(folder, ROUNDING).values()),
     }
 
@@ -400,8 +398,7 @@ def test_a_run_repeats_and_resumes_to_the_same_bits(
         simulate(resumed, stop_after(2))
     assert bits_of(simulate(resumed)) == expected
     assert bool(expected["errors"]) == ("bfloat16" in objective)
-    has_personal_models = "personal" in objective or method in ("ditto", "local")
-    assert bool(expected["personal"]) == has_personal_models
+    assert bool(expected["personal"]) == ("personal" in objective or method in ("ditto", "local"))
 
 
 LINE = f"{mine.__name__}:line"

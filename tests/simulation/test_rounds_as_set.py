@@ -63,8 +63,7 @@ def test_the_mean_is_measured_by_each_client_on_its_own_examples(
                 assert float(row[f"{split}_loss_of_global_model"]) == pytest.approx(
                     found["loss"], abs=1e-4
                 )
-    best = load_model(folder / "model-best.safetensors")[1][f"validation_{SCORE}_mean"]
-    assert best == max(
+    assert load_model(folder / "model-best.safetensors")[1][f"validation_{SCORE}_mean"] == max(
         float(row[f"validation_{SCORE}_mean"]) for row in table(folder / "rounds.csv")
     )
 

@@ -218,8 +218,7 @@ class Lowest(nn.Module):
     def forward(self, examples: Tensor) -> Tensor:
         rows = examples.flatten(1)
         self.low = torch.minimum(self.low, rows.detach().amin(0))
-        outputs: Tensor = self.last(rows - self.low)
-        return outputs
+        return self.last(rows - self.low)
 
 
 class LowestAttribute(Lowest):
@@ -232,8 +231,7 @@ class Watched(Lowest):
 
     def forward(self, examples: Tensor) -> Tensor:
         self.seen = examples.mean()
-        outputs: Tensor = self.last(examples.flatten(1))
-        return outputs
+        return self.last(examples.flatten(1))
 
 
 @pytest.mark.parametrize(

@@ -200,8 +200,7 @@ def stacked(
     U: FloatArray, seconds: FloatArray | None, memory: Mapping[Kept, FloatArray]
 ) -> FloatArray:
     """Return updates, second updates and kept rows as one matrix."""
-    second_rows = [] if seconds is None else [seconds]
-    return np.vstack([U, *second_rows, *memory.values()])
+    return np.vstack([U, *([] if seconds is None else [seconds]), *memory.values()])
 
 
 def step_of(method: FairStrategy, U: FloatArray, **cohort: Any) -> FloatArray:

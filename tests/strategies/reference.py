@@ -119,9 +119,8 @@ def qfedsgd(history: Sequence[Seen], q: float, lipschitz: float) -> FloatArray:
     L = lipschitz
     F = {name: max(loss, 1e-10) for name, loss in seen.losses.items()}
     gradient = {name: u / seen.rates[name] for name, u in seen.updates.items()}
-    delta = [F[name] ** q * g for name, g in gradient.items()]
     h = [q * F[name] ** (q - 1) * np.sum(g**2) + L * F[name] ** q for name, g in gradient.items()]
-    return np.sum(delta, axis=0) / np.sum(h)
+    return np.sum([F[name] ** q * g for name, g in gradient.items()], axis=0) / np.sum(h)
 
 
 def term(history: Sequence[Seen], tilt: float, weighting: str = "examples") -> FloatArray:
@@ -677,8 +676,7 @@ def fcfl(
             continue
         p = g_l @ g_l
         q = g_l @ g_g
-        s = g_g @ g_g
-        beyond = 1.0 if q >= s else 0.0 if q >= 0.0 else -q / (p - q)
+        beyond = 1.0 if q >= (g_g @ g_g) else 0.0 if q >= 0.0 else -q / (p - q)
         x = beyond if max(v) > 0.0 else float(p >= q)
         d = x * g_l + (1.0 - x) * g_g
         if of_losses > delta_min and delta_factor * np.linalg.norm(g_l) <= of_losses:

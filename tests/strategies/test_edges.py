@@ -205,8 +205,7 @@ def test_gifairs_weights_are_positive_and_sum_to_one(
 
 def test_ties_count_for_nothing_in_gifair() -> None:
     # r = (1, 1, -2), λ = 0.9 · ⅓ / 2
-    method = GiFair(strength=0.9, weighting="uniform")
-    assert weigh(method, [2.0, 2.0, 1.0]) == pytest.approx(
+    assert weigh(GiFair(strength=0.9, weighting="uniform"), [2.0, 2.0, 1.0]) == pytest.approx(
         [1 / 3 + 0.15, 1 / 3 + 0.15, 1 / 3 - 0.3]
     )
 

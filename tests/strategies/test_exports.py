@@ -67,12 +67,11 @@ def test_the_docstring_has_formula_source_and_own_parameters(subtests: pytest.Su
             (source,) = [part for part in text.split("\n\n") if part.startswith("Source:")]
             assert re.search(r"\b(19|20)\d\d\b", source) or method is METHODS["local"]
             # Options of several methods have their meaning in their declaration.
-            taken = {
+            assert set(described(text)) == {
                 name
                 for name, each in inspect.signature(method).parameters.items()
                 if each.kind not in kinds and "Meaning(" not in str(each.annotation)
             }
-            assert set(described(text)) == taken
 
 
 def test_the_common_options_are_documented_once() -> None:
@@ -107,13 +106,12 @@ def test_published_names_are_known(subtests: pytest.Subtests) -> None:
 
 
 def test_only_near_names_are_suggested_by_their_published_name(subtests: pytest.Subtests) -> None:
-    near = {
+    for name, published in {
         "q-fedsg": "q-FedSGD",
         "qfeadvg": "q-FedAvg",
         "fedmgda++": "FedMGDA+",
         "scafold": "SCAFFOLD",
-    }
-    for name, published in near.items():
+    }.items():
         with subtests.test(name=name, published=published):
             with pytest.raises(
                 FairbloomError, match=rf"did you mean {published.replace('+', '.')}\?"

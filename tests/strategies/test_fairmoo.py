@@ -85,8 +85,7 @@ def test_weights_meet_the_conditions_of_optimality(seed: int, m: int) -> None:
     used = c > 1e-6
     multiplier = 0.0
     if c @ b <= 1e-9 * np.abs(b).max() and used.sum() > 1:
-        left = (G @ c - scale)[used]
-        multiplier = float(left @ b[used] / (b[used] @ b[used]))
+        multiplier = float((G @ c - scale)[used] @ b[used] / (b[used] @ b[used]))
     gradient = G @ c - multiplier * b
     assert multiplier >= -1e-6
     np.testing.assert_allclose(gradient[used], scale, rtol=1e-5, atol=1e-6 * scale)

@@ -69,13 +69,11 @@ def replied(
 ) -> dict[str, Any]:
     """Return the parts of a method's cohort besides updates and losses, with second updates if the
     method has them."""
-    draws = draws_of(counts) if name == "drfa" else None
-    seconds = seconds_of(U) if METHODS[name].second == ARRAYS_DISPARITY else None
     return {
         "counts": counts,
         "weighting": weighting_of(name, arguments),
-        "draws": draws,
-        "seconds": seconds,
+        "draws": draws_of(counts) if name == "drfa" else None,
+        "seconds": seconds_of(U) if METHODS[name].second == ARRAYS_DISPARITY else None,
     }
 
 

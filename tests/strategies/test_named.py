@@ -24,9 +24,9 @@ def test_options_are_taken_from_the_run_config_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = {"method": "fedfv(alpha=0.25)", "seed": 3, "fraction-train": 0.5, "batch-size": 16}
-    read = {"min-available-clients": 4}  # the app gives it as an argument
     with caplog.at_level("INFO", "flwr"):
-        strategy = from_config({**config, **read}, min_available_nodes=4)
+        # the app gives it as an argument
+        strategy = from_config({**config, "min-available-clients": 4}, min_available_nodes=4)
     assert caplog.messages[-1].endswith("of the run config: seed = 3, fraction-train = 0.5")
     assert collect_options(strategy) == collect_options(
         FedFV(alpha=0.25, seed=3, fraction_train=0.5, min_available_nodes=4)

@@ -62,8 +62,7 @@ def opposed(message: Message, reply: Message) -> list[Message]:
 
 def model_of(strategy: Strategy, *, replaced: bool = False) -> FloatArray:
     """Return the model after a round, in which the first client's reply may be `replaced`."""
-    faults = {("site-0", 1): opposed} if replaced else {}
-    grid = MemoryGrid(quadratics(CLIENTS), faults=faults)
+    grid = MemoryGrid(quadratics(CLIENTS), faults={("site-0", 1): opposed} if replaced else {})
     return flat(unpack(strategy.start(grid, FIRST, num_rounds=1).arrays))
 
 

@@ -77,15 +77,14 @@ def minimax(clients: list[Bowl]) -> FloatArray:
     begin = np.append(np.zeros(DIM), max(losses(clients, np.zeros(DIM))))
     options = {"ftol": 1e-14, "maxiter": 500}
     up = np.append(np.zeros(DIM), 1.0)
-    solved = minimize(
+    return minimize(
         lambda z: z[-1],
         begin,
         jac=lambda z: up,
         constraints=constraints,
         method="SLSQP",
         options=options,
-    )
-    return solved.x[:-1]
+    ).x[:-1]
 
 
 def least_norm(rows: FloatArray) -> float:

@@ -95,8 +95,7 @@ def assert_optimal(G: FloatArray, lam: FloatArray, p: FloatArray, epsilon: float
         s[k], left = s[k] + more, left - more
     least = s @ gradient
     objective = lam @ gradient
-    size = np.trace(G) / len(G)
-    assert objective - least <= 1e-10 * max(objective, 0.0) + 1e-12 * size
+    assert objective - least <= 1e-10 * max(objective, 0.0) + 1e-12 * (np.trace(G) / len(G))
 
 
 def test_degenerate_rows_leave_no_duality_gap() -> None:
@@ -212,10 +211,9 @@ def test_processors_agree_on_the_weights(subtests: pytest.Subtests) -> None:
     x86 = ("Prescott", "Nehalem", "Haswell", "Zen", "SkylakeX")
     for kernel in x86 if platform.machine() in ("x86_64", "AMD64") else ("ARMV8", "NEOVERSEN1"):
         with subtests.test(kernel=kernel):
-            environment = os.environ | {"OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": "1"}
             done = subprocess.run(
                 [sys.executable, "-c", WEIGHTS],
-                env=environment,
+                env=os.environ | {"OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": "1"},
                 capture_output=True,
                 text=True,
                 check=False,

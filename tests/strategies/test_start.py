@@ -308,13 +308,12 @@ def test_the_timeout_may_depend_on_the_round(in_folder: bool, tmp_path: Path) ->
 
 
 def test_a_timeout_of_no_seconds_is_refused(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[Any, str]] = [
+    for timeout, words in [
         (0, "timeout = 0: allowed is float above 0"),
         (-1.0, "timeout = -1.0: allowed is float above 0"),
         ("60", "timeout = '60': .*allowed is float above 0"),
         (lambda number: 2.0 - number, r"timeout\(2\) = 0.0: allowed is float above 0"),
-    ]
-    for timeout, words in cases:
+    ]:
         with subtests.test(words=words), pytest.raises(ValueError, match=words):
             run(FedAvg(buffers=BUFFERS), timeout=timeout)
     run(FedAvgN(buffers=BUFFERS), timeout=None, rounds=1)

@@ -32,8 +32,7 @@ def conflicting(count: int, m: int | None = None) -> Iterator[FloatArray]:
         size = m or int(random.integers(2, 6))
         G = random.normal(size=(size, 12))
         G -= 1.05 * G.mean(axis=0)
-        products = G @ G.T
-        if (products[~np.eye(size, dtype=bool)] < 0.0).all():
+        if ((G @ G.T)[~np.eye(size, dtype=bool)] < 0.0).all():
             yield G
 
 
@@ -52,8 +51,7 @@ def projected(G: FloatArray) -> FloatArray:
 def products_with_others(G: FloatArray) -> FloatArray:
     """Return ⟨g_k, the others' part of the mean of the projected gradients⟩ of each k."""
     P = projected(G)[-1]
-    losses = np.arange(1.0, len(G) + 1.0)
-    d = step(FedFV(alpha=0.0, tau=0, rescale=False), G, losses=losses)
+    d = step(FedFV(alpha=0.0, tau=0, rescale=False), G, losses=np.arange(1.0, len(G) + 1.0))
     np.testing.assert_allclose(d, P.mean(axis=0), atol=1e-9)
     return G @ d - np.einsum("kj,kj->k", P, G) / len(G)
 
@@ -129,16 +127,14 @@ def test_fedfv_theorem_4_holds_where_its_condition_does(rescale: bool) -> None:
     random = np.random.default_rng(1)
     held = 0
     for _ in range(300):
-        optima = 2.0 * random.normal(size=(4, 3))
         clients = [
             Bowl(str(k), np.diag(random.uniform(0.1, CURVATURE, 3)), a)
-            for k, a in enumerate(optima)
+            for k, a in enumerate(2.0 * random.normal(size=(4, 3)))
         ]
         w = 3.0 * random.normal(size=3)
         G = np.array([client.gradient(w) for client in clients])
         F = [client.loss(w) for client in clients]
-        method = FedFV(alpha=0.0, tau=0, rescale=rescale)
-        d = step(method, G / CURVATURE, losses=F)
+        d = step(FedFV(alpha=0.0, tau=0, rescale=rescale), G / CURVATURE, losses=F)
         mean = G.mean(axis=0) / CURVATURE
         expected = projected(G[np.argsort(F)] / CURVATURE)[-1].mean(axis=0)
         if rescale:
@@ -147,8 +143,7 @@ def test_fedfv_theorem_4_holds_where_its_condition_does(rescale: bool) -> None:
         norms = np.linalg.norm(d) * np.linalg.norm(mean)
         if d @ mean >= 0.5 * norms and np.linalg.norm(d) <= np.linalg.norm(mean) * ROUNDING:
             held += 1
-            after = np.mean([client.loss(w - d) for client in clients])
-            assert after <= np.mean(F) * ROUNDING
+            assert np.mean([client.loss(w - d) for client in clients]) <= np.mean(F) * ROUNDING
     assert held > 50
 
 
@@ -159,8 +154,7 @@ def opposed(seed: int) -> list[Bowl]:
     for name in ("a", "b"):
         Q = np.linalg.qr(random.normal(size=(3, 3)))[0]
         A = Q @ np.diag([CURVATURE, *random.uniform(0.1, CURVATURE, 2)]) @ Q.T
-        optimum = 3.0 * random.normal(size=3)
-        clients.append(Bowl(name, A, optimum, 0.1, 10, [1.0 / CURVATURE]))
+        clients.append(Bowl(name, A, 3.0 * random.normal(size=3), 0.1, 10, [1.0 / CURVATURE]))
     return clients
 
 
@@ -194,8 +188,7 @@ def test_fedfv_theorem_3_fails_for_algorithm_1_as_printed() -> None:
 
 def test_fedfv_without_rescaling_ends_pareto_stationary() -> None:
     clients = opposed(0)
-    method = FedFV(alpha=0.0, tau=0, rescale=False, fraction_evaluate=0.0)
-    end = descend(method, clients, 1000)[-1]
+    end = descend(FedFV(alpha=0.0, tau=0, rescale=False, fraction_evaluate=0.0), clients, 1000)[-1]
     first, second = (client.gradient(end) for client in clients)
     # the shortest vector between the two gradients
     share = np.clip(second @ (second - first) / ((second - first) @ (second - first)), 0.0, 1.0)
@@ -292,8 +285,7 @@ both = pytest.mark.parametrize("method", [FedMGDA, FedMGDAPlus])
 @pytest.mark.parametrize("seed", range(5))
 def test_fedmgda_equation_24_participants_losses_fall(method: type[FedMGDA], seed: int) -> None:
     """By η‖d‖²(s − Lη/2) at least, with s = 1, or the length that normalisation takes away."""
-    clients = quadratics(seed, m=4)
-    for taken in mgda(method(), clients, lambda t: HALF, rounds=30, participants=3):
+    for taken in mgda(method(), quadratics(seed, m=4), lambda t: HALF, rounds=30, participants=3):
         d = direction(method, taken.updates)
         for client in taken.participants:
             length = length_of(method, client, taken.before)
@@ -406,10 +398,9 @@ def squared_distance(clients: list[Bowl], w: FloatArray) -> float:
         return float(((w - np.linalg.solve(A, b)) ** 2).sum())
 
     exactly = {"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000}
-    starts = (np.ones(len(clients)), *(np.eye(len(clients)) + 0.05))
     return min(
         minimize(to_combination, start, method="Nelder-Mead", options=exactly).fun
-        for start in starts
+        for start in (np.ones(len(clients)), *(np.eye(len(clients)) + 0.05))
     )
 
 
@@ -538,8 +529,7 @@ def vred_sum(F: FloatArray, beta: float) -> float:
 
 def gifair_sum(F: FloatArray, beta: float) -> float:
     """Return the right side of equation 6: sums over clients, and over pairs of them."""
-    gaps = np.abs(F[:, None] - F)
-    return float(F.sum() + 2.0 * beta / len(F) * gaps.sum() / 2.0)
+    return float(F.sum() + 2.0 * beta / len(F) * np.abs(F[:, None] - F).sum() / 2.0)
 
 
 def test_semivred_equation_6_needs_losses_below_one() -> None:

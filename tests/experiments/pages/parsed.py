@@ -83,5 +83,4 @@ class Parsed(HTMLParser):
         return [dict(zip(headings, row, strict=True)) for row in rows]
 
     def chart(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.data[f"spec-{name}"]
-        return found
+        return self.data[f"spec-{name}"]

@@ -22,8 +22,7 @@ MAE = Score("mae", higher_is_better=False)
 
 def panels(spec: Spec) -> list[Spec]:
     """Return the charts of a figure."""
-    found: list[Spec] = spec.get("concat", [spec])
-    return found
+    return spec.get("concat", [spec])
 
 
 def looks(spec: Spec, channel: str) -> dict[str, object]:
@@ -59,10 +58,9 @@ def test_every_method_is_named_and_looks_like_no_other(count: int) -> None:
 @pytest.mark.parametrize("count", [4, TOGETHER + 1])
 def test_lines_have_their_look_axis_and_order(count: int) -> None:
     comparison = compared_at_random(count, personal=1)
-    dashed = [
+    assert [
         method for method, dash in looks(comparison.chart(), "strokeDash").items() if dash != [1, 0]
-    ]
-    assert dashed == [comparison.methods[-1]], "personal models alone are dashed"
+    ] == [comparison.methods[-1]], "personal models alone are dashed"
     for score, sign, title in (
         (ACCURACY, 1, "higher is better"),
         (MAE, -1, "lower is better"),

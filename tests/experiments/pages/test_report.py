@@ -115,12 +115,11 @@ def test_it_names_no_address_but_itself_data_and_papers(report: Parsed) -> None:
 
 
 def test_its_policy_comes_first_and_allows_its_own_scripts_alone(report: Parsed) -> None:
-    policies = [
+    (policy,) = [
         about["content"]
         for tag, about in report.tags
         if about.get("http-equiv") == "Content-Security-Policy"
     ]
-    (policy,) = policies
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     digests = [
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -318,12 +317,10 @@ def test_the_verdict_comes_first(hospitals: Path, report: Parsed) -> None:
 def test_dealt_clients_are_shown_by_the_first_seed(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    clients = [f"client-{i}" for i in range(4)]
-    make_comparison(tmp_path, METHODS, range(3), clients, 5)
+    make_comparison(tmp_path, METHODS, range(3), [f"client-{i}" for i in range(4)], 5)
     page = page_of(tmp_path)
-    expected = finals_of(tmp_path, "qfedavg", 0)
     assert {row["client"]: float(row["QFedAvg"]) for row in page.rows("clients")} == pytest.approx(
-        expected, abs=0.051
+        finals_of(tmp_path, "qfedavg", 0), abs=0.051
     )
     assert "first seed" in page.text
     counts = {row["client"]: int(float(row["test examples"])) for row in page.rows("examples")}
@@ -416,9 +413,8 @@ def test_where_lower_is_better_the_worst_has_the_highest(tmp_path: Path) -> None
 def test_a_run_with_personal_models(hospitals: Path) -> None:
     page = page_of(hospitals / "runs" / "fedfv-seed0")
     rows = page.rows("clients")
-    expected = finals_of(hospitals, "fedfv", 0, "test_accuracy_of_personal_model")
     assert {row["client"]: float(row["FedFV (personal)"]) for row in rows} == pytest.approx(
-        expected, abs=0.051
+        finals_of(hospitals, "fedfv", 0, "test_accuracy_of_personal_model"), abs=0.051
     )
     assert "one seed" in page.text
 
@@ -438,9 +434,8 @@ def test_an_interrupted_run_is_reported_as_far_as_it_is_written(run_folder: Path
     page = page_of(run_folder)
     assert "interrupted after round 3 of 6" in page.text
     last = [row for row in table_of(CLIENTS.path_in(run_folder)) if row["round"] == "3"]
-    expected = {row["client"]: float(row["test_accuracy_of_global_model"]) for row in last}
     assert {row["client"]: float(row["FedFV"]) for row in page.rows("clients")} == pytest.approx(
-        expected, abs=0.051
+        {row["client"]: float(row["test_accuracy_of_global_model"]) for row in last}, abs=0.051
     )
 
 
@@ -481,17 +476,15 @@ def test_absences_and_reasons_are_counted(run_folder: Path) -> None:
         writer.writeheader()
         writer.writerows(rows)
     page = page_of(run_folder)
-    counts = {
+    assert {
         row["client"]: (row["refused"], row["missing"], row["offline"])
         for row in page.rows("absences")
-    }
-    assert counts == {
+    } == {
         "Long Beach": ("2", "–", "1"),
         "Hungary": ("1", "1", "–"),
         "Cleveland": ("–", "1", "1"),
     }
-    reasons = {(row["client"], row["reason"]): row["rounds"] for row in page.rows("refusals")}
-    assert reasons == {
+    assert {(row["client"], row["reason"]): row["rounds"] for row in page.rows("refusals")} == {
         ("Long Beach", "<b>its loss</b> is not finite"): "2",
         ("Hungary", "too long"): "1",
     }
@@ -517,8 +510,7 @@ def test_charts_are_described_and_tables_have_headings(report: Parsed) -> None:
     assert all(len(about["aria-label"]) > 20 for about in plots)
     tables = [tag for tag, _ in report.tags if tag in ("table", "caption")]
     assert tables == ["table", "caption"] * (len(tables) // 2)
-    headings = [about.get("scope") for tag, about in report.tags if tag == "th"]
-    assert {"row", "col"} == set(headings)
+    assert {"row", "col"} == {about.get("scope") for tag, about in report.tags if tag == "th"}
     levels = [int(tag[1]) for tag, _ in report.tags if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1

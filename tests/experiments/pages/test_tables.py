@@ -95,9 +95,8 @@ def test_each_part_of_a_wide_table_has_all_keys(
 ) -> None:
     """At 40 and 80 columns no part leaves a reader to guess the group, and no line is wider."""
     keys = (Cell("FedAvg (weighting=uniform)"), Cell("Genève"), Cell("sex"), Cell("female"))
-    cells = [*keys, *([Cell("12.3 ±4.5", 12.3)] * 9)]
     headings = ("method", "client", "grouping", "group", *(f"score {k}" for k in range(9)))
-    table = Table("", "", headings, [cells], keys=4)
+    table = Table("", "", headings, [[*keys, *([Cell("12.3 ±4.5", 12.3)] * 9)]], keys=4)
     at_width(width, monkeypatch)
     parts = tables_within(table, width)
     assert len(parts) > 1
@@ -129,17 +128,15 @@ def test_numbers_have_the_decimals_that_three_digits_take(scale: float, expected
 def in_five_seeds(score: Score) -> Comparison:
     """Return a comparison in which a gains for sure, b loses for sure, and c now gains and now
     loses."""
-    base = [{"a": 1.0, "b": 2.0, "c": 3.0}] * 5
     fair = [{"a": 2.0 + each, "b": 1.0 + each, "c": 3.0 + 10.0 * each} for each in NOISE]
-    return compared_by_hand(score, FedAvg=base, FedFV=fair)
+    return compared_by_hand(score, FedAvg=[{"a": 1.0, "b": 2.0, "c": 3.0}] * 5, FedFV=fair)
 
 
 @pytest.mark.parametrize(("score", "tone"), [(Score("auc"), "better"), (MAE, "worse")])
 def test_significant_gains_are_green_and_losses_red(score: Score, tone: str) -> None:
     """The mean and the worst served have a mark, and rows of clients have none."""
-    base = [{"a": 1.0, "b": 2.0}] * 5
     more = [{"a": 2.0 + each, "b": 3.0 + each} for each in NOISE]
-    comparison = compared_by_hand(score, FedAvg=base, FedFV=more)
+    comparison = compared_by_hand(score, FedAvg=[{"a": 1.0, "b": 2.0}] * 5, FedFV=more)
     marked = method_table(comparison).rows[1][5:7]
     assert [cell.tone for cell in marked] == [tone, tone]
     assert all(cell.text.startswith("* ") for cell in marked)
@@ -157,10 +154,9 @@ def test_a_single_seed_has_no_colours_and_no_intervals() -> None:
 
 
 def test_clients_that_seeds_deal_are_those_of_the_first() -> None:
-    comparison = dataclasses.replace(
-        in_five_seeds(Score("auc")), shared=SharedData(clients_differ=True)
+    table = client_table(
+        dataclasses.replace(in_five_seeds(Score("auc")), shared=SharedData(clients_differ=True))
     )
-    table = client_table(comparison)
     assert [row[0].text for row in table.rows] == ["a", "b", "c"]  # the worst served comes first
     assert [row[0].text for row in client_table(in_five_seeds(MAE)).rows] == ["c", "b", "a"]
     assert "lower is better" in method_table(in_five_seeds(MAE)).caption

@@ -206,10 +206,9 @@ def test_semi_vreds_rows_have_tables_4_and_5(data: str) -> None:
     rows = {row.label: row.settings for row in recipe.rows if "7×7" not in row.label}
     assert set(rows) == set(METHODS)
     for method, rate in zip(METHODS, RATES[as_printed], strict=True):
-        best = {key: values[place] for key, values in BEST.get(method, {}).items()}
         assert {key: value for key, value in rows[method].items() if key != "method"} == {
             "learning-rate": rate,
-            **best,
+            **{key: values[place] for key, values in BEST.get(method, {}).items()},
         }
     assert (recipe.settings["num-rounds"], recipe.settings["batch-size"]) == (200, 64)
     assert recipe.seeds == 3

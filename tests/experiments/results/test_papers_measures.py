@@ -42,14 +42,12 @@ from ..helpers import compared_by_hand, compared_by_scores
 @pytest.fixture(scope="module")
 def compared_measures(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Return a comparison of two methods on digits with two seeds."""
-    folder = tmp_path_factory.mktemp("measures") / "compared"
-    settings = {"num-rounds": 3, "clients": 6, "partition": "shards"}
     return compare(
         methods=["fedavg", "fedmgdaplus"],
         task="digits",
         seeds=2,
-        settings=settings,
-        out=folder,
+        settings={"num-rounds": 3, "clients": 6, "partition": "shards"},
+        out=tmp_path_factory.mktemp("measures") / "compared",
         progress=False,
     )
 
@@ -62,10 +60,9 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def test_improved_is_the_mean_over_rounds(compared_measures: Comparison) -> None:
     rows = rows_of(compared_measures.folder / "comparison.csv")
     runs = itertools.chain(*compared_measures.runs.values())
-    rounds = [rows_of(run.folder / "rounds.csv") for run in runs]
     means = [
         statistics.fmean(float(each["percent_of_participants_improved"]) for each in of_run)
-        for of_run in rounds
+        for of_run in [rows_of(run.folder / "rounds.csv") for run in runs]
     ]
     assert [float(row["improved"]) for row in rows] == pytest.approx(means)
 
@@ -114,8 +111,7 @@ def test_changes_against_a_baseline_by_hand(lower: bool) -> None:
     sign = -1.0 if lower else 1.0
     base = {"a": sign * 10.0, "b": sign * 20.0, "c": sign * 60.0}
     after = {"a": sign * 15.0, "b": sign * 19.0, "c": sign * 50.0}
-    found = against_baseline(after, base, lower_is_better=lower)
-    assert found == pytest.approx(
+    assert against_baseline(after, base, lower_is_better=lower) == pytest.approx(
         {
             "suffering_share": 50.0,
             "suffering_change": 2.0,
@@ -321,12 +317,11 @@ def test_of_many_contradictions_three_are_said() -> None:
 
 def test_a_loss_within_its_interval_is_no_contradiction() -> None:
     """HI gains for sure, and its AUC falls by chance in most seeds."""
-    drift = (-0.0004, 0.0003, -0.0002, -0.0001, -0.0001)
     finals = {
         "FedAvg": [{"accuracy": {"HI": 60.0 + k}, "auc": {"HI": 0.7}} for k in range(5)],
         "Local": [
             {"accuracy": {"HI": 63.0 + 1.1 * k}, "auc": {"HI": 0.7 + each}}
-            for k, each in enumerate(drift)
+            for k, each in enumerate((-0.0004, 0.0003, -0.0002, -0.0001, -0.0001))
         ],
     }
     assert find_contradictions(compared_by_scores(finals, ACCURACY, AUC), ["Local"]) == []
@@ -472,8 +467,7 @@ def texts_of(comparison: Comparison) -> list[str]:
 
 
 def test_without_groups_or_methods_no_gaps_are_compared() -> None:
-    alone = compared_gaps(FedAvg=[30.0, 32.0])
-    assert alone.difference_rows() == []
+    assert compared_gaps(FedAvg=[30.0, 32.0]).difference_rows() == []
     without = dataclasses.replace(BY_HAND, by_group={})
     assert gap_rows(without) == []
     assert without.verdict == BY_HAND.verdict

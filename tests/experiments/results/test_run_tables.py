@@ -98,11 +98,10 @@ def test_a_cell_that_is_no_number_is_refused(folder: Path, tmp_path: Path) -> No
         other = Run(written(tmp_path, content, finished=False), run.settings, run.scores)
         assert other.final().keys() == run.final().keys() - {"NA"}
     content = text.replace(value, "many")
-    broken = Run(written(tmp_path, content, finished=False), run.settings, run.scores)
     with pytest.raises(
         RunFolderError, match=r"clients.csv .*has 'many', which is not a number.*estore it"
     ):
-        broken.final()
+        Run(written(tmp_path, content, finished=False), run.settings, run.scores).final()
 
 
 def test_a_list_of_runs_reads_rounds_alone(folder: Path, tmp_path: Path) -> None:

@@ -102,8 +102,7 @@ def split_in_two(setup: Setup, *, seeds: str = "split") -> Task:
         inputs = torch.arange(100.0)[:, None] / 100
         order = torch.randperm(100, generator=torch.Generator().manual_seed(setup.seed))
         targets = (inputs[:, 0] > 0.5).long()
-        parts = [Examples(inputs, targets, rows) for rows in (order[:70], order[70:])]
-        return Splits(*parts)
+        return Splits(*[Examples(inputs, targets, rows) for rows in (order[:70], order[70:])])
 
     def model() -> nn.Module:
         torch.manual_seed(0)

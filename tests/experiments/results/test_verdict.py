@@ -460,10 +460,9 @@ def test_a_row_that_cannot_differ_costs_no_power() -> None:
 def test_an_interval_is_that_of_the_test() -> None:
     """It is not cut where a percentage ends, and what rounds to zero has no minus."""
     base = [{"a": 30.0, "b": 90.0}] * 3
-    comparison = compared_by_hand(
+    found = compared_by_hand(
         FedAvg=base, FedFV=[{"a": value, "b": 90.0} for value in (40.0, 85.0, 60.0)]
-    )
-    found = comparison.difference("FedFV", "worst_10")
+    ).difference("FedFV", "worst_10")
     expected = difference_of([10.0, 55.0, 30.0])
     assert (found.low, found.high) == (expected.low, expected.high)
     assert found.high > 70.0

@@ -454,8 +454,7 @@ def arms(app: Path, methods: str, **grid: list[float]) -> list[Arm]:
 
 
 def test_a_search_tries_values_of_the_run_config(app: Path) -> None:
-    labels = [arm.label for arm in arms(app, "fedfv", rate=[1, 0.25], alpha=[0.5])]
-    assert labels == [
+    assert [arm.label for arm in arms(app, "fedfv", rate=[1, 0.25], alpha=[0.5])] == [
         "FedFV (alpha=0.5, rate=1)",
         "FedFV (alpha=0.5, rate=0.25)",
         "FedAvg (rate=1)",

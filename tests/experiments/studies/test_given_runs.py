@@ -58,8 +58,7 @@ def test_runs_are_compared_by_their_recorded_method_and_seed(here: Path) -> None
     assert compared.seeds == (0, 1, 2)
     assert compared.baseline == "FedAvg"
     for seed in range(3):
-        run = load(f"runs/fedfv-{seed}")
-        assert compared.values["FedFV (alpha=0.25)"][seed] == run.final()
+        assert compared.values["FedFV (alpha=0.25)"][seed] == load(f"runs/fedfv-{seed}").final()
     assert set(compared.verdict.sentences)
     files = {path.name for path in Path("runs/all").iterdir() if not path.name.startswith(".")}
     assert {"study.json", "comparison.csv", "differences.csv", "report.html"} <= files

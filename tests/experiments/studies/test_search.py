@@ -59,8 +59,7 @@ def test_a_method_tries_what_is_declared_given_or_written() -> None:
     ]
     assert labels("fedfv,fedavg", {"alpha": [0.0]}) == ["FedFV (alpha=0)", "FedAvg"]
     assert labels("fedfv(alpha=1)") == ["FedFV (alpha=1)", "FedAvg"]
-    with_rate = labels("fedfv(alpha=1)", {"learning-rate": [0.1, 0.2]})
-    assert with_rate == [
+    assert labels("fedfv(alpha=1)", {"learning-rate": [0.1, 0.2]}) == [
         f"{name}learning-rate={rate})"
         for name in ("FedFV (alpha=1, ", "FedAvg (")
         for rate in (0.1, 0.2)
@@ -92,10 +91,9 @@ def test_all_methods_have_arms_those_for_groups_with_a_gap() -> None:
     assert "fairfed" in {
         arm.method for arm in arms_of("all", {}, "fedavg", {}, "group-gap:accuracy")
     }
-    personal = {
+    assert {
         arm.method for arm in arms_of("all", {}, "fedavg", {}) if arm.evaluated == "personal"
-    }
-    assert personal == {"ditto", "local"}
+    } == {"ditto", "local"}
     assert {"qfedsgd", "scaffold", "feddyn", "vred", "propfair", "eagle", "aaggff"} <= every
 
 
@@ -174,8 +172,7 @@ def test_the_best_of_each_method_is_tested_with_fresh_seeds(
     assert found.best in found.sentences[0]
     if found.best != "FedAvg":  # two seeds say nothing
         assert "does not clearly differ from FedAvg" in found.sentences[0]
-    written = {path.name for path in found.folder.iterdir() if not path.name.startswith(".")}
-    assert written == {
+    assert {path.name for path in found.folder.iterdir() if not path.name.startswith(".")} == {
         "study.json",
         "comparison.csv",
         "differences.csv",
