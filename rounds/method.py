@@ -381,7 +381,8 @@ class Method(CommonOptions):
 
     def terms(self, server_round: int) -> Terms:
         """Return the terms of the clients' local work."""
-        return Terms.of_options(server_round, {name: getattr(self, name) for name in SENT_OPTIONS})
+        given = vars(self)
+        return Terms.of_options(server_round, {name: given[name] for name in SENT_OPTIONS})
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
         """Return the clients that train, drawn from the free ones, in ascending order.

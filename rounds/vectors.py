@@ -81,10 +81,10 @@ class Vectors:
         """Return the vector at a place as the only one."""
         row = place
         for block in self.blocks:
-            if row < len(block):
+            if row < block.shape[0]:
                 only = block.only(row) if isinstance(block, Borrowed) else block[row : row + 1]
                 return Vectors((only,), self.needs_float64)
-            row -= len(block)
+            row -= block.shape[0]
         raise IndexError(place)
 
     def take(self, places: Sequence[int]) -> Vectors:

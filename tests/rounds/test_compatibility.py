@@ -57,24 +57,22 @@ def take(name: str, option: str) -> None:
     Settings.of({"method": name, **parameters, **task, **SET[option]}).check_training()
 
 
-def test_an_option_is_refused_where_the_table_says_so(subtests: pytest.Subtests) -> None:
-    for name, option in product(KINDS, OPTIONS):
-        with subtests.test(name=name, option=option):
-            if METHODS[name].own_terms.intersection(GIVEN.get(option.name, {})):
-                continue  # the method sets it by its own parameter
-            refused = find_conflict(make(name, ARGUMENTS[name][0]).all_needs, option) is not None
-            with pytest.raises(ValueError, match="leave") if refused else nullcontext():
-                take(name, option.name)
+@pytest.mark.parametrize(("name", "option"), [*product(KINDS, OPTIONS)])
+def test_an_option_is_refused_where_the_table_says_so(name: str, option: str) -> None:
+    if METHODS[name].own_terms.intersection(GIVEN.get(option.name, {})):
+        return  # the method sets it by its own parameter
+    refused = find_conflict(make(name, ARGUMENTS[name][0]).all_needs, option) is not None
+    with pytest.raises(ValueError, match="leave") if refused else nullcontext():
+        take(name, option.name)
 
 
-def test_no_defence_goes_with_states_of_whole_updates(subtests: pytest.Subtests) -> None:
-    for defence in (*MIXING, *WEIGHING):
-        with subtests.test(defence=defence):
-            for method in (SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)):
-                with pytest.raises(
-                    ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"
-                ):
-                    method(defence=defence)
+@pytest.mark.parametrize("defence", [*MIXING, *WEIGHING])
+def test_no_defence_goes_with_states_of_whole_updates(defence: str) -> None:
+    for method in (SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)):
+        with pytest.raises(
+            ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"
+        ):
+            method(defence=defence)
 
 
 def test_each_need_is_changed_by_an_option() -> None:

@@ -122,31 +122,29 @@ def test_equal_values_share_what_a_trimmed_mean_leaves() -> None:
     np.testing.assert_allclose(weights, by_number.mean(axis=0))
 
 
-def test_a_kept_row_is_no_client_to_a_weighing_defence(subtests: pytest.Subtests) -> None:
-    for name in ["krum", "geometric-median"]:
-        with subtests.test(name=name):
-            rows = updates(5)
-            alone = Defence(name, 1).weights(cohort_of(rows))
-            more = np.vstack([rows, rows.mean(axis=0)])  # the mean is the nearest to all
-            cohort = replace(cohort_of(rows), memory=(None,), gram_of=(more @ more.T).copy)  # type: ignore[arg-type]
-            weights = Defence(name, 1).weights(cohort)
-            assert alone is not None
-            assert weights is not None
-            np.testing.assert_array_equal(weights, np.append(alone, 0.0))
+@pytest.mark.parametrize("name", ["krum", "geometric-median"])
+def test_a_kept_row_is_no_client_to_a_weighing_defence(name: str) -> None:
+    rows = updates(5)
+    alone = Defence(name, 1).weights(cohort_of(rows))
+    more = np.vstack([rows, rows.mean(axis=0)])  # the mean is the nearest to all
+    cohort = replace(cohort_of(rows), memory=(None,), gram_of=(more @ more.T).copy)  # type: ignore[arg-type]
+    weights = Defence(name, 1).weights(cohort)
+    assert alone is not None
+    assert weights is not None
+    np.testing.assert_array_equal(weights, np.append(alone, 0.0))
 
 
-def test_mixed_cohorts_have_the_products_of_mixed_vectors(subtests: pytest.Subtests) -> None:
-    for name in MIXING:
-        with subtests.test(name=name):
-            rows = updates(7)
-            cohort = cohort_of(rows)
-            mixing = Defence(name, 0).mixing(cohort)
-            assert mixing is not None
-            seen = mixed(cohort, mixing)
-            after = mixing @ rows
-            np.testing.assert_allclose(seen.gram, after @ after.T, atol=1e-9)
-            np.testing.assert_allclose(seen.grams.sum(axis=0), seen.gram, atol=1e-9)
-            np.testing.assert_allclose(seen.squared_norms, (after**2).sum(axis=1), atol=1e-9)
+@pytest.mark.parametrize("name", MIXING)
+def test_mixed_cohorts_have_the_products_of_mixed_vectors(name: str) -> None:
+    rows = updates(7)
+    cohort = cohort_of(rows)
+    mixing = Defence(name, 0).mixing(cohort)
+    assert mixing is not None
+    seen = mixed(cohort, mixing)
+    after = mixing @ rows
+    np.testing.assert_allclose(seen.gram, after @ after.T, atol=1e-9)
+    np.testing.assert_allclose(seen.grams.sum(axis=0), seen.gram, atol=1e-9)
+    np.testing.assert_allclose(seen.squared_norms, (after**2).sum(axis=1), atol=1e-9)
 
 
 def test_kept_rows_stay_as_they_are_and_second_ones_are_mixed() -> None:
@@ -160,18 +158,19 @@ def test_kept_rows_stay_as_they_are_and_second_ones_are_mixed() -> None:
     assert not mixing[:4, 4:].any()
 
 
-def test_fewer_than_half_of_a_round_are_tolerated(subtests: pytest.Subtests) -> None:
-    for m, asked, tolerated in [(4, 0, 1), (12, 0, 3), (3, 2, 1), (2, 0, 0), (1, 1, 0), (10, 2, 2)]:
-        with subtests.test(m=m, asked=asked):
-            assert Defence("nnm", asked).tolerated(m) == tolerated
+@pytest.mark.parametrize(
+    ("m", "asked", "tolerated"),
+    [(4, 0, 1), (12, 0, 3), (3, 2, 1), (2, 0, 0), (1, 1, 0), (10, 2, 2)],
+)
+def test_fewer_than_half_of_a_round_are_tolerated(m: int, asked: int, tolerated: int) -> None:
+    assert Defence("nnm", asked).tolerated(m) == tolerated
 
 
-def test_two_clients_cannot_be_defended(subtests: pytest.Subtests) -> None:
-    for name in [*MIXING, *WEIGHING]:
-        with subtests.test(name=name):
-            defence = Defence(name, 0)
-            cohort = cohort_of(updates(2))
-            assert defence.mixing(cohort) is None
+@pytest.mark.parametrize("name", [*MIXING, *WEIGHING])
+def test_two_clients_cannot_be_defended(name: str) -> None:
+    defence = Defence(name, 0)
+    cohort = cohort_of(updates(2))
+    assert defence.mixing(cohort) is None
 
 
 def test_an_update_far_off_is_left_out(subtests: pytest.Subtests) -> None:

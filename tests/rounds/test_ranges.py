@@ -84,37 +84,32 @@ def test_fedfa_needs_one_of_its_two_weights() -> None:
     assert FedFa(alpha=1e-30, beta=0.0).alpha == FedFa(alpha=0.0, beta=1e-30).beta
 
 
-def test_values_outside_a_declared_range_are_refused_by_name(subtests: pytest.Subtests) -> None:
-    for name, method in METHODS.items():
-        with subtests.test(name=name, method=method):
-            own = [
-                each
-                for each in parameters_of(name, method)
-                if not isinstance(each.allowed, ranges.Pairs)
-            ]
-            common = [
-                each
-                for key, each in OPTIONS.items()
-                if name == "fedavg" and not key.endswith("_key")
-            ]
-            for parameter in [*own, *common]:
-                argument = parameter.name.replace("-", "_")
-                for value in inside(parameter):
-                    assert parameter.checked(value) == value, (name, argument)
-                    if parameter in own:
-                        make(name, {**ARGUMENTS[name][0], argument: value})
-                declared = inspect.signature(method).parameters.get(argument)
-                may_be_none = declared is not None and declared.default is None
-                for value in just_outside(parameter):
-                    if value is None and may_be_none:
-                        continue
-                    with pytest.raises(ValueError, match=argument) as refused:
-                        pytest.fail(
-                            f"{name} takes {argument} ="
-                            f" {make(name, {**ARGUMENTS[name][0], argument: value})}"
-                        )
-                    assert repr(value) in str(refused.value)
-                    assert parameter.range in str(refused.value)
+@pytest.mark.parametrize(("name", "method"), METHODS.items())
+def test_values_outside_a_declared_range_are_refused_by_name(name: str, method: Any) -> None:
+    own = [
+        each for each in parameters_of(name, method) if not isinstance(each.allowed, ranges.Pairs)
+    ]
+    common = [
+        each for key, each in OPTIONS.items() if name == "fedavg" and not key.endswith("_key")
+    ]
+    for parameter in [*own, *common]:
+        argument = parameter.name.replace("-", "_")
+        for value in inside(parameter):
+            assert parameter.checked(value) == value, (name, argument)
+            if parameter in own:
+                make(name, {**ARGUMENTS[name][0], argument: value})
+        declared = inspect.signature(method).parameters.get(argument)
+        may_be_none = declared is not None and declared.default is None
+        for value in just_outside(parameter):
+            if value is None and may_be_none:
+                continue
+            with pytest.raises(ValueError, match=argument) as refused:
+                pytest.fail(
+                    f"{name} takes {argument} ="
+                    f" {make(name, {**ARGUMENTS[name][0], argument: value})}"
+                )
+            assert repr(value) in str(refused.value)
+            assert parameter.range in str(refused.value)
 
 
 @pytest.mark.parametrize("number", [np.float32(1), 1])

@@ -129,43 +129,38 @@ def draws_in(finished: Round) -> dict[str, int]:
     return {name: round(total * c) for name, c in finished.coefficients.items()}
 
 
-def test_a_run_ends_where_the_papers_vectors_end(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_a_run_ends_where_the_papers_vectors_end(name: str) -> None:
     """Whoever fails or is late; a round without usable replies keeps all there is, and counts."""
     faults = {("site-4", 1): duplicate, ("site-2", 1): error, ("site-0", 2): no_reply}
     faults |= {(client, 3): error for client in quadratics(6)}
-    for name in KINDS:
-        with subtests.test(name=name):
-            strategy = make(name, ARGUMENTS[name][0], **OPTIONS)
-            states = list[dict[str, Any]]()
+    strategy = make(name, ARGUMENTS[name][0], **OPTIONS)
+    states = list[dict[str, Any]]()
 
-            def note(
-                number: int,
-                arrays: ArrayRecord,
-                strategy: FairStrategy = strategy,
-                into: list[Any] = states,
-            ) -> None:
-                into.append(copy.deepcopy(strategy.state_dict()))
+    def note(
+        number: int,
+        arrays: ArrayRecord,
+        strategy: FairStrategy = strategy,
+        into: list[Any] = states,
+    ) -> None:
+        into.append(copy.deepcopy(strategy.state_dict()))
 
-            result, finished = run(strategy, faults=faults, evaluate_fn=note)
-            assert (
-                [r.number for r in finished]
-                == [state["round"] for state in states[1:]]
-                == [1, 2, 3, 4]
-            )
-            assert finished[2].coefficients == {}
-            assert bits(finished[2].arrays) == bits(finished[1].arrays)
-            for kept in ("memory", "rows"):
-                np.testing.assert_equal(states[3][kept], states[2][kept], name)
-            model = unpack(result.arrays)
-            expected = expected_model(name, ARGUMENTS[name][0], finished)
-            assert list(model) == list(expected)
-            for key, array in model.items():
-                assert (array.dtype, array.shape) == (
-                    initial_model()[key].dtype,
-                    initial_model()[key].shape,
-                )
-                most = 2e-5 * np.abs(expected[key]).max()
-                np.testing.assert_allclose(array, expected[key], rtol=2e-5, atol=most, err_msg=name)
+    result, finished = run(strategy, faults=faults, evaluate_fn=note)
+    assert [r.number for r in finished] == [state["round"] for state in states[1:]] == [1, 2, 3, 4]
+    assert finished[2].coefficients == {}
+    assert bits(finished[2].arrays) == bits(finished[1].arrays)
+    for kept in ("memory", "rows"):
+        np.testing.assert_equal(states[3][kept], states[2][kept], name)
+    model = unpack(result.arrays)
+    expected = expected_model(name, ARGUMENTS[name][0], finished)
+    assert list(model) == list(expected)
+    for key, array in model.items():
+        assert (array.dtype, array.shape) == (
+            initial_model()[key].dtype,
+            initial_model()[key].shape,
+        )
+        most = 2e-5 * np.abs(expected[key]).max()
+        np.testing.assert_allclose(array, expected[key], rtol=2e-5, atol=most, err_msg=name)
 
 
 def sizes_in(value: Any) -> list[int]:
@@ -216,44 +211,43 @@ def large(name: str) -> Callable[[Message], Message]:
 D = 10_007
 
 
-def test_no_vector_of_the_models_length_reaches_the_method(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_no_vector_of_the_models_length_reaches_the_method(name: str) -> None:
     """Its cohort and its memory have m or (m + r)² numbers, regardless of the model's size."""
     clients = {client: large(client) for client in quadratics(4)}
     initial = record({"w": np.zeros(D, np.float32)})
-    for name in KINDS:
-        with subtests.test(name=name):
-            strategy = make(name, ARGUMENTS[name][0])
-            seen = list[int]()
-            weigh = strategy.weigh
-            remember = strategy.remember
+    strategy = make(name, ARGUMENTS[name][0])
+    seen = list[int]()
+    weigh = strategy.weigh
+    remember = strategy.remember
 
-            def weighed(
-                cohort: Cohort,
-                strategy: FairStrategy = strategy,
-                do: Any = weigh,
-                into: list[int] = seen,
-            ) -> Any:
-                into.extend(sizes_in(vars(cohort)))
-                c = do(cohort)
-                into.extend(sizes_in([vars(cohort), strategy.memory, c]))
-                return c
+    def weighed(
+        cohort: Cohort,
+        strategy: FairStrategy = strategy,
+        do: Any = weigh,
+        into: list[int] = seen,
+    ) -> Any:
+        into.extend(sizes_in(vars(cohort)))
+        c = do(cohort)
+        into.extend(sizes_in([vars(cohort), strategy.memory, c]))
+        return c
 
-            def remembered(
-                cohort: Cohort,
-                c: FloatArray,
-                probed: Probed,
-                do: Any = remember,
-                into: list[int] = seen,
-            ) -> Any:
-                kept = do(cohort, c, probed)
-                into.extend(sizes_in([vars(cohort), dict(kept)]))
-                return kept
+    def remembered(
+        cohort: Cohort,
+        c: FloatArray,
+        probed: Probed,
+        do: Any = remember,
+        into: list[int] = seen,
+    ) -> Any:
+        kept = do(cohort, c, probed)
+        into.extend(sizes_in([vars(cohort), dict(kept)]))
+        return kept
 
-            # no subclass: that would have no fixed weights
-            vars(strategy).update(weigh=weighed, remember=remembered)
-            _, rounds = run(strategy, MemoryGrid(clients), rounds=3, initial_arrays=initial)
-            assert all(r.coefficients for r in rounds), name
-            assert max(seen) <= 8**2 < D, name
+    # no subclass: that would have no fixed weights
+    vars(strategy).update(weigh=weighed, remember=remembered)
+    _, rounds = run(strategy, MemoryGrid(clients), rounds=3, initial_arrays=initial)
+    assert all(r.coefficients for r in rounds), name
+    assert max(seen) <= 8**2 < D, name
 
 
 def test_a_parameter_may_have_the_name_of_a_statistic() -> None:

@@ -65,24 +65,23 @@ def test_a_task_of_a_notebook_is_as_in_the_loop(
         assert both_of(clients, FIVE, model_of(config), terms) == expected
 
 
-def test_old_updates_that_a_method_keeps_stay_as_they_are(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("memory", [0.0, 1e-9])
+def test_old_updates_that_a_method_keeps_stay_as_they_are(memory: float) -> None:
     """In memory, and in a file, where there would be no memory for copies."""
     model = model_of(config_of())
-    for memory in (0.0, 1e-9):
-        with subtests.test(memory=memory):
-            method = FedAvg()
-            with closing(workers_of(method, memory=memory)) as clients:
-                vectors = clients.train(FIVE, model, Terms(server_round=1)).updates.vectors
-                third = combine(np.eye(len(FIVE))[2], vectors)
-                method.progress.kept = {
-                    Kept("a", 1): third,
-                    Kept("b", 1): Vectors.of(np.ones(vectors.size)),
-                }
-                before = [row.blocks[0].tobytes() for row in method.progress.kept.values()]
-                clients.train(FIVE, model, Terms(server_round=2))
-                kept = [row.blocks[0] for row in method.progress.kept.values()]
-                assert [row.tobytes() for row in kept] == before
-                assert isinstance(kept[0], np.memmap) == (memory > 0.0)
+    method = FedAvg()
+    with closing(workers_of(method, memory=memory)) as clients:
+        vectors = clients.train(FIVE, model, Terms(server_round=1)).updates.vectors
+        third = combine(np.eye(len(FIVE))[2], vectors)
+        method.progress.kept = {
+            Kept("a", 1): third,
+            Kept("b", 1): Vectors.of(np.ones(vectors.size)),
+        }
+        before = [row.blocks[0].tobytes() for row in method.progress.kept.values()]
+        clients.train(FIVE, model, Terms(server_round=2))
+        kept = [row.blocks[0] for row in method.progress.kept.values()]
+        assert [row.tobytes() for row in kept] == before
+        assert isinstance(kept[0], np.memmap) == (memory > 0.0)
 
 
 # Processes that end -------------------------------------------------------------------------------

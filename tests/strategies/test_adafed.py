@@ -54,25 +54,21 @@ def test_each_slope_is_the_loss_power_times_the_squared_length(U: FloatArray, ga
 # Dependent updates --------------------------------------------------------------------------------
 
 
-def test_a_multiple_of_an_earlier_update_is_left_out(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("factor", [1.0, 0.5, -1.0, -3.0, 0.0])
+def test_a_multiple_of_an_earlier_update_is_left_out(factor: float) -> None:
     U = np.random.default_rng(1).normal(size=(3, 5))
-    for factor in (1.0, 0.5, -1.0, -3.0, 0.0):
-        with subtests.test(factor=factor):
-            with_copy = np.vstack([U, factor * U[1]])
-            c = AdaFed().weigh(cohort_of(with_copy, losses=[1.0, 2.0, 3.0, 7.0]))
-            assert c[3] == 0.0
-            # its loss still sets the common unit of losses, which cancels
-            np.testing.assert_allclose(c @ with_copy, step(U, [1.0, 2.0, 3.0]), rtol=1e-9)
+    with_copy = np.vstack([U, factor * U[1]])
+    c = AdaFed().weigh(cohort_of(with_copy, losses=[1.0, 2.0, 3.0, 7.0]))
+    assert c[3] == 0.0
+    # its loss still sets the common unit of losses, which cancels
+    np.testing.assert_allclose(c @ with_copy, step(U, [1.0, 2.0, 3.0]), rtol=1e-9)
 
 
-def test_an_update_in_the_span_up_to_1e_minus_6_is_left_out(subtests: pytest.Subtests) -> None:
-    for new, kept in ((0.5e-6, False), (2e-6, True), (1e-3, True)):
-        with subtests.test(new=new, kept=kept):
-            for length in (1e-10, 1.0, 1e10):
-                U = np.array(
-                    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.6 * length, 0.8 * length, new * length]]
-                )
-                assert bool(AdaFed(gamma=0.0).weigh(cohort_of(U))[2] != 0.0) is kept
+@pytest.mark.parametrize(("new", "kept"), [(0.5e-6, False), (2e-6, True), (1e-3, True)])
+def test_an_update_in_the_span_up_to_1e_minus_6_is_left_out(new: float, kept: bool) -> None:
+    for length in (1e-10, 1.0, 1e10):
+        U = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.6 * length, 0.8 * length, new * length]])
+        assert bool(AdaFed(gamma=0.0).weigh(cohort_of(U))[2] != 0.0) is kept
 
 
 def test_nearly_parallel_updates_of_a_large_model_are_told_apart(
@@ -114,14 +110,15 @@ def test_a_denominator_of_zero_is_no_division_by_zero() -> None:
     np.testing.assert_allclose(d, [1.0, 0.0], atol=1e-12)
 
 
-def test_extreme_losses_and_updates_keep_the_slopes(subtests: pytest.Subtests) -> None:
-    for losses in ([1e30, 1.0, 1e-30], [0.0, 1.0, 2.0], [0.0, 1e-30, 1e30], [1e30] * 3):
-        with subtests.test(losses=losses):
-            for length in (1e-100, 1e-30, 1.0, 1e30, 1e100):
-                U = length * np.random.default_rng(6).normal(size=(3, 5))
-                F = np.array(losses)
-                d = step(U, losses)
-                assert np.isfinite(d).all()
-                slopes = F * (d @ d) / length**2
-                tolerance = 1e-9 * np.linalg.norm(d) / length
-                np.testing.assert_allclose(U @ d / length**2, slopes, rtol=1e-6, atol=tolerance)
+@pytest.mark.parametrize(
+    "losses", [[1e30, 1.0, 1e-30], [0.0, 1.0, 2.0], [0.0, 1e-30, 1e30], [1e30] * 3]
+)
+def test_extreme_losses_and_updates_keep_the_slopes(losses: list[float]) -> None:
+    for length in (1e-100, 1e-30, 1.0, 1e30, 1e100):
+        U = length * np.random.default_rng(6).normal(size=(3, 5))
+        F = np.array(losses)
+        d = step(U, losses)
+        assert np.isfinite(d).all()
+        slopes = F * (d @ d) / length**2
+        tolerance = 1e-9 * np.linalg.norm(d) / length
+        np.testing.assert_allclose(U @ d / length**2, slopes, rtol=1e-6, atol=tolerance)

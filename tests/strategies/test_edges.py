@@ -280,17 +280,17 @@ def test_fedfvs_step_of_three_clients_may_raise_a_loss() -> None:
     assert U[0] @ g < 0.0
 
 
-def test_in_fedfv_so_many_top_clients_keep_their_update(subtests: pytest.Subtests) -> None:
-    for m, alpha, kept in (
+@pytest.mark.parametrize(
+    ("m", "alpha", "kept"),
+    [
         *((5, 0.0, 0), (5, 0.1, 1), (5, 0.25, 2), (5, 0.5, 3), (5, 0.99, 4), (5, 1.0, 5)),
         *((11, 0.3, 4), (1, 0.1, 1), (1, 0.0, 1)),
-    ):
-        with subtests.test(m=m, alpha=alpha):
-            common = np.ones((m, m)) * -0.1 + np.eye(m)  # every pair conflicts
-            A = FedFV(alpha=alpha, tau=0)._projected(cohort_of(common, losses=np.arange(m)))
-            assert [k for k in range(m) if np.array_equal(A[k], np.eye(m)[k])] == list(
-                range(m - kept, m)
-            )
+    ],
+)
+def test_in_fedfv_so_many_top_clients_keep_their_update(m: int, alpha: float, kept: int) -> None:
+    common = np.ones((m, m)) * -0.1 + np.eye(m)  # every pair conflicts
+    A = FedFV(alpha=alpha, tau=0)._projected(cohort_of(common, losses=np.arange(m)))
+    assert [k for k in range(m) if np.array_equal(A[k], np.eye(m)[k])] == list(range(m - kept, m))
 
 
 def test_opposite_clients_take_no_step_in_fedfv() -> None:
@@ -299,11 +299,10 @@ def test_opposite_clients_take_no_step_in_fedfv() -> None:
     assert step(FedFV(alpha=1.0, tau=0), U).tolist() == [0.0, 0.0]
 
 
-def test_rounding_of_the_mean_norm_is_no_step_in_fedfv(subtests: pytest.Subtests) -> None:
-    for left, moves in ((0.9e-3, False), (1.1e-3, True)):
-        with subtests.test(left=left, moves=moves):
-            U = np.array([[1.0, left], [-1.0, left]])
-            assert bool(np.any(step(FedFV(alpha=1.0, tau=0), U))) is moves
+@pytest.mark.parametrize(("left", "moves"), [(0.9e-3, False), (1.1e-3, True)])
+def test_rounding_of_the_mean_norm_is_no_step_in_fedfv(left: float, moves: bool) -> None:
+    U = np.array([[1.0, left], [-1.0, left]])
+    assert bool(np.any(step(FedFV(alpha=1.0, tau=0), U))) is moves
 
 
 def test_fedfvs_random_order_is_by_seed_and_round_alone() -> None:

@@ -57,21 +57,22 @@ def test_every_public_class_with_a_weigh_is_exported(subtests: pytest.Subtests) 
 # Docstrings ---------------------------------------------------------------------------------------
 
 
-def test_the_docstring_has_formula_source_and_own_parameters(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("method", PUBLIC)
+def test_the_docstring_has_formula_source_and_own_parameters(
+    method: type[strategies.FairStrategy],
+) -> None:
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    for method in PUBLIC:
-        with subtests.test(method=method):
-            assert "__doc__" in vars(method)
-            text = inspect.getdoc(method) or ""
-            assert ".. math::" in text
-            (source,) = [part for part in text.split("\n\n") if part.startswith("Source:")]
-            assert re.search(r"\b(19|20)\d\d\b", source) or method is METHODS["local"]
-            # Options of several methods have their meaning in their declaration.
-            assert set(described(text)) == {
-                name
-                for name, each in inspect.signature(method).parameters.items()
-                if each.kind not in kinds and "Meaning(" not in str(each.annotation)
-            }
+    assert "__doc__" in vars(method)
+    text = inspect.getdoc(method) or ""
+    assert ".. math::" in text
+    (source,) = [part for part in text.split("\n\n") if part.startswith("Source:")]
+    assert re.search(r"\b(19|20)\d\d\b", source) or method is METHODS["local"]
+    # Options of several methods have their meaning in their declaration.
+    assert set(described(text)) == {
+        name
+        for name, each in inspect.signature(method).parameters.items()
+        if each.kind not in kinds and "Meaning(" not in str(each.annotation)
+    }
 
 
 def test_the_common_options_are_documented_once() -> None:
@@ -123,10 +124,9 @@ def test_only_near_names_are_suggested_by_their_published_name(subtests: pytest.
                 find_method(name)
 
 
-def test_only_strategy_py_knows_flower_and_simplex_py_the_solver(subtests: pytest.Subtests) -> None:
-    for package, home in (("flwr", "strategy.py"), ("cvxopt", "simplex.py")):
-        with subtests.test(package=package, home=home):
-            pattern = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
-            assert [
-                path.name for path in FILES if pattern.search(path.read_text(encoding="utf-8"))
-            ] == [home]
+@pytest.mark.parametrize(("package", "home"), [("flwr", "strategy.py"), ("cvxopt", "simplex.py")])
+def test_only_strategy_py_knows_flower_and_simplex_py_the_solver(package: str, home: str) -> None:
+    pattern = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
+    assert [path.name for path in FILES if pattern.search(path.read_text(encoding="utf-8"))] == [
+        home
+    ]

@@ -84,14 +84,11 @@ def test_a_step_by_hand() -> None:
 # Stage 2 ------------------------------------------------------------------------------------------
 
 
-def test_without_any_gradient_there_is_no_step(subtests: pytest.Subtests) -> None:
-    for m in (1, 3):
-        with subtests.test(m=m):
-            zero = cohort_of(
-                np.zeros((m, 4)), seconds=np.zeros((m, 4)), disparities=np.full(m, 0.2)
-            )
-            assert np.isfinite(FCFL(stage1_rounds=800).weigh(zero)).all()
-            assert not FCFL(stage1_rounds=0).weigh(zero).any()
+@pytest.mark.parametrize("m", [1, 3])
+def test_without_any_gradient_there_is_no_step(m: int) -> None:
+    zero = cohort_of(np.zeros((m, 4)), seconds=np.zeros((m, 4)), disparities=np.full(m, 0.2))
+    assert np.isfinite(FCFL(stage1_rounds=800).weigh(zero)).all()
+    assert not FCFL(stage1_rounds=0).weigh(zero).any()
 
 
 def test_a_disparity_without_a_gradient_is_no_row() -> None:

@@ -71,8 +71,9 @@ GUIDANCE = st.sampled_from(("scaled", "gradient"))
 # Closed forms and KKT -----------------------------------------------------------------------------
 
 
-def test_a_layer_without_a_common_direction_is_merged_by_hand(subtests: pytest.Subtests) -> None:
-    for U, columns in (
+@pytest.mark.parametrize(
+    ("U", "columns"),
+    [
         ([[1.0, 1.0, 1.0], [1.0, -1.0, 1.0]], [[0], [1, 2]]),  # the second with the third
         ([[1.0, 1.0, 1.0], [1.0, 1.0, -1.0]], [[0], [1, 2]]),  # the last with the one before
         # the first with the second, then the last with both
@@ -81,19 +82,18 @@ def test_a_layer_without_a_common_direction_is_merged_by_hand(subtests: pytest.S
         ([[1.0, 1.0, 1.0], [-1.0, -1.0, 1.0]], [[0, 1, 2]]),
         # no client moves in the second layer: the third is next
         ([[1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]], [[0, 2]]),
-    ):
-        with subtests.test(U=U, columns=columns):
-            rows = np.array(U)
-            C = FedLF().weigh(
-                cohort_of(rows, losses=[1.0, 1.0], arrays={"a.w": 1, "b.w": 1, "c.w": 1})
-            )
-            for group in columns:
-                assert all(np.array_equal(C[group[0]], C[one]) for one in group)
-            merged = fedlf_groups([seen_of(rows, [1.0, 1.0])], True, "scaled", ([0], [1], [2]))
-            assert [group.columns for group in merged] == columns
-            expected = fedlf([seen_of(rows, [1.0, 1.0])], layers=([0], [1], [2]))
-            got = step(FedLF(), rows, {"a.w": 1, "b.w": 1, "c.w": 1}, losses=[1.0, 1.0])
-            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+    ],
+)
+def test_a_layer_without_a_common_direction_is_merged_by_hand(U: Any, columns: Any) -> None:
+    rows = np.array(U)
+    C = FedLF().weigh(cohort_of(rows, losses=[1.0, 1.0], arrays={"a.w": 1, "b.w": 1, "c.w": 1}))
+    for group in columns:
+        assert all(np.array_equal(C[group[0]], C[one]) for one in group)
+    merged = fedlf_groups([seen_of(rows, [1.0, 1.0])], True, "scaled", ([0], [1], [2]))
+    assert [group.columns for group in merged] == columns
+    expected = fedlf([seen_of(rows, [1.0, 1.0])], layers=([0], [1], [2]))
+    got = step(FedLF(), rows, {"a.w": 1, "b.w": 1, "c.w": 1}, losses=[1.0, 1.0])
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
 
 
 # Gram form = vectors ------------------------------------------------------------------------------
@@ -144,12 +144,11 @@ def test_inner_products_are_made_only_with_rows_that_count() -> None:
 # Edge cases ---------------------------------------------------------------------------------------
 
 
-def test_updates_of_zeros_take_no_step_and_divide_by_nothing(subtests: pytest.Subtests) -> None:
-    for guidance in ["scaled", "gradient"]:
-        with subtests.test(guidance=guidance):
-            zeros = FedLF(guidance=guidance).weigh(cohort_of(np.zeros((3, 7)), arrays=LAYERS))
-            assert zeros.tolist() == np.zeros((5, 3)).tolist()
-            assert FedLF().weigh(cohort_of(np.zeros((3, 0)), arrays={})).shape in ((0, 3), (1, 3))
+@pytest.mark.parametrize("guidance", ["scaled", "gradient"])
+def test_updates_of_zeros_take_no_step_and_divide_by_nothing(guidance: str) -> None:
+    zeros = FedLF(guidance=guidance).weigh(cohort_of(np.zeros((3, 7)), arrays=LAYERS))
+    assert zeros.tolist() == np.zeros((5, 3)).tolist()
+    assert FedLF().weigh(cohort_of(np.zeros((3, 0)), arrays={})).shape in ((0, 3), (1, 3))
 
 
 def test_a_guidance_row_that_is_rounding_is_left_out() -> None:
@@ -189,20 +188,20 @@ def test_groups_are_ordered_by_their_first_array() -> None:
     assert len(fedlf_groups([seen_of(U, [1.0, 1.0])], True, "scaled", ([0, 2], [1], [3]))) == 2
 
 
-def test_an_unknown_or_missing_name_ends_the_first_round(subtests: pytest.Subtests) -> None:
-    for groups, named in (
+@pytest.mark.parametrize(
+    ("groups", "named"),
+    [
         ({"weight": 1, "bias": 1, "scale": 1, "head": 1}, "head"),
         ({"weight": 1, "bias": 1}, "scale"),
         ({"weight": 1, "bias": 1, "scale": 1, "norm.mean": 2}, "norm.mean"),
-    ):
-        with subtests.test(groups=groups, named=named):
-            strategy = FedLF(groups=groups, buffers=BUFFERS)
-            grid = MemoryGrid(quadratics(2))
-            messages = list(
-                strategy.configure_train(1, record(initial_model()), ConfigRecord(), grid)
-            )
-            with pytest.raises(ValueError, match=f"groups .*{named!r}"):
-                strategy.aggregate_train(1, grid.send_and_receive(messages))
+    ],
+)
+def test_an_unknown_or_missing_name_ends_the_first_round(groups: Any, named: str) -> None:
+    strategy = FedLF(groups=groups, buffers=BUFFERS)
+    grid = MemoryGrid(quadratics(2))
+    messages = list(strategy.configure_train(1, record(initial_model()), ConfigRecord(), grid))
+    with pytest.raises(ValueError, match=f"groups .*{named!r}"):
+        strategy.aggregate_train(1, grid.send_and_receive(messages))
 
 
 def test_a_run_has_its_groups_as_text() -> None:

@@ -43,11 +43,10 @@ class Run:
 # By hand ------------------------------------------------------------------------------------------
 
 
-def test_guidance_begins_beyond_the_angle_in_degrees(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("angle", "guided"), [(26.5, True), (26.6, False)])
+def test_guidance_begins_beyond_the_angle_in_degrees(angle: float, guided: bool) -> None:
     """Losses of 1 and 3 are arctan ½ = 26.57 degrees from equal ones."""
-    for angle, guided in ((26.5, True), (26.6, False)):
-        with subtests.test(angle=angle, guided=guided):
-            assert is_guided(step(FedMDFG(angle=angle), np.eye(2), losses=[1.0, 3.0])) is guided
+    assert is_guided(step(FedMDFG(angle=angle), np.eye(2), losses=[1.0, 3.0])) is guided
 
 
 # Expected losses ----------------------------------------------------------------------------------
@@ -59,25 +58,26 @@ def is_guided(d: FloatArray) -> bool:
     return bool(abs(d[0] - d[1]) > 1e-3)
 
 
-def test_guidance_is_forced_where_only_some_losses_have_risen(subtests: pytest.Subtests) -> None:
-    for second, forced in (
+@pytest.mark.parametrize(
+    ("second", "forced"),
+    [
         ({"a": 1.0, "b": 1.1}, True),  # some rise
         ({"a": 1.1, "b": 1.2}, False),  # all rise
         ({"a": 0.9, "b": 1.0}, False),  # none does: an equal loss has not risen
-    ):
-        with subtests.test(second=second, forced=forced):
-            run = Run()
-            assert not is_guided(run.round(PAIR, {"a": 1.0, "b": 1.0}))
-            assert is_guided(run.round(PAIR, second)) is forced
+    ],
+)
+def test_guidance_is_forced_where_only_some_losses_have_risen(
+    second: dict[str, float], forced: bool
+) -> None:
+    run = Run()
+    assert not is_guided(run.round(PAIR, {"a": 1.0, "b": 1.0}))
+    assert is_guided(run.round(PAIR, second)) is forced
 
 
-def test_rounding_of_a_loss_that_stays_the_same_is_no_rise(subtests: pytest.Subtests) -> None:
-    for loss in (0.7, 0.1, 1.0 / 3.0, 2.3):
-        with subtests.test(loss=loss):
-            run = Run()
-            assert not any(
-                is_guided(run.round(PAIR, {"a": loss, "b": loss * 1.01})) for _ in range(20)
-            )
+@pytest.mark.parametrize("loss", [0.7, 0.1, 1.0 / 3.0, 2.3])
+def test_rounding_of_a_loss_that_stays_the_same_is_no_rise(loss: float) -> None:
+    run = Run()
+    assert not any(is_guided(run.round(PAIR, {"a": loss, "b": loss * 1.01})) for _ in range(20))
 
 
 def test_forced_guidance_at_equal_losses_is_none() -> None:

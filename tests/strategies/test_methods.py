@@ -263,24 +263,20 @@ def test_negative_weights_are_used_and_counted(subtests: pytest.Subtests) -> Non
             )
 
 
-def test_weighting_is_as_documented_and_others_are_refused(subtests: pytest.Subtests) -> None:
-    for name in METHODS:
-        with subtests.test(name=name):
-            arguments = {
-                key: value for key, value in ARGUMENTS[name][0].items() if key != "weighting"
-            }
-            for weighting in ("examples", "uniform") if WEIGHTING[name] is None else ("loss", ""):
-                with pytest.raises(ValueError, match=f"weighting.*'{weighting}'"):
-                    make(name, arguments, weighting=weighting)
-            if WEIGHTING[name] is not None:
-                assert make(name, arguments).weighting == WEIGHTING[name]
+@pytest.mark.parametrize("name", METHODS)
+def test_weighting_is_as_documented_and_others_are_refused(name: str) -> None:
+    arguments = {key: value for key, value in ARGUMENTS[name][0].items() if key != "weighting"}
+    for weighting in ("examples", "uniform") if WEIGHTING[name] is None else ("loss", ""):
+        with pytest.raises(ValueError, match=f"weighting.*'{weighting}'"):
+            make(name, arguments, weighting=weighting)
+    if WEIGHTING[name] is not None:
+        assert make(name, arguments).weighting == WEIGHTING[name]
 
 
-def test_unknown_parameters_and_states_of_others_are_refused(subtests: pytest.Subtests) -> None:
-    for name in METHODS:
-        with subtests.test(name=name):
-            with pytest.raises(TypeError, match="fraction_fit"):
-                make(name, ARGUMENTS[name][0], fraction_fit=0.5)
-            strategy = make(name, ARGUMENTS[name][0])
-            with pytest.raises(ValueError, match=f"Other.*{type(strategy).__name__}"):
-                strategy.load_state_dict({**strategy.state_dict(), "method": "Other"})
+@pytest.mark.parametrize("name", METHODS)
+def test_unknown_parameters_and_states_of_others_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="fraction_fit"):
+        make(name, ARGUMENTS[name][0], fraction_fit=0.5)
+    strategy = make(name, ARGUMENTS[name][0])
+    with pytest.raises(ValueError, match=f"Other.*{type(strategy).__name__}"):
+        strategy.load_state_dict({**strategy.state_dict(), "method": "Other"})

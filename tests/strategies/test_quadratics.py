@@ -189,19 +189,20 @@ SMOOTH: list[tuple[str, dict[str, Any], Callable[[], list[Bowl]], Objective]] = 
 ]
 
 
-def test_a_method_reaches_the_minimiser_of_its_objective(subtests: pytest.Subtests) -> None:
-    for name, arguments, made, objective in SMOOTH:
-        with subtests.test(name=name, arguments=arguments):
-            clients = made()
-            n = (
-                np.ones(4)
-                if arguments.get("weighting") == "uniform"
-                else np.array([float(c.examples) for c in clients])
-            )
-            p = n / n.sum()
-            target = minimiser(lambda x, c=clients, p=p, f=objective: f(losses(c, x), p))
-            found = end(name, clients, {"propfair": 400, "term": 200}.get(name, 150), **arguments)
-            assert np.linalg.norm(found - target) <= 1e-5, (name, arguments)
+@pytest.mark.parametrize(("name", "arguments", "made", "objective"), SMOOTH)
+def test_a_method_reaches_the_minimiser_of_its_objective(
+    name: str, arguments: dict[str, Any], made: Any, objective: Any
+) -> None:
+    clients = made()
+    n = (
+        np.ones(4)
+        if arguments.get("weighting") == "uniform"
+        else np.array([float(c.examples) for c in clients])
+    )
+    p = n / n.sum()
+    target = minimiser(lambda x, c=clients, p=p, f=objective: f(losses(c, x), p))
+    found = end(name, clients, {"propfair": 400, "term": 200}.get(name, 150), **arguments)
+    assert np.linalg.norm(found - target) <= 1e-5, (name, arguments)
 
 
 def test_fedavgn_ends_where_the_unit_gradients_cancel() -> None:
@@ -216,14 +217,13 @@ def test_fedavgn_ends_where_the_unit_gradients_cancel() -> None:
     assert np.linalg.norm((g / np.linalg.norm(g, axis=1, keepdims=True)).mean(axis=0)) <= 1e-6
 
 
-def test_afl_reaches_the_minimax_point(subtests: pytest.Subtests) -> None:
-    for seed in [0, 1]:
-        with subtests.test(seed=seed):
-            clients = bowls(4, seed)
-            target = minimax(clients)
-            x = end("afl", clients, 600, gamma=0.05)
-            assert np.linalg.norm(x - target) <= 1e-3
-            assert losses(clients, x).max() <= losses(clients, target).max() + 1e-3
+@pytest.mark.parametrize("seed", [0, 1])
+def test_afl_reaches_the_minimax_point(seed: int) -> None:
+    clients = bowls(4, seed)
+    target = minimax(clients)
+    x = end("afl", clients, 600, gamma=0.05)
+    assert np.linalg.norm(x - target) <= 1e-3
+    assert losses(clients, x).max() <= losses(clients, target).max() + 1e-3
 
 
 def test_drfa_reaches_the_minimax_point_on_average() -> None:
@@ -276,16 +276,15 @@ def test_torchjds_upgrad_is_pareto_stationary_and_no_loss_rises() -> None:
     assert_no_loss_rises(clients, path, 1e-4)
 
 
-def test_adafed_is_pareto_stationary_before_a_loss_rises(subtests: pytest.Subtests) -> None:
-    for m, seed, gamma in [(2, 0, 0.0), (2, 0, 1.0), (3, 1, 1.0)]:
-        with subtests.test(m=m, seed=seed):
-            clients = bowls(m, seed)
-            path = descend(METHODS["adafed"](gamma=gamma, fraction_evaluate=0.0), clients, 110)
-            rises = (np.diff([losses(clients, x) for x in path], axis=0) > 1e-10).any(axis=1)
-            # the rounds before a client's loss rises for the first time
-            until = int(np.argmax(np.append(rises, True)))
-            assert until > 50
-            assert least_norm(gradients(clients, path[until])) <= 1e-4
+@pytest.mark.parametrize(("m", "seed", "gamma"), [(2, 0, 0.0), (2, 0, 1.0), (3, 1, 1.0)])
+def test_adafed_is_pareto_stationary_before_a_loss_rises(m: int, seed: int, gamma: float) -> None:
+    clients = bowls(m, seed)
+    path = descend(METHODS["adafed"](gamma=gamma, fraction_evaluate=0.0), clients, 110)
+    rises = (np.diff([losses(clients, x) for x in path], axis=0) > 1e-10).any(axis=1)
+    # the rounds before a client's loss rises for the first time
+    until = int(np.argmax(np.append(rises, True)))
+    assert until > 50
+    assert least_norm(gradients(clients, path[until])) <= 1e-4
 
 
 def test_fedfv_of_two_clients_never_steps_against_either(subtests: pytest.Subtests) -> None:

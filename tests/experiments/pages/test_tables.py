@@ -196,40 +196,37 @@ def test_a_comparison_of_three_methods_is_brief(
     assert len(words.split()) <= 500
 
 
+@pytest.mark.parametrize(
+    ("command", "width"), [*product(("settings", "methods", "tasks"), (40, None))]
+)
 def test_lists_are_printed_whole_at_any_width(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
+    command: str,
+    width: int | None,
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    for command, width in product(("settings", "methods", "tasks"), (40, None)):
-        with subtests.test(command=command, width=width):
-            at_width(width, monkeypatch)
-            text = captured(capsys, command).out
-            assert "…" not in text
-            assert max(map(len, text.splitlines())) <= (width or 100_000)
-            together = re.sub(r"\s", "", text)
-            if command == "settings":
-                for key, value in default_config().items():
-                    assert re.search(
-                        rf"^ *{re.escape(key)}(?: =)?\s+{re.escape(repr(value))}",
-                        text,
-                        re.MULTILINE,
-                    ), key
-            if command == "methods":
-                for each in (
-                    each for name in METHODS for each in describe_method(name)["parameters"]
-                ):
-                    about = (
-                        f"{each['key']} ({each['range']}, default {each['default'] or repr('')})"
-                        f" {each['description']}"
-                    )
-                    assert re.sub(r"\s", "", about) in together
-            if command == "tasks":
-                assert (
-                    "digits.rotated-clients(intatleast0,default0)Numberofclientswithimages"
-                    in together
-                )
+    at_width(width, monkeypatch)
+    text = captured(capsys, command).out
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= (width or 100_000)
+    together = re.sub(r"\s", "", text)
+    if command == "settings":
+        for key, value in default_config().items():
+            assert re.search(
+                rf"^ *{re.escape(key)}(?: =)?\s+{re.escape(repr(value))}",
+                text,
+                re.MULTILINE,
+            ), key
+    if command == "methods":
+        for each in (each for name in METHODS for each in describe_method(name)["parameters"]):
+            about = (
+                f"{each['key']} ({each['range']}, default {each['default'] or repr('')})"
+                f" {each['description']}"
+            )
+            assert re.sub(r"\s", "", about) in together
+    if command == "tasks":
+        assert "digits.rotated-clients(intatleast0,default0)Numberofclientswithimages" in together
 
 
 def test_a_terminal_has_the_width_that_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -332,20 +332,19 @@ def test_of_clients_that_differ_by_seed_nothing_is_said() -> None:
     assert find_contradictions(dealt, ["Local"]) == []
 
 
-def test_a_verdict_by_any_score_names_it_and_its_unit(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("score", [AUC, BALANCED_ACCURACY, F1, LOSS_SCORE])
+def test_a_verdict_by_any_score_names_it_and_its_unit(score: Score) -> None:
     names = {"auc": "AUC", "balanced-accuracy": "balanced accuracy", "f1": "f1", "loss": "loss"}
-    for score in (AUC, BALANCED_ACCURACY, F1, LOSS_SCORE):
-        with subtests.test(score=score):
-            size = score.better(8.0 if score.percent else 0.08, 0.0)
-            gains = {score.name: dict.fromkeys(CLIENTS, size), "accuracy": {}}
-            comparison = compared((score, ACCURACY), gains, lacking={score.name: {"hungarian": 4}})
-            verdict = comparison.verdict
-            assert f"test {names[score.name]} " in verdict.headline
-            assert verdict.improving == ("Local",)
-            assert ("points" in verdict.sentences[0]) is score.percent
-            assert {row["measure"] for row in comparison.difference_rows()} >= {
-                f"client:{client}" for client in CLIENTS
-            }
+    size = score.better(8.0 if score.percent else 0.08, 0.0)
+    gains = {score.name: dict.fromkeys(CLIENTS, size), "accuracy": {}}
+    comparison = compared((score, ACCURACY), gains, lacking={score.name: {"hungarian": 4}})
+    verdict = comparison.verdict
+    assert f"test {names[score.name]} " in verdict.headline
+    assert verdict.improving == ("Local",)
+    assert ("points" in verdict.sentences[0]) is score.percent
+    assert {row["measure"] for row in comparison.difference_rows()} >= {
+        f"client:{client}" for client in CLIENTS
+    }
 
 
 T = 4.302652729911275
