@@ -197,17 +197,20 @@ IMPLAUSIBLE: list[tuple[str, Fault, str]] = [
 """Replies that are refused only by methods that need the value."""
 
 
-def test_an_implausible_reply_is_refused_where_it_is_needed(subtests: pytest.Subtests) -> None:
-    for name, fault, reason in IMPLAUSIBLE:
-        with subtests.test(name=name, fault=fault):
-            check_refused(name, fault, reason)
-            if fault is not snapshot and "num-examples" not in reason and "of 9" not in reason:
-                result, finished = one_faulty("fedavg", fault)
-                assert finished.refused == {}, reason
-                assert bits(result.arrays) == bits(one_faulty("fedavg", None)[0].arrays)
-    for fine in (-1.0, 0, 1):
-        with subtests.test(fine=fine):
-            assert one_faulty("fcfl", metrics({"disparity": fine}))[1].refused == {}
+@pytest.mark.parametrize(("name", "fault", "reason"), IMPLAUSIBLE)
+def test_an_implausible_reply_is_refused_where_it_is_needed(
+    name: str, fault: Fault, reason: str
+) -> None:
+    check_refused(name, fault, reason)
+    if fault is not snapshot and "num-examples" not in reason and "of 9" not in reason:
+        result, finished = one_faulty("fedavg", fault)
+        assert finished.refused == {}, reason
+        assert bits(result.arrays) == bits(one_faulty("fedavg", None)[0].arrays)
+
+
+@pytest.mark.parametrize("fine", [-1.0, 0, 1])
+def test_a_disparity_from_minus_1_to_1_is_used(fine: float) -> None:
+    assert one_faulty("fcfl", metrics({"disparity": fine}))[1].refused == {}
 
 
 def test_absurd_weights_and_buffers_are_refused_by_every_kind() -> None:

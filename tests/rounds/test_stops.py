@@ -198,19 +198,18 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-def test_a_wrong_weigh_is_named_with_what_it_returned(subtests: pytest.Subtests) -> None:
-    for value, got in WRONG:
-        with subtests.test(value=value, got=got):
-            with pytest.raises(
-                MethodError, match=re.escape(f"Mine.weigh, in round 1, returned {got}")
-            ):
-                run(returning(value), grid_of(None))
-    for value in (np.nan, -np.inf):
-        with subtests.test(value=value):
-            with pytest.raises(
-                MethodError, match=r"^Mine.weigh, in round 1, .* not finite \(of site-1, site-3\)"
-            ):
-                run(returning([0.5, value, 0.5, value]), grid_of(None))
+@pytest.mark.parametrize(("value", "got"), WRONG)
+def test_a_wrong_weigh_is_named_with_what_it_returned(value: Any, got: str) -> None:
+    with pytest.raises(MethodError, match=re.escape(f"Mine.weigh, in round 1, returned {got}")):
+        run(returning(value), grid_of(None))
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_clients_with_weights_that_are_not_finite_are_named(value: float) -> None:
+    with pytest.raises(
+        MethodError, match=r"^Mine.weigh, in round 1, .* not finite \(of site-1, site-3\)"
+    ):
+        run(returning([0.5, value, 0.5, value]), grid_of(None))
 
 
 @pytest.mark.parametrize(

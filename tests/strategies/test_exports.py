@@ -96,32 +96,31 @@ OF_PAPERS = {
 }
 
 
-def test_published_names_are_known(subtests: pytest.Subtests) -> None:
-    for name, method in OF_PAPERS.items():
-        with subtests.test(name=name, method=method):
-            assert canonical(name) == method
-            assert find_method(name) is METHODS[method]
-    for name, method in METHODS.items():
-        with subtests.test(name=name, method=method):
-            assert canonical(published_name(name)) == canonical(method.__name__) == name
+@pytest.mark.parametrize(("name", "method"), OF_PAPERS.items())
+def test_published_names_are_known(name: str, method: str) -> None:
+    assert canonical(name) == method
+    assert find_method(name) is METHODS[method]
 
 
-def test_only_near_names_are_suggested_by_their_published_name(subtests: pytest.Subtests) -> None:
-    for name, published in {
-        "q-fedsg": "q-FedSGD",
-        "qfeadvg": "q-FedAvg",
-        "fedmgda++": "FedMGDA+",
-        "scafold": "SCAFFOLD",
-    }.items():
-        with subtests.test(name=name, published=published):
-            with pytest.raises(
-                FairbloomError, match=rf"did you mean {published.replace('+', '.')}\?"
-            ):
-                find_method(name)
-    for name in ("FedNova", "qf", "fedx", "median"):
-        with subtests.test(name=name):
-            with pytest.raises(FairbloomError, match="unknown method: there are fedavg"):
-                find_method(name)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_published_name_and_a_class_name_mean_the_method(name: str) -> None:
+    assert canonical(published_name(name)) == canonical(METHODS[name].__name__) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("q-fedsg", r"did you mean q-FedSGD\?"),
+        ("qfeadvg", r"did you mean q-FedAvg\?"),
+        ("fedmgda++", r"did you mean FedMGDA\+\?"),
+        ("scafold", r"did you mean SCAFFOLD\?"),
+        *((name, "unknown method: there are fedavg") for name in ("FedNova", "qf", "fedx")),
+        ("median", "unknown method: there are fedavg"),
+    ],
+)
+def test_only_near_names_are_suggested_by_their_published_name(name: str, said: str) -> None:
+    with pytest.raises(FairbloomError, match=said):
+        find_method(name)
 
 
 @pytest.mark.parametrize(("package", "home"), [("flwr", "strategy.py"), ("cvxopt", "simplex.py")])

@@ -307,15 +307,18 @@ def test_the_timeout_may_depend_on_the_round(in_folder: bool, tmp_path: Path) ->
     assert lives(grid) == [60.0, 7.0, 8.0]
 
 
-def test_a_timeout_of_no_seconds_is_refused(subtests: pytest.Subtests) -> None:
-    for timeout, words in [
+@pytest.mark.parametrize(
+    ("timeout", "words"),
+    [
         (0, "timeout = 0: allowed is float above 0"),
         (-1.0, "timeout = -1.0: allowed is float above 0"),
         ("60", "timeout = '60': .*allowed is float above 0"),
         (lambda number: 2.0 - number, r"timeout\(2\) = 0.0: allowed is float above 0"),
-    ]:
-        with subtests.test(words=words), pytest.raises(ValueError, match=words):
-            run(FedAvg(buffers=BUFFERS), timeout=timeout)
+    ],
+)
+def test_a_timeout_of_no_seconds_is_refused(timeout: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(FedAvg(buffers=BUFFERS), timeout=timeout)
     run(FedAvgN(buffers=BUFFERS), timeout=None, rounds=1)
 
 

@@ -50,25 +50,23 @@ def test_names_are_kept_and_numbers_are_those_written(folder: Path) -> None:
     assert run.clients["round"][run.clients["client"] == "007"].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_finished_table_is_whole_or_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    head = "round,client,test_accuracy_of_global_model\n"
-    for place, (content, fault) in enumerate(
-        {
-            "": "torn",
-            head + "1,a,5": "torn",
-            head + "1,a\n": "got 2",
-            head + "1,a,5,6\n": "got 4",
-            "round,gain\n1,2\n": "no column client",
-            "round,client,client\n1,a,b\n": "client is there twice",
-            head + "one,a,5\n": "column round",
-        }.items()
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("", "torn"),
+        ("round,client,test_accuracy_of_global_model\n1,a,5", "torn"),
+        ("round,client,test_accuracy_of_global_model\n1,a\n", "got 2"),
+        ("round,client,test_accuracy_of_global_model\n1,a,5,6\n", "got 4"),
+        ("round,gain\n1,2\n", "no column client"),
+        ("round,client,client\n1,a,b\n", "client is there twice"),
+        ("round,client,test_accuracy_of_global_model\none,a,5\n", "column round"),
+    ],
+)
+def test_a_finished_table_is_whole_or_refused(tmp_path: Path, content: str, fault: str) -> None:
+    with pytest.raises(
+        RunFolderError, match=f"clients.csv cannot be read: .*{fault}.*Restore it from a copy"
     ):
-        with subtests.test(place=place, content=content):
-            with pytest.raises(
-                RunFolderError,
-                match=f"clients.csv cannot be read: .*{fault}.*Restore it from a copy",
-            ):
-                read_frame(CLIENTS, written(tmp_path / str(place), content, finished=True))
+        read_frame(CLIENTS, written(tmp_path, content, finished=True))
 
 
 def test_of_an_unfinished_table_the_whole_lines_are_read(
