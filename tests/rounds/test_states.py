@@ -55,7 +55,8 @@ KEPT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_what_clients_and_server_keep_agrees_after_each_round(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("name", "options"), KEPT)
+def test_what_clients_and_server_keep_agrees_after_each_round(name: str, options: Any) -> None:
     """Also where clients join, and where one takes no step."""
     joined = {4: "site-4", 6: "site-5"}
 
@@ -67,14 +68,12 @@ def test_what_clients_and_server_keep_agrees_after_each_round(subtests: pytest.S
         }
         grid.nodes |= {1000 + number: joined[number]} if number in joined else {}
 
-    for name, options in KEPT:
-        with subtests.test(name=name, options=options):
-            clients = keeping(6)
-            clients["site-3"].rates = []
-            course = follow(made(name, seed=2, **options), clients, 12, before=join)
-            assert max(course.inconsistencies) < 1e-11
-            assert not any(finished.lost_states for finished in course.rounds)
-            assert any(np.abs(state).max() > 0.1 for state in course.used_states.values())
+    clients = keeping(6)
+    clients["site-3"].rates = []
+    course = follow(made(name, seed=2, **options), clients, 12, before=join)
+    assert max(course.inconsistencies) < 1e-11
+    assert not any(finished.lost_states for finished in course.rounds)
+    assert any(np.abs(state).max() > 0.1 for state in course.used_states.values())
 
 
 @pytest.mark.parametrize(

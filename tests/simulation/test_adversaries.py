@@ -108,10 +108,13 @@ def test_false_losses_that_no_method_reads_change_nothing(
     assert models[0] == models[1]
 
 
-def test_attacks_without_sense_are_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    everybody = ",".join(f"client-{k}" for k in range(5))
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"attack": "scale", "attackers": everybody}, r"attackers = 'client-0,.*' are all clients"),
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"attack": "scale", "attackers": ",".join(f"client-{k}" for k in range(5))},
+            r"attackers = 'client-0,.*' are all clients",
+        ),
         (
             {"defence": "nnm", "defence_tolerance": 2, "fraction": 0.8},
             "defence-tolerance = 2: .* 4 clients.* to 1",
@@ -128,11 +131,13 @@ def test_attacks_without_sense_are_refused(tmp_path: Path, subtests: pytest.Subt
             {"attack": f"{__name__}:two", "attackers": HOSTILE, "fraction": 1.0},
             r"client-1 something of shape \(2,\)",
         ),
-    ]
-    for changes, words in wrong:
-        with subtests.test(changes=changes, words=words):
-            with pytest.raises(FairbloomError, match=words):
-                run(tmp_path / changes.get("method", "run"), **changes)
+    ],
+)
+def test_attacks_without_sense_are_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        run(tmp_path / "run", **changes)
 
 
 # Runs ---------------------------------------------------------------------------------------------

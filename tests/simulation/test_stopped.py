@@ -268,20 +268,21 @@ def test_why_a_model_cannot_be_stacked_names_the_line(tmp_path: Path) -> None:
     )
 
 
-def test_what_one_client_fails_for_is_in_its_reply_alone(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    raised = f"KeyError: 'one client' ({line_of('one client')})"
-    for fails, engine, reason in (
-        ("one client", "loop", raised),
-        ("one client", "workers", raised),
+@pytest.mark.parametrize(
+    ("fails", "engine", "reason"),
+    [
+        ("one client", "loop", f"KeyError: 'one client' ({line_of('one client')})"),
+        ("one client", "workers", f"KeyError: 'one client' ({line_of('one client')})"),
         ("data of one", "stacked", "OSError: a.npz is gone"),
-    ):
-        with subtests.test(fails=fails, engine=engine):
-            folder = run(tmp_path / engine, engine=engine, **changes_of(fails))
-            (refused,) = {row["refused"] for row in table(folder / "rounds.csv")}
-            assert reason in refused
-            assert {row["client"] for row in table(folder / "clients.csv")} >= {"b", "c"}
+    ],
+)
+def test_what_one_client_fails_for_is_in_its_reply_alone(
+    tmp_path: Path, fails: str, engine: str, reason: str
+) -> None:
+    folder = run(tmp_path / engine, engine=engine, **changes_of(fails))
+    (refused,) = {row["refused"] for row in table(folder / "rounds.csv")}
+    assert reason in refused
+    assert {row["client"] for row in table(folder / "clients.csv")} >= {"b", "c"}
 
 
 def test_a_reason_that_all_clients_have_comes_first_and_once(

@@ -19,23 +19,24 @@ CONTROL = "control"
 # Reductions ---------------------------------------------------------------------------------------
 
 
-def test_scaffold_is_the_option_of_another_method(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(
+    ("other", "own", "of_scaffold"),
+    [
+        (FedAvg, {}, {}),
+        (FedProx, {"mu": 0.3}, {"proximal_mu": 0.3}),
+        (Ditto, {"lam": 0.7}, {"personal_lambda": 0.7}),
+    ],
+)
+def test_scaffold_is_the_option_of_another_method(
+    other: Any, own: dict[str, float], of_scaffold: dict[str, float]
+) -> None:
     options: dict[str, Any] = {"fraction_train": 0.6, "seed": 4, **QUIET}
-    for one, other in (
-        (FedAvg(control_variates=True, **options), SCAFFOLD(**options)),
-        (FedProx(mu=0.3, control_variates=True, **options), SCAFFOLD(proximal_mu=0.3, **options)),
-        (
-            Ditto(lam=0.7, control_variates=True, **options),
-            SCAFFOLD(personal_lambda=0.7, **options),
-        ),
-    ):
-        with subtests.test(one=one, other=other):
-            ours = follow(one, keeping(5), 5)
-            theirs = follow(other, keeping(5), 5)
-            assert [model.tobytes() for model in ours.models] == [
-                model.tobytes() for model in theirs.models
-            ]
-            assert ours.sent == theirs.sent
+    ours = follow(other(control_variates=True, **own, **options), keeping(5), 5)
+    theirs = follow(SCAFFOLD(**of_scaffold, **options), keeping(5), 5)
+    assert [model.tobytes() for model in ours.models] == [
+        model.tobytes() for model in theirs.models
+    ]
+    assert ours.sent == theirs.sent
 
 
 # Closed forms -------------------------------------------------------------------------------------
@@ -49,19 +50,21 @@ RESTING: list[tuple[type[FairStrategy], dict[str, Any]]] = [
 ]
 
 
-def test_they_rest_at_the_minimum_where_fedavg_does_not(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("method", "options"), RESTING)
+def test_they_rest_at_the_minimum(method: type[FairStrategy], options: dict[str, Any]) -> None:
     """With clients that take different numbers of steps at different rates; FedDyn's mean loss is
     that over clients."""
-    for method, options in RESTING:
-        by_examples = method is SCAFFOLD and "weighting" not in options
-        best = minimiser_of_means(keeping(4).values(), by_examples=by_examples)
-        path = descend(method(**options, **QUIET), keeping(4).values(), 200)
-        np.testing.assert_allclose(path[-1], best, atol=1e-8)
-    for weighting in ("examples", "uniform"):
-        with subtests.test(weighting=weighting):
-            best = minimiser_of_means(keeping(4).values(), by_examples=weighting == "examples")
-            plain = descend(FedAvg(weighting=weighting, **QUIET), keeping(4).values(), 60)
-            assert np.abs(plain[-1] - best).max() > 0.03
+    by_examples = method is SCAFFOLD and "weighting" not in options
+    best = minimiser_of_means(keeping(4).values(), by_examples=by_examples)
+    path = descend(method(**options, **QUIET), keeping(4).values(), 200)
+    np.testing.assert_allclose(path[-1], best, atol=1e-8)
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_fedavg_does_not_rest_at_that_minimum(weighting: str) -> None:
+    best = minimiser_of_means(keeping(4).values(), by_examples=weighting == "examples")
+    plain = descend(FedAvg(weighting=weighting, **QUIET), keeping(4).values(), 60)
+    assert np.abs(plain[-1] - best).max() > 0.03
 
 
 def test_feddyns_first_full_round_is_twice_fedavgs_step() -> None:

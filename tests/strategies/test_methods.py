@@ -148,18 +148,18 @@ def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
             )
 
 
-def test_one_client_alone_is_stepped_along(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("name", "arguments"), CASES)
+@pytest.mark.parametrize("length", [1e-30, 1.0, 1e30])
+def test_one_client_alone_is_stepped_along(
+    length: float, name: str, arguments: dict[str, Any]
+) -> None:
     losses = np.array([0.7])
     counts = np.array([5.0])
-    for (name, arguments), length in product(CASES, (1e-30, 1.0, 1e30)):
-        with subtests.test(length=length, name=name):
-            U = length * np.array([[1.0, -2.0, 2.0]]) / 3.0
-            step = step_of(
-                make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts)
-            )
-            expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
-            assert step.any() or name == "local"
-            np.testing.assert_allclose(step, expected, rtol=1e-9, err_msg=name)
+    U = length * np.array([[1.0, -2.0, 2.0]]) / 3.0
+    step = step_of(make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts))
+    expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
+    assert step.any() or name == "local"
+    np.testing.assert_allclose(step, expected, rtol=1e-9, err_msg=name)
 
 
 def test_huge_and_tiny_updates_step_as_the_formula_says() -> None:
@@ -246,21 +246,20 @@ NEGATIVE = {
 """The arguments with which methods that report negative weights have some."""
 
 
-def test_negative_weights_are_used_and_counted(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(("name", "arguments"), NEGATIVE.items())
+def test_negative_weights_are_used_and_counted(name: str, arguments: dict[str, Any]) -> None:
     assert {name for name, method in METHODS.items() if "negative-weights" in method.reports} == {
         *NEGATIVE
     }
-    for name, arguments in NEGATIVE.items():
-        with subtests.test(name=name, arguments=arguments):
-            result, (finished,) = run(make(name, arguments), MemoryGrid(quadratics(5)), rounds=1)
-            weights = list(finished.coefficients.values())
-            assert min(weights) < 0.0, name
-            assert sum(weights) == pytest.approx(1.0)
-            assert finished.metrics["negative-weights"] == sum(each < 0.0 for each in weights)
-            assert (
-                result.train_metrics_clientapp[1]["negative-weights"]
-                == finished.metrics["negative-weights"]
-            )
+    result, (finished,) = run(make(name, arguments), MemoryGrid(quadratics(5)), rounds=1)
+    weights = list(finished.coefficients.values())
+    assert min(weights) < 0.0, name
+    assert sum(weights) == pytest.approx(1.0)
+    assert finished.metrics["negative-weights"] == sum(each < 0.0 for each in weights)
+    assert (
+        result.train_metrics_clientapp[1]["negative-weights"]
+        == finished.metrics["negative-weights"]
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)

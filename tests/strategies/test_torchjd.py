@@ -99,14 +99,20 @@ def test_random_weightings_draw_from_seed_and_round(name: str) -> None:
 # Arguments ----------------------------------------------------------------------------------------
 
 
-def test_what_is_no_gram_based_weighting_is_refused(subtests: pytest.Subtests) -> None:
-    others = (aggregation.UPGradWeighting, aggregation.UPGrad(), aggregation.MeanWeighting())
-    for wrong in (None, "upgrad", *others, lambda G: G.mean(dim=0)):
-        with subtests.test(wrong=wrong):
-            with pytest.raises(
-                ValueError, match="weighting must be a Gram-based weighting of TorchJD"
-            ):
-                FromTorchJD(wrong)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        "upgrad",
+        aggregation.UPGradWeighting,
+        aggregation.UPGrad(),
+        aggregation.MeanWeighting(),
+        lambda G: G.mean(dim=0),
+    ],
+)
+def test_what_is_no_gram_based_weighting_is_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match="weighting must be a Gram-based weighting of TorchJD"):
+        FromTorchJD(wrong)
 
 
 def test_common_options_are_checked_and_there_is_no_prior() -> None:
