@@ -423,8 +423,9 @@ def check_data(
     with TemporaryDirectory() as place:
         config = merge_settings({"task": "csv"}, settings or {})
         if isinstance(data, str | os.PathLike):
-            named = {"data-dir": os.fspath(data), "csv.target": target or None}
-            config = merge_settings(named, config)
+            config = merge_settings(
+                {"data-dir": os.fspath(data), "csv.target": target or None}, config
+            )
         else:
             config = settings_of_frames(data, target, place, config)
         forget_tasks()

@@ -84,12 +84,11 @@ class App:
 
     def split(self, given: Mapping[str, Value]) -> dict[str, Value]:
         """Return the settings that runs get besides the run config: of methods, and the rounds."""
-        settings = {
+        return {
             key: value
             for key, value in given.items()
             if key in NEEDED or (key not in self.config and key != "clients")
-        }
-        return settings | {"num-rounds": self.config[self.rounds]}
+        } | {"num-rounds": self.config[self.rounds]}
 
     def strategy(self, settings: Mapping[str, Value]) -> FairStrategy:
         """Return the strategy of a run with a method and its settings."""

@@ -131,8 +131,9 @@ class Study:
         """Return the settings of an arm's runs, without other methods' parameters."""
         mine = owner_of(arm.method)
         others = {*METHODS, *(owner_of(each.method) for each in self.arms)} - {mine}
-        shared = {k: v for k, v in self.settings.items() if k.partition(".")[0] not in others}
-        return shared | arm.config
+        return {
+            k: v for k, v in self.settings.items() if k.partition(".")[0] not in others
+        } | arm.config
 
     def folder(self, arm: Arm, seed: int) -> str:
         """Return the folder of a run within the study's folder, or an absolute one elsewhere."""
@@ -184,10 +185,11 @@ class Study:
 
     def unfinished(self, out: Path) -> list[Path]:
         """Return the folders of runs that are neither finished nor failed."""
-        folders = dict.fromkeys(self.folder(arm, seed) for seed in self.seeds for arm in self.arms)
         return [
             out / each
-            for each in folders
+            for each in dict.fromkeys(
+                self.folder(arm, seed) for seed in self.seeds for arm in self.arms
+            )
             if each not in self.failed and not is_finished(out / each)
         ]
 

@@ -84,8 +84,9 @@ class Defence:
         f = self.tolerated(cohort.size)
         if self.name not in WEIGHERS or not f:
             return None
-        weights = WEIGHERS[self.name](cohort.gram[:m, :m], f)
-        return np.concatenate([weights, np.zeros(cohort.rows - m)])
+        return np.concatenate(
+            [WEIGHERS[self.name](cohort.gram[:m, :m], f), np.zeros(cohort.rows - m)]
+        )
 
 
 def mixed(cohort: Cohort, mixing: FloatArray) -> Cohort:

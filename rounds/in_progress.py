@@ -91,8 +91,9 @@ class RoundInProgress:
             return explain_unusable(replies, len(self.draws))
         words = "too few clients were online that owed no earlier reply"
         if training_clients:
-            names = join_names(training_clients)
-            return f"of those that train (training_clients = {names}), {words}"
+            return (
+                f"of those that train (training_clients = {join_names(training_clients)}), {words}"
+            )
         return words
 
     def finish(self, arrays: Any, metrics: Mapping[str, Any], evaluation: Evaluation) -> Round:

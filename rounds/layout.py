@@ -91,11 +91,11 @@ class Layout:
                 f"frozen names {wrong[0]!r}, which is no parameter of the model"
                 f" ({', '.join(arrays)})"
             )
-        for name, array in arrays.items():
-            if array.dtype.kind not in "fiub":
-                raise ValueError(
-                    f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported"
-                )
+        if wrong := [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]:
+            raise ValueError(
+                f"array {wrong[0]!r} has dtype {arrays[wrong[0]].dtype}; only {DTYPES} are"
+                " supported"
+            )
 
     def _check_shared(self) -> None:
         for name, first in self.shared.items():
@@ -128,8 +128,9 @@ class Layout:
         """The trainable part of w as one vector of `size` entries."""
         if not self.trainable:
             return np.empty(0, self.dtype)
-        parts = [self.arrays[name].ravel() for name in self.trainable]
-        return np.concatenate(parts).astype(self.dtype, copy=False)
+        return np.concatenate([self.arrays[name].ravel() for name in self.trainable]).astype(
+            self.dtype, copy=False
+        )
 
     @cached_property
     def rounded(self) -> frozenset[str]:

@@ -118,8 +118,9 @@ class Method(CommonOptions):
             for name, option in OPTIONS.items()
         }
         # A run folder records these attributes in this order.
-        names = CommonOptions.__annotations__
-        vars(self).update({name: plain[name] for name in names if name in plain})
+        vars(self).update(
+            {name: plain[name] for name in CommonOptions.__annotations__ if name in plain}
+        )
         self.weighting = self._checked_weighting(options.get("weighting"))
         self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
         if self.server_optimizer is not None and self.server_optimizer.name == AVGM:
@@ -197,8 +198,9 @@ class Method(CommonOptions):
         if name == NONE:
             return None
         weighs = name in WEIGHING
-        option = compatibility.OTHER_WEIGHTS if weighs else compatibility.MIXED_UPDATES
-        self.check_fit(option, "defence", name)
+        self.check_fit(
+            compatibility.OTHER_WEIGHTS if weighs else compatibility.MIXED_UPDATES, "defence", name
+        )
         return Defence(name, plain["defence_tolerance"])
 
     def _checked_prior(self, weighting: str | None) -> dict[str, float]:
@@ -397,8 +399,9 @@ class Method(CommonOptions):
                 )
             # a client that holds its number back, or is not believed, must be drawn at times, too
             examples[examples == 0.0] = np.median(examples[examples > 0.0])
-            random = generator(self.seed, "draw by examples", server_round)
-            return sample_by(examples, names, wanted, random)
+            return sample_by(
+                examples, names, wanted, generator(self.seed, "draw by examples", server_round)
+            )
         return sample(names, wanted, self.seed, "train", server_round)
 
     def last_evaluated(self, server_round: int) -> int:

@@ -104,5 +104,6 @@ class NodeTracker:
                     node_id,
                     name,
                 )
-        by_name = sorted(names.items(), key=lambda item: item[1])
-        self.online = {name: node_id for node_id, name in by_name}
+        self.online = {
+            name: node_id for node_id, name in sorted(names.items(), key=lambda item: item[1])
+        }

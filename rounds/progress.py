@@ -61,10 +61,10 @@ class NormHistory:
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
         """Return the history of a state that `state_dict` returned."""
-        used = {
-            int(number): np.asarray(norms, np.float64) for number, norms in state["used"].items()
-        }
-        return cls(used, float(state["longest-step"]))
+        return cls(
+            {int(number): np.asarray(norms, np.float64) for number, norms in state["used"].items()},
+            float(state["longest-step"]),
+        )
 
 
 @dataclass(frozen=True)

@@ -101,9 +101,10 @@ def usable_metrics(
         )
     if missing := sorted(needs - finite.keys()):
         raise lacking_metric(missing[0], record.get(missing[0]))
-    _check_shares(
-        finite, [name for name in needs if name.startswith(ACCURACY) or name == DISPARITY]
-    )
+    for name in sorted(name for name in needs if name.startswith(ACCURACY) or name == DISPARITY):
+        lowest = -1.0 if name == DISPARITY else 0.0
+        if not lowest <= finite[name] <= 1.0:
+            raise ValueError(f"metric {name!r} must lie in [{lowest:g}, 1], got {finite[name]!r}")
     if LEARNING_RATE in needs and finite[LEARNING_RATE] <= 0.0:
         raise ValueError(
             f"metric 'learning-rate' must be positive, got {finite['learning-rate']!r}"
@@ -168,13 +169,6 @@ def impossible_scores(
                     f"metric {metric!r} must lie in {start}, {end}, got {report[metric]!r}"
                 )
     return reasons
-
-
-def _check_shares(metrics: Mapping[str, float], names: Iterable[str]) -> None:
-    for name in sorted(names):
-        lowest = -1.0 if name == DISPARITY else 0.0
-        if not lowest <= metrics[name] <= 1.0:
-            raise ValueError(f"metric {name!r} must lie in [{lowest:g}, 1], got {metrics[name]!r}")
 
 
 def _check_group_counts(metrics: Mapping[str, float]) -> None:
@@ -579,11 +573,10 @@ def check_model(method: Method, model: Model) -> None:
             f"the model has no array of floats, which alone are trained: {arrays}. Send its"
             " parameters as float32"
         )
-    for name, array in model.items():
-        if array.dtype.kind not in "fiub":
-            raise BrokenModelError(
-                f"array {name!r} has dtype {array.dtype}; only {DTYPES} are supported"
-            )
+    if wrong := [name for name, array in model.items() if array.dtype.kind not in "fiub"]:
+        raise BrokenModelError(
+            f"array {wrong[0]!r} has dtype {model[wrong[0]].dtype}; only {DTYPES} are supported"
+        )
     for word in split_words(method.personal_parameters):
         kept = match_names(model, word)
         lacking = [name for name in kept if name not in method.frozen_in(model)]

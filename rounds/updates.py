@@ -102,8 +102,9 @@ class Updates:
             rows = matrix[start : min(start + step, len(self))]
             with np.errstate(over="ignore", invalid="ignore"):
                 for k in map(int, np.flatnonzero(~np.isfinite(np.vecdot(rows, rows)))):
-                    arrays = {name: rows[k][place] for name, place in self.layout.slices}
-                    self._mark_unusable(start + k, arrays)
+                    self._mark_unusable(
+                        start + k, {name: rows[k][place] for name, place in self.layout.slices}
+                    )
                 np.subtract(self.layout.flat, rows, out=rows)
 
     def _add_buffers(self, models: Sequence[Model]) -> None:
@@ -116,8 +117,9 @@ class Updates:
         self._clear_cache()
         if self.layout.buffers:
             for place in range(first, len(self)):
-                buffers = {name: self._buffers[place][name] for name in self.layout.buffers}
-                self._mark_unusable(place, buffers)
+                self._mark_unusable(
+                    place, {name: self._buffers[place][name] for name in self.layout.buffers}
+                )
 
     def _mark_unusable(self, place: int, arrays: Model) -> None:
         """Mark a reply as unusable if an entry of these arrays is not finite."""

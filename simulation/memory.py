@@ -140,8 +140,9 @@ def write_models(
     if isinstance(matrix, CardRows):
         places = move(torch.tensor(rows), matrix.tensor.device)
         for name, columns in slices:
-            values = models[name].detach().reshape(len(rows), -1)
-            matrix.tensor[:, columns].index_copy_(0, places, values.to(matrix.tensor.dtype))
+            matrix.tensor[:, columns].index_copy_(
+                0, places, models[name].detach().reshape(len(rows), -1).to(matrix.tensor.dtype)
+            )
     else:
         arrays = arrays_of(models)
         for name, columns in slices:

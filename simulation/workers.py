@@ -254,8 +254,9 @@ class WorkerClients(LocalClients):
         if in_file and self.method.progress.kept:
             self.close()
             self.workers = None
-        matrices = self._workers_for(model, len(names)).buffers.matrices
-        trained = self.empty_replies(names, model, terms, sent, matrices)
+        trained = self.empty_replies(
+            names, model, terms, sent, self._workers_for(model, len(names)).buffers.matrices
+        )
         replies = self._replies(
             Call("train", terms, dict(sent)), model, names, names, trained.refused
         )
@@ -281,8 +282,9 @@ class WorkerClients(LocalClients):
             # A call has the personal models of its clients in memory: no more than in training.
             at_once = max(1, self.workers.buffers.rows)
         for start in range(0, len(names), at_once):
-            some = names[start : start + at_once]
-            replies = self._replies(Call("evaluate", terms), model, some, asked, refused)
+            replies = self._replies(
+                Call("evaluate", terms), model, names[start : start + at_once], asked, refused
+            )
             reports |= {name: reply.metrics for name, reply in replies.items()}
         return self.evaluated(reports, refused, names, model, terms)
 
@@ -323,8 +325,9 @@ class WorkerClients(LocalClients):
                 self.on_trained(answered, len(names))
 
         workers = self._workers_for(model, min(1, len(prepared)), list(prepared))
-        received = self.received(model, call.terms)
-        answers = workers.answers(call, received, [job for _, job in largest_first], on_answers)
+        answers = workers.answers(
+            call, self.received(model, call.terms), [job for _, job in largest_first], on_answers
+        )
         return refuse_failed({name: answers[name] for name in prepared}, refused)
 
     def _workers_for(self, model: Model, rows: int, names: Collection[str] = ()) -> Workers:

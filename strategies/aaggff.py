@@ -169,8 +169,9 @@ def _decision(*memory: bytes) -> FloatArray:
 
 def newton_weights(memory: Mapping[str, Any], cohort: Cohort) -> FloatArray:
     """Return the decision over all known clients, restricted to the participants."""
-    decided = decision(memory["A"], memory["b1"], memory["b2"])
-    weights = dict(zip(memory["names"], decided, strict=True))
+    weights = dict(
+        zip(memory["names"], decision(memory["A"], memory["b1"], memory["b2"]), strict=True)
+    )
     c = np.array([weights[name] for name in cohort.names])
     c = np.where(c < NOTHING, 0.0, c) if c.max() >= NOTHING else np.ones(cohort.size)
     return np.asarray(c / c.sum())

@@ -79,8 +79,9 @@ class DRFA(FairStrategy):
         shares = np.array([weights[name] for name in ascending])
         if shares.sum() <= 0.0:
             shares = np.ones(len(ascending))
-        random = generator(self.seed, "weighted draw", server_round)
-        return sample_by(shares, ascending, wanted, random)
+        return sample_by(
+            shares, ascending, wanted, generator(self.seed, "weighted draw", server_round)
+        )
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return each client's share of the draws."""

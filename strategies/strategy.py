@@ -350,8 +350,9 @@ class FairStrategy(Method, Strategy):
                 len(self._loop.online),
             )
             arrays = self._mean_arrays(arrays)
-        participants = self._loop.current.participants
-        return self._flower.write_evaluate_messages(names, arrays, terms, participants)
+        return self._flower.write_evaluate_messages(
+            names, arrays, terms, self._loop.current.participants
+        )
 
     def _mean_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the mean of all global models if they are averaged, else `arrays`, the last."""
@@ -627,8 +628,9 @@ FLOWER_OPTIONS = (
 def log_start(num_rounds: int, arrays: ArrayRecord, configs: Mapping[str, ConfigRecord]) -> None:
     """Log the beginning of a run, as Flower's strategies do."""
     log.info("\t├── Number of rounds: %d", num_rounds)
-    megabytes = sum(len(array.data) for array in arrays.values()) / 1024**2
-    log.info("\t├── ArrayRecord (%.2f MB)", megabytes)
+    log.info(
+        "\t├── ArrayRecord (%.2f MB)", sum(len(array.data) for array in arrays.values()) / 1024**2
+    )
     for name, config in configs.items():
         shown = {
             key: "<bytes>" if isinstance(value, bytes) else value for key, value in config.items()
@@ -637,8 +639,9 @@ def log_start(num_rounds: int, arrays: ArrayRecord, configs: Mapping[str, Config
 
 
 def _log_options(title: str, options: Mapping[str, Any]) -> None:
-    values = ", ".join(f"{name} = {value!r}" for name, value in options.items())
-    log.info("\t├──> %s: %s", title, values)
+    log.info(
+        "\t├──> %s: %s", title, ", ".join(f"{name} = {value!r}" for name, value in options.items())
+    )
 
 
 def log_replies(hook: str, replies: Collection[Message]) -> None:

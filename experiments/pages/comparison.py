@@ -399,7 +399,6 @@ def _differences_section(comparison: Comparison) -> Section | None:
         f"How much better than {base} each method is, paired by seed; to the right is better."
         f" {intervals}"
     )
-    headings = ["method", "measure", "difference", "seeds better", "seeds worse", "p"]
     by_gap = f"; of a gap by {comparison.grouping_compared}, narrower"
     note = (
         "Positive is better; of the standard deviation, more equal"
@@ -414,7 +413,14 @@ def _differences_section(comparison: Comparison) -> Section | None:
             f" All seeds {split} the same data, for which Nadeau and Bengio's correction widens the"
             " intervals."
         )
-    table = Table("differences", f"Differences to {base} in {unit}", headings, cells, note, keys=2)
+    table = Table(
+        "differences",
+        f"Differences to {base} in {unit}",
+        ["method", "measure", "difference", "seeds better", "seeds worse", "p"],
+        cells,
+        note,
+        keys=2,
+    )
     return Section(
         "differences",
         f"Differences to {base}",
@@ -441,15 +447,14 @@ def _scores_table(comparison: Comparison) -> list[Table]:
                 Cell("–".join(map(str, {clients[0]: 0, clients[-1]: 0}))),
             ]
         cells.append(row)
-    headings = [
-        "method",
-        *(heading for score in comparison.scores for heading in (score.title, "over clients")),
-    ]
     return [
         Table(
             "scores",
             "Every score: mean over clients, then over seeds",
-            headings,
+            [
+                "method",
+                *(word for score in comparison.scores for word in (score.title, "over clients")),
+            ],
             cells,
             folded=True,
         )

@@ -60,11 +60,15 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
     if partial:
         others = text_if(len(partial) > MAX_SHOWN, f"; and {len(partial) - MAX_SHOWN} more")
         note += f" {PARTIAL} {'; '.join(sorted(partial)[:MAX_SHOWN])}{others}."
-    headings = ["method", "grouping", "group", "examples", *scores]
-    rows = [[row[0], *row[2:]] for row in cells]
     blocks.append(
         Table(
-            "groups", "Groups over all clients", headings, rows, note, folded=len(rows) > 12, keys=3
+            "groups",
+            "Groups over all clients",
+            ["method", "grouping", "group", "examples", *scores],
+            [[row[0], *row[2:]] for row in cells],
+            note,
+            folded=len(cells) > 12,
+            keys=3,
         )
     )
     blocks += more
@@ -74,12 +78,11 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
         for row in _group_rows(label, by_seed, scene.shown, first)
     ]
     if inside and not scene.first_only:  # else each seed has clients of its own
-        headings = ["method", "client", "grouping", "group", "examples", *scores]
         blocks.append(
             Table(
                 "groups-by-client",
                 "Groups inside each client",
-                headings,
+                ["method", "client", "grouping", "group", "examples", *scores],
                 inside,
                 folded=True,
                 keys=4,
@@ -151,9 +154,14 @@ def gaps_table(reports: Reports) -> Table:
         ]
         for label, gap in gaps
     ]
-    headings = ["method", "grouping", "score", "gap", "seeds", "lowest group"]
-    note = f"The highest of the groups less the lowest.{_explain_partial(gap for _, gap in gaps)}"
-    return Table("gaps", "Gaps between groups over all clients", headings, rows, note, keys=3)
+    return Table(
+        "gaps",
+        "Gaps between groups over all clients",
+        ["method", "grouping", "score", "gap", "seeds", "lowest group"],
+        rows,
+        f"The highest of the groups less the lowest.{_explain_partial(gap for _, gap in gaps)}",
+        keys=3,
+    )
 
 
 def compared_gaps_table(reports: Reports, baseline: str) -> Table:

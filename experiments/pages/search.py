@@ -28,7 +28,6 @@ def page_of_search(search: Search) -> Page:
         ("criterion", _title(search)),
         ("seeds", f"{len(search.found.judged)} to choose by, {len(search.found.fresh)} fresh ones"),
     ]
-    files = files_of(search.folder, "tables and runs")
     compared = search.comparison
     blocks: list[Block] = [] if compared is None else [chosen_charts(search)]
     blocks += [chosen_table(search)] if search.best else [arms_table(search)]
@@ -45,7 +44,16 @@ def page_of_search(search: Search) -> Page:
             [*arms, *brief_sections(compared), *detailed_sections(compared, lines_of(compared))]
         )
 
-    return Page(f"Search on {task}", headline, sentences, facts, [chosen], details, files, figure)
+    return Page(
+        f"Search on {task}",
+        headline,
+        sentences,
+        facts,
+        [chosen],
+        details,
+        files_of(search.folder, "tables and runs"),
+        figure,
+    )
 
 
 def chosen_table(search: Search) -> Table:

@@ -498,8 +498,11 @@ def describe_engine(run: Run) -> str | None:
 
 def settings_section(lines: Sequence[Line]) -> Section:
     """Return the settings that are not at their defaults."""
-    by_method = {line.label: line.runs[0].differing() for line in lines}
-    table = _settings_table("settings", "Settings other than the defaults", by_method)
+    table = _settings_table(
+        "settings",
+        "Settings other than the defaults",
+        {line.label: line.runs[0].differing() for line in lines},
+    )
     return Section("settings", "Settings", "", [table])
 
 

@@ -103,11 +103,8 @@ def spec_of(charts: Charts) -> VegaLite:
         part = {
             key: value for key, value in chart.spec.items() if key not in ("autosize", "params")
         }
-        if len(charts.charts) == 1:
-            part["width"] = 520.0
-        else:
-            part["width"] = 190.0
-            part["title"] = chart.title
+        alone = len(charts.charts) == 1
+        part |= {"width": 520.0} if alone else {"width": 190.0, "title": chart.title}
         few = len(chart.spec["data"]["values"]) <= MARKED_POINTS
         part["layer"] = []
         for layer in chart.spec["layer"]:

@@ -158,8 +158,9 @@ def _single(runs: Sequence[Run], who: str) -> list[str]:
 def _attacked(runs: Sequence[Run]) -> list[str]:
     """Return the clients that attack in an experiment, by attack, in one sentence."""
     clauses = list[str]()
-    attacks = dict.fromkeys(str(run.settings.get("attack", "")) for run in runs if run.attackers)
-    for attack in attacks:
+    for attack in dict.fromkeys(
+        str(run.settings.get("attack", "")) for run in runs if run.attackers
+    ):
         attackers = {
             name for run in runs if run.settings.get("attack") == attack for name in run.attackers
         }

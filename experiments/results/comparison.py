@@ -193,8 +193,9 @@ class Comparison(ComparedScores, Shown):
     @cached_property
     def table(self) -> "pandas.DataFrame":
         """A row a method: the mean over the seeds of each measure of fairness."""
-        by_seed = frame(self.rows()).drop(columns=["seed", "score"])
-        return by_seed.groupby("method", sort=False).mean()
+        return (
+            frame(self.rows()).drop(columns=["seed", "score"]).groupby("method", sort=False).mean()
+        )
 
     @cached_property
     def clients(self) -> "pandas.DataFrame":

@@ -143,8 +143,9 @@ def differences_of(
     """
     tested = [key for key, each in differences.items() if any(each)]
     found = {key: difference_of(each, test_share=test_share) for key, each in differences.items()}
-    corrected = correct_by_holm([found[key].p_value for key in tested])
-    p_values = dict(zip(tested, corrected, strict=True))
+    p_values = dict(
+        zip(tested, correct_by_holm([found[key].p_value for key in tested]), strict=True)
+    )
     return {key: replace(each, p_value=p_values.get(key, 1.0)) for key, each in found.items()}
 
 

@@ -160,8 +160,9 @@ class Reproduction(Shown):
             ]
             found[claim] = None
             if gains and all(map(math.isfinite, gains)):
-                shared = SharedData.of([*outcomes[one].runs.values()])
-                found[claim] = difference_of(gains, test_share=shared.test_share).untested
+                found[claim] = difference_of(
+                    gains, test_share=SharedData.of([*outcomes[one].runs.values()]).test_share
+                ).untested
         return found
 
     @property
@@ -318,8 +319,9 @@ def _read_row(
     best, fault = choose_arm(recipe, arms, opened)
     searched = [(arm, seed) for arm in arms for seed in seeds_of(recipe, arms, study)]
     chosen = [] if best is None else [(best, seed) for seed in study.seeds]
-    reasons = [study.failed.get(study.folder(*key)) for key in chosen or searched]
-    fault = next(filter(None, reasons), fault)
+    fault = next(
+        filter(None, [study.failed.get(study.folder(*key)) for key in chosen or searched]), fault
+    )
     runs = {seed: run for arm, seed in chosen if (run := opened.get(arm, seed)) is not None}
     missing = {study.folder(*key) for key in (*searched, *chosen) if opened.get(*key) is None}
     by_seed: Mapping[int, Mapping[str, float]] = {}

@@ -140,12 +140,13 @@ def _headline(compared: ComparedScores) -> str:
         worst = _written(compared.spread(compared.baseline, WORST)[0], compared)
         served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
     of_baseline = compared.runs.get(compared.baseline, ())
-    unscored = {client for clients in compared.left_out.values() for client in clients}
     return " ".join(
         [
             f"{served}; the mean is"
             f" {_written(compared.spread(compared.baseline, MEAN)[0], compared)}.",
-            *describe_unscored(unscored, score),
+            *describe_unscored(
+                {client for clients in compared.left_out.values() for client in clients}, score
+            ),
             *itertools.chain(*map(describe_same_splits, of_baseline[:1])),
             *describe_small_tests(compared.tested, score),
         ]

@@ -82,8 +82,9 @@ class RunBar:
         if recorded.scores:
             mean = score.written(recorded.measures["mean"])
             worst = score.written(recorded.measures["worst_10"])
-            title = measure_title("worst_10", len(recorded.scores))
-            self._measured = f"mean {mean}, {title} {worst}"
+            self._measured = (
+                f"mean {mean}, {measure_title('worst_10', len(recorded.scores))} {worst}"
+            )
         self._rounds = recorded.number
         self._began = time.monotonic()
         self._bar.update(self._task, completed=recorded.number, measured=self._measured)

@@ -161,21 +161,21 @@ def study_of(
         if len(scores) == 1:
             study = replace(study, settings={**next(iter(scores.values())), **shared})
         else:
-            arms = [
-                replace(arm, settings={**scores[_task_of(study, arm)], **arm.settings})
-                for arm in study.arms
-            ]
-            study = replace(study, arms=arms)
+            study = replace(
+                study,
+                arms=[
+                    replace(arm, settings={**scores[_task_of(study, arm)], **arm.settings})
+                    for arm in study.arms
+                ],
+            )
     return study
 
 
 def _first_of_tasks(study: Study) -> dict[str, Arm]:
-    """Return the first arm of each task."""
     return {_task_of(study, arm): arm for arm in reversed(study.arms)}
 
 
 def _task_of(study: Study, arm: Arm) -> str:
-    """Return the task of an arm's runs."""
     return str(study.config(arm).get("task", Settings.model_fields["task"].default))
 
 

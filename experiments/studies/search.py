@@ -127,8 +127,9 @@ def arms_of(
             if own or not strategy.find_idle(rounds):
                 arms.append(replace(point, evaluated=_evaluated(strategy)))
     if unused := [name for name in grid if name not in used]:
-        known = SETTINGS if app is None else app.config
-        raise SettingsError(_explain_unused(unused[0], named, known.keys()))
+        raise SettingsError(
+            _explain_unused(unused[0], named, (SETTINGS if app is None else app.config).keys())
+        )
     if len(arms) < 2:
         raise SettingsError(
             f"there is nothing to choose from but {arms[0].label}: name more --methods, or give"
@@ -248,9 +249,9 @@ def _tries(arm: Arm, shared: Mapping[str, Value], app: App | None) -> list[dict[
 
 
 def _strategy(arm: Arm, shared: Mapping[str, Value], app: App | None) -> FairStrategy:
-    """Return the strategy of an arm's runs."""
-    settings = app.split(shared) if app else shared
-    return Study("search", [arm], [], settings=settings, app=app).strategy(arm)
+    return Study(
+        "search", [arm], [], settings=app.split(shared) if app else shared, app=app
+    ).strategy(arm)
 
 
 def _evaluated(strategy: FairStrategy) -> Literal["global", "personal"]:

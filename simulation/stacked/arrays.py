@@ -44,8 +44,9 @@ class BlockArrays(StepKind):
         rate: float,
     ) -> list[Tensor]:
         """Prepare the first step of a block; return the weights that its steps change."""
-        kept = (*self.weights, *self.anchor, *self.shift)
-        for array, given in zip(kept, (*weights, *anchor, *shift), strict=True):
+        for array, given in zip(
+            (*self.weights, *self.anchor, *self.shift), (*weights, *anchor, *shift), strict=True
+        ):
             array[: len(given)].copy_(given)
         for array in self._states():
             array.zero_()

@@ -61,10 +61,11 @@ def measure_clients(
                     score: values_of_all(fit_outputs(task, compute), outputs, targets, counts)
                     for score, compute in task.group_scores.items()
                 }
-                by_group = measure_groups(
-                    task, by_score, groups, counts, smallest_group, joined.units
-                )
-                for row, of_groups in zip(scores, by_group, strict=True):
+                for row, of_groups in zip(
+                    scores,
+                    measure_groups(task, by_score, groups, counts, smallest_group, joined.units),
+                    strict=True,
+                ):
                     row |= of_groups
         measured += scores
     return measured

@@ -185,8 +185,9 @@ class StackedModels:
 
     def write(self, matrix: Matrix, places: Sequence[int]) -> None:
         """Write the models into rows of a matrix, their arrays one after the other."""
-        arrays = dict(zip(self._names, self.arrays, strict=True))
-        write_models(matrix, places, self._layout.slices, arrays)
+        write_models(
+            matrix, places, self._layout.slices, dict(zip(self._names, self.arrays, strict=True))
+        )
 
     def copy(self) -> "StackedModels":
         """Return the models as they are now."""
@@ -228,8 +229,9 @@ class StackedClients(LocalClients):
             self._falls_back(f"the model cannot be stacked: {reason}")
             return super().train(names, model, terms, sent)
         failed = trained.refused.reasons
-        replies = {name: training.replies[name] for name in names if name not in failed}
-        self.collect(trained, replies, terms)
+        self.collect(
+            trained, {name: training.replies[name] for name in names if name not in failed}, terms
+        )
         return trained
 
     def evaluate(
@@ -243,8 +245,9 @@ class StackedClients(LocalClients):
         if self._falls_back(SUPPORTED.find_unsupported(terms, (), by_group=self._by_group)):
             return super().evaluate(names, model, terms, participants)
         try:
-            received = self.on_device(self.received(model, terms))
-            reports = self._measures(names, received, terms, set(participants))
+            reports = self._measures(
+                names, self.on_device(self.received(model, terms)), terms, set(participants)
+            )
         except Exception:  # computed one by one, only the failing client is refused
             return super().evaluate(names, model, terms, participants)
         return self.evaluated(reports, Refusals(terms.server_round), names, model, terms)
@@ -403,8 +406,9 @@ class StackedClients(LocalClients):
             else:
                 model.load_state_dict(received)
                 measured = measure_clients(model, task, in_tensors(parts), smallest_group)
-            reported = report_all(measuring, measurement, measured, terms)
-            for each, report in zip(measuring, reported, strict=True):
+            for each, report in zip(
+                measuring, report_all(measuring, measurement, measured, terms), strict=True
+            ):
                 reports[each.name] |= report
         return {each.name: reports[each.name] for each in clients}
 
@@ -468,8 +472,9 @@ class _Block(ClientRound):
         self._rows = StackedModels(training.layout, training.received, len(self._block), self._own)
         if self._own:
             for row, member in enumerate(self._block):
-                last = member.local.personal(self._terms.server_round, self._own)
-                self._rows.load(row, last.state)
+                self._rows.load(
+                    row, member.local.personal(self._terms.server_round, self._own).state
+                )
 
     def measure(self, measurement: Measurement) -> None:
         requested = measurement.requests(self._terms.measure)
@@ -567,8 +572,9 @@ class _Block(ClientRound):
             for row, member in enumerate(self._block)
         ]
         if wire.UPDATE_NORM in terms.measure:
-            norms = read_scalars([each().norm_on_device() for each in done])
-            for scores, norm in zip(self._scores, norms, strict=True):
+            for scores, norm in zip(
+                self._scores, read_scalars([each().norm_on_device() for each in done]), strict=True
+            ):
                 scores[wire.UPDATE_NORM] = norm
         for row, member in enumerate(self._block):
             metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
@@ -614,8 +620,9 @@ class _Block(ClientRound):
 
     def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:
         """Add the training metrics that clients report to their scores."""
-        clients = [member.local for member in self._block]
-        reported = report_all(clients, measurement, measured, self._terms)
+        reported = report_all(
+            [member.local for member in self._block], measurement, measured, self._terms
+        )
         for scores, report in zip(self._scores, reported, strict=True):
             scores |= report
 
@@ -691,8 +698,9 @@ def _take_recorded(
         left = iter(batch)
         return compute(step.of_tensors(left), [*left])
 
-    names = (names_of(step.inputs), step.counts is None)
-    return capture.take(recorded, names, [*step.tensors(), *masks], of_batch)
+    return capture.take(
+        recorded, (names_of(step.inputs), step.counts is None), [*step.tensors(), *masks], of_batch
+    )
 
 
 def minimised_loss(

@@ -96,8 +96,9 @@ def draw_masks(
     """
     masks = []
     for drop in drops:
-        shape = (len(sizes), max(sizes), *drop.shape[1:])
-        mask = torch.zeros(shape, dtype=drop.dtype, device=generators[0].device)
+        mask = torch.zeros(
+            (len(sizes), max(sizes), *drop.shape[1:]), dtype=drop.dtype, device=generators[0].device
+        )
         for row, (generator, size) in enumerate(zip(generators, sizes, strict=True)):
             mask[row, :size].bernoulli_(drop.kept, generator=generator)
         masks.append(mask.div_(drop.kept) if drop.kept else mask)
