@@ -348,9 +348,8 @@ def test_a_step_has_updates_second_updates_and_kept_rows(subtests: pytest.Subtes
 def test_bytes_count_the_arrays_of_both_records() -> None:
     (_, (plain,)) = rounds_of()
     model = initial_model()
-    whole = sum(map(size_on_the_wire, model.values()))
     trainable = sum(size_on_the_wire(model[name]) for name in TRAINABLE)
-    assert plain.bytes_received == 4 * (whole + trainable)
+    assert plain.bytes_received == 4 * (sum(map(size_on_the_wire, model.values())) + trainable)
     extra = np.zeros(100)
     _, (more,) = rounds_of({("site-1", 1): changed(extra=extra)})
     assert more.bytes_received == plain.bytes_received + size_on_the_wire(extra)

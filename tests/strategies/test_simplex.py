@@ -101,8 +101,7 @@ def assert_optimal(G: FloatArray, lam: FloatArray, p: FloatArray, epsilon: float
 def test_degenerate_rows_leave_no_duality_gap() -> None:
     """Also within a box around a prior that is not uniform."""
     free = itertools.product((1, 2, 3, 20, 100), (1e-30, 1.0, 1e30), (1.0,))
-    boxes = itertools.product((2, 7), (1.0,), (1e-9, 0.01, 0.2))
-    for m, scale, epsilon in (*free, *boxes):
+    for m, scale, epsilon in (*free, *itertools.product((2, 7), (1.0,), (1e-9, 0.01, 0.2))):
         n = np.ones(m) if epsilon == 1.0 else 1.0 + np.arange(m)
         p = n / n.sum()
         for U in degenerate(m).values():

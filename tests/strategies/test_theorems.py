@@ -420,12 +420,11 @@ def test_fedmgda_theorem_2_the_distance_vanishes(method: Callable[..., FedMGDA])
     """With curvatures from c = 0.5 to 2. A constant step, and one that freezes, keep the bound
     itself in most seeds, and stay further away."""
     inverse = method(server_schedule="inverse", server_lr=2.0)
-    constant = method(server_lr=1.0 / CURVATURE)
     ends = {
         name: np.mean([distance_after(each, seed, rounds) for seed in range(8)])
         for name, each, rounds in (
             ("inverse", inverse, 1_000),
-            ("constant", constant, 1_000),
+            ("constant", method(server_lr=1.0 / CURVATURE), 1_000),
             ("frozen", inverse, 2),
         )
     }
@@ -518,8 +517,7 @@ def test_vreds_weights_are_positive_below_its_largest_beta() -> None:
         assert bool((d > 0.0).all()) is positive
         reported = method.own_metrics(cohort_of(np.eye(3), losses=F), d)
         assert reported["largest-beta"] == pytest.approx(largest)
-        equal = cohort_of(np.eye(3), losses=np.ones(3))
-        assert "largest-beta" not in method.own_metrics(equal, d)
+        assert "largest-beta" not in method.own_metrics(cohort_of(np.eye(3), losses=np.ones(3)), d)
 
 
 def vred_sum(F: FloatArray, beta: float) -> float:
