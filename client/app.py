@@ -6,11 +6,8 @@ may start a new process for every message.
 
 from __future__ import annotations
 
-import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,32 +18,22 @@ from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER
-from fairbloom.protocol.codec import ENDING, Codec, name_of
-from fairbloom.protocol.settings import Mark, RunSettings, marked
+from fairbloom.protocol.codec import ENDING, name_of
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
-from fairbloom.recorddict import read_values
 from fairbloom.system.retry import deadline
-from fairbloom.tables.schema import with_files
-from fairbloom.tasks import find_task, forget_tasks, load_task
+from fairbloom.tasks import load_task
 
 from .guard.audit_log import log_exchange
-from .guard.limits import DEFAULT_MIN_ROWS
+from .messages import is_deployed, min_rows_in, own_settings, received_model, record_of, state_of
 
 if TYPE_CHECKING:
-    from torch.nn import Module
-
     from .local import LocalClient
     from .states import ClientStates, StateDict
 
 # Prefix of the records in Flower's context that hold a client's stored states. The state's name and
 # the round that made it follow: kept:personal:3.
 KEPT = "kept"
-
-# Settings that are paths on this device. The owner sets them in the node config, which overrides a
-# run's settings.
-PLACES = marked(Mark.DEVICE)
-
 
 app = ClientApp(mods=[log_exchange])
 
@@ -79,10 +66,10 @@ def query(message: Message, context: Context) -> Message:
 
     check_protocol(message.content.config_records.get(wire.CONFIG, ConfigRecord()))
     with redact_data_errors(context):
-        settings, partition, name = _own_settings(context)
+        settings, partition, name = own_settings(context)
         task = load_task(settings)
         key = find_client_key(settings, task, partition, name)
-        examples = Gate(_min_rows(context) or 0, task, task.splits(key)).pass_count("train")
+        examples = Gate(min_rows_in(context) or 0, task, task.splits(key)).pass_count("train")
     client = ConfigRecord({wire.NAME: name or key, **examples, wire.HONOURS: SUPPORTED.wire_keys})
     return Message(RecordDict({wire.CLIENT: client}), reply_to=message)
 
@@ -99,7 +86,7 @@ def train(message: Message, context: Context) -> Message:
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
         records = message.content.array_records.items()
-        vectors = {name: _state(each) for name, each in records if name != wire.ARRAYS}
+        vectors = {name: state_of(each) for name, each in records if name != wire.ARRAYS}
         if local.gate is not None and local.gate.min_rows > 1 and terms.server_round == 1:
             check_first_model(local, received, rounded=terms.codec.rounds_model)
         update = train_client(local, received, terms, vectors)
@@ -112,7 +99,7 @@ def train(message: Message, context: Context) -> Message:
         def record(state: StateDict, states: ClientStates) -> ArrayRecord:
             if rounds_updates:
                 return _rounded_record(local, received, terms, wanted, state, states)
-            return _record(state, wanted)
+            return record_of(state, wanted)
 
         content = RecordDict({wire.ARRAYS: record(update.arrays, local.states)})
         content[wire.METRICS] = metrics
@@ -162,7 +149,7 @@ def _answer(
         config = message.content.config_records[wire.CONFIG]
         check_protocol(config)
         terms = Terms.of(config)
-        settings, partition, name = _own_settings(context)
+        settings, partition, name = own_settings(context)
         if settings.pooled:
             raise ReportableError(
                 "pooled = true: the training data of all clients lie together in one process only:"
@@ -170,10 +157,10 @@ def _answer(
             )
         order = order_in(context, settings) if is_deployed(context) else None
         local = LocalClient.of(
-            settings, partition, name, load_states(context), _min_rows(context), order, until
+            settings, partition, name, load_states(context), min_rows_in(context), order, until
         )
         arrays = message.content.array_records[wire.ARRAYS]
-        received = _received(arrays, terms.codec, local.model)
+        received = received_model(arrays, terms.codec, local.model)
         own = personal_arrays(local.model, terms.personal_parameters)
         digest = config.get(wire.FROZEN)
         if digest is not None and not received.keys() >= {*frozen_parameters(local.model), *own}:
@@ -190,21 +177,6 @@ def _answer(
         return Message(content, reply_to=message)
 
 
-@lru_cache(maxsize=1)
-def begin_run(run_id: int) -> None:
-    """Forget loaded tasks at the first message of another run, as their files may have changed."""
-    forget_tasks()
-
-
-def is_deployed(context: Context) -> bool:
-    """Return whether a client runs on its own device, so that its replies leave the device.
-
-    Flower's simulation runs on one machine. It numbers its clients, and gives them no folders.
-    """
-    node = context.node_config
-    return "num-partitions" not in node or any(node.get(key) for key in PLACES)
-
-
 def load_states(context: Context) -> dict[str, dict[int, StateDict]]:
     """Return the states in a client's context, by name and the round that made each version."""
     states: dict[str, dict[int, StateDict]] = {}
@@ -212,7 +184,7 @@ def load_states(context: Context) -> dict[str, dict[int, StateDict]]:
         kind, _, rest = record.partition(":")
         name, _, made = rest.rpartition(":")
         if kind == KEPT:
-            states.setdefault(name, {})[int(made)] = _state(arrays)
+            states.setdefault(name, {})[int(made)] = state_of(arrays)
     return states
 
 
@@ -227,7 +199,7 @@ def save_states(context: Context, states: Mapping[str, Mapping[int, StateDict]])
         if record.startswith(f"{KEPT}:") and record not in wanted:
             del context.state[record]
     for record, state in wanted.items():
-        context.state[record] = _record(state)
+        context.state[record] = record_of(state)
 
 
 def keep_evaluated(context: Context, local: LocalClient, received: StateDict, terms: Terms) -> None:
@@ -264,34 +236,6 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
         )
 
 
-def _min_rows(context: Context) -> int | None:
-    """Return the fewest rows behind a number that leaves the device; None in one process."""
-    if not is_deployed(context):
-        return None
-    return int(context.node_config.get(wire.MIN_ROWS, DEFAULT_MIN_ROWS))
-
-
-def _own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
-    """Return the run's settings on this device, the client's partition, and its name."""
-    from .guard.initial_weights import check_weights
-
-    begin_run(context.run_id)
-    node = context.node_config
-    config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
-    config[wire.DEPLOYED] = is_deployed(context)
-    name = node.get("name")
-    files = json.loads(str(node.get(wire.FILES, "{}")))
-    config["schema"] = with_files(str(config.get("schema", "")), files, str(name or ""))
-    partition = node.get("partition-id")
-    if "num-partitions" not in node and find_task(str(config["task"])).reads:
-        # A device reads its own data, so its enrolment number chooses no partition of them.
-        partition = None
-    settings = RunSettings.of(config)
-    if is_deployed(context):
-        check_weights(settings, str(node.get("weights", "")))
-    return settings, partition, None if name is None else str(name)
-
-
 def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
     """Return the names of the arrays that a reply needs: those that the message had.
 
@@ -303,26 +247,6 @@ def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
     if wire.FROZEN not in message.content.config_records[wire.CONFIG]:
         return sent
     return sent - set(frozen_parameters(local.model))
-
-
-def _state(arrays: ArrayRecord) -> StateDict:
-    """Return arrays as tensors. PyTorch must be imported before, or Flower refuses to make them."""
-    return dict(arrays.to_torch_state_dict())
-
-
-def _received(arrays: ArrayRecord, codec: Codec, model: Module) -> StateDict:
-    """Return the received model; arrays that were rounded get the dtype of the client's own."""
-    if not codec.rounds_model:
-        return _state(arrays)
-    from fairbloom.tasks.models import arrays_of, sendable
-
-    own = arrays_of(sendable(model.state_dict()))
-    sent = {name: read_values(array) for name, array in arrays.items()}
-    dtypes = {name: array.dtype for name, array in own.items()}
-    decoded = codec.receive_model(sent, dtypes)
-    return _state(
-        ArrayRecord({name: arrays.get(name) or Array(values) for name, values in decoded.items()})
-    )
 
 
 def _rounded_record(
@@ -347,14 +271,6 @@ def _rounded_record(
         arrays_of({name: received[name] for name in trained}),
         arrays_of({name: state[name] for name in trained}),
     )
-    record = _record(state, names - set(trained))
+    record = record_of(state, names - set(trained))
     record.update({f"{name}{ENDING}": Array(each) for name, each in bits.items()})
     return record
-
-
-def _record(state: StateDict, names: Set[str] | None = None) -> ArrayRecord:
-    """Return the arrays with these names, None for all."""
-    from fairbloom.tasks.models import on_processor, sendable
-
-    chosen = {name: tensor for name, tensor in state.items() if names is None or name in names}
-    return ArrayRecord(OrderedDict(on_processor(sendable(chosen))))
