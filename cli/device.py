@@ -1,4 +1,4 @@
-"""The commands `fairbloom client`: run (the default), keys, accept, schemas and log."""
+"""The commands `fairbloom client`: run (the default), keys, accept, schemas, account and log."""
 
 import sys
 from pathlib import Path
@@ -199,3 +199,73 @@ def log(
         print(json.dumps(list(entries), indent=2))
     else:
         print("\n".join(describe_entries(entries)))
+
+
+account = typer.Typer(
+    suggest_commands=False,
+    help="Open, show or resume the privacy account of this device's data (limits.privacy).",
+)
+client.add_typer(account, name="account")
+
+ClientToml = Annotated[
+    Path, typer.Argument(metavar="CLIENT.TOML", help="Settings, from the bundle.")
+]
+
+
+@account.command("open", epilog="Example: fairbloom client account open client.toml")
+def open_account(
+    config: ClientToml,
+    test_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of the rows that are never trained on.")
+    ] = 0.2,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split into these and others.")] = 0,
+    schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Schema of the rows; default: the accepted one."),
+    ] = None,
+) -> None:
+    """Open the account that owner.toml asks for, for the data as they are now.
+
+    It fixes the split, and it prints what the account allows.
+    """
+    from fairbloom.client.guard.accepted_schemas import Schemas
+    from fairbloom.client.private.opening import describe_account, open_account
+    from fairbloom.deploy.device.client import ClientSettings
+    from fairbloom.errors import FairbloomError
+    from fairbloom.tables.schema import read_schema
+
+    settings = ClientSettings.of({}, config)
+    if "privacy" not in settings.limits:
+        raise FairbloomError(
+            "owner.toml asks for no account: write [limits.privacy] with epsilon = 3, for example"
+        )
+    if schema is not None:
+        text = read_schema(str(schema))
+    else:
+        schemas = Schemas(Path(settings.state_dir))
+        accepted = schemas.accepted()
+        if not accepted:
+            raise FairbloomError("no schema is accepted yet: name one, --schema FILE")
+        text = schemas.text_of(accepted[-1])
+    limits = settings.limits["privacy"]
+    made = open_account(settings.node(), limits, text, test_share=test_share, seed=seed)
+    print("\n".join(describe_account(made)))
+
+
+@account.command("show", epilog="Example: fairbloom client account show client.toml")
+def show_account(config: ClientToml) -> None:
+    """Show what the account allows, and what is left."""
+    from fairbloom.client.private.opening import describe_account, known_account
+    from fairbloom.deploy.device.client import ClientSettings
+
+    print("\n".join(describe_account(known_account(ClientSettings.of({}, config).node()))))
+
+
+@account.command("resume", epilog="Example: fairbloom client account resume client.toml")
+def resume_account(config: ClientToml) -> None:
+    """Let a halted account work again, after its owner has read why in the log."""
+    from fairbloom.client.private.opening import known_account
+    from fairbloom.deploy.device.client import ClientSettings
+
+    known_account(ClientSettings.of({}, config).node()).resume()
+    print("resumed; what was charged stays spent")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -18,14 +17,24 @@ from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER
-from fairbloom.protocol.codec import ENDING, name_of
+from fairbloom.protocol.codec import ENDING
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
 from fairbloom.system.retry import deadline
 from fairbloom.tasks import load_task
 
 from .guard.audit_log import log_exchange
-from .messages import is_deployed, min_rows_in, own_settings, received_model, record_of, state_of
+from .messages import (
+    is_deployed,
+    keep_evaluated,
+    min_rows_in,
+    own_settings,
+    received_model,
+    record_of,
+    state_of,
+    wanted_arrays,
+)
+from .private.door import answer_by_account
 
 if TYPE_CHECKING:
     from .local import LocalClient
@@ -35,7 +44,7 @@ if TYPE_CHECKING:
 # the round that made it follow: kept:personal:3.
 KEPT = "kept"
 
-app = ClientApp(mods=[log_exchange])
+app = ClientApp(mods=[log_exchange, answer_by_account])
 
 
 @contextmanager
@@ -94,7 +103,7 @@ def train(message: Message, context: Context) -> Message:
         rounds_updates = terms.codec.rounds_updates
         if rounds_updates:
             metrics[wire.UPDATE_BITS] = BITS_PER_NUMBER
-        wanted = _wanted_arrays(local, message)
+        wanted = wanted_arrays(local, message)
 
         def record(state: StateDict, states: ClientStates) -> ArrayRecord:
             if rounds_updates:
@@ -200,53 +209,6 @@ def save_states(context: Context, states: Mapping[str, Mapping[int, StateDict]])
             del context.state[record]
     for record, state in wanted.items():
         context.state[record] = record_of(state)
-
-
-def keep_evaluated(context: Context, local: LocalClient, received: StateDict, terms: Terms) -> None:
-    """Store the evaluated model on a device with a state folder; log the reason if it fails."""
-    from fairbloom.tasks.models import arrays_of
-
-    from .guard.evaluated_model import keep_model
-
-    if not (state_dir := context.node_config.get("state-dir")):
-        return
-    if any(bool(tensor.isnan().any()) for tensor in received.values()):
-        log.warning(
-            "the model of round %d is not kept, because it has values that are not numbers",
-            terms.server_round,
-        )
-        return
-    serves = wire.PERSONAL if terms.local_only else "global"
-    try:
-        keep_model(
-            Path(str(state_dir)),
-            local.settings,
-            local.task,
-            local.key,
-            arrays_of(received),
-            terms.server_round,
-            serves,
-        )
-    except OSError as error:
-        log.warning(
-            "the model of round %d is not kept in %s: %s",
-            terms.server_round,
-            state_dir,
-            error.strerror,
-        )
-
-
-def _wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
-    """Return the names of the arrays that a reply needs: those that the message had.
-
-    A server that compares digests of frozen parameters has these already.
-    """
-    from fairbloom.tasks.models import frozen_parameters
-
-    sent = {name_of(name) for name in message.content.array_records[wire.ARRAYS]}
-    if wire.FROZEN not in message.content.config_records[wire.CONFIG]:
-        return sent
-    return sent - set(frozen_parameters(local.model))
 
 
 def _rounded_record(

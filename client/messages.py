@@ -9,13 +9,16 @@ import json
 from collections import OrderedDict
 from collections.abc import Set
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Array, ArrayRecord, Context, Message
 
+from fairbloom.logs import log
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.codec import Codec
+from fairbloom.protocol.codec import Codec, name_of
 from fairbloom.protocol.settings import Mark, RunSettings, marked
+from fairbloom.protocol.terms import Terms
 from fairbloom.recorddict import read_values
 from fairbloom.tables.schema import with_files
 from fairbloom.tasks import find_task, forget_tasks
@@ -25,6 +28,7 @@ from .guard.limits import DEFAULT_MIN_ROWS
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from .local import LocalClient
     from .states import StateDict
 
 # Settings that are paths on this device. The owner sets them in the node config, which overrides a
@@ -101,3 +105,50 @@ def record_of(state: StateDict, names: Set[str] | None = None) -> ArrayRecord:
 
     chosen = {name: tensor for name, tensor in state.items() if names is None or name in names}
     return ArrayRecord(OrderedDict(on_processor(sendable(chosen))))
+
+
+def wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
+    """Return the names of the arrays that a reply needs: those that the message had.
+
+    A server that compares digests of frozen parameters has these already.
+    """
+    from fairbloom.tasks.models import frozen_parameters
+
+    sent = {name_of(name) for name in message.content.array_records[wire.ARRAYS]}
+    if wire.FROZEN not in message.content.config_records[wire.CONFIG]:
+        return sent
+    return sent - set(frozen_parameters(local.model))
+
+
+def keep_evaluated(context: Context, local: LocalClient, received: StateDict, terms: Terms) -> None:
+    """Store the evaluated model on a device with a state folder; log the reason if it fails."""
+    from fairbloom.tasks.models import arrays_of
+
+    from .guard.evaluated_model import keep_model
+
+    if not (state_dir := context.node_config.get("state-dir")):
+        return
+    if any(bool(tensor.isnan().any()) for tensor in received.values()):
+        log.warning(
+            "the model of round %d is not kept, because it has values that are not numbers",
+            terms.server_round,
+        )
+        return
+    serves = wire.PERSONAL if terms.local_only else "global"
+    try:
+        keep_model(
+            Path(str(state_dir)),
+            local.settings,
+            local.task,
+            local.key,
+            arrays_of(received),
+            terms.server_round,
+            serves,
+        )
+    except OSError as error:
+        log.warning(
+            "the model of round %d is not kept in %s: %s",
+            terms.server_round,
+            state_dir,
+            error.strerror,
+        )

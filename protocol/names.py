@@ -74,6 +74,15 @@ ORDER_OF_RUN = "run"
 # device's files are written.
 FILES = "files"
 
+# Key of a device's node config: the owner's table limits.privacy, as JSON.
+PRIVACY_LIMIT = "limit-privacy"
+
+# Key in the record `client`: what a client's privacy account allows, see private.AccountStatus.
+PRIVACY = "privacy"
+
+# The file among a device's data that names their privacy account.
+ACCOUNT_FILE = "fairbloom-account.toml"
+
 # The digest of a model's frozen parameters. A QUERY with this key in its config asks a client for
 # the digest of its own model, which it replies in the record `client`. In the terms of local work,
 # this key means that `arrays` has no frozen parameters: the client has them, or they are in the

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
@@ -18,6 +19,29 @@ def hold_signals(*numbers: int) -> Iterator[Collection[int]]:
         yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def finish_first() -> Iterator[None]:
+    """Obey a signal to end only after the block; in another thread than the main one, at once.
+
+    Not by blocking signals, which the threads of libraries would still receive.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = list[int]()
+    before = {
+        number: signal.signal(number, lambda number, _: received.append(number))
+        for number in STOPPING
+    }
+    try:
+        yield
+    finally:
+        for stopping, handler in before.items():
+            signal.signal(stopping, handler)
+        for late in received:
+            signal.raise_signal(late)
 
 
 def release_signals(*numbers: int) -> None:

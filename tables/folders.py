@@ -64,8 +64,9 @@ TEXTS = (
     *(".sh", ".sql", ".tex", ".toml", ".xml", ".yaml", ".yml"),
 )
 
-# Files and folders that operating systems write, in lower case.
+# Files and folders that operating systems write, and the file of a privacy account, in lower case.
 OF_SYSTEMS = (
+    "fairbloom-account.toml",
     *("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin"),
     *("#recycle", "icon\r", "lost+found", "system volume information"),
 )

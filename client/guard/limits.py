@@ -12,6 +12,7 @@ from pydantic import ConfigDict, ValidationError, field_validator
 from pydantic.dataclasses import dataclass
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.parameters import Parameter, Range, annotated
 from fairbloom.protocol.settings import flatten_tables
 from fairbloom.tables.schema import shorten_value
 
@@ -33,6 +34,20 @@ KEYS = {
     "questions-a-run": "questions_a_run",
     "round-seconds": "round_seconds",
     "memory": "memory",
+    "privacy": "privacy",
+}
+
+# The keys of the table `privacy`.
+PRIVACY: Mapping[str, Parameter] = {
+    name: parameter
+    for name, allowed in (
+        ("epsilon", Annotated[float, Range("(0, 100]")]),
+        ("delta", Annotated[float, Range("(0, 1)")]),
+        ("steps", Annotated[int, Range("[1, 1000000]")]),
+        ("tests", Annotated[int, Range("[1, 1000000]")]),
+        ("ledger", str),
+    )
+    if (parameter := annotated(name, allowed, None))
 }
 
 
@@ -64,6 +79,10 @@ class Limits:
         Seconds after which the device drops its work on a message of a round; 0: never.
     memory
         Gigabytes that one message of a run may have; 0: half of the machine's memory.
+    privacy
+        The budget of the account that `fairbloom client account open` opens, {} for none: epsilon;
+        delta, at most 1/(10 n); training steps, 90 by default; test reports, 1; and ledger, a
+        folder for the account.
     """
 
     min_rows: Annotated[int, Ge(1)] = DEFAULT_MIN_ROWS
@@ -75,6 +94,18 @@ class Limits:
     questions_a_run: Annotated[int, Ge(1)] | None = None
     round_seconds: Annotated[float, Interval(ge=0.0, lt=TIMEOUT_MAX)] = 0.0
     memory: Annotated[float, Interval(ge=0.0, lt=math.inf)] = 0.0
+    privacy: dict[str, Any] = field(default_factory=dict)
+
+    @field_validator("privacy")
+    @classmethod
+    def _check_privacy(cls, table: dict[str, Any]) -> dict[str, Any]:
+        if "epsilon" not in table:
+            raise ValueError("epsilon is missing, as in epsilon = 3")
+        for key, value in table.items():
+            if key not in PRIVACY:
+                raise ValueError(f"{key} is unknown: its keys are {', '.join(PRIVACY)}")
+            PRIVACY[key].checked(value)
+        return table
 
     @field_validator("settings")
     @classmethod

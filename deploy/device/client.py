@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.names import FILES, MIN_ROWS, ORDER
+from fairbloom.protocol.names import ACCOUNT_FILE, FILES, MIN_ROWS, ORDER, PRIVACY_LIMIT
 
 from ..errors import DeployError
 from ..processes import split_address
@@ -83,12 +83,17 @@ class ClientSettings:
             )
         for key, value in self.node_config.items():
             setting = f"node-config has {key} = {value!r}"
-            if key in LIMITS.values():
+            if key in (*LIMITS.values(), PRIVACY_LIMIT):
                 raise DeployError(f"{setting}: write it into the table limits")
             if key in NODE_CONFIG:
                 raise DeployError(f"{setting}: write {key} outside node-config")
             if not isinstance(value, bool | int | float | str):
                 raise DeployError(f"{setting}: it must be a number, true, false, or a text")
+        if self.app != APP and self.has_account:
+            raise DeployError(
+                f"app = {self.app!r}: the data have a privacy account, or limits.privacy asks for"
+                " one, and only Fairbloom's own app works by it: remove app, or both of them"
+            )
         if self.partition_id < 0:
             raise DeployError(f"partition-id = {self.partition_id}: it is counted from 0")
         for key, file in (("ca", self.ca), ("certificate", self.certificate)):
@@ -102,6 +107,13 @@ class ClientSettings:
                 f" fairbloom client keys NAME --out {Path(self.key).parent}; the federation's"
                 " operator enrolls the request that it prints"
             )
+
+    @property
+    def has_account(self) -> bool:
+        """Whether the device works by a privacy account, or its owner asks for one."""
+        data = Path(self.data_dir)
+        folder = data.parent if data.is_file() else data
+        return "privacy" in self.limits or bool(self.data_dir and (folder / ACCOUNT_FILE).exists())
 
     @classmethod
     def of(cls, given: Mapping[str, Any], file: Path) -> Self:
@@ -205,6 +217,7 @@ class ClientSettings:
             "data-dir": self.data_dir,
             "state-dir": self.state_dir,
             FILES: json.dumps(self.files) if self.files else "",
+            PRIVACY_LIMIT: json.dumps(self.limits["privacy"]) if "privacy" in self.limits else "",
             **self.node_config,
             **{key: self.limits[name] for name, key in LIMITS.items() if name in self.limits},
         }

@@ -40,6 +40,8 @@ class Worker:
 
     def __init__(self, client: ClientSettings) -> None:
         self._client = client
+        # Work that a privacy account was charged for is finished, however long it takes.
+        self._end_seconds = None if client.has_account else END_SECONDS
         self._limit = float(client.limits.get("round-seconds", 0.0))
         # The id of the current message, or "".
         self.working = ""
@@ -153,7 +155,7 @@ class Worker:
             return
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_SECONDS)
+            process.wait(self._end_seconds)
         _signal(process, signal.SIGKILL)  # also ends the processes that the app has started
         process.wait()
 

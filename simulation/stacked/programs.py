@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fairbloom.client.chain import chain_layers
 from fairbloom.client.device import autocast
 from fairbloom.client.training import gradients_of, outputs_of, seeded
 from fairbloom.client.work import LocalWork, descend, step_fields
@@ -35,29 +36,6 @@ from fairbloom.tasks.task import AnyExamples, Examples, is_of_model
 
 from .dropout import Drop, draw_masks, record_drops, with_masks
 from .optimizers import RowOptimizer
-
-# Activations that map each number by itself, without parameters and without random draws.
-ELEMENTWISE: tuple[type[nn.Module], ...] = (
-    nn.Identity,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Sigmoid,
-    nn.LogSigmoid,
-    nn.Tanh,
-    nn.Tanhshrink,
-    nn.Hardtanh,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-)
 
 
 class UnstackableError(Exception):
@@ -337,7 +315,7 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         held.restore()
         program: Program = Mapped(model, [*trainable], task.output, drops)
         if isinstance(examples.inputs, Tensor) and len(trainable) == len(list(model.parameters())):
-            layers = _chain_layers(model)
+            layers = chain_layers(model)
             if layers is not None:
                 program = Chain(layers)
         _check_same(program, model, task, examples)
@@ -441,24 +419,6 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable parameters; frozen ones are constants, equal for all clients."""
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter for name, parameter in named if parameter.requires_grad}
-
-
-def _chain_layers(model: nn.Module) -> list[nn.Module] | None:
-    """Return the layers of a chain of linear layers and activations, None for other models."""
-    if type(model) is nn.Sequential:
-        layers: list[nn.Module] = []
-        for child in model:
-            part = _chain_layers(child)
-            if part is None:
-                return None
-            layers += part
-        return layers
-    flat = type(model) is nn.Flatten and model.start_dim == 1 and model.end_dim == -1
-    # The exact type, as a subclass may compute something else; and hooks may change the outputs.
-    plain = type(model) in (nn.Linear, *ELEMENTWISE) and not (
-        model._forward_hooks or model._forward_pre_hooks
-    )
-    return [model] if flat or plain else None
 
 
 def _check_same(program: Program, model: nn.Module, task: Task, examples: Examples) -> None:

@@ -1,0 +1,348 @@
+"""Privacy accounts on a device: they belong to the data, and are opened by the data's owner.
+
+An account lies in a folder of its own outside the data and outside the client's state folder. It is
+found by the digest of the data's files, and by the file `fairbloom-account.toml` among them.
+
+A line of its ledger is on the disk before any noise is drawn for it, so that a crash is spent. The
+last replies are kept, and are sent again without a charge when the same work is asked for again. A
+charge without a kept reply means that the work ended in between: the account halts then until its
+owner resumes it, as each halt may reveal something about a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+from fairbloom.errors import ReportableError
+from fairbloom.logs import log
+from fairbloom.protocol.names import ACCOUNT_FILE
+from fairbloom.protocol.private import AccountStatus
+from fairbloom.system.files import make_folder, sync_folder, write_private
+from fairbloom.system.lock import open_locked
+from fairbloom.tables.folders import files_in
+from fairbloom.tasks import TASKS
+
+from .budget import Budget, epsilon_of
+
+# The file of an account's folder that says what it allows.
+ABOUT = "account.toml"
+
+# The folder of accounts that an installation makes, beside that of the client's state.
+SYSTEM_FOLDER = Path("/var/lib/fairbloom-accounts")
+
+# The keys of a ledger's line for units of steps and loss reports, and for test reports.
+UNITS = "units"
+REPORTS = "reports"
+
+FILE = "ledger.jsonl"
+HALTED = "halted"
+REPLIES = "replies"
+
+# Replies to each kind of message that are kept.
+KEPT_REPLIES = 2
+
+# The key of the line that an owner's resumption writes.
+RESUMED = "resumed"
+
+# The only sentence on an error from the first read of the data on.
+FAILED = "this client could not do this work by its privacy account: its owner's log says why"
+
+# The only task whose rows an account protects.
+TASK = "csv"
+
+
+class AccountError(ReportableError):
+    """A refusal of an account that depends on no row, and costs nothing."""
+
+
+@contextmanager
+def one_sentence(on_error: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Raise every error with one constant sentence, after calling `on_error`.
+
+    A refusal by the account, which depends on no row, keeps its words.
+    """
+    try:
+        yield
+    except AccountError:
+        raise
+    except Exception as error:
+        log.error("the privacy account's work failed: %s", error, exc_info=True)
+        on_error()
+        raise AccountError(FAILED) from None
+
+
+@dataclass(frozen=True)
+class Account:
+    """An account as its folder says it: written once, when it was opened.
+
+    `data` is the digest of the data's files, `rows` that of their encoded rows, and `schema` that
+    of the schema's text. The data's training and test rows, `train` and `test` many, are split by
+    `seed` and `test_share`. `earlier` has the μ of earlier accounts of the folder, by number.
+    """
+
+    number: str
+    opened: str
+    client: str
+    folder: str
+    data: str
+    rows: str
+    schema: str
+    epsilon: float
+    delta: float
+    steps: int
+    tests: int
+    seed: int
+    test_share: float
+    train: int
+    test: int
+    earlier: dict[str, float] = field(default_factory=dict)
+    place: Path = Path()
+
+    @classmethod
+    def read(cls, place: Path) -> Self:
+        """Return the account in a folder; raise AccountError if it cannot be read."""
+        try:
+            about = tomllib.loads((place / ABOUT).read_text())
+            return cls(**about, place=place)
+        except (OSError, ValueError, TypeError) as error:
+            raise AccountError(
+                f"the privacy account in {place} cannot be read ({error}): restore its folder",
+                "the privacy account of these data is not there: its owner must restore its folder",
+            ) from error
+
+    @property
+    def budget(self) -> Budget:
+        """What the account allows."""
+        return Budget(self.epsilon, self.delta, self.steps, self.tests)
+
+    @property
+    def status(self) -> AccountStatus:
+        """What the server may know: all of it is public."""
+        left = self.ledger.left()
+        return AccountStatus(
+            self.epsilon,
+            self.delta,
+            self.steps,
+            self.tests,
+            self.budget.sigma,
+            left[UNITS],
+            left[REPORTS],
+        )
+
+    @property
+    def ledger(self) -> Ledger:
+        """What it has spent."""
+        return Ledger(self.place, {UNITS: self.budget.units, REPORTS: self.tests})
+
+    def resume(self) -> None:
+        """Let a halted account work again."""
+        with self.lock():
+            self.ledger.resume()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the account: devices with equal data on one machine share it."""
+        try:
+            descriptor = open_locked(self.place / "lock", wait=True)
+        except OSError as error:
+            raise AccountError(
+                f"the privacy account's folder cannot be written ({error.strerror}): its owner"
+                " must make it writable"
+            ) from error
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    @property
+    def lifetime_epsilon(self) -> float:
+        """ε of this and all earlier accounts of the folder: that of √Σμ²."""
+        return epsilon_of(math.hypot(self.budget.mu, *self.earlier.values()), self.delta)
+
+
+# Finding an account -------------------------------------------------------------------------------
+
+
+def accounts_folder(ledger: str = "") -> Path:
+    """Return the folder of accounts: the owner's, the installation's, or the user's."""
+    if ledger:
+        return Path(ledger).expanduser()
+    if SYSTEM_FOLDER.is_dir():
+        return SYSTEM_FOLDER
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state, "fairbloom", "accounts").expanduser()
+
+
+def find_account(data_dir: str, ledger: str = "") -> Account | None:
+    """Return the account of a folder of data, or None.
+
+    Raise AccountError if there is one that cannot be used for these data.
+    """
+    if not data_dir:
+        return None
+    folder = folder_of(data_dir)
+    marker = folder / ACCOUNT_FILE
+    if marker.exists():
+        account = Account.read(Path(read_marker(marker)["place"]))
+        if digest_files(data_dir) == account.data:
+            return account
+    else:
+        known = [*accounts_in(accounts_folder(ledger))]
+        digest = digest_files(data_dir) if known else ""
+        for account in known:
+            if account.data == digest:
+                return account
+        if str(folder) not in {account.folder for account in known}:
+            return None
+    raise AccountError(
+        "the files of these data are not those that their privacy account was opened for: put them"
+        " back, or open an account for them (fairbloom client account open)"
+    )
+
+
+def accounts_in(folder: Path) -> Iterator[Account]:
+    """Yield the accounts of a folder of accounts, the oldest first."""
+    found = [Account.read(about.parent) for about in folder.glob(f"*/{ABOUT}")]
+    yield from sorted(found, key=lambda account: account.opened)
+
+
+def read_marker(marker: Path) -> dict[str, Any]:
+    """Return what the file among the data says; raise AccountError if it cannot be read."""
+    try:
+        return tomllib.loads(marker.read_text())
+    except (OSError, ValueError) as error:
+        raise AccountError(
+            f"{marker} cannot be read ({error}): restore it",
+            f"{ACCOUNT_FILE} among the data cannot be read: its owner must restore it",
+        ) from error
+
+
+def folder_of(data_dir: str) -> Path:
+    """Return the folder of data, which may be a single file."""
+    path = Path(data_dir).expanduser().resolve()
+    return path if path.is_dir() else path.parent
+
+
+def digest_files(data_dir: str) -> str:
+    """Return the SHA-256 of the tables of a folder, whatever their names are."""
+    files = files_in(data_dir, TASKS[TASK].reads)
+    return _digest(tuple((path, path.stat().st_mtime_ns) for path in files.values()))
+
+
+@lru_cache(maxsize=4)  # a client asks with each message
+def _digest(files: Sequence[tuple[Path, int]]) -> str:
+    each = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path, _ in files)
+    return hashlib.sha256("\n".join(each).encode()).hexdigest()
+
+
+# The ledger ---------------------------------------------------------------------------------------
+
+
+class Ledger:
+    """The lines and the kept replies in an account's folder; its caller holds the account's lock.
+
+    `limits` has the most units and reports.
+    """
+
+    def __init__(self, folder: Path, limits: Mapping[str, int]) -> None:
+        self._folder = folder
+        self._limits = limits
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines; a torn one has the amounts that it begins with, or all there are."""
+        path = self._folder / FILE
+        if not path.exists():
+            return
+        for line in path.read_bytes().split(b"\n"):
+            if not line.strip():
+                continue
+            try:
+                read = json.loads(line)
+                yield {**read, UNITS: int(read[UNITS]), REPORTS: int(read[REPORTS])}
+            except (ValueError, KeyError, TypeError):
+                begun = re.match(rb'\{"units": (\d+), "reports": (\d+),', line)
+                amounts = map(int, begun.groups()) if begun else self._limits.values()
+                yield {**dict(zip((UNITS, REPORTS), amounts, strict=True)), "torn": True}
+
+    def left(self) -> dict[str, int]:
+        """Return the units and the reports that are left."""
+        left = dict(self._limits)
+        for line in self.lines():
+            for kind in left:
+                left[kind] = max(0, left[kind] - line[kind])
+        return left
+
+    def charge(self, units: int, reports: int, key: str, run: int, released: str) -> None:
+        """Append a line durably; raise OSError if the disk refuses it."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {"time": now, "key": key, "run": run, "released": released}
+        self._append({UNITS: units, REPORTS: reports, **about})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        path = self._folder / FILE
+        torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        # the amounts come first, so that they are known of a torn line, too
+        written = "\n" * torn + json.dumps(line) + "\n"
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            rest = written.encode()
+            while rest:
+                rest = rest[os.write(opened, rest) :]
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+        sync_folder(self._folder)
+
+    # Kept replies ---------------------------------------------------------------------------------
+
+    def find_reply(self, key: str) -> bytes | None:
+        """Return the kept reply to a message with this key, or None."""
+        path = self._folder / REPLIES / key
+        return path.read_bytes() if path.exists() else None
+
+    def keep_reply(self, key: str, content: bytes) -> None:
+        """Keep a reply; drop all but the last ones of its kind, the word that its key begins with.
+
+        Raise OSError if the disk refuses it.
+        """
+        folder = self._folder / REPLIES
+        make_folder(folder)
+        write_private(folder / key, content)
+        kind = key.partition("-")[0]
+        same = sorted(folder.glob(f"{kind}-*"), key=lambda path: path.stat().st_mtime_ns)
+        for old in same[:-KEPT_REPLIES]:
+            old.unlink()
+
+    # Halts ----------------------------------------------------------------------------------------
+
+    def halt(self) -> None:
+        """Halt the account: its work failed after a charge."""
+        write_private(self._folder / HALTED, b"")
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether work failed, or ended without a reply, since the owner resumed the account."""
+        if (self._folder / HALTED).exists():
+            return True
+        last = [*self.lines()][-1:]
+        return bool(last) and (
+            "torn" in last[0]
+            or (last[0]["key"] != RESUMED and self.find_reply(last[0]["key"]) is None)
+        )
+
+    def resume(self) -> None:
+        """Let the account work again; what was charged stays spent."""
+        self._append({UNITS: 0, REPORTS: 0, "key": RESUMED})
+        (self._folder / HALTED).unlink(missing_ok=True)

@@ -1,0 +1,104 @@
+"""The budget of a privacy account, in Gaussian differential privacy (GDP).
+
+A budget of (ε, δ) is one of μ, and every release of noise σ costs 1/σ² of μ². Costs are counted in
+units of u = μ²/(5 steps): a training step costs 4 of them and a reported loss 1, so that sums are
+whole numbers and the account is never passed by rounding.
+
+Sources: Dong, Roth, Su, Gaussian Differential Privacy, 2019; Balle, Wang, ICML 2018 (δ of ε);
+Koskela et al., arXiv 2209.15596, and Smith, Thakurta, arXiv 2210.17520 (adaptive composition).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+# Units of a training step, and of a loss report.
+STEP_UNITS = 4
+LOSS_UNITS = 1
+
+# The largest and the least μ that are searched; ε of a μ beyond says nothing.
+MU_RANGE = (1e-9, 1e3)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an account allows over its life.
+
+    Attributes
+    ----------
+    epsilon, delta
+        The (ε, δ) of everything that leaves about a row of the training split, and the same of a
+        row of the test split. They hold if a row is blanked; see `replacement_epsilon`.
+    steps
+        Training steps, with as many loss reports; without these, a quarter more.
+    tests
+        Test reports.
+    """
+
+    epsilon: float
+    delta: float
+    steps: int = 90
+    tests: int = 1
+
+    @cached_property
+    def mu(self) -> float:
+        """The budget in GDP."""
+        return mu_of(self.epsilon, self.delta)
+
+    @property
+    def units(self) -> int:
+        """Units of all steps and loss reports."""
+        return (STEP_UNITS + LOSS_UNITS) * self.steps
+
+    @property
+    def sigma(self) -> float:
+        """σ of a training step, in clipped norms of a row: 1/(2 √u)."""
+        return math.sqrt(self.units) / (2.0 * self.mu)
+
+    @property
+    def loss_sigma(self) -> float:
+        """σ of a loss report, in largest losses of a row: 1/√u."""
+        return 2.0 * self.sigma
+
+    @property
+    def test_sigma(self) -> float:
+        """σ of a test report, in its sensitivity."""
+        return math.sqrt(self.tests) / self.mu
+
+    @property
+    def replacement_epsilon(self) -> float:
+        """ε if a row is replaced by another: that costs 2μ."""
+        return epsilon_of(2.0 * self.mu, self.delta)
+
+
+def log_delta(epsilon: float, mu: float) -> float:
+    """Return ln δ of (ε, μ): δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
+    from scipy.special import log_ndtr  # imported late: most devices have no account
+
+    above = float(log_ndtr(mu / 2.0 - epsilon / mu))
+    below = epsilon + float(log_ndtr(-mu / 2.0 - epsilon / mu))
+    return above + math.log1p(-math.exp(below - above)) if below < above else -math.inf
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Return the largest μ that is (ε, δ)-private; raise ValueError if there is none."""
+    from scipy.optimize import brentq
+
+    if not (epsilon > 0.0 and 0.0 < delta < 1.0):
+        raise ValueError(f"ε = {epsilon}, δ = {delta}: ε must be above 0, and δ between 0 and 1")
+    least, most = MU_RANGE
+    mu = float(brentq(lambda each: log_delta(epsilon, each) - math.log(delta), least, most))
+    # The root may lie above the true one by its tolerance.
+    return mu * (1.0 - 1e-9)
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Return the least ε ≥ 0 with which μ is (ε, δ)-private."""
+    from scipy.optimize import brentq
+
+    if log_delta(0.0, mu) <= math.log(delta):
+        return 0.0
+    high = 1.0
+    while log_delta(high, mu) > math.log(delta):
+        high *= 2.0
+    return float(brentq(lambda each: log_delta(each, mu) - math.log(delta), 0.0, high))

@@ -1,0 +1,214 @@
+"""The replies of a device by its privacy account.
+
+Under the account's lock, from the charge to the stored reply: what is asked is checked by public
+facts, then charged, then done. From the first read of the data, every error is one constant
+sentence; after the charge, it also halts the account.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from fairbloom.errors import ReportableError
+from fairbloom.protocol import names as wire
+from fairbloom.protocol.private import SPENT, TERMS, check_settings
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.protocol.version import check_protocol
+from fairbloom.recorddict import deserialize, serialize, view_of
+from fairbloom.system.retry import deadline, write_until
+from fairbloom.system.supervise import finish_first
+from fairbloom.system.versions import Versions
+
+from ..guard.accepted_schemas import digest_of
+from ..guard.audit_log import NOTED, hold_back
+from ..local import LocalClient
+from ..messages import (
+    keep_evaluated,
+    own_settings,
+    received_model,
+    record_of,
+    state_of,
+    wanted_arrays,
+)
+from ..states import ClientStates, folder_of
+from . import noise
+from .account import REPORTS, TASK, UNITS, Account, AccountError, one_sentence
+from .mechanism import Mechanism, Testing, Training
+from .rows import digest_rows, split_rows
+
+# Keys in the config of a message that name a run or a folder, and ask for no other work.
+IDENTIFIERS = frozenset({wire.RUN_FOLDER, wire.CONTEXTS})
+
+# The folder of what a client keeps between rounds, in its account's.
+STATES = "states"
+
+TRAIN = "train"
+EVALUATE = "evaluate"
+
+# The terms of local work that an account allows, as a client declares them.
+HONOURED = [key for key in WORK if key.replace("-", "_") in TERMS]
+
+
+def reply_by(account: Account, message: Message, context: Context) -> RecordDict:
+    """Return the reply to a message; raise AccountError for what no account does."""
+    kind = message.metadata.message_type
+    config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+    check_protocol(config)
+    if kind == "query":
+        name = str(context.node_config.get("name") or account.client)
+        about = about_account(account)
+        about[wire.NAME] = name
+        about[wire.NUM_EXAMPLES] = account.train
+        return RecordDict({wire.CLIENT: about})
+    if kind not in (TRAIN, EVALUATE):
+        raise AccountError(f"a privacy account answers no messages of type {kind[:50]!r}")
+    settings, partition, name_here = own_settings(context)
+    try:
+        check_settings(settings)
+        terms = Terms.of(config)
+    except ReportableError as error:
+        raise AccountError(str(error)) from error
+    if settings.task != TASK:
+        raise AccountError(
+            f"task = {settings.task!r}: a privacy account is for tables: set task = {TASK}"
+        )
+    if digest_of(str(context.run_config.get("schema", ""))) != account.schema:
+        raise AccountError(
+            "the run's schema is not the one that the privacy account was opened with: submit it"
+            " with that schema"
+        )
+    folder = str(account.place / STATES)
+    settings = settings.model_copy(update={"state_dir": folder, "device": "cpu"})
+    with account.lock():
+        return Request(account, message, context, settings, terms).serve(partition, name_here)
+
+
+def about_account(account: Account) -> ConfigRecord:
+    """Return what the server is told of an account: all of it is public."""
+    return ConfigRecord({wire.HONOURS: HONOURED, wire.PRIVACY: [*map(float, account.status)]})
+
+
+@dataclass(frozen=True)
+class Request:
+    """A message that asks an account for training or a test report."""
+
+    account: Account
+    message: Message
+    context: Context
+    settings: RunSettings
+    terms: Terms
+
+    @property
+    def kind(self) -> str:
+        """The type of the message."""
+        return str(self.message.metadata.message_type)
+
+    def serve(self, partition: object, name: str | None) -> RecordDict:
+        """Return the reply: a kept one, or a new one that is charged."""
+        account = self.account
+        ledger = account.ledger
+        key = self.digest()
+        kept = ledger.find_reply(key)
+        if kept is not None:
+            return deserialize(kept)
+        if ledger.is_halted:
+            raise AccountError(
+                "the privacy account is halted, as work failed after a charge: its owner can resume"
+                " it (fairbloom client account resume, on the device)"
+            )
+        with one_sentence():
+            client = self._load_client(partition, name)
+            work = self._check(client)
+        reports = int(self.kind == EVALUATE)
+        left = ledger.left()
+        if reports > left[REPORTS]:
+            hold_back("test results: held back by the privacy account")
+            metrics = MetricRecord({wire.NUM_EXAMPLES: account.test})
+            return RecordDict({wire.METRICS: metrics, wire.CLIENT: about_account(self.account)})
+        if work.units > left[UNITS]:
+            raise AccountError(
+                f"{SPENT}: {work.units} units are asked for, and {left[UNITS]} of"
+                f" {account.budget.units} are left"
+            )
+        until = deadline(self.message.metadata.ttl)
+        released = "test results" if reports else ", ".join([wire.ARRAYS, *self.terms.measure])
+        run = self.message.metadata.run_id
+        with finish_first(), one_sentence(ledger.halt):
+            charge = partial(ledger.charge, work.units, reports, key, run, released)
+            write_until(charge, until, account.place)
+            content = self._build(work, client)
+            reply = serialize(content)
+            write_until(lambda: ledger.keep_reply(key, reply), until, account.place)
+        if (noted := NOTED.get()) is not None:
+            noted["privacy"] = {UNITS: work.units, REPORTS: reports, "left": ledger.left()}
+        return content
+
+    def _check(self, client: LocalClient) -> Training | Testing:
+        """Return the work; raise AccountError for what no account does, by public facts."""
+        arrays = self.message.content.array_records
+        try:
+            received = received_model(arrays[wire.ARRAYS], self.terms.codec, client.model)
+            if self.kind == EVALUATE:
+                test = Testing(client, received, self.terms)
+                keep_evaluated(self.context, client, received, self.terms)
+                return test
+            sent = {name: state_of(each) for name, each in arrays.items() if name != wire.ARRAYS}
+            return Training(client, received, self.terms, sent)
+        except ReportableError as error:
+            raise AccountError(str(error), error.reportable) from error
+
+    def _build(self, work: Training | Testing, client: LocalClient) -> RecordDict:
+        """Return the reply of charged work."""
+        mechanism = Mechanism(self.account.budget, noise.draw_noise)
+        if isinstance(work, Testing):
+            metrics = MetricRecord({**work.run(mechanism)})
+            return RecordDict({wire.METRICS: metrics, wire.CLIENT: about_account(self.account)})
+        update = work.run(mechanism)
+        names = wanted_arrays(client, self.message)
+        return RecordDict(
+            {
+                wire.ARRAYS: record_of(update.arrays, names),
+                wire.METRICS: MetricRecord({**update.metrics}),
+                wire.CLIENT: about_account(self.account),
+            }
+        )
+
+    def _load_client(self, partition: object, name: str | None) -> LocalClient:
+        """Return the client with the account's split of its rows."""
+        account = self.account
+        until = deadline(self.message.metadata.ttl)
+        seed = self.settings.seed  # the order of steps on all rows is no secret
+        client = LocalClient.of(self.settings, partition, name, order=seed, until=until)
+        if digest_rows(client.splits) != account.rows:
+            raise AccountError(
+                "the rows are not those that the privacy account was opened for: put them back, or"
+                " open an account for them (fairbloom client account open)"
+            )
+        return replace(client, splits=split_rows(client.splits, account.seed, account.test_share))
+
+    def digest(self) -> str:
+        """Return the key of a reply: the kind of message, and a digest of what it asks.
+
+        It is of content, settings, account and the round of the state that the client resumes from,
+        and of no identifier and no time.
+        """
+        total = hashlib.sha256()
+        for name, record in sorted(self.message.content.array_records.items()):
+            for key, array in record.items():
+                about = [name, key, array.dtype, [*array.shape], array.stype, len(view_of(array))]
+                total.update(json.dumps(about).encode())
+                total.update(view_of(array))
+        config = self.message.content.config_records[wire.CONFIG]
+        asked = {key: value for key, value in config.items() if key not in IDENTIFIERS}
+        states = folder_of(self.settings, self.account.client)
+        resumed = (
+            ClientStates(None if states is None else Versions(states)).of_rule(self.terms).made
+        )
+        settings = dict(self.context.run_config)
+        about = [self.kind, asked, settings, self.account.number, resumed]
+        total.update(json.dumps(about, sort_keys=True, default=str).encode())
+        return f"{self.kind}-{total.hexdigest()}"

@@ -1,0 +1,113 @@
+"""What a client with a privacy account may be asked for: an allowlist, which both sides know.
+
+Each term, metric and setting of the protocol is classified here; whatever is not is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+from fairbloom.errors import ReportableError, join_names
+
+from .names import LEARNING_RATE, LOSS_BEFORE, STEP_SUM, UPDATE_NORM
+from .parameters import key_of
+from .settings import SETTINGS, Mark, RunSettings, marked
+from .terms import Terms
+
+# The beginning of the reason of a client that has no budget left.
+SPENT = "the privacy budget is spent"
+
+# Metrics of training: a report that is charged, and numbers of what is released anyway.
+METRICS = frozenset({LOSS_BEFORE, LEARNING_RATE, UPDATE_NORM, STEP_SUM})
+
+# Terms that choose public arithmetic on what is released. All others are refused unless they have
+# their default, which is not sent: they would show rows by other numbers, by arrays that no noise
+# is added to, or by a user's own code.
+TERMS = frozenset(
+    {
+        *("server_round", "state_round", "seed", "measure", "measures", "state_rounds"),
+        *("proximal_mu", "client_momentum", "full_batch_step", "local_steps"),
+        *("control_variates", "dynamic_alpha"),
+    }
+)
+
+# Settings of clients' work that may have any value: none of them has an effect on what a row adds,
+# or it acts on what is released.
+ANY = frozenset(
+    {
+        *("task", "model", "norm", "clients", "partition", "shards-per-client", "seed", "schema"),
+        *("classes-per-client", "dirichlet-alpha", "smallest-client", "test-share", "verify-data"),
+        *("method", "weights-digest", "num-rounds", "local-epochs", "smallest-batch", "device"),
+        *("learning-rate", "learning-rate-decay", "schedule", "warmup", "momentum", "nesterov"),
+        *("weight-decay", "gradient-clip", "stragglers", "drop-stragglers", "smallest-group"),
+    }
+)
+
+# Settings of clients' work with the only values that they may have.
+ONLY: Mapping[str, tuple[Any, ...]] = {
+    "batch-size": (0,),
+    "validation-share": (0.0,),
+    "optimizer": ("sgd", "adam", "adamw"),
+    "augment": ("none",),
+    "client-rule": ("",),
+    "time-budget": (0.0,),
+    "reported-loss": ("mean",),
+    "scores": ("",),
+    "precision": ("float32",),
+    "pooled": (False,),
+}
+
+
+class AccountStatus(NamedTuple):
+    """What a client's account says to the server, in each reply.
+
+    `units` of the steps and loss reports, and `reports` on tests, are left.
+    """
+
+    epsilon: float
+    delta: float
+    steps: float
+    tests: float
+    sigma: float
+    units: float
+    reports: float
+
+    @classmethod
+    def of(cls, values: object) -> Self | None:
+        """Return the status in a reply, None if there is none or it is malformed."""
+        if not isinstance(values, list) or len(values) != len(cls._fields):
+            return None
+        if not all(isinstance(each, int | float) and each >= 0.0 for each in values):
+            return None
+        return cls(*map(float, values))
+
+
+def check_settings(settings: RunSettings) -> None:
+    """Raise ReportableError for the first setting that an account does not allow."""
+    for key in marked(Mark.SENT_TO_CLIENTS):
+        parameter = SETTINGS[key]
+        name = "schema_" if key == "schema" else parameter.argument
+        value = getattr(settings, name)
+        allowed = ONLY.get(key, (parameter.default,))
+        if key not in ANY and value not in allowed:
+            raise ReportableError(
+                f"{key} = {value!r}: a privacy account allows only"
+                f" {', '.join(map(repr, allowed))}: set {key} = {allowed[0]}"
+            )
+
+
+def check_terms(terms: Terms) -> None:
+    """Raise ReportableError for the first term or metric that an account does not allow."""
+    default = Terms(server_round=1)
+    for name, value in vars(terms).items():
+        if name not in TERMS and value != getattr(default, name):
+            what = join_names(value) if isinstance(value, Mapping) else f"{key_of(name)} = {value}"
+            raise ReportableError(
+                f"the server asks for {what[:200]}, and a privacy account does not allow it: take"
+                " another method, fedavg for example, or leave the option out"
+            )
+    for name in terms.measure:
+        if name not in METRICS:
+            raise ReportableError(
+                f"the server asks for {name[:100]}, and a privacy account reports only"
+                f" {', '.join(sorted(METRICS))}: take a method that needs none but these"
+            )
