@@ -59,6 +59,8 @@ class LocalClient:
         Decides what may leave the device; None in one process, where nothing leaves.
     capture
         Records the local steps on a CUDA device; None: they are launched operation by operation.
+    account
+        Its simulated privacy account, which makes all of its replies; None: it has none.
     """
 
     name: str
@@ -71,6 +73,7 @@ class LocalClient:
     order: int | str
     gate: Gate | None = None
     capture: Capture | None = None
+    account: Any = None
 
     @classmethod
     def of(

@@ -72,6 +72,9 @@ def train_client(
 
     Raise ReportableError if this client is a straggler in this round and stragglers are dropped.
     """
+    if client.account is not None:
+        update: Update = client.account.train(client, received, terms, sent)
+        return update
     training = _ClientTraining(client, received, terms, sent)
     training.run()
     return training.update
@@ -79,6 +82,9 @@ def train_client(
 
 def evaluate_client(client: LocalClient, received: StateDict, terms: Terms) -> Metrics:
     """Measure the received model on the test set, and more if the terms ask for it."""
+    if client.account is not None:
+        report: Metrics = client.account.evaluate(client, received, terms)
+        return report
     client.model.load_state_dict(received)
     metrics = client.describe_tests()
     own: Metrics = {}

@@ -200,7 +200,7 @@ class Parameter:
     @property
     def argument(self) -> str:
         """Its name in Python."""
-        return self.name.replace("-", "_")
+        return self.name.replace(".", "__").replace("-", "_")
 
     @property
     def range(self) -> str:
@@ -416,8 +416,11 @@ def _unquote(name: str) -> str:
 
 @cache
 def key_of(name: str) -> str:
-    """Return the key of a parameter with this name in Python; that of `schema_` is schema."""
-    return name.rstrip("_").replace("_", "-")
+    """Return the key of a parameter with this name in Python: an_option is an-option.
+
+    That of `schema_` is schema, and that of `privacy__mode` is privacy.mode.
+    """
+    return name.rstrip("_").replace("__", ".").replace("_", "-")
 
 
 def of_kind(value: object, kind: type) -> bool:

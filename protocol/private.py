@@ -3,18 +3,23 @@
 Each term, metric and setting of the protocol is classified here; whatever is not is refused.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from fairbloom.errors import ReportableError, join_names
 
 from .names import LEARNING_RATE, LOSS_BEFORE, STEP_SUM, UPDATE_NORM
-from .parameters import key_of
+from .parameters import SettingsError, key_of, split_pairs
 from .settings import SETTINGS, Mark, RunSettings, marked
 from .terms import Terms
 
-# The beginning of the reason of a client that has no budget left.
-SPENT = "the privacy budget is spent"
+# The value of privacy.mode with which clients in one process add noise, and an example of epsilon.
+SIMULATED = "simulated"
+EXAMPLE = "site-a=1 site-b=3"
+
+# The largest ε of an account: beyond, the noise protects nobody.
+MAX_EPSILON = 100.0
 
 # Metrics of training: a report that is charged, and numbers of what is released anyway.
 METRICS = frozenset({LOSS_BEFORE, LEARNING_RATE, UPDATE_NORM, STEP_SUM})
@@ -57,28 +62,35 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class AccountStatus(NamedTuple):
-    """What a client's account says to the server, in each reply.
+def epsilon_of_client(settings: RunSettings, client: str) -> float | None:
+    """Return ε of a client's simulated account, None if it has none.
 
-    `units` of the steps and loss reports, and `reports` on tests, are left.
+    Raise SettingsError if the setting is neither a number nor one for each name.
     """
+    if settings.privacy__mode != SIMULATED:
+        return None
+    given = settings.privacy__epsilon
+    pairs = parse_pairs(given) if "=" in given else {client: given}
+    if client not in pairs:
+        return None
+    try:
+        epsilon = float(pairs[client])
+    except ValueError:
+        epsilon = math.nan
+    if not 0.0 < epsilon <= MAX_EPSILON:
+        raise SettingsError(
+            f"privacy.epsilon = {given!r}: write a number above 0, as in 3, or one for each client,"
+            f" as in {EXAMPLE!r}"
+        )
+    return epsilon
 
-    epsilon: float
-    delta: float
-    steps: float
-    tests: float
-    sigma: float
-    units: float
-    reports: float
 
-    @classmethod
-    def of(cls, values: object) -> Self | None:
-        """Return the status in a reply, None if there is none or it is malformed."""
-        if not isinstance(values, list) or len(values) != len(cls._fields):
-            return None
-        if not all(isinstance(each, int | float) and each >= 0.0 for each in values):
-            return None
-        return cls(*map(float, values))
+def parse_pairs(given: str) -> dict[str, str]:
+    """Return the values by name; raise SettingsError for a malformed text."""
+    try:
+        return split_pairs(given, EXAMPLE)
+    except ValueError as error:
+        raise SettingsError(f"privacy.epsilon = {given!r}: {error}") from error
 
 
 def check_settings(settings: RunSettings) -> None:

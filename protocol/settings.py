@@ -299,6 +299,28 @@ class RunSettings(Setup):
     )
     client_rule: options.ClientRule = options.default_of(options.ClientRule)
     wire_dtype: options.WireDtype = options.default_of(options.WireDtype)
+    privacy__mode: Annotated[str, Choices("none", "simulated"), Mark.VARIANT] = Field(
+        "none",
+        description=(
+            "Whether clients in one process add the noise of privacy accounts, which protects"
+            " nobody there"
+        ),
+    )
+    privacy__epsilon: Annotated[str, Mark.NAMES, Mark.VARIANT] = Field(
+        "",
+        description=(
+            "Epsilon of the simulated accounts: of every client, or as in 'site-a=1 site-b=3'"
+        ),
+    )
+    privacy__delta: Annotated[float, Range("[0, 1)"), Mark.VARIANT] = Field(
+        0.0, description="Delta of the simulated accounts; 0: 1e-5, or 1/(10 n) if that is less"
+    )
+    privacy__steps: Annotated[int, Range("[0, inf)"), Mark.VARIANT] = Field(
+        0, description="Training steps that a simulated account is for; 0: those of the run"
+    )
+    privacy__tests: Annotated[int, Range("[1, inf)"), Mark.VARIANT] = Field(
+        1, description="Evaluations that a simulated account is for"
+    )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.SENT_TO_CLIENTS] = Field(
         0.0,
         description=(

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
+from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
@@ -253,6 +254,10 @@ class ClientPool(Protocol):
 
         Only `participants` report the metrics in `terms.measure`.
         """
+
+    @property
+    def accounts(self) -> Mapping[str, AccountStatus]:
+        """What is left of the privacy accounts of the clients that have one, by client."""
 
     def keep(self, since: int) -> None:
         """Store the clients' state, before a checkpoint is written.

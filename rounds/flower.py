@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.flower import SimulationError, is_simulated
 from fairbloom.logs import log, log_from
+from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.advice import ADVICE, OLDER_APP, SECURE_AGGREGATION
 from fairbloom.protocol.frozen import digest_arrays
 from fairbloom.protocol.names import FROZEN, PROTOCOL, RUN_FOLDER, TRAIN_LOSS
@@ -38,6 +39,7 @@ from .records import (
     is_expired,
     message_of,
     model_of,
+    read_account,
     read_arrays,
     read_context_state,
     read_examples,
@@ -146,6 +148,7 @@ class FlowerClients:
         # By node, the terms that it declares to support, and its training examples (0 if unknown).
         self._supported_terms: dict[int, frozenset[str]] = {}
         self._sizes: dict[int, int] = {}
+        self._accounts: dict[int, AccountStatus] = {}  # by node
 
     @property
     def simulated(self) -> bool:
@@ -204,6 +207,18 @@ class FlowerClients:
         ):
             time.sleep(WAIT_SECONDS)
             self._refresh_nodes()
+
+    @property
+    def accounts(self) -> Mapping[str, AccountStatus]:
+        """The privacy accounts of clients online that have one, by their last replies."""
+        nodes = self._tracker.online
+        return {
+            name: self._accounts[node] for name, node in nodes.items() if node in self._accounts
+        }
+
+    def _note_account(self, node_id: int, content: RecordDict) -> None:
+        if (status := read_account(content)) is not None:
+            self._accounts[node_id] = status
 
     def _refresh_nodes(self) -> None:
         nodes = {node.node_id: node.name for node in self._grid().get_nodes()}
@@ -264,6 +279,7 @@ class FlowerClients:
             if reply.has_content():
                 self._supported_terms[node_id] = read_supported(reply.content)
                 self._sizes[node_id] = read_examples(reply.content)
+                self._note_account(node_id, reply.content)
             elif has_no_query(reply):
                 self._supported_terms[node_id] = frozenset()
         return replies
@@ -297,8 +313,10 @@ class FlowerClients:
         """
         contents = exchange.sort(replies, self._tracker.online, refused)
         for name, content in contents:
+            node_id = exchange.messages[name].metadata.dst_node_id
+            self._note_account(node_id, content)
             if self._digest and read_frozen_digest(content) == self._digest:
-                self._have_frozen.add(exchange.messages[name].metadata.dst_node_id)
+                self._have_frozen.add(node_id)
         self._note_pending(exchange)
         # All of them: an error of one client must not end the run.
         reasons = refused.reasons.values()

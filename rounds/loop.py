@@ -9,10 +9,11 @@ from typing import Any
 
 from fairbloom.errors import find_nearest, join_names
 from fairbloom.logs import log
+from fairbloom.protocol.accounts import SPENT
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.terms import Terms
-from fairbloom.text import text_if
+from fairbloom.text import plural, text_if
 
 from .aggregation import NoStepError, Step, aggregate, build_cohort, check_row
 from .arrays import Model
@@ -86,6 +87,7 @@ class Rounds:
         self._watcher = Watcher(method, num_rounds)
         self._has_asked = False  # whether this process has asked clients to train
         self._has_checked_names = False
+        self._spent = set[str]()  # the clients whose privacy budget is spent
 
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
@@ -120,8 +122,11 @@ class Rounds:
             names, terms, served = self.configure_evaluate(number, model, measure_after)
             metrics: Metrics | None = None
             if names:
+                asked: Collection[str] = self.current.participants
+                if accounts := self.clients.accounts:  # each loss is charged
+                    asked = [name for name in asked if name not in accounts]
                 metrics = self.aggregate_evaluate(
-                    self.clients.evaluate(names, served, terms, self.current.participants)
+                    self.clients.evaluate(names, served, terms, asked)
                 )
             return Evaluation(served if self._method.average_models else None, metrics)
 
@@ -153,6 +158,8 @@ class Rounds:
                     model = after
                 yield self.current.finish(model, metrics or {}, evaluate(number, model))
                 last = number
+                if self.stopped:
+                    return
         except StopRun as stop:
             self.stopped = stop.reason
             self._method.progress.finished_rounds = last
@@ -220,6 +227,7 @@ class Rounds:
         current.vectors = NOTHING
         norm_bounds = self._screen(current, replies)
         replies.refused.log()
+        self._leave_out_spent(number, replies)
         method.progress.finished_rounds = number
         model: Model | None = None
         skip_reason = ""
@@ -271,7 +279,7 @@ class Rounds:
         current = self.current
         current.evaluators = ()
         if self.evaluates(number):
-            last = number == self.num_rounds
+            last = number == self.num_rounds or bool(self.stopped)
             free = self._wait_for_available(method.min_evaluate_nodes, trains=False, waits=last)
             current.evaluators = self._draw_evaluators(free, number)
         return current.evaluators, terms, self.mean_model(model)
@@ -319,6 +327,8 @@ class Rounds:
         """Return whether clients evaluate after this round."""
         if self._method.fraction_evaluate <= 0.0:
             return False
+        if self.stopped:
+            return True
         return number in (self.num_rounds, self._method.last_evaluated(number))
 
     def mean_model(self, model: Model) -> Model:
@@ -369,8 +379,17 @@ class Rounds:
         return Counter(drawn)
 
     def _draw_evaluators(self, free: Sequence[str], number: int) -> Sequence[str]:
-        """Draw the clients that evaluate after a round, from those that can be asked."""
+        """Draw the clients that evaluate after a round, from those that can be asked.
+
+        Clients with privacy accounts have few reports on their tests: unless `evaluate_every` is
+        set, they evaluate the final model only.
+        """
         method = self._method
+        if not (number == self.num_rounds or self.stopped or method.evaluate_every > 1):
+            accounts = self.clients.accounts
+            free = [name for name in free if name not in accounts] if accounts else free
+            if not free:
+                return ()
         all_evaluate = number == self.num_rounds and self._all_evaluate_last
         fraction = 1.0 if all_evaluate else method.fraction_evaluate
         wanted = share(fraction, len(free), method.min_evaluate_nodes)
@@ -382,6 +401,7 @@ class Rounds:
         No table has a row of the others, and a loss costs a pass over their data.
         """
         others = current.draws.keys() - self._draw_evaluators(self.clients.free(), current.number)
+        others |= current.draws.keys() & self.clients.accounts.keys()
         needed = tuple(sorted(self._method.needs))
         current.terms = replace(current.terms, measures=dict.fromkeys(others, needed))
 
@@ -398,6 +418,8 @@ class Rounds:
 
     def _select_training(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of the clients that train, in the same order; by default all."""
+        if self._spent:
+            names = [name for name in names if name not in self._spent]
         chosen = set(self._method.training_clients)
         return [name for name in names if name in chosen] if chosen else names
 
@@ -464,6 +486,23 @@ class Rounds:
         replies = self.clients.evaluate(names, model, terms, names)
         current.bytes_of_probe = replies.bytes_sent
         return replies
+
+    def _leave_out_spent(self, number: int, replies: TrainReplies) -> None:
+        """Ask clients no more whose privacy budget is spent; without others, stop the run."""
+        reasons = replies.refused.reasons
+        spent = {name for name, reason in reasons.items() if SPENT in reason} - self._spent
+        if not spent:
+            return
+        self._spent |= spent
+        log.warning(
+            "%s %s spent the privacy budget after round %d, and %s left out from now on",
+            join_names(sorted(spent)),
+            plural(len(spent), "has", "have"),
+            number - 1,
+            plural(len(spent), "is", "are"),
+        )
+        if not self._select_training(self.online):
+            self.stopped = "the privacy budgets of all clients are spent"
 
     def _note_states(self, current: RoundInProgress, used: Collection[str]) -> None:
         """Note the round of these clients' states; if a client has lost its own, all restart."""

@@ -7,6 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
+from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.advice import advice_on
 from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER
 from fairbloom.protocol.codec import Codec, name_of
@@ -20,6 +21,7 @@ from fairbloom.protocol.names import (
     METRICS,
     NAME,
     NUM_EXAMPLES,
+    PRIVACY,
     SNAPSHOT,
     UPDATE_BITS,
     ZERO_RATE,
@@ -87,6 +89,11 @@ def read_supported(content: RecordDict) -> frozenset[str]:
     """Return the terms of local work that a client declares to support."""
     keys = content.config_records.get(CLIENT, ConfigRecord()).get(HONOURS)
     return frozenset(map(str, keys)) if isinstance(keys, list) else frozenset()
+
+
+def read_account(content: RecordDict) -> AccountStatus | None:
+    """Return what is left of a client's privacy account, None if it has none."""
+    return AccountStatus.of(content.config_records.get(CLIENT, ConfigRecord()).get(PRIVACY))
 
 
 def read_context_state(content: RecordDict) -> bool | None:

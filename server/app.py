@@ -5,15 +5,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
-from fairbloom.errors import FairbloomError, join_names
+from fairbloom.errors import FairbloomError, ReportableError, join_names
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
+from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.names import (
     CLIENTS_FOLDER,
     DISPARITY,
@@ -23,8 +25,9 @@ from fairbloom.protocol.names import (
     TRAIN_LOSS,
 )
 from fairbloom.protocol.patterns import split_words
+from fairbloom.protocol.private import SIMULATED, check_settings, check_terms
 from fairbloom.protocol.scores import Score, put_first
-from fairbloom.protocol.settings import Mark, marked, split_names
+from fairbloom.protocol.settings import Mark, SettingsError, marked, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.arrays import Model
@@ -67,6 +70,7 @@ from .run_folder.files import (
     EXAMPLES,
     KNOWN,
     MODEL,
+    PRIVACY,
     ROUNDS,
     SCHEMA,
     is_finished,
@@ -121,11 +125,13 @@ def main(grid: Grid, context: Context) -> None:
                 patience=settings.wait_for_clients,
             )
             method.min_available_nodes = quorum.fewest
-            # Only real devices report their own counts.
-            if os.environ.get(CLIENTS_FOLDER) and not ROUNDS.read(folder):
-                # These first counts bound the counts of later replies.
-                method.progress.first_counts = dict(clients.sizes(clients.online(0)))
-                check_sizes(method.progress.first_counts, method.enrolled_sizes)
+            # Only real devices report their own counts, and have privacy accounts.
+            if os.environ.get(CLIENTS_FOLDER):
+                counts = dict(clients.sizes(clients.online(0)))
+                if not ROUNDS.read(folder):
+                    # These first counts bound the counts of later replies.
+                    method.progress.first_counts = counts
+                    check_sizes(counts, method.enrolled_sizes)
             return clients
 
         # A grid may keep the replies of a round until it is saved.
@@ -223,6 +229,7 @@ def federate(
     choice: Mapping[str, object] = {}
     if engine is not None:
         clients, choice = engine(method)
+    check_accounts(settings, method, clients.accounts)
     task = load_task(keep_schema(settings, path))
     score = decide_score(
         settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed
@@ -284,6 +291,22 @@ def federate(
             about = {**EXAMPLES.read(path), "tested-on-training": sorted(names)}
             EXAMPLES.write(path, about)
     return path
+
+
+def check_accounts(
+    settings: Settings, method: FairStrategy, accounts: Mapping[str, AccountStatus]
+) -> None:
+    """Raise SettingsError for what clients with a privacy account would refuse in each round."""
+    if not accounts:
+        return
+    if settings.privacy__mode == SIMULATED:
+        log.warning("simulated, no privacy: the noise follows from the run's seed")
+    names = join_names(sorted(accounts))
+    try:
+        check_settings(settings)
+        check_terms(replace(method.terms(1), measure=tuple(sorted(method.needs))))
+    except ReportableError as error:
+        raise SettingsError(f"{error}; the clients with an account: {names}") from error
 
 
 def _run_rounds(
@@ -348,6 +371,10 @@ def _run_rounds(
                 break
             started = time.perf_counter()
         recorder.stopped = recorder.stopped or rounds.stopped
+    if accounts := rounds.clients.accounts:
+        about = {name: status._asdict() for name, status in sorted(accounts.items())}
+        simulated = settings.privacy__mode == SIMULATED
+        PRIVACY.write(recorder.path, {"simulated": simulated, "clients": about})
     recorder.finish(rounds.mean_model(model))
 
 

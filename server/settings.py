@@ -11,6 +11,7 @@ from fairbloom.imports import is_import_string
 from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, share_in
 from fairbloom.protocol.effects import WithoutEffect, explain_without_effect
 from fairbloom.protocol.parameters import Parameter, parameters_of
+from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.scores import FURTHER
 from fairbloom.protocol.settings import (
@@ -154,6 +155,18 @@ class Settings(RunSettings):
                 of_attack, not self.attack, "", "name an attack by attack, as in sign-flip"
             ),
             WithoutEffect(
+                ("privacy.epsilon", "privacy.delta", "privacy.steps", "privacy.tests"),
+                self.privacy__mode != SIMULATED,
+                " without simulated accounts",
+                "set privacy.mode=simulated, which needs no devices and protects nobody",
+            ),
+            WithoutEffect(
+                ("privacy.mode",),
+                self.privacy__mode == SIMULATED and not self.privacy__epsilon,
+                " without an epsilon",
+                "set privacy.epsilon, as in 3",
+            ),
+            WithoutEffect(
                 ("attack",),
                 not self.attackers,
                 "",
@@ -244,6 +257,11 @@ class Settings(RunSettings):
             raise SettingsError(
                 "pooled = true: the training data of all clients lie together in one process only:"
                 " leave it out with deployed clients, or use fairbloom run"
+            )
+        if self.privacy__mode == SIMULATED:
+            raise SettingsError(
+                "privacy.mode = simulated: noise from the run's seed protects nobody: leave it out"
+                " with deployed clients, whose owners open accounts, or use fairbloom run"
             )
         if self.attack:
             raise SettingsError(

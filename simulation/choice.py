@@ -25,6 +25,7 @@ from fairbloom.client.training import batch_of, count_steps, measure, outputs_of
 from fairbloom.client.work import batch_order
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.logs import log
+from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
@@ -130,6 +131,8 @@ def choose(settings: RunSettings, processors: int) -> Choice:
             try_first_step(settings, task, model)
         return Choice("workers", "it was asked for", workers=max(1, min(processors, cohort)))
     trial = try_first_step(settings, task, model)
+    if settings.privacy__mode == SIMULATED:
+        return Choice("loop", "each client adds its own noise")
     recorded = RECORDED if device.type == "cuda" else ""
 
     def loop(reason: str) -> Choice:

@@ -18,12 +18,15 @@ from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
 from fairbloom.client.local_round import Update, evaluate_client, train_client
+from fairbloom.client.private.simulated import with_account
 from fairbloom.client.rounding import round_updates
 from fairbloom.client.states import ClientStates, StateDict, state_folder, store
 from fairbloom.errors import FairbloomError, failure_reason
+from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.bfloat16 import BITS, widen
 from fairbloom.protocol.names import HITS, POSITIVES, STEP_SUM
+from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
@@ -126,12 +129,20 @@ class LocalClients:
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         """Return the number of training examples of each client; leave out unusable clients."""
-        task = load_task(self.settings)
         sizes = {
-            name: self._answer(lambda client: len(task.splits(client).train), name)
+            name: self._answer(lambda client: len(self.local(client).splits.train), name)
             for name in names
         }
         return {name: float(size) for name, size in sizes.items() if not isinstance(size, str)}
+
+    @property
+    def accounts(self) -> Mapping[str, AccountStatus]:
+        """The simulated privacy accounts, by client."""
+        if self.settings.privacy__mode != SIMULATED:
+            return {}
+        last = self.method.progress.finished_rounds
+        clients = [self.local(name) for name in self._names]
+        return {each.name: each.account.status(each, last) for each in clients if each.account}
 
     def keep(self, since: int) -> None:
         """Store the clients' states before the run's checkpoint is written.
@@ -161,7 +172,7 @@ class LocalClients:
         states = self.states(name)
         if name not in self._locals:
             task, model = self.task_and_model()
-            self._locals[name] = LocalClient(
+            client = LocalClient(
                 name,
                 name,
                 self.settings,
@@ -172,6 +183,7 @@ class LocalClients:
                 self.settings.seed,
                 capture=self.capture,
             )
+            self._locals[name] = with_account(client, self.settings)
         self._locals.move_to_end(name)
         return self._locals[name]
 

@@ -27,8 +27,8 @@ from typing import Any, Self
 
 from fairbloom.errors import ReportableError
 from fairbloom.logs import log
+from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.names import ACCOUNT_FILE
-from fairbloom.protocol.private import AccountStatus
 from fairbloom.system.files import make_folder, sync_folder, write_private
 from fairbloom.system.lock import open_locked
 from fairbloom.tables.folders import files_in
@@ -131,15 +131,7 @@ class Account:
     def status(self) -> AccountStatus:
         """What the server may know: all of it is public."""
         left = self.ledger.left()
-        return AccountStatus(
-            self.epsilon,
-            self.delta,
-            self.steps,
-            self.tests,
-            self.budget.sigma,
-            left[UNITS],
-            left[REPORTS],
-        )
+        return self.budget.status(left[UNITS], left[REPORTS])
 
     @property
     def ledger(self) -> Ledger:

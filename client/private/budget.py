@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from fairbloom.protocol.accounts import AccountStatus
+
 # Units of a training step, and of a loss report.
 STEP_UNITS = 4
 LOSS_UNITS = 1
@@ -64,6 +66,11 @@ class Budget:
     def test_sigma(self) -> float:
         """σ of a test report, in its sensitivity."""
         return math.sqrt(self.tests) / self.mu
+
+    def status(self, units: int, reports: int) -> AccountStatus:
+        """Return what the server is told, with the units and test reports that are left."""
+        allowed = (self.epsilon, self.delta, self.steps, self.tests, self.sigma)
+        return AccountStatus(*allowed, units, reports)
 
     @property
     def replacement_epsilon(self) -> float:

@@ -14,7 +14,8 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.private import SPENT, TERMS, check_settings
+from fairbloom.protocol.accounts import SPENT
+from fairbloom.protocol.private import TERMS, check_settings
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.protocol.version import check_protocol

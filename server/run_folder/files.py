@@ -244,6 +244,14 @@ ENGINE = File["Mapping[str, Any] | None"](
     initial=lambda start: start.engine or None,
 )
 
+PRIVACY = File[Mapping[str, Any]](
+    name="privacy.json",
+    encode=_encode_json,
+    decode=_decode_object,
+    default={},
+    remedy="Restore it from a copy, or delete it",
+)
+
 KNOWN = File[Known](
     name="known.json",
     encode=lambda known: _encode_json(asdict(known)),
