@@ -1,0 +1,246 @@
+"""Row by row: one row adds at most C, changes no other, and both ways to compute it are one."""
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fairbloom.client.private.rows import (
+    CLIP,
+    Rows,
+    all_rows,
+    check_model,
+    digest_rows,
+    split_rows,
+)
+from fairbloom.errors import ReportableError
+from fairbloom.tasks import Examples, Splits, Task
+
+from ..helpers import task_of
+
+CLASSES = 3
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, CLASSES, bias=False)
+    )
+
+
+def logistic() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, CLASSES))
+
+
+def half_frozen() -> nn.Module:
+    model = mlp()
+    model[1].weight.requires_grad_(False)
+    return model
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)) if False else nn.Identity(),
+        nn.Conv2d(1, 4, 2, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * 1 * 2, CLASSES),
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "half frozen": half_frozen,
+    "cnn": cnn,
+}
+
+
+def examples(count: int = 12, seed: int = 0) -> Examples:
+    random = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 1, 2, 3, generator=random) * 4.0
+    return Examples(inputs, torch.randint(0, CLASSES, (count,), generator=random))
+
+
+def gradients_one_by_one(model: nn.Module, of: Examples) -> Tensor:
+    """Return each row's gradient by autograd, shape (n, d)."""
+    model = copy.deepcopy(model).double()
+    trained = [each for each in model.parameters() if each.requires_grad]
+    rows = list[Tensor]()
+    for place in range(len(of)):
+        inputs, targets = of[slice(place, place + 1)]
+        loss = cross_entropy(model(inputs.double()), targets)
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_sum_is_that_of_clipped_gradients(name: str) -> None:
+    model = MODELS[name]()
+    data = examples()
+    each = gradients_one_by_one(model, data)
+    factors = (CLIP / each.norm(dim=1)).clamp(max=1.0)
+    assert 0.0 < factors.min() < 1.0
+    expected = (each * factors[:, None]).sum(0)
+    torch.testing.assert_close(
+        Rows(model, data, CLASSES).clipped_sum(), expected, rtol=1e-10, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "half frozen"])
+def test_the_chain_equals_single_rows(name: str) -> None:
+    model = MODELS[name]()
+    chain = Rows(model, examples(), CLASSES)
+    by_row = Rows(model, examples(), CLASSES)
+    by_row._layers = []
+    torch.testing.assert_close(chain.clipped_sum(), by_row.clipped_sum(), rtol=0, atol=1e-12)
+    assert chain.loss_sum() == pytest.approx(by_row.loss_sum(), abs=1e-12)
+    assert chain.count_correct() == by_row.count_correct()
+
+
+def test_rows_in_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part has one row."""
+    whole = Rows(cnn(), examples(13), CLASSES)
+    monkeypatch.setattr("fairbloom.client.private.rows.NUMBERS_AT_ONCE", 3 * whole.width)
+    torch.manual_seed(0)
+    torch.testing.assert_close(whole.clipped_sum(), whole.clipped_sum(), rtol=0, atol=0)
+    monkeypatch.undo()
+    in_one = whole.clipped_sum()
+    monkeypatch.setattr("fairbloom.client.private.rows.NUMBERS_AT_ONCE", 3 * whole.width)
+    torch.testing.assert_close(whole.clipped_sum(), in_one, rtol=0, atol=1e-12)
+
+
+PLANTED = [0.0, 1e38, -1e38, float("nan"), float("inf"), 1e-45, 1e-38, 300.0, 1e160]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_blanking_a_row_moves_the_sum_by_at_most_c(name: str, data: st.DataObject) -> None:
+    """Whatever the weights are, all is finite; a blanked row is one whose gradient counts 0."""
+    model = MODELS[name]().double()
+    parameters = [each for each in model.parameters()]
+    with torch.no_grad():
+        for _ in range(data.draw(st.integers(0, 4))):
+            array = parameters[data.draw(st.integers(0, len(parameters) - 1))]
+            value = data.draw(st.sampled_from(PLANTED))
+            if data.draw(st.booleans()):
+                array.fill_(value)
+            else:
+                array.view(-1)[data.draw(st.integers(0, array.numel() - 1))] = value
+    rows = examples()
+    scale = data.draw(st.sampled_from([1.0, 1e-30, 1e30, 1e155]))
+    inputs = rows.inputs.double() * scale
+    place = data.draw(st.integers(0, 11))
+    with_row = Rows(model, Examples(inputs, rows.targets), CLASSES)
+    kept = torch.arange(12) != place
+    without = Rows(model, Examples(inputs[kept], rows.targets[kept]), CLASSES)
+    moved = with_row.clipped_sum() - without.clipped_sum()
+    assert moved.isfinite().all()
+    assert float(moved.norm()) <= CLIP * (1.0 + 1e-9)
+    assert 0.0 <= with_row.loss_sum() - without.loss_sum() <= with_row.bound * (1.0 + 1e-9)
+    assert with_row.count_correct() - without.count_correct() in (0, 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("value", [0.0, -7.0, float("nan"), float("inf"), 1e300])
+def test_no_row_changes_another(name: str, value: float) -> None:
+    """The other rows' part of the sum has the same bits: the changed row alone is subtracted."""
+    model = MODELS[name]()
+    data = examples()
+    changed = data.inputs.double().clone()
+    changed[4] = value
+    kept = torch.arange(12) != 4
+    # a row that counts 0 in both: its target has probability 1 or its gradient is not finite
+    both = list[Tensor]()
+    for inputs in (data.inputs.double(), changed):
+        rows = Rows(model, Examples(inputs, data.targets), CLASSES)
+        outputs = rows.outputs()[kept]
+        both.append(outputs)
+    assert torch.equal(both[0], both[1])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.BatchNorm1d(6),
+        nn.Softmax(dim=0),
+        nn.MultiheadAttention(6, 1),
+        nn.LSTM(6, 3),
+        nn.Flatten(0),
+        nn.Embedding(3, 3),
+        type("Mine", (nn.Linear,), {})(6, 3),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_other_layers_are_refused(layer: nn.Module) -> None:
+    with pytest.raises(ReportableError, match="has a layer"):
+        check_model(nn.Sequential(layer), partial_task(nn.Sequential(layer)))
+
+
+def partial_task(model: nn.Module) -> Task:
+    from functools import partial
+
+    from dataclasses import replace
+
+    return replace(task_of(model), loss=partial(cross_entropy, reduction="none"))
+
+
+def test_a_hook_or_a_shared_layer_is_refused() -> None:
+    hooked = nn.Sequential(nn.Linear(6, 3))
+    hooked[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ReportableError, match="has a layer Linear"):
+        check_model(hooked, partial_task(hooked))
+    layer = nn.Linear(3, 3)
+    twice = nn.Sequential(layer, nn.ReLU(), layer)
+    with pytest.raises(ReportableError, match="one parameter"):
+        check_model(twice, partial_task(twice))
+
+
+def test_another_loss_is_refused() -> None:
+    model = logistic()
+    with pytest.raises(ReportableError, match="loss"):
+        check_model(model, task_of(model))
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
+def test_our_models_are_allowed(name: str) -> None:
+    model = MODELS[name]()
+    check_model(model, partial_task(model))
+
+
+def splits_of_rows(train: list[int], test: list[int]) -> Splits:
+    data = examples(20)
+    return Splits(
+        Examples(data.inputs, data.targets, torch.tensor(train)),
+        Examples(data.inputs, data.targets, torch.tensor(test)),
+    )
+
+
+def test_the_split_depends_on_row_numbers_only() -> None:
+    """Another split of the run gives the same one, and changed rows stay where they were."""
+    first = splits_of_rows([0, 1, 2, 3, 5, 8], [4, 6, 7, 9])
+    other = splits_of_rows([9, 8, 7, 6, 4], [0, 1, 2, 3, 5])
+    one = split_rows(first, 3, 0.3)
+    assert len(one.test) == 3
+    assert len(one.train) == 7
+    for part in ("train", "test"):
+        rows = getattr(one, part).rows
+        assert torch.equal(rows, getattr(split_rows(other, 3, 0.3), part).rows)
+    assert not torch.equal(one.train.rows, split_rows(first, 4, 0.3).train.rows)
+    assert digest_rows(first) == digest_rows(other)
+
+
+def test_examples_in_tensors_of_their_own_are_joined() -> None:
+    train, test = examples(5, seed=1), examples(3, seed=2)
+    every = all_rows(Splits(train, test))
+    assert len(every) == 8
+    assert torch.equal(every.all_targets, torch.cat([train.targets, test.targets]))
+    assert digest_rows(Splits(train, test)) != digest_rows(Splits(test, train))
+    assert np.isfinite(every.inputs).all()
