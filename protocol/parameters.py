@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property
 from numbers import Integral, Real
 from typing import Annotated, Any, get_args, get_origin
 
@@ -79,7 +79,7 @@ class Range:
         below = number < high or (self.interval[-1] == "]" and number == high)
         return above and below  # both are false for NaN
 
-    @property
+    @cached_property  # every message has settings that are checked
     def ends(self) -> tuple[float, float]:
         """The lower and the upper end."""
         low, _, high = self.interval[1:-1].partition(",")

@@ -17,7 +17,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -47,7 +47,6 @@ UNITS = "units"
 REPORTS = "reports"
 
 FILE = "ledger.jsonl"
-HALTED = "halted"
 REPLIES = "replies"
 
 # Replies to each kind of message that are kept.
@@ -68,8 +67,8 @@ class AccountError(ReportableError):
 
 
 @contextmanager
-def one_sentence(on_error: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Raise every error with one constant sentence, after calling `on_error`.
+def one_sentence() -> Iterator[None]:
+    """Raise every error with one constant sentence.
 
     A refusal by the account, which depends on no row, keeps its words.
     """
@@ -79,7 +78,6 @@ def one_sentence(on_error: Callable[[], None] = lambda: None) -> Iterator[None]:
         raise
     except Exception as error:
         log.error("the privacy account's work failed: %s", error, exc_info=True)
-        on_error()
         raise AccountError(FAILED) from None
 
 
@@ -159,9 +157,14 @@ class Account:
             os.close(descriptor)
 
     @property
+    def with_earlier(self) -> dict[str, float]:
+        """The μ of this and all earlier accounts of the folder, by number."""
+        return {**self.earlier, self.number: self.budget.mu}
+
+    @property
     def lifetime_epsilon(self) -> float:
         """ε of this and all earlier accounts of the folder: that of √Σμ²."""
-        return epsilon_of(math.hypot(self.budget.mu, *self.earlier.values()), self.delta)
+        return epsilon_of(math.hypot(*self.with_earlier.values()), self.delta)
 
 
 # Finding an account -------------------------------------------------------------------------------
@@ -182,26 +185,35 @@ def find_account(data_dir: str, ledger: str = "") -> Account | None:
 
     Raise AccountError if there is one that cannot be used for these data.
     """
-    if not data_dir:
+    known = accounts_of(data_dir, ledger) if data_dir else []
+    if not known:
         return None
-    folder = folder_of(data_dir)
-    marker = folder / ACCOUNT_FILE
-    if marker.exists():
-        account = Account.read(Path(read_marker(marker)["place"]))
-        if digest_files(data_dir) == account.data:
+    digest = digest_files(data_dir)
+    for account in known:
+        if account.data == digest:
             return account
-    else:
-        known = [*accounts_in(accounts_folder(ledger))]
-        digest = digest_files(data_dir) if known else ""
-        for account in known:
-            if account.data == digest:
-                return account
-        if str(folder) not in {account.folder for account in known}:
-            return None
     raise AccountError(
         "the files of these data are not those that their privacy account was opened for: put them"
         " back, or open an account for them (fairbloom client account open)"
     )
+
+
+def accounts_of(data_dir: str, ledger: str = "") -> list[Account]:
+    """Return the accounts that were opened for a folder of data, or elsewhere for equal data."""
+    folder = folder_of(data_dir)
+    found = {each.number: each for each in accounts_in(accounts_folder(ledger))}
+    marker = folder / ACCOUNT_FILE
+    named = ""
+    if marker.exists():
+        last = Account.read(Path(read_marker(marker)["place"]))
+        found[last.number] = last
+        named = last.number
+    digest = digest_files(data_dir) if found else ""
+    return [
+        each
+        for each in found.values()
+        if each.number == named or each.folder == str(folder) or each.data == digest
+    ]
 
 
 def accounts_in(folder: Path) -> Iterator[Account]:
@@ -319,15 +331,9 @@ class Ledger:
 
     # Halts ----------------------------------------------------------------------------------------
 
-    def halt(self) -> None:
-        """Halt the account: its work failed after a charge."""
-        write_private(self._folder / HALTED, b"")
-
     @property
     def is_halted(self) -> bool:
-        """Whether work failed, or ended without a reply, since the owner resumed the account."""
-        if (self._folder / HALTED).exists():
-            return True
+        """Whether charged work failed, or ended in between: its reply is not there."""
         last = [*self.lines()][-1:]
         return bool(last) and (
             "torn" in last[0]
@@ -337,4 +343,3 @@ class Ledger:
     def resume(self) -> None:
         """Let the account work again; what was charged stays spent."""
         self._append({UNITS: 0, REPORTS: 0, "key": RESUMED})
-        (self._folder / HALTED).unlink(missing_ok=True)

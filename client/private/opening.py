@@ -28,11 +28,10 @@ from .account import (
     UNITS,
     Account,
     accounts_folder,
-    accounts_in,
+    accounts_of,
     digest_files,
     find_account,
     folder_of,
-    read_marker,
 )
 from .budget import LOSS_UNITS, STEP_UNITS, Budget
 from .rows import LOSS_BOUND, digest_rows, split_rows
@@ -63,11 +62,6 @@ def open_account(
     if not 0.0 < test_share < 1.0:
         raise FairbloomError(f"--test-share {test_share}: it must be between 0 and 1")
     ledger = str(limits.get("ledger", ""))
-    if (known := find_account(data_dir, ledger)) is not None:
-        raise FairbloomError(
-            f"account {known.number} is for these data: fairbloom client account show says what is"
-            " left of it"
-        )
     check_schema(schema)
     name = str(node.get("name", ""))
     text = with_files(schema, json.loads(str(node.get(FILES) or "{}")), name)
@@ -99,12 +93,20 @@ def open_account(
     accounts = accounts_folder(ledger)
     make_folder(accounts)
     with exclusive_lock(accounts / "lock", seconds=60.0):
+        data = digest_files(data_dir)
+        known = accounts_of(data_dir, ledger)
+        for each in known:
+            if each.data == data:
+                raise FairbloomError(
+                    f"account {each.number} is for these data: fairbloom client account show says"
+                    " what is left of it"
+                )
         account = Account(
             number=secrets.token_hex(4),
             opened=datetime.now(UTC).isoformat(timespec="seconds"),
             client=client,
             folder=str(folder),
-            data=digest_files(data_dir),
+            data=data,
             rows=digest_rows(splits),
             schema=digest_of(schema),
             epsilon=budget.epsilon,
@@ -115,7 +117,7 @@ def open_account(
             test_share=test_share,
             train=len(train),
             test=len(test),
-            earlier=find_earlier(folder, accounts),
+            earlier={number: mu for each in known for number, mu in each.with_earlier.items()},
         )
         return write_account(account, accounts)
 
@@ -139,17 +141,6 @@ def check_schema(text: str) -> None:
             f"the schema's target, {schema.target}, is a quantity, and a privacy account trains"
             " classes only: choose a target with categories"
         )
-
-
-def find_earlier(folder: Path, accounts: Path) -> dict[str, float]:
-    """Return the μ of the accounts that were opened for a folder of data, by number."""
-    marker = folder / ACCOUNT_FILE
-    of_marker: dict[str, float] = {}
-    if marker.exists():
-        last = Account.read(Path(read_marker(marker)["place"]))
-        of_marker = {**last.earlier, last.number: last.budget.mu}
-    known = [each for each in accounts_in(accounts) if each.folder == str(folder)]
-    return of_marker | {each.number: each.budget.mu for each in known}
 
 
 def write_account(account: Account, accounts: Path) -> Account:

@@ -138,7 +138,7 @@ class Request:
         until = deadline(self.message.metadata.ttl)
         released = "test results" if reports else ", ".join([wire.ARRAYS, *self.terms.measure])
         run = self.message.metadata.run_id
-        with finish_first(), one_sentence(ledger.halt):
+        with finish_first(), one_sentence():
             charge = partial(ledger.charge, work.units, reports, key, run, released)
             write_until(charge, until, account.place)
             content = self._build(work, client)

@@ -200,7 +200,7 @@ def test_a_run_config_gives_the_settings_that_it_came_from(config: dict[str, Val
 def test_a_run_config_is_flat_and_of_the_types_that_flower_takes(method: str) -> None:
     config = Settings.of({"method": method}).run_config()
     assert all(isinstance(value, bool | int | float | str) for value in config.values())
-    assert {key.partition(".")[0] for key in config if "." in key} <= {method, "digits"}
+    assert {key.partition(".")[0] for key in config if "." in key} <= {method, "digits", "privacy"}
 
 
 def test_the_default_config_has_all_parameters_and_is_accepted() -> None:

@@ -25,7 +25,7 @@ def test_mu_of_epsilon(epsilon: float, mu: float) -> None:
 
 @pytest.mark.parametrize(("epsilon", "twice"), [(1.0, 2.15), (3.0, 6.71), (8.0, 19.1)])
 def test_a_replaced_row_costs_twice_mu(epsilon: float, twice: float) -> None:
-    assert Budget(epsilon, DELTA).replacement_epsilon == pytest.approx(twice, rel=2e-3)
+    assert Budget(epsilon, DELTA).replacement_epsilon == pytest.approx(twice, rel=3e-3)
 
 
 @pytest.mark.parametrize(("count", "epsilon"), [(2, 4.46), (3, 5.66), (5, 7.67)])

@@ -49,6 +49,7 @@ from fairbloom.server.run_folder.files import (
     KNOWN,
     MODEL,
     MODULES,
+    PRIVACY,
     PREPROCESSING,
     SCHEMA,
     SCORES,
@@ -92,6 +93,7 @@ VALUES: dict[File[Any], Any] = {
         classes=("no", "ä"),
     ),
     MODULES: {"my_module": "0123"},
+    PRIVACY: {"simulated": True, "clients": {"é": {"epsilon": 3.0}}},
     GROUPED: Grouped(
         {"sex": ("ä", "b", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)
     ),
@@ -187,7 +189,7 @@ def test_a_run_writes_exactly_its_declared_files(
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
     of_others = {"data.json", "examples.json", "schema.toml", "known.json", *OF_GROUPS}
-    of_others |= {"modules.json", "exports", "metrics.csv", "contexts", "data"}
+    of_others |= {"modules.json", "exports", "metrics.csv", "contexts", "data", "privacy.json"}
     assert declared - there == of_others | {".lock"}
 
 

@@ -1,0 +1,264 @@
+"""What was charged stays spent: killed at any line, torn, on a full disk, and by two processes."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairbloom.client.private import account as accounts, opening
+from fairbloom.client.private.account import FAILED, FILE, REPORTS, UNITS, Account, Ledger
+from fairbloom.client.private.mechanism import Mechanism
+from fairbloom.client.private.opening import known_account
+from fairbloom.errors import FairbloomError
+
+from .device import EVALUATE, TRAIN, Device, write_table
+
+LIMITS = {UNITS: 450, REPORTS: 1}
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path)
+
+
+def in_a_fork(work: Callable[[], object]) -> int:
+    """Return how a child process ended, which may be killed at any line."""
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def kill(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+KILLED = {
+    "before the line": (Ledger, "charge", 450, False),
+    "after the line": (Mechanism, "mean_gradient", 446, True),
+    "before the reply is kept": (Ledger, "keep_reply", 446, True),
+}
+
+
+@pytest.mark.parametrize("moment", KILLED)
+def test_a_killed_client_has_spent_what_it_wrote(
+    device: Device, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    owner, name, left, halted = KILLED[moment]
+    device.open()
+    monkeypatch.setattr(owner, name, kill)
+    assert in_a_fork(device.ask) == signal.SIGKILL
+    monkeypatch.undo()
+    ledger = known_account(device.node).ledger
+    assert (ledger.left()[UNITS], ledger.is_halted) == (left, halted)
+    answer = device.ask()
+    assert ("halted" in str(answer)) is halted
+    assert known_account(device.node).ledger.left()[UNITS] == 446
+    if halted:
+        known_account(device.node).resume()
+        assert "arrays" in device.ask()
+        assert known_account(device.node).ledger.left()[UNITS] == 442
+
+
+def test_a_reply_that_was_kept_is_sent_after_a_kill(device: Device) -> None:
+    device.open()
+    assert in_a_fork(device.ask) == 0
+    kept = next(device.folder.glob("accounts/*/replies/train-*")).read_bytes()
+    reply = device.ask()
+    assert known_account(device.node).ledger.left()[UNITS] == 446
+    assert next(iter(reply["arrays"].values())).data in kept
+
+
+def test_a_torn_line_is_spent_wherever_it_ends(tmp_path: Path, subtests: Any) -> None:
+    whole = Ledger(tmp_path, LIMITS)
+    whole.charge(8, 0, "train-a", 1, "arrays")
+    whole.charge(45, 1, "train-b", 1, "arrays")
+    content = (tmp_path / FILE).read_bytes()
+    start = content.index(b"\n") + 1
+    for end in range(start + 1, len(content) - 1):
+        with subtests.test(end=end):
+            (tmp_path / FILE).write_bytes(content[:end])
+            ledger = Ledger(tmp_path, LIMITS)
+            assert ledger.left()[UNITS] <= 397
+            assert ledger.left()[REPORTS] == 0
+            assert ledger.is_halted
+            left = ledger.left()[UNITS]
+            ledger.resume()
+            assert not ledger.is_halted
+            assert ledger.left()[UNITS] == left
+
+
+def test_two_processes_charge_one_after_the_other(tmp_path: Path) -> None:
+    """Devices with equal data share one account, and its budget of one step."""
+    device = Device(tmp_path, steps=1)
+    device.open()
+    children = [lambda seed=seed: device.ask(seed=seed) for seed in range(3)]
+    assert [in_a_fork(child) for child in children] == [0, 0, 0]
+    assert known_account(device.node).ledger.left()[UNITS] == 1
+    lines = next(device.folder.glob(f"accounts/*/{FILE}")).read_text().splitlines()
+    assert [json.loads(line)[UNITS] for line in lines] == [4]
+
+
+def test_a_full_disk_costs_at_most_what_is_charged(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence, which says nothing of the disk."""
+    device.open()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(accounts.os, "write", full)
+    monkeypatch.setattr("fairbloom.client.private.serving.deadline", lambda _: -1.0)
+    assert device.ask() == FAILED
+    monkeypatch.undo()
+    assert known_account(device.node).ledger.left()[UNITS] in (446, 450)
+    assert "arrays" in device.ask()
+
+
+@pytest.mark.parametrize("change", ["weights", "terms", "settings", "kind"])
+def test_each_part_of_a_question_is_in_the_key(device: Device, change: str) -> None:
+    device.open()
+    assert "arrays" in device.ask()
+    assert "arrays" in device.ask()
+    state = device.model().state_dict()
+    next(iter(state.values())).view(-1)[0] += 1e-6
+    answers = {
+        "weights": lambda: device.ask(weights=state),
+        "terms": lambda: device.ask(terms={"server-round": 2}),
+        "settings": lambda: device.ask(learning_rate=0.2),
+        "kind": lambda: device.ask(EVALUATE),
+    }
+    answers[change]()
+    left = known_account(device.node).ledger.left()
+    assert (left[UNITS], left[REPORTS]) == ((446, 0) if change == "kind" else (442, 1))
+
+
+def test_a_second_test_report_is_held_back(device: Device) -> None:
+    device.open()
+    assert "accuracy" in device.ask(EVALUATE)["metrics"]
+    assert "accuracy" in device.ask(EVALUATE)["metrics"]  # the same question: its kept reply
+    held = device.ask(EVALUATE, {"server-round": 2})["metrics"]
+    assert [*held] == ["num-examples"]
+
+
+@pytest.mark.parametrize("key", ["seed", "test_share"])
+def test_the_split_is_the_accounts(device: Device, key: str) -> None:
+    """Another seed or share of the run neither refuses it, nor changes who is trained on."""
+    opened = device.open()
+    answer = device.ask(**{key: 0.5 if key == "test_share" else 7})
+    assert answer["metrics"]["num-examples"] == opened.train == 30
+
+
+def spent(device: Device) -> int:
+    return known_account(device.node).ledger.left()[UNITS]
+
+
+def test_changed_rows_are_refused_for_nothing(device: Device) -> None:
+    device.open()
+    table = (device.data / "site.csv").read_text()
+    write_table(device.data / "site.csv", 40, seed=1)
+    assert "not those" in str(device.ask())
+    (device.data / "site.csv").write_text(table)
+    assert spent(device) == 450
+    assert "arrays" in device.ask()
+
+
+def test_another_schema_is_refused_for_nothing(device: Device) -> None:
+    device.open()
+    answer = device.ask(schema=device.settings["schema"].replace("20.0", "21.0"))
+    assert "schema is not the one" in str(answer)
+    assert spent(device) == 450
+
+
+@pytest.mark.parametrize("harm", ["missing", "another place"])
+def test_an_account_that_is_gone_is_no_free_data(device: Device, harm: str) -> None:
+    """The file among the data says that there was one."""
+    device.open()
+    shutil.rmtree(device.folder / "accounts")
+    if harm == "another place":
+        device.limits = {}
+    assert "must restore its folder" in str(device.ask())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes into read-only folders")
+def test_a_read_only_account_does_no_work(device: Device) -> None:
+    opened = device.open()
+    opened.place.chmod(0o500)
+    assert "cannot be written" in str(device.ask())
+    opened.place.chmod(0o700)
+
+
+def test_a_budget_without_an_account_refuses(device: Device) -> None:
+    assert "no account is open" in str(device.ask())
+
+
+def test_a_copy_without_the_file_is_found_by_its_rows(device: Device) -> None:
+    device.open()
+    (device.data / "fairbloom-account.toml").unlink()
+    other = device.folder / "elsewhere"
+    other.mkdir()
+    shutil.move(device.data / "site.csv", other / "renamed.csv")
+    node = {**device.node, "data-dir": str(other)}
+    assert known_account(node).number
+
+
+def test_a_new_month_is_a_new_account_that_adds(device: Device) -> None:
+    first = device.open()
+    write_table(device.data / "site.csv", 50, seed=2)
+    second = device.open()
+    assert [*second.earlier] == [first.number]
+    assert second.lifetime_epsilon == pytest.approx(4.46, abs=0.02)
+    with pytest.raises(FairbloomError, match="is for these data"):
+        device.open()
+    assert known_account(device.node).number == second.number
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [({"delta": 0.01}, "at most 1/"), ({"epsilon": 0.0}, "must be above 0")],
+)
+def test_a_budget_that_promises_nothing_is_refused(
+    tmp_path: Path, limits: dict[str, float], words: str
+) -> None:
+    device = Device(tmp_path, **limits)
+    with pytest.raises(FairbloomError, match=words):
+        device.open()
+    assert not [*device.data.glob("*.toml")]
+
+
+@pytest.mark.parametrize("harm", ["", "center = 50.0", 'type = "number"'])
+def test_a_schema_that_needs_the_rows_is_refused(
+    device: Device, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    schema = device.settings["schema"].replace(harm, "") if harm else "unit = 'id'\n"
+    with pytest.raises(FairbloomError):
+        opening.check_schema(schema)
+
+
+def test_what_the_owner_is_shown(device: Device) -> None:
+    text = "\n".join(opening.describe_account(device.open(test_share=0.25)))
+    assert "30 training rows, 10 test rows" in text
+    assert "noise of a step 14.75 times" in text
+    assert "6.71 if it is replaced" in text
+    assert "training alone, without federation, may serve better" in text
+    assert "left: 450 of 450 units" in text
+
+
+def test_an_account_that_cannot_be_read_says_so(device: Device) -> None:
+    opened = device.open()
+    (opened.place / "account.toml").write_text("number = ")
+    with pytest.raises(FairbloomError, match="cannot be read"):
+        Account.read(opened.place)
+    assert "must restore its folder" in str(device.ask(TRAIN))
