@@ -55,6 +55,7 @@ class Device:
         self.data.mkdir(parents=True)
         write_table(self.data / "site.csv", rows)
         self.limits = {"epsilon": 3.0, "ledger": str(folder / "accounts"), **limits}
+        self.own: dict[str, Any] = {}
         self.settings: dict[str, Any] = {"task": "csv", "schema": SCHEMA, "batch-size": 0}
 
     @property
@@ -64,6 +65,7 @@ class Device:
             "name": "site",
             "data-dir": str(self.data),
             "limit-privacy": json.dumps(self.limits),
+            **self.own,
         }
 
     def open(self, seed: int = 0, test_share: float = 0.25) -> Account:
@@ -94,7 +96,11 @@ class Device:
     def ask(self, kind: str = TRAIN, terms: Mapping[str, Any] | None = None, **set_: Any) -> Any:
         """Return the content of the reply, or the reason of an error as the server sees it."""
         weights = set_.pop("weights", None)
+        return self.ask_in(self.context(**set_), kind, terms, weights)
+
+    def ask_in(self, context: Context, *question: Any) -> Any:
+        """Return the same in a context."""
         try:
-            return app(self.message(kind, terms, weights), self.context(**set_)).content
+            return app(self.message(*question), context).content
         except Exception as error:
             return reason_of(error)

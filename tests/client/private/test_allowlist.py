@@ -1,0 +1,125 @@
+"""Everything that the protocol can ask for is sent to a device with an account: listed, or refused.
+
+A new term, metric or setting fails here until it is classified.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from fairbloom.client.metrics import ALL_METRICS
+from fairbloom.client.private.account import UNITS
+from fairbloom.client.private.opening import known_account
+from fairbloom.protocol.private import ANY, METRICS, ONLY, TERMS
+from fairbloom.protocol.settings import Mark, marked
+from fairbloom.protocol.terms import Terms
+
+from .device import EVALUATE, TRAIN, Device
+
+REFUSED_TERMS: Mapping[str, Any] = {
+    "personal_lambda": 0.1,
+    "personal_epochs": 2,
+    "personal_parameters": "1",
+    "head_epochs": 1,
+    "fine_tune_epochs": 1,
+    "local_only": True,
+    "snapshot_step": 1,
+    "loss_transform": "propfair",
+    "propfair_baseline": 2.0,
+    "propfair_epsilon": 0.1,
+    "disparity": "demographic-parity",
+    "disparity_sharpness": 5.0,
+    "baseline_epochs": 2,
+    "baseline_patience": 1,
+    "baseline_tolerance": 0.1,
+    "client_rule": "my_rules:Mine",
+    "wire_dtype": "bfloat16",
+    "others": "anything",
+}
+
+REFUSED_METRICS = (
+    *("accuracy-before", "accuracy-after", "loss-after", "loss-baseline", "loss-personal"),
+    *("train-loss", "loss-validation", "loss[sex:f]", "loss", "accuracy", "inexactness"),
+    *("disparity", "disparity-hard", "hits-0", "hits-1", "positives-0", "positives-1"),
+    *("larger-class", "auc-before", "no-such-metric"),
+)
+
+REFUSED_VALUES: Mapping[str, Any] = {
+    "batch-size": 10,
+    "validation-share": 0.1,
+    "optimizer": "lbfgs",
+    "augment": "flip",
+    "client-rule": "my_rules:Mine",
+    "time-budget": 5.0,
+    "reported-loss": "batches",
+    "scores": "auc",
+    "precision": "bfloat16",
+    "pooled": True,
+}
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+    """Return a device that is asked for what it refuses: its budget is whole at the end."""
+    device = Device(tmp_path_factory.mktemp("device"))
+    device.open()
+    yield device
+    left = known_account(device.node).ledger.left()
+    assert left == {UNITS: 450, "reports": 1}
+
+
+def test_every_term_is_classified() -> None:
+    of_server = {"measures", "state_rounds"}  # not sent
+    assert TERMS | REFUSED_TERMS.keys() == {each.name for each in fields(Terms)}
+    assert not TERMS & REFUSED_TERMS.keys()
+    assert of_server < TERMS
+
+
+def test_every_setting_of_clients_is_classified() -> None:
+    assert ANY | ONLY.keys() == set(marked(Mark.SENT_TO_CLIENTS))
+    assert not ANY & ONLY.keys()
+
+
+def test_every_metric_is_classified() -> None:
+    scores = {each for each in ALL_METRICS if "{}" in each}
+    assert ALL_METRICS - scores - METRICS <= set(REFUSED_METRICS)
+    assert {each.replace("{}", "loss") for each in scores} - METRICS <= {
+        *REFUSED_METRICS,
+        "loss-validation-personal",
+        "loss[loss:loss]",
+    }
+
+
+@pytest.mark.parametrize("name", REFUSED_TERMS)
+@pytest.mark.parametrize("kind", [TRAIN, EVALUATE])
+def test_other_terms_are_refused_for_nothing(device: Device, kind: str, name: str) -> None:
+    answer = device.ask(kind, {name.replace("_", "-"): REFUSED_TERMS[name]})
+    assert "does not allow" in str(answer)
+
+
+@pytest.mark.parametrize("name", REFUSED_METRICS)
+def test_other_metrics_are_refused_for_nothing(device: Device, name: str) -> None:
+    assert "reports only" in str(device.ask(TRAIN, {"measure": [name]}))
+    assert "reports only" in str(device.ask(EVALUATE, {"measure": [name]}))
+
+
+@pytest.mark.parametrize("key", ONLY)
+def test_other_values_are_refused_for_nothing(device: Device, key: str) -> None:
+    context = device.context()
+    context.run_config[key] = REFUSED_VALUES[key]
+    answer = device.ask_in(context)
+    assert str(answer).partition(" = ")[0].endswith(key)
+
+
+@pytest.mark.parametrize("kind", ["train.mine", "query.mine", "system"])
+def test_other_messages_are_refused_for_nothing(device: Device, kind: str) -> None:
+    assert isinstance(device.ask(kind), str)
+
+
+@pytest.mark.parametrize("task", ["digits", "image-folder"])
+def test_other_tasks_are_refused_for_nothing(device: Device, task: str) -> None:
+    context = device.context()
+    context.run_config["task"] = task
+    assert isinstance(device.ask_in(context), str)

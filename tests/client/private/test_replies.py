@@ -1,0 +1,234 @@
+"""What a device with an account replies, against neighbouring data and a run without an account.
+
+The noise is injected here, by replacing one function: no setting of the product can.
+"""
+
+import math
+from dataclasses import replace
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from fairbloom.client.local import LocalClient
+from fairbloom.client.local_round import train_client
+from fairbloom.client.private import noise, serving
+from fairbloom.client.private.account import FAILED, UNITS
+from fairbloom.client.private.budget import Budget
+from fairbloom.client.private.mechanism import Mechanism, Training
+from fairbloom.client.private.opening import known_account
+from fairbloom.client.private.rows import Rows
+from fairbloom.client.states import RULE
+from fairbloom.protocol.terms import Terms
+from fairbloom.server.settings import Settings
+from fairbloom.tables import DataError
+
+from .device import EVALUATE, TRAIN, Device, write_table
+
+ASKED = {"measure": ["loss-before", "update-norm", "step-sum"]}
+
+
+def no_noise(count: int) -> np.ndarray:
+    return np.zeros(count)
+
+
+def arrays(reply: RecordDict) -> torch.Tensor:
+    return torch.cat([each.flatten() for each in reply["arrays"].to_torch_state_dict().values()])
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Device, Device]:
+    """Return two devices with an account each; one row of the second has another outcome."""
+    monkeypatch.setattr(noise, "draw_noise", no_noise)
+    devices = Device(tmp_path / "one"), Device(tmp_path / "two")
+    table = devices[1].data / "site.csv"
+    lines = table.read_text().splitlines()
+    lines[1] = "-500.0,0.0," + ("ill" if lines[1].endswith("well") else "well")
+    table.write_text("\n".join(lines))
+    for each in devices:
+        each.open()
+    return devices
+
+
+def test_neighbours_differ_in_noisy_numbers_only(pair: tuple[Device, Device]) -> None:
+    """Both steps of the row differ by at most 2C/n times the learning rate."""
+    one, two = (each.ask(TRAIN, ASKED, local_epochs=1, learning_rate=0.1) for each in pair)
+    assert one["client"] == two["client"]
+    assert one.keys() == two.keys() == {"arrays", "metrics", "client"}
+    assert one["metrics"].keys() == two["metrics"].keys()
+    differ = {key for key, value in one["metrics"].items() if value != two["metrics"][key]}
+    assert differ <= {"loss-before", "update-norm"}
+    moved = float((arrays(one) - arrays(two)).norm())
+    assert 0.0 < moved <= 0.1 * 2.0 / 30 * (1.0 + 1e-5)
+
+
+@pytest.mark.parametrize("terms", [{}, ASKED, {"control-variates": True, "state-round": 0}])
+def test_a_reply_has_nothing_but_what_is_allowed(
+    pair: tuple[Device, Device], terms: dict[str, Any]
+) -> None:
+    reply = pair[0].ask(TRAIN, terms)
+    allowed = {"num-examples", *terms.get("measure", ()), "state-round"}
+    assert set(reply["metrics"]) <= allowed
+    assert set(reply["client"]) == {"honours", "privacy"}
+    assert [*reply["arrays"]] == [*pair[0].model().state_dict()]
+
+
+def test_the_noise_is_of_the_devices_system(tmp_path: Path) -> None:
+    """Equal data, seeds and questions get other noise."""
+    replies = list[torch.Tensor]()
+    for name in ("one", "two"):
+        device = Device(tmp_path / name)
+        device.open()
+        replies.append(arrays(device.ask()))
+    spread = float((replies[0] - replies[1]).std())
+    charged = math.sqrt(2.0) * 0.1 * Budget(3.0, 1e-5).sigma / 30
+    assert spread == pytest.approx(charged, rel=0.9)
+
+
+TERMS = {
+    "plain": Terms(server_round=1),
+    "proximal": Terms(server_round=1, proximal_mu=0.5),
+    "momentum": Terms(server_round=1, client_momentum=0.5),
+    "control variates": Terms(server_round=1, control_variates=True, state_round=0),
+    "dynamic": Terms(server_round=1, dynamic_alpha=0.1, state_round=0),
+    "steps": Terms(server_round=1, local_steps=2),
+    "one step": Terms(server_round=1, full_batch_step=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [*((name, "sgd") for name in TERMS), ("plain", "adamw")]
+)
+@pytest.mark.parametrize("model", ["logistic", "cnn"])
+def test_without_noise_and_clip_it_is_a_full_batch_run(
+    monkeypatch: pytest.MonkeyPatch, name: str, optimizer: str, model: str
+) -> None:
+    monkeypatch.setattr(Rows, "clipped_sum", partialmethod(Rows.clipped_sum, clip=math.inf))
+    terms = replace(TERMS[name], measure=("loss-before", "update-norm", "step-sum"))
+    settings = Settings.of(
+        {
+            **{"clients": 40, "batch-size": 0, "local-epochs": 3, "optimizer": optimizer},
+            **{"model": model, "device": "cpu", "weight-decay": 0.01},
+        }
+    )
+    clients = [LocalClient.of(settings.run_config(), 1) for _ in range(2)]
+    received = {name: each.clone() for name, each in clients[0].model.state_dict().items()}
+    sent = {"control": {name: torch.full_like(each, 0.01) for name, each in received.items()}}
+    expected = train_client(clients[0], received, terms, sent)
+    training = Training(clients[1], received, terms, sent)
+    found = training.run(Mechanism(Budget(3.0, 1e-5), no_noise))
+    # AdamW divides gradients of 1e-9 by themselves: their signs are of float32's rounding
+    tolerance = 1e-4 if optimizer == "sgd" else 0.05
+    for key, value in expected.arrays.items():
+        change = (value - received[key]).norm()
+        assert (found.arrays[key] - value).norm() <= tolerance * change + 1e-6, key
+    for key, number in expected.metrics.items():
+        assert found.metrics[key] == pytest.approx(number, rel=tolerance, abs=1e-6), key
+    if terms.state_round is not None:
+        kept = [each.states.find(RULE, 2) for each in clients]
+        for key, value in kept[0].state.items():
+            assert (kept[1].state[key] - value).norm() <= tolerance * value.norm() + 1e-6, key
+
+
+def fails(error: BaseException) -> Any:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+ERRORS = [
+    DataError("age of row 7 is 12: write it as a number"),
+    MemoryError("7 GB"),
+    ValueError("label 3"),
+    IndexError("out of range"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("kind", [TRAIN, EVALUATE])
+def test_charged_work_that_fails_halts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, error: Exception
+) -> None:
+    device = Device(tmp_path)
+    device.open()
+    monkeypatch.setattr(Rows, "loss_sum", fails(error))
+    assert device.ask(kind, ASKED if kind == TRAIN else {}) == FAILED
+    monkeypatch.undo()
+    ledger = known_account(device.node).ledger
+    assert (ledger.left()[UNITS], ledger.left()["reports"]) == (
+        (445, 1) if kind == TRAIN else (450, 0)
+    )
+    assert "halted" in device.ask(TRAIN, {"server-round": 2})
+    known_account(device.node).resume()
+    assert "arrays" in device.ask(TRAIN, {"server-round": 2})
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("kind", [TRAIN, EVALUATE, "query"])
+def test_a_first_read_that_fails_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, error: Exception
+) -> None:
+    device = Device(tmp_path)
+    device.open()
+    name = "accounts_of" if kind == "query" else "digest_files"
+    monkeypatch.setattr(f"fairbloom.client.private.account.{name}", fails(error))
+    assert device.ask(kind) == FAILED
+    monkeypatch.undo()
+    monkeypatch.setattr(serving, "digest_rows", fails(error))
+    if kind != "query":
+        assert device.ask(kind) == FAILED
+    monkeypatch.undo()
+    assert known_account(device.node).ledger.left() == {UNITS: 450, "reports": 1}
+    assert "client" in device.ask(kind)
+
+
+def test_states_of_runs_without_privacy_are_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = {"control-variates": True, "state-round": 1, "server-round": 2}
+    replies = list[torch.Tensor]()
+    monkeypatch.setattr(noise, "draw_noise", no_noise)
+    for name in ("before", "never"):
+        device = Device(tmp_path / name)
+        device.own = {"state-dir": str(device.folder / "state"), "limit-privacy": "{}"}
+        if name == "before":
+            first = device.ask(TRAIN, {"control-variates": True, "state-round": 0})
+            assert "privacy" not in first["client"]
+        device.open()
+        replies.append(arrays(device.ask(TRAIN, terms)))
+    assert torch.equal(*replies)
+
+
+def test_a_query_tells_public_facts(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    opened = device.open()
+    about = device.ask("query")["client"]
+    assert set(about) == {"name", "honours", "privacy", "num-examples"}
+    assert about["num-examples"] == opened.train
+    assert about["privacy"][0] == 3.0
+
+
+def test_a_spent_account_says_so(tmp_path: Path) -> None:
+    device = Device(tmp_path, steps=1)
+    device.open()
+    assert "arrays" in device.ask()
+    assert str(device.ask(TRAIN, {"server-round": 2})).startswith("the privacy budget is spent")
+
+
+def test_more_steps_than_are_left_are_refused_for_nothing(tmp_path: Path) -> None:
+    device = Device(tmp_path, steps=2)
+    device.open()
+    assert "12 units are asked for" in device.ask(local_epochs=3)
+    assert "arrays" in device.ask(local_epochs=2)
+
+
+def test_a_changed_row_of_another_month_is_another_account(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    device.open()
+    write_table(device.data / "next.csv", 10, seed=4)
+    assert "not those" in str(device.ask())
