@@ -16,6 +16,10 @@ from .terms import Terms
 
 # The value of privacy.mode with which clients in one process add noise, and an example of epsilon.
 SIMULATED = "simulated"
+
+# What each output says of such noise.
+SIMULATED_NOISE = "simulated, no privacy: the noise follows from the run's seed"
+
 EXAMPLE = "site-a=1 site-b=3"
 
 # The largest ε of an account: beyond, the noise protects nobody.

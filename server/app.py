@@ -25,7 +25,7 @@ from fairbloom.protocol.names import (
     TRAIN_LOSS,
 )
 from fairbloom.protocol.patterns import split_words
-from fairbloom.protocol.private import SIMULATED, check_settings, check_terms
+from fairbloom.protocol.private import SIMULATED, SIMULATED_NOISE, check_settings, check_terms
 from fairbloom.protocol.scores import Score, put_first
 from fairbloom.protocol.settings import Mark, SettingsError, marked, split_names
 from fairbloom.protocol.terms import Terms
@@ -300,7 +300,7 @@ def check_accounts(
     if not accounts:
         return
     if settings.privacy__mode == SIMULATED:
-        log.warning("simulated, no privacy: the noise follows from the run's seed")
+        log.warning(SIMULATED_NOISE)
     names = join_names(sorted(accounts))
     try:
         check_settings(settings)

@@ -244,5 +244,5 @@ def format_value(value: Value | None) -> str:
 
 
 def short_key(key: str) -> str:
-    """Return a parameter's name without its method."""
-    return key.rpartition(".")[2]
+    """Return a parameter's name without its method; the name of a setting is unchanged."""
+    return key if key in SETTINGS else key.rpartition(".")[2]

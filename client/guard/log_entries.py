@@ -43,8 +43,9 @@ def describe_entry(entry: Entry) -> str:
             for record, each in entry.get("sent", {}).items()
         ]
         answer = f"sent: {'; '.join(sent)}"
-    held_back = [f"held back: {each}" for each in entry.get("held-back", ())]
-    return "; ".join([f"asked: {entry['asked']}", answer, *held_back])
+    more = [f"held back: {each}" for each in entry.get("held-back", ())]
+    more += [f"spent: {count} {what}" for what, count in entry.get("spent", {}).items()]
+    return "; ".join([f"asked: {entry['asked']}", answer, *more])
 
 
 def condense(entries: Iterable[Entry]) -> list[Entry]:
@@ -60,6 +61,8 @@ def condense(entries: Iterable[Entry]) -> list[Entry]:
         one = found.setdefault(key, {**kept, "sent": names, "times": 0})
         one["times"] += entry.get("times", 1)
         one["until"] = entry.get("until", entry["time"])
+        if "left" in entry:
+            one["left"] = entry["left"]
     return [*found.values()]
 
 
@@ -70,6 +73,7 @@ class _RunEntries:
     task: str
     first: str
     last: str = ""
+    left: str = ""
     rows: dict[str, int] = field(default_factory=dict)
 
 
@@ -87,6 +91,9 @@ def describe_entries(entries: Iterable[Entry]) -> Iterator[str]:
         run = runs.setdefault(entry["run"], _RunEntries("unknown", entry["time"]))
         run.task = str(entry.get("task", run.task))
         run.last = str(entry.get("until", entry["time"]))
+        if "left" in entry:
+            of_account = ", ".join(f"{count} {what}" for what, count in entry["left"].items())
+            run.left = f"; left of the privacy account: {of_account}"
         row = describe_entry(entry)
         if "refused" in entry:
             run.rows[row] = max(times, run.rows.get(row, 0))
@@ -99,7 +106,7 @@ def describe_entries(entries: Iterable[Entry]) -> Iterator[str]:
         settings.add(entry.get("settings-digest", ""))
     lines = [_describe_ends(left, ends), *(_describe_seen(*each) for each in seen.items())]
     for number, run in runs.items():
-        lines.append(f"run {number}, task {run.task}, {run.first} to {run.last}")
+        lines.append(f"run {number}, task {run.task}, {run.first} to {run.last}{run.left}")
         for row, times in run.rows.items():
             least = "at least " if "refused: " in row else ""
             lines.append(plural(times, f"  {row}", f"  {row} ({least}{times} times)"))

@@ -145,7 +145,8 @@ class Request:
             reply = serialize(content)
             write_until(lambda: ledger.keep_reply(key, reply), until, account.place)
         if (noted := NOTED.get()) is not None:
-            noted["privacy"] = {UNITS: work.units, REPORTS: reports, "left": ledger.left()}
+            noted["spent"] = {REPORTS: reports} if reports else {UNITS: work.units}
+            noted["left"] = ledger.left()
         return content
 
     def _check(self, client: LocalClient) -> Training | Testing:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from fairbloom.errors import MAX_LISTED
+from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import ABSENT, parse_refusals
 from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
 from fairbloom.strategies.named import format_value
-from fairbloom.text import text_if
+from fairbloom.text import join_first, text_if
 
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..render.theme import Series, Spec
@@ -438,6 +440,29 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
             )
         )
     return Section("absences", "Absences and refusals", "", blocks) if blocks else None
+
+
+def privacy_section(run: Run) -> Section | None:
+    """Return the clients' privacy accounts, and who has none."""
+    accounts = run.privacy.get("clients", {})
+    if not accounts:
+        return None
+    keys = ("epsilon", "delta", "sigma", "units", "reports")
+    rows = [
+        [Cell(client), *(Cell(f"{each[key]:.3g}", each[key]) for key in keys)]
+        for client, each in accounts.items()
+    ]
+    note = (
+        "ε and δ hold for each row of a client that is blanked, over the life of its account. Noise"
+        " is in largest gradients of a row, over all rows. A step costs 4 units, a loss 1."
+    )
+    if run.privacy["simulated"]:
+        note = f"{SIMULATED_NOISE}. {note}"
+    if without := sorted({*run.clients["client"]} - accounts.keys()):
+        note += f" Without an account: {join_first(without, MAX_LISTED)}."
+    headings = ["client", "ε", "δ", "noise of a step", "units left", "test reports left"]
+    table = Table("privacy", "Privacy accounts after the last round", headings, rows, note)
+    return Section("privacy", "Privacy accounts", "", [table])
 
 
 def cost_section(scene: Scene) -> Section:

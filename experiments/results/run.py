@@ -38,6 +38,7 @@ from fairbloom.server.run_folder.files import (
     GROUPS,
     KNOWN,
     METRICS,
+    PRIVACY,
     ROUNDS,
     SCORES,
     SPLIT,
@@ -225,6 +226,14 @@ class Run(Shown):
         None if the clients are other machines.
         """
         return ENGINE.read(self.folder)
+
+    @property
+    def privacy(self) -> Mapping[str, Any]:
+        """The clients' privacy accounts after the last round, and whether they are simulated.
+
+        Empty if no client has one, or the run is not over.
+        """
+        return PRIVACY.read(self.folder)
 
     @property
     def num_rounds(self) -> int:

@@ -14,6 +14,8 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
+from fairbloom.client.guard.log_entries import describe_entries
+from fairbloom.client.guard.log_files import read_entries
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
 from fairbloom.client.private import noise, serving
@@ -195,6 +197,7 @@ def test_states_of_runs_without_privacy_are_never_read(
     monkeypatch.setattr(noise, "draw_noise", no_noise)
     for name in ("before", "never"):
         device = Device(tmp_path / name)
+        (device.folder / "state").mkdir()
         device.own = {"state-dir": str(device.folder / "state"), "limit-privacy": "{}"}
         if name == "before":
             first = device.ask(TRAIN, {"control-variates": True, "state-round": 0})
@@ -202,6 +205,20 @@ def test_states_of_runs_without_privacy_are_never_read(
         device.open()
         replies.append(arrays(device.ask(TRAIN, terms)))
     assert torch.equal(*replies)
+
+
+def test_the_log_has_the_cost_of_each_reply(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    (tmp_path / "state").mkdir()
+    device.own = {"state-dir": str(tmp_path / "state")}
+    device.open()
+    device.ask(TRAIN, ASKED)
+    device.ask(TRAIN, {"server-round": 2})
+    device.ask(EVALUATE)
+    text = "\n".join(describe_entries(read_entries(tmp_path / "state")))
+    for words in ("spent: 5 units", "spent: 4 units", "spent: 1 reports"):
+        assert words in text
+    assert "left of the privacy account: 441 units, 0 reports" in text
 
 
 def test_a_query_tells_public_facts(tmp_path: Path) -> None:
