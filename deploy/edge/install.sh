@@ -144,7 +144,7 @@ install_libraries() { # into a new folder; the old one is used until the new one
 
 make_folders() {
   install -d -m 750 -o root -g "$user" "$etc"
-  install -d -m 700 -o "$user" -g "$user" "$state"
+  install -d -m 700 -o "$user" -g "$user" "$state" "$state-accounts"
 }
 
 make_keys() {
