@@ -324,12 +324,18 @@ class Rounds:
         )
 
     def evaluates(self, number: int) -> bool:
-        """Return whether clients evaluate after this round."""
+        """Return whether clients evaluate after this round.
+
+        Clients with privacy accounts have few reports on their tests: where there are any, only the
+        final model is evaluated, unless `evaluate_every` is above 1.
+        """
         if self._method.fraction_evaluate <= 0.0:
             return False
-        if self.stopped:
+        if self.stopped or number == self.num_rounds:
             return True
-        return number in (self.num_rounds, self._method.last_evaluated(number))
+        if self._method.evaluate_every <= 1 and self.clients.accounts:
+            return False
+        return number == self._method.last_evaluated(number)
 
     def mean_model(self, model: Model) -> Model:
         """Return the mean of all global models if they are averaged, else the last one, `model`.
@@ -379,17 +385,8 @@ class Rounds:
         return Counter(drawn)
 
     def _draw_evaluators(self, free: Sequence[str], number: int) -> Sequence[str]:
-        """Draw the clients that evaluate after a round, from those that can be asked.
-
-        Clients with privacy accounts have few reports on their tests: unless `evaluate_every` is
-        set, they evaluate the final model only.
-        """
+        """Draw the clients that evaluate after a round, from those that can be asked."""
         method = self._method
-        if not (number == self.num_rounds or self.stopped or method.evaluate_every > 1):
-            accounts = self.clients.accounts
-            free = [name for name in free if name not in accounts] if accounts else free
-            if not free:
-                return ()
         all_evaluate = number == self.num_rounds and self._all_evaluate_last
         fraction = 1.0 if all_evaluate else method.fraction_evaluate
         wanted = share(fraction, len(free), method.min_evaluate_nodes)
