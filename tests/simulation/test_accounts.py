@@ -1,0 +1,118 @@
+"""Simulated privacy accounts: paired noise, budgets that end, and methods that none of them allows."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fairbloom.client.private.budget import Budget
+from fairbloom.errors import FairbloomError
+from fairbloom.server.run_folder.files import ENGINE, PRIVACY
+from fairbloom.simulation.run import simulate
+from fairbloom.strategies.registry import METHODS
+
+from .helpers import Outcome, StoppedError, rounds, run, small, stop_after, table
+
+PRIVATE: dict[str, Any] = {
+    "privacy.mode": "simulated",
+    "privacy.epsilon": "3",
+    "batch_size": 0,
+    "fraction": 1.0,
+}
+
+ALLOWED = {
+    *("fedavg", "fedprox", "fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox", "scaffold", "feddyn"),
+    *("qfedavg", "qfedsgd", "term", "afl", "deltafl", "vred", "semivred", "gifair", "fedfv"),
+    *("fedmdfg", "fedlf", "adafed", "aaggff", "fairmoo"),
+}
+
+
+@pytest.mark.parametrize("method", ["fedfv", "scaffold"])
+def test_a_run_repeats_and_resumes_to_the_same_bits(tmp_path: Path, method: str) -> None:
+    """Noise and what is left follow from seed and round: a cut-off round is not charged twice."""
+    whole = run(tmp_path / "whole", method=method, **PRIVATE)
+    with pytest.raises(StoppedError):
+        simulate(small(tmp_path / "cut", method=method, **PRIVATE), stop_after(3))
+    again = run(tmp_path / "cut", method=method, **PRIVATE)
+    assert Outcome.of(again) == Outcome.of(whole)
+    assert PRIVACY.read(again) == PRIVACY.read(whole)
+
+
+def test_each_client_has_its_own_epsilon(tmp_path: Path) -> None:
+    own = {**PRIVATE, "privacy.epsilon": "client-0=8 client-2=1", "method": "fedavg"}
+    about = PRIVACY.read(run(tmp_path, **own))
+    assert about["simulated"]
+    assert {name: each["epsilon"] for name, each in about["clients"].items()} == {
+        "client-0": 8.0,
+        "client-2": 1.0,
+    }
+    assert ENGINE.read(tmp_path)["engine"] == "loop"
+
+
+def test_the_noise_is_what_is_charged(tmp_path: Path) -> None:
+    """One step of one client, against the same run with hardly any noise."""
+    plain = {**PRIVATE, "method": "fedavg", "clients": 1, "num_rounds": 1, "partition": "iid"}
+    models = [
+        load_file(run(tmp_path / name, **{**plain, "privacy.epsilon": name}) / "model.safetensors")
+        for name in ("1", "100")
+    ]
+    moved = np.concatenate([(models[0][key] - each).ravel() for key, each in models[1].items()])
+    rows = 1797 - int(table(tmp_path / "1" / "clients.csv")[0]["test_examples"])
+    noise = 0.1 * Budget(1.0, 1e-5, 1).sigma / rows
+    assert moved.std() == pytest.approx(noise, rel=0.1)
+
+
+def test_a_spent_client_is_left_out_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    spent = {**PRIVATE, "privacy.epsilon": "client-0=3", "privacy.steps": 3, "method": "fedavg"}
+    folder = run(tmp_path, **spent)
+    refusing = [row["round"] for row in rounds(folder) if "client-0" in row["refused"]]
+    assert refusing == ["4"]
+    assert len(rounds(folder)) == 6
+    words = [each.getMessage() for each in caplog.records if "left out" in each.getMessage()]
+    assert words == [
+        "client-0 has spent the privacy budget after round 3, and is left out from now on"
+    ]
+
+
+def test_a_run_stops_when_all_are_spent(tmp_path: Path) -> None:
+    """The final model is evaluated all the same."""
+    folder = run(tmp_path, **{**PRIVATE, "privacy.steps": 2, "method": "fedavg"})
+    done = rounds(folder)
+    assert len(done) == 3
+    assert [bool(row["test_accuracy_of_global_model_mean"]) for row in done] == [False, False, True]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_allowed_or_refused_before_a_round(tmp_path: Path, method: str) -> None:
+    settings = small(tmp_path, **{**PRIVATE, "num_rounds": 1, "method": method})
+    if method in ALLOWED:
+        simulate(settings)
+        assert len(PRIVACY.read(tmp_path)["clients"]) == 5
+        return
+    with pytest.raises(FairbloomError, match="account"):
+        simulate(settings)
+    assert not (tmp_path / "rounds.csv").exists() or not rounds(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 10}, "batch-size"),
+        ({"privacy.epsilon": "0"}, "above 0"),
+        ({"privacy.epsilon": "client-0"}, "above 0"),
+        ({"privacy.epsilon": ""}, "no effect"),
+        ({"privacy.mode": "none"}, "no effect"),
+    ],
+    ids=str,
+)
+def test_settings_of_no_account_are_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        simulate(small(tmp_path, **{**PRIVATE, "method": "fedavg", **changes}))
