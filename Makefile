@@ -13,7 +13,7 @@ WORKERS ?= 4# more than cores: much of the time, tests wait for servers and clie
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 ANYWHERE := not docker and not federation and not soak and not browser
 .DEFAULT_GOAL := help
-.PHONY: help setup demo settings test test-slow test-federation test-latest-flower test-docker test-browser soak lint audit docs bench lock digests sbom clean
+.PHONY: help setup demo settings test test-slow test-federation test-latest-flower test-privacy test-docker test-browser soak lint audit docs bench lock digests sbom clean
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,11 @@ test-latest-flower: ## run the tests, those of real nodes too, on the newest Flo
 
 test-vision: .venv-vision/ready ## run the tests of torchvision's models in .venv-vision, with PyTorch's default build: 6 GB
 	.venv-vision/bin/pytest --numprocesses $(WORKERS) -m vision tests/vision
+
+test-privacy: setup ## compare the budgets of privacy accounts with dp-accounting, in .venv-privacy
+	$(PYTHON) -m venv .venv-privacy
+	.venv-privacy/bin/python $(INSTALL) dp-accounting==0.6.0
+	DP_ACCOUNTING_PYTHON=.venv-privacy/bin/python $(BIN)/pytest tests/client/private/test_reference.py
 
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
 	$(BIN)/pytest -m docker -s tests/docker
