@@ -149,12 +149,15 @@ class Rows:
                 factor += float(layer.bias.requires_grad)
             squares += slope.square().sum(1) * factor
         unusable, factors = _factors(squares, losses.detach(), clip)
+        some = bool(unusable.any())
         sums = list[Tensor]()
         for (layer, before, _), slope in zip(wanted, slopes, strict=True):
-            # before any product: 0 times a number that is not finite is none
-            clipped = slope.masked_fill(unusable, 0.0) * factors[:, None]
+            if some:  # before any product: 0 times a number that is not finite is none
+                slope = slope.masked_fill(unusable, 0.0)
+                before = before.masked_fill(unusable, 0.0)
+            clipped = slope * factors[:, None]
             if layer.weight.requires_grad:
-                sums.append((clipped.T @ before.masked_fill(unusable, 0.0)).flatten())
+                sums.append((clipped.T @ before).flatten())
             if layer.bias is not None and layer.bias.requires_grad:
                 sums.append(clipped.sum(0))
         return torch.cat(sums)
