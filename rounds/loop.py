@@ -324,17 +324,11 @@ class Rounds:
         )
 
     def evaluates(self, number: int) -> bool:
-        """Return whether clients evaluate after this round.
-
-        Clients with privacy accounts have few reports on their tests: where there are any, only the
-        final model is evaluated, unless `evaluate_every` is above 1.
-        """
+        """Return whether clients evaluate after this round."""
         if self._method.fraction_evaluate <= 0.0:
             return False
         if self.stopped or number == self.num_rounds:
             return True
-        if self._method.evaluate_every <= 1 and self.clients.accounts:
-            return False
         return number == self._method.last_evaluated(number)
 
     def mean_model(self, model: Model) -> Model:
@@ -385,8 +379,17 @@ class Rounds:
         return Counter(drawn)
 
     def _draw_evaluators(self, free: Sequence[str], number: int) -> Sequence[str]:
-        """Draw the clients that evaluate after a round, from those that can be asked."""
+        """Draw the clients that evaluate after a round, from those that can be asked.
+
+        Clients with privacy accounts have few reports on their tests: unless `evaluate_every` is
+        above 1, they evaluate the final model only.
+        """
         method = self._method
+        is_last = number == self.num_rounds or bool(self.stopped)
+        if not is_last and method.evaluate_every <= 1 and self.clients.accounts:
+            free = [name for name in free if name not in self.clients.accounts]
+        if not free:
+            return ()
         all_evaluate = number == self.num_rounds and self._all_evaluate_last
         fraction = 1.0 if all_evaluate else method.fraction_evaluate
         wanted = share(fraction, len(free), method.min_evaluate_nodes)

@@ -27,7 +27,7 @@ from fairbloom.protocol.names import (
 from fairbloom.protocol.patterns import split_words
 from fairbloom.protocol.private import SIMULATED, SIMULATED_NOISE, check_settings, check_terms
 from fairbloom.protocol.scores import Score, put_first
-from fairbloom.protocol.settings import Mark, SettingsError, marked, split_names
+from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, marked, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.arrays import Model
@@ -303,6 +303,11 @@ def check_accounts(
         log.warning(SIMULATED_NOISE)
     names = join_names(sorted(accounts))
     try:
+        if settings.early_stopping or settings.best_model != SETTINGS["best-model"].default:
+            raise ReportableError(
+                "early-stopping and best-model need scores of more than the last round, and privacy"
+                " accounts have few tests: leave them out"
+            )
         check_settings(settings)
         check_terms(replace(method.terms(1), measure=tuple(sorted(method.needs))))
     except ReportableError as error:

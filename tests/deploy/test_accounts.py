@@ -61,7 +61,9 @@ def spent(there: Deployment) -> dict[str, int]:
     }
 
 
-def test_three_runs_spend_one_budget(there: Deployment, tmp_path: Path) -> None:
+def test_three_runs_spend_one_budget(
+    there: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """North's is for seven steps without losses: four, three and none."""
     first = tmp_path / "first"
     there.submit({**SETTINGS, "out": str(first)})
@@ -70,7 +72,16 @@ def test_three_runs_spend_one_budget(there: Deployment, tmp_path: Path) -> None:
     assert about["clients"].keys() == {"north", "south"}
     assert sorted(spent(there).values()) == [16, 16]
     tested = [row for row in table(first / "clients.csv") if row["test_accuracy_of_global_model"]]
-    assert {(row["round"], row["client"]) for row in tested} == {("4", name) for name in OWNERS}
+    of_accounts = {(row["round"], row["client"]) for row in tested if row["client"] != "east"}
+    assert of_accounts == {("4", "north"), ("4", "south")}
+
+    capsys.readouterr()
+    assert fairbloom("client", "account", "show", str(there.bundle("north") / "client.toml")) == 0
+    assert fairbloom("client", "log", str(there.home / "state-north")) == 0
+    said = capsys.readouterr().out
+    assert "left: 14 of 30 units" in said
+    assert "spent: 4 units" in said
+    assert "left of the privacy account: 14 units, 0 reports" in said
 
     there.stop(there.clients["north"])  # its certificate, its state and its ledger stay
     there.start_client("north")

@@ -108,6 +108,8 @@ def test_a_method_is_allowed_or_refused_before_a_round(tmp_path: Path, method: s
         ({"privacy.epsilon": "client-0"}, "above 0"),
         ({"privacy.epsilon": ""}, "no effect"),
         ({"privacy.mode": "none"}, "no effect"),
+        ({"best_model": "worst-10"}, "best-model need scores"),
+        ({"early_stopping": 2}, "early-stopping"),
     ],
     ids=str,
 )
