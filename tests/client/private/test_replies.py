@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
+from torch import nn
 
 from fairbloom.client.guard.log_entries import describe_entries
 from fairbloom.client.guard.log_files import read_entries
@@ -28,6 +29,7 @@ from fairbloom.client.states import RULE
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 from fairbloom.tables import DataError
+from fairbloom.tasks import Examples, load_task
 
 from .device import EVALUATE, TRAIN, Device, write_table
 
@@ -249,3 +251,27 @@ def test_a_changed_row_of_another_month_is_another_account(tmp_path: Path) -> No
     device.open()
     write_table(device.data / "next.csv", 10, seed=4)
     assert "not those" in str(device.ask())
+
+
+@pytest.mark.parametrize("private", [True, False], ids=["account", "none"])
+def test_planted_weights_read_no_row(private: bool) -> None:
+    """A hidden unit that only one row activates: its slopes are that row, or noise."""
+    task = load_task({"clients": 20})
+    examples = task.splits(task.clients[0]).train
+    rows = examples[slice(0, None)][0].flatten(1).double()
+    rows = rows - rows.mean(0)
+    target = int(rows.norm(dim=1).argmax())
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.ReLU(), nn.Linear(1, 10))
+    direction = rows[target] / rows[target].norm()
+    reached = (rows @ direction).sort().values
+    with torch.no_grad():
+        model[1].weight.copy_(direction)
+        model[1].bias.fill_(-0.5 * float(reached[-1] + reached[-2]))
+    account = Rows(model, Examples(rows, examples.all_targets), 10)
+    mechanism = Mechanism(Budget(3.0, 1e-5), noise.draw_noise if private else no_noise)
+    read = 0
+    for _ in range(20):
+        slopes = mechanism.mean_gradient(account)[:64]
+        likeness = torch.nn.functional.cosine_similarity(slopes, rows).abs()
+        read += int(likeness.argmax()) == target
+    assert (read <= 4) if private else (read == 20)
