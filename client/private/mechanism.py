@@ -124,12 +124,12 @@ class Training:
         model = self._client.model.train()
         work = self._work
         parameters = [each for _, each in self._client.trainable()]
+        sizes = [each.numel() for each in parameters]
         fixed = FixedStep(model, parameters, work)
         fixed.begin(parameters, work.learning_rate)
         with seeded(work.draws, torch.device("cpu")):
             for step in range(1, self._steps + 1):
-                rows.load(model)
-                sizes = [each.numel() for each in parameters]
+                rows.load(parameters)
                 parts = torch.split(mechanism.mean_gradient(rows), sizes)
                 gradients = [
                     part.view_as(each).to(each)

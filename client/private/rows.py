@@ -11,7 +11,7 @@ import copy
 import hashlib
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import cast
 
@@ -115,9 +115,10 @@ class Rows:
         return sum(each.numel() for each in self._trainable.values())
 
     @torch.no_grad()
-    def load(self, model: nn.Module) -> None:
-        """Take over the weights of a model of the same kind."""
-        self._model.load_state_dict(model.state_dict())
+    def load(self, parameters: Iterable[Tensor]) -> None:
+        """Take over the trainable parameters of a model of the same kind, in its order."""
+        for own, other in zip(self._trainable.values(), parameters, strict=True):
+            own.copy_(other)
 
     def clipped_sum(self, clip: float = CLIP) -> Tensor:
         """Return Σ g_i min(1, C/‖g_i‖) over the rows, flat, in the model's order.
