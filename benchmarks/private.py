@@ -2,17 +2,19 @@
 
 `python -m benchmarks.private cost` compares a client's private step with its ordinary one, both of
 all rows, in one process with one thread. `python -m benchmarks.private served` trains all methods
-that accounts allow, with accounts in one process, and writes docs/data/private.csv: of 20 clients
-on digits, three with rotated images, the mean score and that of the worst tenth.
+that accounts allow, with accounts in one process, and writes docs/data/private-*.csv: the mean test
+accuracy over clients and that of the worst tenth. FAIRBLOOM_DATA names the folder of acs-income.
 """
 
 import csv
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas
 import torch
 
 import fairbloom
@@ -24,6 +26,8 @@ from fairbloom.client.private.noise import draw_noise
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 
+from .federations.prepare import draw, folder_of_tables, states_of
+
 METHODS = (
     *("fedavg", "fedprox", "fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox", "scaffold", "feddyn"),
     *("qfedavg", "qfedsgd", "term", "afl", "deltafl", "vred", "semivred", "gifair", "fedfv"),
@@ -32,7 +36,6 @@ METHODS = (
 EPSILONS = ("", "8", "3", "1")
 RATES = (0.3, 1.0, 3.0)
 ROUNDS = 30
-TABLE = Path("docs/data/private.csv")
 
 
 def cost(model: str, clients: int, repeats: int = 5) -> tuple[float, float]:
@@ -57,53 +60,71 @@ def cost(model: str, clients: int, repeats: int = 5) -> tuple[float, float]:
     return min(ordinary[1:]) * 1e3 / 20, min(private[1:]) * 1e3 / 20
 
 
-def train(method: str, epsilon: str, rate: float, seed: int) -> tuple[float, float]:
+def acs_income(folder: Path, states: int = 20, rows: int = 300) -> dict[str, Any]:
+    """Write a sample of the first states of acs-income; return the settings that read it."""
+    schema = folder / "schema.toml"
+    draw(states_of(folder_of_tables())[:states], folder / "states", schema)
+    for path in (folder / "states").iterdir():
+        pandas.read_parquet(path).head(rows).to_parquet(path)
+    lines = schema.read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("groups")]
+    schema.write_text("\n".join(kept))
+    return {"task": "csv", "data-dir": str(folder / "states"), "schema": str(schema)}
+
+
+def digits() -> dict[str, Any]:
+    """Return the settings of 20 clients on digits, three of them with rotated images."""
+    return {"clients": 20, "partition": "iid", "digits.rotated-clients": 3}
+
+
+def train(
+    task: Mapping[str, Any], out: Path, method: str, epsilon: str, rate: float, seed: int
+) -> tuple[float, float]:
     """Return the mean test accuracy of the final model over clients, and of their worst tenth."""
     private = {"privacy.mode": "simulated", "privacy.epsilon": epsilon} if epsilon else {}
-    settings: dict[str, Any] = {
-        "batch-size": 0,
-        "learning-rate": rate,
-        "partition": "iid",
-        "digits.rotated-clients": 3,
-        "evaluate-every": ROUNDS,
-        "device": "cpu",
-        **private,
-    }
-    out = f"runs/private/{method}-{epsilon or 'none'}-{rate:g}-{seed}"
     run = fairbloom.run(
         method=method,
-        clients=20,
         rounds=ROUNDS,
         seed=seed,
-        out=out,
-        settings=settings,
+        out=out / f"{method}-{epsilon or 'none'}-{rate:g}-{seed}",
+        settings={
+            "batch-size": 0,
+            "learning-rate": rate,
+            "evaluate-every": ROUNDS,
+            "device": "cpu",
+            **task,
+            **private,
+        },
         progress=False,
     )
     scores = sorted(run.final().values())
     return statistics.fmean(scores), statistics.fmean(scores[:2])
 
 
-def serve(seeds: int = 8) -> None:
-    """Train each method at each ε; the learning rate is FedAvg's best at that ε on other seeds."""
-    with TABLE.open("w", newline="") as file:
+def serve(task: Mapping[str, Any], name: str, seeds: int = 8) -> None:
+    """Train each method at each ε, and write the table.
+
+    The learning rate is FedAvg's best at that ε on three other seeds.
+    """
+    out = Path("runs/private", name)
+    cells: dict[str, list[str]] = {method: [method] for method in METHODS}
+    for epsilon in EPSILONS:
+        tried = {
+            rate: statistics.fmean(
+                train(task, out, "fedavg", epsilon, rate, seed)[0] for seed in (100, 101, 102)
+            )
+            for rate in RATES
+        }
+        rate = max(tried, key=tried.__getitem__)
+        for method, row in cells.items():
+            found = [train(task, out, method, epsilon, rate, seed) for seed in range(seeds)]
+            mean, worst = (statistics.fmean(each) for each in zip(*found, strict=True))
+            row.append(f"{mean:.1f} / {worst:.1f}")
+            print(method, epsilon or "none", rate, row[-1], flush=True)
+    with Path("docs/data", f"private-{name}.csv").open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["method", "epsilon", "learning_rate", "mean", "worst_tenth"])
-        for epsilon in EPSILONS:
-            tried = {
-                rate: statistics.fmean(train("fedavg", epsilon, rate, 100 + k)[0] for k in range(3))
-                for rate in RATES
-            }
-            rate = max(tried, key=tried.__getitem__)
-            for method in METHODS:
-                try:
-                    found = [train(method, epsilon, rate, seed) for seed in range(seeds)]
-                except fairbloom.FairbloomError as error:
-                    print(f"{method}, ε = {epsilon or 'none'}: {error}", flush=True)
-                    continue
-                mean, worst = (statistics.fmean(each) for each in zip(*found, strict=True))
-                rows.writerow([method, epsilon, rate, f"{mean:.1f}", f"{worst:.1f}"])
-                file.flush()
-                print(method, epsilon or "none", rate, f"{mean:.1f}", f"{worst:.1f}", flush=True)
+        rows.writerow(["method", "none", *(f"ε = {epsilon}" for epsilon in EPSILONS[1:])])
+        rows.writerows(cells.values())
 
 
 if __name__ == "__main__":
@@ -113,4 +134,5 @@ if __name__ == "__main__":
             plain, private = cost(model, clients)
             print(f"{model}: {plain:.3f} ms, private {private:.3f} ms: {private / plain:.1f} times")
     else:
-        serve()
+        serve(digits(), "digits")
+        serve(acs_income(Path("runs/private/states")), "acs-income")
