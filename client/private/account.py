@@ -111,14 +111,7 @@ class Account:
     @classmethod
     def read(cls, place: Path) -> Self:
         """Return the account in a folder; raise AccountError if it cannot be read."""
-        try:
-            about = tomllib.loads((place / ABOUT).read_text())
-            return cls(**about, place=place)
-        except (OSError, ValueError, TypeError) as error:
-            raise AccountError(
-                f"the privacy account in {place} cannot be read ({error}): restore its folder",
-                "the privacy account of these data is not there: its owner must restore its folder",
-            ) from error
+        return cls(**read_toml(place / ABOUT), place=place)
 
     @property
     def budget(self) -> Budget:
@@ -202,10 +195,9 @@ def accounts_of(data_dir: str, ledger: str = "") -> list[Account]:
     """Return the accounts that were opened for a folder of data, or elsewhere for equal data."""
     folder = folder_of(data_dir)
     found = {each.number: each for each in accounts_in(accounts_folder(ledger))}
-    marker = folder / ACCOUNT_FILE
     named = ""
-    if marker.exists():
-        last = Account.read(Path(read_marker(marker)["place"]))
+    if (marker := folder / ACCOUNT_FILE).exists():
+        last = Account.read(Path(read_toml(marker)["place"]))
         found[last.number] = last
         named = last.number
     digest = digest_files(data_dir) if found else ""
@@ -222,14 +214,14 @@ def accounts_in(folder: Path) -> Iterator[Account]:
     yield from sorted(found, key=lambda account: account.opened)
 
 
-def read_marker(marker: Path) -> dict[str, Any]:
-    """Return what the file among the data says; raise AccountError if it cannot be read."""
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what an account's file says; raise AccountError if it cannot be read."""
     try:
-        return tomllib.loads(marker.read_text())
+        return tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise AccountError(
-            f"{marker} cannot be read ({error}): restore it",
-            f"{ACCOUNT_FILE} among the data cannot be read: its owner must restore it",
+            f"{path} of a privacy account cannot be read ({error}): restore it",
+            "the privacy account of these data is not there: its owner must restore its folder",
         ) from error
 
 

@@ -113,7 +113,7 @@ class Training:
             lambda: steps.rate_sum,
         )
         metrics: Metrics = {wire.NUM_EXAMPLES: len(rows)}
-        metrics |= requested_metrics(terms.measure, scores, done)
+        metrics |= requested_metrics(terms.measure, scores, lambda: done)
         if terms.state_round is not None:
             metrics[wire.STATE_ROUND] = 0 if self._started is None else self._started.origin
         trained = {name: each.detach() for name, each in client.trainable()}
@@ -166,11 +166,11 @@ class Testing:
         self._client = client
         client.model.load_state_dict(received)
 
-    def run(self, mechanism: Mechanism) -> Metrics:
-        """Return the report."""
+    def run(self, mechanism: Mechanism) -> Update:
+        """Return the report, without arrays."""
         client = self._client
         rows = Rows(client.model, client.splits.test, count_classes(client))
-        return {wire.NUM_EXAMPLES: len(rows), **mechanism.test(rows)}
+        return Update({}, {wire.NUM_EXAMPLES: len(rows), **mechanism.test(rows)}, {})
 
 
 def count_classes(client: LocalClient) -> int:

@@ -26,7 +26,7 @@ from fairbloom.system.versions import Versions
 
 from ..guard.accepted_schemas import digest_of
 from ..guard.audit_log import NOTED, hold_back
-from ..local import LocalClient
+from ..local import LocalClient, Metrics
 from ..messages import (
     keep_evaluated,
     own_settings,
@@ -60,19 +60,15 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
     if kind == "query":
-        name = str(context.node_config.get("name") or account.client)
         about = about_account(account)
-        about[wire.NAME] = name
+        about[wire.NAME] = str(context.node_config.get("name") or account.client)
         about[wire.NUM_EXAMPLES] = account.train
         return RecordDict({wire.CLIENT: about})
     if kind not in (TRAIN, EVALUATE):
         raise AccountError(f"a privacy account answers no messages of type {kind[:50]!r}")
     settings, partition, name_here = own_settings(context)
-    try:
-        check_settings(settings)
-        terms = Terms.of(config)
-    except ReportableError as error:
-        raise AccountError(str(error)) from error
+    check_settings(settings)
+    terms = Terms.of(config)
     if settings.task != TASK:
         raise AccountError(
             f"task = {settings.task!r}: a privacy account is for tables: set task = {TASK}"
@@ -82,8 +78,8 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
             "the run's schema is not the one that the privacy account was opened with: submit it"
             " with that schema"
         )
-    folder = str(account.place / STATES)
-    settings = settings.model_copy(update={"state_dir": folder, "device": "cpu"})
+    own = {"state_dir": str(account.place / STATES), "device": "cpu"}
+    settings = settings.model_copy(update=own)
     with account.lock():
         return Request(account, message, context, settings, terms).serve(partition, name_here)
 
@@ -128,8 +124,7 @@ class Request:
         left = ledger.left()
         if reports > left[REPORTS]:
             hold_back("test results: held back by the privacy account")
-            metrics = MetricRecord({wire.NUM_EXAMPLES: account.test})
-            return RecordDict({wire.METRICS: metrics, wire.CLIENT: about_account(self.account)})
+            return self._reply({wire.NUM_EXAMPLES: account.test})
         if work.units > left[UNITS]:
             raise AccountError(
                 f"{SPENT}: {work.units} units are asked for, and {left[UNITS]} of"
@@ -155,9 +150,8 @@ class Request:
         try:
             received = received_model(arrays[wire.ARRAYS], self.terms.codec, client.model)
             if self.kind == EVALUATE:
-                test = Testing(client, received, self.terms)
                 keep_evaluated(self.context, client, received, self.terms)
-                return test
+                return Testing(client, received, self.terms)
             sent = {name: state_of(each) for name, each in arrays.items() if name != wire.ARRAYS}
             return Training(client, received, self.terms, sent)
         except ReportableError as error:
@@ -165,19 +159,18 @@ class Request:
 
     def _build(self, work: Training | Testing, client: LocalClient) -> RecordDict:
         """Return the reply of charged work."""
-        mechanism = Mechanism(self.account.budget, noise.draw_noise)
-        if isinstance(work, Testing):
-            metrics = MetricRecord({**work.run(mechanism)})
-            return RecordDict({wire.METRICS: metrics, wire.CLIENT: about_account(self.account)})
-        update = work.run(mechanism)
-        names = wanted_arrays(client, self.message)
-        return RecordDict(
-            {
-                wire.ARRAYS: record_of(update.arrays, names),
-                wire.METRICS: MetricRecord({**update.metrics}),
-                wire.CLIENT: about_account(self.account),
-            }
-        )
+        update = work.run(Mechanism(self.account.budget, noise.draw_noise))
+        reply = self._reply(update.metrics)
+        if update.arrays:
+            reply[wire.ARRAYS] = record_of(update.arrays, wanted_arrays(client, self.message))
+        return reply
+
+    def _reply(self, metrics: Metrics) -> RecordDict:
+        records = {
+            wire.METRICS: MetricRecord({**metrics}),
+            wire.CLIENT: about_account(self.account),
+        }
+        return RecordDict(records)
 
     def _load_client(self, partition: object, name: str | None) -> LocalClient:
         """Return the client with the account's split of its rows."""
@@ -210,7 +203,6 @@ class Request:
         resumed = (
             ClientStates(None if states is None else Versions(states)).of_rule(self.terms).made
         )
-        settings = dict(self.context.run_config)
-        about = [self.kind, asked, settings, self.account.number, resumed]
+        about = [self.kind, asked, {**self.context.run_config}, self.account.number, resumed]
         total.update(json.dumps(about, sort_keys=True, default=str).encode())
         return f"{self.kind}-{total.hexdigest()}"

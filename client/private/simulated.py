@@ -52,7 +52,7 @@ class SimulatedAccount:
             return {wire.NUM_EXAMPLES: len(client.splits.test)}
         self._spend(client, REPORTS, 1, terms.server_round)
         draw = self.draw("evaluate", terms.server_round, client)
-        return testing.run(Mechanism(self.budget, draw))
+        return testing.run(Mechanism(self.budget, draw)).metrics
 
     def status(self, client: LocalClient, number: int) -> AccountStatus:
         """Return what is left of the account after a round."""
