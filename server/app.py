@@ -17,9 +17,11 @@ from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.names import (
+    ACCURACY,
     CLIENTS_FOLDER,
     DISPARITY,
     DISPARITY_HARD,
+    LOSS,
     LOSS_BEFORE,
     RECORDED_SCHEMA,
     TRAIN_LOSS,
@@ -307,6 +309,11 @@ def check_accounts(
             raise ReportableError(
                 "early-stopping and best-model need scores of more than the last round, and privacy"
                 " accounts have few tests: leave them out"
+            )
+        if settings.score not in ("", ACCURACY, LOSS):
+            raise ReportableError(
+                f"score = {settings.score!r}: privacy accounts report only accuracy and loss: set"
+                " score = accuracy"
             )
         check_settings(settings)
         check_terms(replace(method.terms(1), measure=tuple(sorted(method.needs))))

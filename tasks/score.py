@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from fairbloom.errors import did_you_mean
 from fairbloom.logs import log
+from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.scores import FURTHER, INTERVALS, LOSS_SCORE, Score
 from fairbloom.protocol.settings import RunSettings, SettingsError
 from fairbloom.text import plural, text_if
@@ -36,6 +37,7 @@ def decide_score(
     if not name:
         if (
             not deployed
+            and settings.privacy__mode != SIMULATED  # accounts report no other score
             and has_natural_clients(settings)
             and BALANCED_ACCURACY in task.scores
             and has_two_classes(task)

@@ -65,6 +65,19 @@ def test_the_noise_is_what_is_charged(tmp_path: Path) -> None:
     assert moved.std() == pytest.approx(noise, rel=0.1)
 
 
+def test_tables_with_a_rare_class_are_scored_by_accuracy(tmp_path: Path) -> None:
+    """Balanced accuracy, their usual score, is none that an account reports."""
+    for seed, name in enumerate(("north", "south")):
+        lines = [
+            "age,label",
+            *(f"{20 + k},{'ill' if k % 8 == seed else 'well'}" for k in range(40)),
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    own = {"task": "csv", "data_dir": str(tmp_path), "clients": 0}
+    folder = run(tmp_path / "run", **{**PRIVATE, **own, "method": "fedavg"})
+    assert rounds(folder)[-1]["test_accuracy_of_global_model_mean"]
+
+
 def test_a_spent_client_is_left_out_and_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,6 +122,7 @@ def test_a_method_is_allowed_or_refused_before_a_round(tmp_path: Path, method: s
         ({"privacy.epsilon": ""}, "no effect"),
         ({"privacy.mode": "none"}, "no effect"),
         ({"best_model": "worst-10"}, "best-model need scores"),
+        ({"score": "balanced-accuracy"}, "report only accuracy and loss"),
         ({"early_stopping": 2}, "early-stopping"),
     ],
     ids=str,
