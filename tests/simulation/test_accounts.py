@@ -13,6 +13,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import ENGINE, PRIVACY
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies.registry import METHODS
+from tests.experiments.helpers import fairbloom
 
 from .helpers import Outcome, StoppedError, rounds, run, small, stop_after, table
 
@@ -41,7 +42,10 @@ def test_a_run_repeats_and_resumes_to_the_same_bits(tmp_path: Path, method: str)
     assert PRIVACY.read(again) == PRIVACY.read(whole)
 
 
-def test_each_client_has_its_own_epsilon(tmp_path: Path) -> None:
+def test_each_client_has_its_own_epsilon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page of the run names who has none, and that nobody is protected."""
     own = {**PRIVATE, "privacy.epsilon": "client-0=8 client-2=1", "method": "fedavg"}
     about = PRIVACY.read(run(tmp_path, **own))
     assert about["simulated"]
@@ -50,6 +54,11 @@ def test_each_client_has_its_own_epsilon(tmp_path: Path) -> None:
         "client-2": 1.0,
     }
     assert ENGINE.read(tmp_path)["engine"] == "loop"
+    capsys.readouterr()
+    assert fairbloom("show", str(tmp_path)) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "simulated, no privacy" in said
+    assert "Without an account: client-1, client-3, client-4." in said
 
 
 def test_the_noise_is_what_is_charged(tmp_path: Path) -> None:
