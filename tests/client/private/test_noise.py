@@ -6,11 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, strategies as st
+from torch import nn
 
 from fairbloom.client.private import noise
 from fairbloom.client.private.budget import Budget
+from fairbloom.client.private.mechanism import Mechanism
 from fairbloom.client.private.noise import draw_noise, lattice, normal_of, release
+from fairbloom.client.private.rows import CLIP, Rows
+from fairbloom.tasks import Examples
 
 COUNT = 200_000
 
@@ -92,3 +97,27 @@ def test_no_generator_of_a_library_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(noise.os, "urandom", urandom)
     assert (draw_noise(3) == draw_noise(3)).all()
     assert asked == [24, 24]
+
+
+@pytest.mark.parametrize("count", [10, 37])
+def test_a_mechanism_adds_what_is_charged_over_n_rows(count: int) -> None:
+    """Half of the noise, a doubled clip or another number of rows is beyond these intervals."""
+    model = nn.Sequential(nn.Linear(50, 800), nn.ReLU(), nn.Linear(800, 10))
+    random = torch.Generator().manual_seed(count)
+    targets = torch.randint(0, 10, (count,), generator=random)
+    rows = Rows(model, Examples(torch.randn(count, 50, generator=random), targets), 10)
+    budget = Budget(3.0, 1e-5)
+    mechanism = Mechanism(budget, draw_noise)
+    plain = rows.clipped_sum() / count
+    noise = mechanism.mean_gradient(rows) - plain
+    assert float(noise.std()) == pytest.approx(budget.sigma * CLIP / count, rel=0.02)
+    losses = [mechanism.mean_loss(rows) for _ in range(2000)]
+    assert min(losses) >= 0.0
+    assert max(losses) <= rows.bound
+    wide = Mechanism(Budget(100.0, 1e-5), draw_noise)
+    losses = [wide.mean_loss(rows) for _ in range(2000)]
+    charged = wide.budget.loss_sigma * rows.bound / count
+    assert np.std(losses) == pytest.approx(charged, rel=0.1)
+    reports = [wide.test(rows)["loss"] for _ in range(2000)]
+    charged = wide.budget.test_sigma * math.sqrt(2.0) * rows.bound / count
+    assert np.std(reports) == pytest.approx(charged, rel=0.1)
