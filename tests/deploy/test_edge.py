@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fairbloom.client.private.account import SYSTEM_FOLDER
 from fairbloom.deploy import pki
 from fairbloom.deploy.fleet.federation import server_unit
 
@@ -365,3 +366,8 @@ def test_a_second_bundle_replaces_only_the_operators_file(tmp_path: Path) -> Non
     refused = install(tmp_path, "check_data", **{"data-dir": str(tmp_path)})
     assert refused.returncode == 1
     assert "owner.toml is there and is yours: write data-dir into it" in refused.stderr
+
+
+def test_the_service_may_write_the_accounts_that_a_device_looks_for() -> None:
+    unit = (EDGE / UNIT).read_text()
+    assert f"StateDirectory=fairbloom {SYSTEM_FOLDER.name}\n" in unit
