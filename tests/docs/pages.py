@@ -21,6 +21,7 @@ OWN_DATA = "deploy/test_own_data.py::test_four_nodes_with_a_file_each_give_the_r
 HOSPITALS = "docs/test_real_data.py::test_the_commands_make_the_hospitals_table_and_picture"
 REPRODUCED = "docs/test_real_data.py::test_the_recipes_are_listed_and_one_is_run"
 ELSEWHERE = {
+    "docs/private.md#For owners": "deploy/test_accounts.py::test_three_runs_spend_one_budget",
     "README.md#Reproduce a paper's table": REPRODUCED,
     "README.md#You operate a federation": COMPOSE,
     "docs/data-sets.md#Clients that come with the data": (
