@@ -316,7 +316,7 @@ class RunSettings(Setup):
         0.0, description="Delta of the simulated accounts; 0: 1e-5, or 1/(10 n) if that is less"
     )
     privacy__steps: Annotated[int, Range("[0, inf)"), Mark.VARIANT] = Field(
-        0, description="Training steps that a simulated account is for; 0: those of the run"
+        0, description="Training steps that a simulated account is for; 0: as many as the run has"
     )
     privacy__tests: Annotated[int, Range("[1, inf)"), Mark.VARIANT] = Field(
         1, description="Evaluations that a simulated account is for"

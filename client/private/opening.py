@@ -39,7 +39,7 @@ from .rows import LOSS_BOUND, digest_rows, split_rows
 # The largest δ unless the owner sets one.
 DELTA = 1e-5
 
-# Rows from which a step of noise is small beside those of other clients, as a rule.
+# Rows from which the noise of a step is small beside the steps of other clients, as a rule.
 FEW_ROWS = 300
 
 

@@ -368,6 +368,6 @@ def test_a_second_bundle_replaces_only_the_operators_file(tmp_path: Path) -> Non
     assert "owner.toml is there and is yours: write data-dir into it" in refused.stderr
 
 
-def test_the_service_may_write_the_accounts_that_a_device_looks_for() -> None:
+def test_the_service_may_write_the_folder_of_accounts() -> None:
     unit = (EDGE / UNIT).read_text()
     assert f"StateDirectory=fairbloom {SYSTEM_FOLDER.name}\n" in unit
