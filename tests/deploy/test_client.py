@@ -100,7 +100,10 @@ def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
         ({"limits": {"privacy": {"epsilon": 0.0}}}, "epsilon"),
         ({"limits": {"privacy": {"epsilon": 3.0, "steps": 0}}}, "steps"),
         ({"limits": {"privacy": {"epsilon": 3.0, "clip": 9}}}, "clip is unknown"),
-        (own | {"limits": {"privacy": {"epsilon": 3.0}}}, "only Fairbloom's own app works by it"),
+        (
+            {"app": "json.tool:main", "limits": {"privacy": {"epsilon": 3.0}}},
+            "only Fairbloom's own app",
+        ),
         ({"partition-id": "0"}, "partition-id = '0': it must be of type int"),
         ({"colour": 1}, "unknown setting colour = 1: there are allow, app"),
         ({"name": "me"}, "unknown setting name = 'me': there are allow, app"),
