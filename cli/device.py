@@ -88,8 +88,7 @@ def keys(
     from fairbloom.deploy.device.keys import make
 
     folder = Path(name) if out is None else out
-    request = make(folder, name)
-    print(request, end="")
+    print(make(folder, name), end="")
     print(
         f"{folder / 'key'} is this device's private key and stays here. Send the lines above, which"
         f" are no secret and lie in {folder / f'{name}.request'}, to the federation's operator, by"

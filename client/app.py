@@ -168,8 +168,9 @@ def _answer(
         local = LocalClient.of(
             settings, partition, name, load_states(context), min_rows_in(context), order, until
         )
-        arrays = message.content.array_records[wire.ARRAYS]
-        received = received_model(arrays, terms.codec, local.model)
+        received = received_model(
+            message.content.array_records[wire.ARRAYS], terms.codec, local.model
+        )
         own = personal_arrays(local.model, terms.personal_parameters)
         digest = config.get(wire.FROZEN)
         if digest is not None and not received.keys() >= {*frozen_parameters(local.model), *own}:

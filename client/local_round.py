@@ -111,8 +111,7 @@ def load_to_measure(client: LocalClient, model: str, terms: Terms) -> Metrics:
     for kind in kinds:
         if model == PERSONAL and "adapt" in kind.hooks():
             work = kind(terms).adapt(run_work(client.settings, terms.server_round))
-            own = own_work(client, work, terms, "fine-tune")
-            train_here(client, own)
+            train_here(client, own_work(client, work, terms, "fine-tune"))
     return {wire.PERSONAL_ROUND: made} if terms.keeps_personal_models else {}
 
 
@@ -208,8 +207,7 @@ class _ClientTraining(ClientRound):
         self._terms = terms
         self._sent = sent
         self._rules = rules_of(client.settings, terms)
-        work = global_work(client.settings, terms, self._rules)
-        self._work = own_work(client, work, terms)
+        self._work = own_work(client, global_work(client.settings, terms, self._rules), terms)
         self._scores: dict[str, float] = {}
         self._started: RuleRound | None = None
         self._steps = StepsTaken()
@@ -321,8 +319,9 @@ class _ClientTraining(ClientRound):
                 self._scores[wire.INEXACTNESS] = self._measure_slope() / (self._slope or 1.0)
         done = WorkDone(lambda: self._work.learning_rate, changes, lambda: self._steps.rate_sum)
         metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
-        scores = client.first_numbers("train", self._scores, terms)
-        metrics |= requested_metrics(terms.measure, scores, lambda: done)
+        metrics |= requested_metrics(
+            terms.measure, client.first_numbers("train", self._scores, terms), lambda: done
+        )
         if terms.state_round is not None:
             metrics[wire.STATE_ROUND] = 0 if self._started is None else self._started.origin
         record = ""
@@ -335,8 +334,12 @@ class _ClientTraining(ClientRound):
         trained = client.model.state_dict()
         if self._own:
             client.keep_personal(terms.server_round, trained, self._own)
-        arrays = {name: tensor for name, tensor in trained.items() if name not in self._own}
-        self.update = Update(arrays, metrics, second, record)
+        self.update = Update(
+            {name: tensor for name, tensor in trained.items() if name not in self._own},
+            metrics,
+            second,
+            record,
+        )
 
     def after(self) -> None:
         client = self._client
@@ -344,12 +347,15 @@ class _ClientTraining(ClientRound):
         works = personal_works(client.settings, terms, self._rules)
         if works:
             # the personal models overwrite the one that the reply shares memory with
-            arrays = {name: tensor.clone() for name, tensor in self.update.arrays.items()}
-            self.update = replace(self.update, arrays=arrays)
+            self.update = replace(
+                self.update,
+                arrays={name: tensor.clone() for name, tensor in self.update.arrays.items()},
+            )
         for work in works:
             client.model.load_state_dict(self._received)
             anchor = [each.detach().clone() for _, each in client.trainable()]
             client.load_personal(before=terms.server_round)
-            own = own_work(client, work, terms, PERSONAL)
-            train_here(client, own, anchor, capture=client.capture)
+            train_here(
+                client, own_work(client, work, terms, PERSONAL), anchor, capture=client.capture
+            )
             client.keep_personal(terms.server_round, client.model.state_dict())

@@ -98,8 +98,7 @@ class Score:
     @property
     def interval(self) -> tuple[float, float]:
         """The lowest and the highest possible value: a share is in [0, 1]."""
-        usual = SHARE if self.percent else (-math.inf, math.inf)
-        return INTERVALS.get(self.name, usual)
+        return INTERVALS.get(self.name, SHARE if self.percent else (-math.inf, math.inf))
 
     @property
     def has_end(self) -> bool:

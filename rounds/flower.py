@@ -211,9 +211,10 @@ class FlowerClients:
     @property
     def accounts(self) -> Mapping[str, AccountStatus]:
         """The privacy accounts of clients online that have one, by their last replies."""
-        nodes = self._tracker.online
         return {
-            name: self._accounts[node] for name, node in nodes.items() if node in self._accounts
+            name: self._accounts[node]
+            for name, node in self._tracker.online.items()
+            if node in self._accounts
         }
 
     def _note_account(self, node_id: int, content: RecordDict) -> None:
@@ -221,8 +222,9 @@ class FlowerClients:
             self._accounts[node_id] = status
 
     def _refresh_nodes(self) -> None:
-        nodes = {node.node_id: node.name for node in self._grid().get_nodes()}
-        self._tracker.refresh(nodes, self._ask_names)
+        self._tracker.refresh(
+            {node.node_id: node.name for node in self._grid().get_nodes()}, self._ask_names
+        )
         self._quorum.observe(self._tracker.online)
 
     def _ask_names(self, node_ids: list[int]) -> dict[int, str]:
@@ -358,9 +360,8 @@ class FlowerClients:
             check_supported(self._work, frozenset[str]().union(*filter(None, supported)))
         arrays = message_of(arrays, self._layout, terms.codec)
         for name in names:
-            config = terms.of_client(name).to_config()
             self._training.messages[name] = self._message(
-                MessageType.TRAIN, name, arrays, config, vectors
+                MessageType.TRAIN, name, arrays, terms.of_client(name).to_config(), vectors
             )
         return list(self._training.messages.values())
 
@@ -399,8 +400,12 @@ class FlowerClients:
                 refused.add(name, reason)
         screen_updates(method, trained, exchange.server_round)
         sizes = {name: size_of(content) for name, content in contents}
-        at_rest = frozenset(name for name, content in contents if has_zero_rate(content))
-        return replace(trained, bytes_sent=exchange.bytes_sent, sizes=sizes, at_rest=at_rest)
+        return replace(
+            trained,
+            bytes_sent=exchange.bytes_sent,
+            sizes=sizes,
+            at_rest=frozenset(name for name, content in contents if has_zero_rate(content)),
+        )
 
     def _note_states_of_contexts(self, contents: Sequence[tuple[str, RecordDict]]) -> None:
         """Note which clients have a state; in a continued run, log once which were lost."""
@@ -532,8 +537,12 @@ class FlowerClients:
             self._method.configrecord_key: ConfigRecord({**config, **self._keys}),
         }
         content = RecordDict({**records, **vectors})
-        node_id = self._tracker.online[name]
-        return Message(content, dst_node_id=node_id, message_type=message_type, ttl=self.timeout)
+        return Message(
+            content,
+            dst_node_id=self._tracker.online[name],
+            message_type=message_type,
+            ttl=self.timeout,
+        )
 
     def deliver(self, messages: Iterable[Message]) -> list[Message]:
         """Send messages and return the replies that come in time."""

@@ -402,8 +402,9 @@ class Rounds:
         """
         others = current.draws.keys() - self._draw_evaluators(self.clients.free(), current.number)
         others |= current.draws.keys() & self.clients.accounts.keys()
-        needed = tuple(sorted(self._method.needs))
-        current.terms = replace(current.terms, measures=dict.fromkeys(others, needed))
+        current.terms = replace(
+            current.terms, measures=dict.fromkeys(others, tuple(sorted(self._method.needs)))
+        )
 
     def _enter_new(self) -> None:
         """Enter new training clients into the roster, with their examples if these are known."""
@@ -433,8 +434,9 @@ class Rounds:
         self._has_checked_names = True
         known = self.known
         if self._method.progress.finished_rounds == 0:
-            training = self._select_training(sorted(known))
-            check_names("prior", tuple(self._method.prior_weights), training)
+            check_names(
+                "prior", tuple(self._method.prior_weights), self._select_training(sorted(known))
+            )
         for name in (each for each in self._method.training_clients if each not in known):
             near = find_nearest(name, sorted(known))
             log.warning(
@@ -489,8 +491,9 @@ class Rounds:
 
     def _leave_out_spent(self, number: int, replies: TrainReplies) -> None:
         """Ask clients no more whose privacy budget is spent; without others, stop the run."""
-        reasons = replies.refused.reasons
-        spent = {name for name, reason in reasons.items() if SPENT in reason} - self._spent
+        spent = {
+            name for name, reason in replies.refused.reasons.items() if SPENT in reason
+        } - self._spent
         if not spent:
             return
         self._spent |= spent

@@ -170,8 +170,9 @@ def read_arrays(
     The record may have another name than `key` if it is the only one besides that of a `second`
     model.
     """
-    record = _find_record(content.array_records, key, "ArrayRecord", second)
-    return _read_model(record, layout, codec)
+    return _read_model(
+        _find_record(content.array_records, key, "ArrayRecord", second), layout, codec
+    )
 
 
 def read_second(content: RecordDict, record: str, into: Updates | None, codec: Codec) -> Model:

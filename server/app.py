@@ -269,8 +269,9 @@ def federate(
             log_finished(path)
             return path
         recorder.begin()
-        is_own = find_task(settings.task).is_user_defined
-        write_initial_files(path, RunStart(task, data, choice, deployed, is_own))
+        write_initial_files(
+            path, RunStart(task, data, choice, deployed, find_task(settings.task).is_user_defined)
+        )
         check_arrays(module)
         declare_arrays(method, module)
         if not PARTS.keys().isdisjoint(split_words(method.personal_parameters)):
@@ -290,8 +291,7 @@ def federate(
         )
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
         if names := task.tested_on_training():
-            about = {**EXAMPLES.read(path), "tested-on-training": sorted(names)}
-            EXAMPLES.write(path, about)
+            EXAMPLES.write(path, {**EXAMPLES.read(path), "tested-on-training": sorted(names)})
     return path
 
 
@@ -385,8 +385,9 @@ def _run_rounds(
         recorder.stopped = recorder.stopped or rounds.stopped
     if accounts := rounds.clients.accounts:
         about = {name: status._asdict() for name, status in sorted(accounts.items())}
-        simulated = settings.privacy__mode == SIMULATED
-        PRIVACY.write(recorder.path, {"simulated": simulated, "clients": about})
+        PRIVACY.write(
+            recorder.path, {"simulated": settings.privacy__mode == SIMULATED, "clients": about}
+        )
     recorder.finish(rounds.mean_model(model))
 
 

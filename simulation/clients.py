@@ -275,9 +275,8 @@ class LocalClients:
         method = self.method
         if terms.codec.rounds_updates:
             self._round_updates(trained, replies, terms)
-        metrics = {name: reply.metrics for name, reply in replies.items()}
         reports = screen_reports(
-            metrics,
+            {name: reply.metrics for name, reply in replies.items()},
             partial(usable_metrics, needs=method.needs),
             method.weighted_by_key,
             trained.refused,
