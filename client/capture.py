@@ -114,12 +114,27 @@ class StepKind:
     """Steps that differ only in their batches and in the numbers of the tensors that they use.
 
     `graphs` has, by shape, the tensors from which a recorded step reads its batch, and the step.
+    `rate` has the learning rate if it may change from one recorded step to the next.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, rate: Tensor | None = None) -> None:
         self.model = model
+        self.rate = rate
+        self._proved_at = 0.0
         self.graphs: dict[Hashable, tuple[list[Tensor], Callable[[], Any]]] = {}
         self.steps = Counter[Hashable]()
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate; steps of ten times the rate at which they were proved begin anew.
+
+        The change of a step at a small rate is hidden by rounding.
+        """
+        if self.rate is not None:
+            self.rate.fill_(rate)
+        if rate > 10.0 * self._proved_at:
+            self._proved_at = rate
+            self.graphs.clear()
+            self.steps.clear()
 
     def changing(self) -> list[Tensor]:
         """Return the tensors that a step changes."""
@@ -130,10 +145,7 @@ K = TypeVar("K", bound=StepKind)
 
 
 class FixedStep(StepKind):
-    """One kind of step of a model, with the tensors that it uses besides its own and the batch.
-
-    `rate` has the learning rate if steps are recorded.
-    """
+    """One kind of step of a model, with the tensors that it uses besides its own and the batch."""
 
     def __init__(
         self,
@@ -142,9 +154,8 @@ class FixedStep(StepKind):
         work: LocalWork,
         rate: Tensor | None = None,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, rate)
         self._parameters = parameters
-        self.rate = rate
         self.optimizer = work.make_optimizer(parameters)
         self.velocity = [
             torch.zeros_like(each)
@@ -160,8 +171,7 @@ class FixedStep(StepKind):
             kept.copy_(array)
         for tensor in (*self.velocity, *states_of(self.optimizer)):
             tensor.zero_()
-        if self.rate is not None:
-            self.rate.fill_(rate)
+        self.set_rate(rate)
 
     def changing(self) -> list[Tensor]:
         """Return parameters, buffers, velocity and the optimizer's tensors."""
@@ -176,19 +186,26 @@ class FixedStep(StepKind):
 class Capture:
     """The recorded steps of one model, which all clients of a process replay.
 
-    `why_not` is the reason recording is off, or "".
+    A failure ends recording; a kind of step that is not supported does not end that of others.
     """
 
     def __init__(self, recorder: CudaRecorder) -> None:
-        self.why_not = ""
+        self._failure = ""
+        self._unsupported = ""
         self._recorder = recorder
         self._kinds: dict[Hashable, Any] = {}
 
+    @property
+    def why_not(self) -> str:
+        """Why steps are not recorded, or some of them, or ""."""
+        return self._failure or self._unsupported
+
     def find_kind(self, key: Hashable, make: Callable[[], K], unsupported: str) -> K | None:
         """Return the kind of step with this key; None if none of its steps can be recorded."""
-        self.why_not = self.why_not or unsupported
-        if self.why_not:
+        self._unsupported = self._unsupported or unsupported
+        if self._failure:
             self.release()
+        if self._failure or unsupported:
             return None
         if key not in self._kinds:
             if len(self._kinds) == MAX_KINDS:
@@ -196,7 +213,7 @@ class Capture:
             try:
                 self._kinds[key] = make()
             except Exception as error:  # there may be too little memory
-                self.why_not = failure_reason(error)
+                self._failure = failure_reason(error)
                 return None
         kind: K = self._kinds[key]
         return kind
@@ -237,7 +254,7 @@ class Capture:
             result: T = replay()
             return result
         kind.steps[shape] += 1
-        if self.why_not or len(kind.graphs) == MAX_GRAPHS:
+        if self._failure or len(kind.graphs) == MAX_GRAPHS:
             return step(batch)
         if kind.steps[shape] <= WARM_UPS:
             return self._watch(kind, lambda: step(batch))
@@ -249,9 +266,9 @@ class Capture:
         with FindObstacle(self._recorder.device) as obstacle:
             result = self._recorder.warm_up(step)
         if obstacle.found:
-            self.why_not = f"{obstacle.found} draws by itself, or the processor waits for it"
+            self._failure = f"{obstacle.found} draws by itself, or the processor waits for it"
         elif [*map(id, before)] != [*map(id, _attributes(kind.model))]:
-            self.why_not = "the model keeps values from one step to the next"
+            self._failure = "the model keeps values from one step to the next"
         return result
 
     def _record(
@@ -270,7 +287,7 @@ class Capture:
             before = [each.clone() for each in changing]
             after = [each.clone() for each in changing]
         except torch.OutOfMemoryError as error:
-            self.why_not = failure_reason(error)
+            self._failure = failure_reason(error)
             return step(batch)
         result = step(buffers)  # not of the batch: algorithms are chosen for these addresses
         drawn_after = [each.get_state() for each in generators]
@@ -280,16 +297,25 @@ class Capture:
         try:
             replay = self._recorder.record(lambda: step(buffers))
             replay()
-            for pair in zip(changing, after, strict=True):
-                if not torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True):
-                    raise ValueError("a recorded step gives other numbers")
+            if not all(map(is_same_step, changing, after, before)):
+                raise ValueError("a recorded step gives other numbers")
             kind.graphs[shape] = (buffers, replay)
         except Exception as error:  # PyTorch may raise anything; training goes on without a graph
-            self.why_not = failure_reason(error)
+            self._failure = failure_reason(error)
             kind.graphs.clear()  # they would draw from the generator's former state
             torch._foreach_copy_(changing, after)
             restore_states(generators, drawn_after)
         return result
+
+
+def is_same_step(recorded: Tensor, ordinary: Tensor, before: Tensor) -> bool:
+    """Return whether two steps changed a tensor alike: to 1e-3 of the change, and to rounding."""
+    if not ordinary.is_floating_point():
+        return torch.equal(recorded, ordinary)
+    difference = recorded.double() - ordinary.double()
+    change = ordinary.double() - before.double()
+    rounding = torch.finfo(ordinary.dtype).eps * ordinary.double().norm()
+    return bool(difference.norm() <= 1e-3 * change.norm() + rounding)
 
 
 def find_fixed(

@@ -14,10 +14,7 @@ from .programs import Chain, Program, StepArrays
 
 
 class BlockArrays(StepKind):
-    """The arrays that the steps of a block use besides their batches, with a row for each client.
-
-    `rate` has the learning rate if it may change from one recorded step to the next.
-    """
+    """The arrays that a block's steps use besides their batches, with a row for each client."""
 
     def __init__(
         self,
@@ -26,12 +23,12 @@ class BlockArrays(StepKind):
         weights: Sequence[Tensor],
         anchor: Sequence[Tensor],
         shift: Sequence[Tensor],
+        rate: Tensor | None = None,
     ) -> None:
-        super().__init__(program.model)
+        super().__init__(program.model, rate)
         self.weights = weights
         self.anchor = anchor
         self.shift = shift
-        self.rate: Tensor | None = None
         self.optimizer = None if work.optimizer == SGD else RowOptimizer(weights, work)
         has_velocity = self.optimizer is None and work.momentum > 0.0
         self.velocity = [torch.zeros_like(array) for array in weights] if has_velocity else []
@@ -50,8 +47,7 @@ class BlockArrays(StepKind):
             array[: len(given)].copy_(given)
         for array in self._states():
             array.zero_()
-        if self.rate is not None:
-            self.rate.fill_(rate)
+        self.set_rate(rate)
         return [array[: len(weights[0])] for array in self.weights]
 
     def of_first(self, count: int, masks: Sequence[Tensor]) -> StepArrays:
@@ -91,8 +87,7 @@ def find_recorded(
     def make() -> BlockArrays:
         wide = [each.new_zeros(most, *each.shape[1:]) for each in weights]
         kept = [each.new_zeros(1 if len(each) == 1 else most, *each.shape[1:]) for each in others]
-        made = BlockArrays(program, work, wide, kept[: len(anchor)], kept[len(anchor) :])
-        made.rate = rate
+        made = BlockArrays(program, work, wide, kept[: len(anchor)], kept[len(anchor) :], rate)
         if made.optimizer is not None:
             made.optimizer.prepare_recording()
         return made

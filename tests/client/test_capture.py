@@ -76,6 +76,13 @@ class Wrong(PlainRecorder):
         return replay
 
 
+class Idle(PlainRecorder):
+    """Replays nothing."""
+
+    def record(self, step: Callable[[], T]) -> Callable[[], Any]:
+        return lambda: None
+
+
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets, reduction="none")
 
@@ -226,6 +233,23 @@ def test_a_failed_record_leaves_the_numbers_of_ordinary_steps(
     assert reason in assert_equal(network(nn.BatchNorm1d(8)), WORK, recorder).why_not
 
 
+@pytest.mark.parametrize("rate", [0.1, 1e-3, 1e-5, 1e-6])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_graph_that_does_nothing_is_found_at_small_rates(rate: float, momentum: float) -> None:
+    work = replace(WORK, learning_rate=rate, momentum=momentum)
+    assert "other numbers" in assert_equal(network(), work, Idle()).why_not
+
+
+def test_steps_are_proved_again_once_the_rate_has_grown_tenfold() -> None:
+    """At the first rate rounding hides what a step changes."""
+    capture = Capture(Idle())
+    model = network()
+    train_clients(model, replace(WORK, learning_rate=1e-12), capture)
+    assert not capture.why_not
+    train_clients(model, WORK, capture)
+    assert "other numbers" in capture.why_not
+
+
 @pytest.mark.parametrize(
     ("optimizer", "recorded"),
     [("sgd", 2), ("adam", 4)],  # outside CUDA, Adam takes its rate as a number
@@ -258,6 +282,9 @@ def test_corrected_gradients_are_not_recorded() -> None:
         capture=capture,
     )
     assert "corrects the gradients" in capture.why_not
+    recorder = capture._recorder
+    train_clients(model, WORK, capture)
+    assert recorder.replayed > 0  # the reason is of one kind of step
 
 
 def test_a_step_without_memory_for_a_graph_is_an_ordinary_one(
