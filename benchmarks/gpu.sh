@@ -47,7 +47,7 @@ part() { # NAME SECONDS COMMAND…: at most so many seconds; the first failure b
   [ $status -ne 0 ] || status=$code
 }
 
-part tests "${seconds[0]}" "$python" -m pytest -q -p no:cacheprovider -n 4 -m gpu --device "$device" tests/gpu
+part tests "${seconds[0]}" "$python" -m pytest -q -p no:cacheprovider -p no:benchmark -n 4 -m gpu --device "$device" tests/gpu
 part engines "${seconds[1]}" "$python" -m benchmarks.engines --device "$device" --repeats "$repeats" --rounds "$rounds" \
   --workloads logistic mlp --engines loop stacked --csv
 part networks "${seconds[2]}" "$python" -m benchmarks.pfl --device "$device" --repeats "$repeats" --rounds "$rounds" \

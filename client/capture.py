@@ -8,7 +8,6 @@ as without this module.
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
 from typing import Any, TypeVar
@@ -90,8 +89,10 @@ class CudaRecorder:
         except Exception as error:
             # PyTorch leaves its stream, its memory, and a generator that refuses to draw.
             torch.cuda.set_stream(current)
-            with suppress(Exception):  # the memory's use has ended in some versions
+            try:
                 torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+            except RuntimeError:  # its use has ended in some versions: the next graph gets another
+                self._pool = None
             for generator in generators_of(self.device)[1:]:
                 usable = torch.Generator(self.device)
                 usable.set_state(generator.get_state())

@@ -21,10 +21,10 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def card(device: str) -> torch.device:
-    """Return the card; skip on another device."""
+    """Return the card with its index, as clients have it; skip on another device."""
     if not device.startswith("cuda"):
         pytest.skip("needs a card's own memory and errors")
-    return torch.device(device)
+    return torch.zeros(1, device=device).device
 
 
 @pytest.fixture
