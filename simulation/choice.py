@@ -37,7 +37,7 @@ from fairbloom.tasks.task import AnyExamples, is_of_model
 from fairbloom.text import text_if
 
 from .clients import LocalClients
-from .processes import can_fork
+from .processes import can_fork, can_train_in_fork
 from .stacked.clients import StackedClients, find_unsupported
 from .stacked.programs import UnstackableError, make_program
 from .workers import WorkerClients
@@ -127,6 +127,8 @@ def choose(settings: RunSettings, processors: int) -> Choice:
     # After CUDA is initialised, forked processes cannot train.
     may_fork = can_fork() and not torch.cuda.is_available()
     if settings.engine == "workers":
+        if can_fork() and not can_train_in_fork():
+            return Choice("loop", "workers were asked for, but forks of this process cannot train")
         if may_fork:
             try_first_step(settings, task, model)
         return Choice("workers", "it was asked for", workers=max(1, min(processors, cohort)))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import DTypeLike, NDArray
 
 from fairbloom.errors import FairbloomError
@@ -88,6 +89,27 @@ class Forked:
         if code == -signal.SIGKILL:
             return "SIGKILL, as when memory runs short"
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def can_train_in_fork() -> bool:
+    """Return whether a fork of this process computes gradients.
+
+    It does not if autograd has begun its threads for a card, as any earlier training does on a
+    machine with one, wherever it computed.
+    """
+
+    def serve(pipe: Connection) -> None:
+        with contextlib.suppress(RuntimeError):
+            torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+            pipe.send(True)
+
+    process = Forked(serve, ())
+    try:
+        return bool(process.pipe.recv())
+    except EOFError:
+        return False
+    finally:
+        process.end()
 
 
 def _fork() -> int:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
@@ -30,6 +31,7 @@ from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.vectors import Vectors, combine
 from fairbloom.simulation import processes
+from fairbloom.simulation.choice import choose
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.processes import shared_array
 from fairbloom.simulation.workers import WorkerClients
@@ -37,7 +39,7 @@ from fairbloom.strategies import DRFA, FedAvg
 from fairbloom.tasks import forget_tasks
 
 from .harmed import BUFFERS, FIVE, SHARED, tied
-from .helpers import all_of, both_of, config_of, is_gone, model_of
+from .helpers import all_of, both_of, config_of, is_gone, model_of, small
 
 
 def workers_of(method: Method | None = None, workers: int = 2, **changes: Any) -> WorkerClients:
@@ -85,6 +87,19 @@ def test_old_updates_that_a_method_keeps_stay_as_they_are(memory: float) -> None
 
 
 # Processes that end -------------------------------------------------------------------------------
+
+
+def test_forks_that_cannot_train_leave_it_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a backward on a machine with a card: its threads are marked in every fork."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("Unable to handle autograd's threading with fork-based multiprocessing")
+
+    settings = small("unused", engine="workers")
+    assert choose(settings, 2).engine == "workers"
+    monkeypatch.setattr(torch.Tensor, "backward", fail)
+    choice = choose(settings, 2)
+    assert (choice.engine, "cannot train" in choice.reason) == ("loop", True)
 
 
 def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
