@@ -126,7 +126,7 @@ class Subject:
         with self.explain_errors("In rounds with real clients, "):
             clients = real_clients(method, **self.work, **work)
             loop = Rounds(method, clients, ROUNDS).run(
-                initial_model(clients) if model is None else model,
+                model or initial_model(clients),
                 measure=lambda number: (),
                 measure_after=(),
             )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from fairbloom.errors import FairbloomError, describe_online, join_names
 from fairbloom.logs import log
-from fairbloom.text import text_if
+from fairbloom.text import plural, text_if
 
 # A wait for clients is logged after NOTICE_SECONDS, and again every AGAIN_SECONDS.
 NOTICE_SECONDS = 10.0
@@ -137,10 +137,8 @@ class Quorum:
     def is_met_by_free(self, free: Collection[str], fewest: int) -> bool:
         """Return whether this many counted clients are `free`: online, and owing no reply."""
         count = len(self.counted(free))
-        state = (
-            "is online and owes no earlier reply"
-            if count == 1
-            else "are online and owe no earlier reply"
+        state = plural(
+            count, "is online and owes no earlier reply", "are online and owe no earlier reply"
         )
         text = f"{count} of {fewest} clients that this run needs ({self._setting}) {state}"
         return self._is_enough(count, fewest, text, {*self.counted(self._known)}.difference(free))

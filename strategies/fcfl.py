@@ -208,7 +208,7 @@ def share_of_loss(p: float, q: float, s: float, *, within_budgets: bool) -> floa
     ‖g_l‖², q = ⟨g_l, g_g⟩ and s = ‖g_g‖².
     """
     if within_budgets:
-        return 1.0 if p >= q else 0.0
+        return float(p >= q)
     if q >= s:
         return 1.0
     return 0.0 if q >= 0.0 else -q / (p - q)

@@ -161,8 +161,8 @@ class FairStrategy(Method, Strategy):
             When a trainable array of `initial_arrays` is not finite, or none can be trained.
         """
         check_newer(type(self), newer)
-        train_config = ConfigRecord() if train_config is None else train_config
-        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        train_config = train_config or ConfigRecord()
+        evaluate_config = evaluate_config or ConfigRecord()
         check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
         if self._recording is None and self.run_folder_options:
             raise FairbloomError(
@@ -170,7 +170,7 @@ class FairStrategy(Method, Strategy):
                 " this: start the strategy by RunFolder(path).start(strategy, …)"
             )
         recording = self._recording or Recording(
-            self if wrapper is None else wrapper,
+            wrapper or self,
             on_round,
             resume,
             all_evaluate_last=all_evaluate_last,

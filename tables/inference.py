@@ -302,7 +302,7 @@ def _likeliest_target(table: Table, names: Sequence[str]) -> str:
         values = {str(cell).strip() for cell in cells}
         if len(values) == 2 and "" not in values:
             return name
-    return names[-1] if names else ""
+    return next(reversed(names), "")
 
 
 def _survey_file(table: Table, file: File) -> dict[str, FileColumn]:

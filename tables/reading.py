@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.system.machine import half_of_memory
-from fairbloom.text import plural
+from fairbloom.text import plural, text_if
 
 from .cells import FileColumn, format_number, shorten
 from .folders import REMEDY
@@ -228,7 +228,7 @@ def _read(path: Path, file: File) -> Table:
     with path.open("rb") as content:
         start = content.read(4)
     found = next((kind for begin, kind in STARTS.items() if start.startswith(begin)), "")
-    if found != (ending if ending in readers else ""):
+    if found != text_if(ending in readers, ending):
         begins = f"begins like {found}" if found else "does not begin like one"
         raise DataError(f"{path} is no {ending} file: it {begins}: {REMEDY}", "other-format")
     return readers.get(ending, _read_text)(path, file)

@@ -48,7 +48,7 @@ class PersonalModel(Kept):
         The loss is the plain one. SGD has neither momentum nor weight decay; other optimizers keep
         theirs.
         """
-        kept = 0.0 if work.optimizer == SGD else 1.0
+        kept = float(work.optimizer != SGD)
         return replace(
             work,
             epochs=self.terms.personal_epochs or 1,

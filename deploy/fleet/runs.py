@@ -166,7 +166,7 @@ class RunFiles:
                 lines = file.read(LAST_BYTES).decode(errors="replace").splitlines()
         except OSError:
             return ""
-        return lines[-1] if lines else ""
+        return next(reversed(lines), "")
 
     def end(self, status: int) -> None:
         """Write the run's exit status."""

@@ -23,4 +23,4 @@ def check_health(federation: Federation) -> int:
     if now.free < SMALLEST_SHARE:
         faults.append(f"{now.free:.0%} of the disk is free: make room at {federation.path}")
     print("\n".join(faults) or "serving")
-    return 2 if faults else 0
+    return 2 * bool(faults)

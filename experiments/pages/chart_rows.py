@@ -115,7 +115,7 @@ class Scene:
     @property
     def caption(self) -> str:
         """Text: which clients a chart shows, in which order, and with which seeds."""
-        under = f" under {self.lines[0].label}" if len(self.lines) > 1 else ""
+        under = text_if(len(self.lines) > 1, f" under {self.lines[0].label}")
         which = text_if(
             len(self.shown) < self.clients,
             f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}.",

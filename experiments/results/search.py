@@ -253,7 +253,7 @@ class Search(Shown):
             if self.best != self.baseline:
                 sentence += ": it is not tested yet"
             return (f"{sentence}.", *self.notes)
-        unit = f" {self.score.unit}" if measure.unit and self.score.unit else ""
+        unit = text_if(measure.unit and self.score.unit, f" {self.score.unit}")
         differs = "does not clearly differ from"
         if found.low > 0.0 or found.high < 0.0:
             verb = "loses" if found.mean < 0.0 else "gains"

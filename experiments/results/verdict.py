@@ -132,10 +132,10 @@ def _headline(compared: ComparedScores) -> str:
             f" {score.words} is {_written(value, compared)}{lower}{text_if(value < share, guess)}"
         )
     else:
-        clients_have = (
-            "the worst-served client has"
-            if count_of_share(10, len(compared.tested)) == 1
-            else "the worst-served 10 % of clients have"
+        clients_have = plural(
+            count_of_share(10, len(compared.tested)),
+            "the worst-served client has",
+            "the worst-served 10 % of clients have",
         )
         worst = _written(compared.spread(compared.baseline, WORST)[0], compared)
         served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
