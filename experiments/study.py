@@ -148,11 +148,9 @@ class Study:
 
     def strategy(self, arm: Arm) -> FairStrategy:
         """Return the strategy of an arm's runs."""
-        return (
-            self.app.strategy(self.config(arm))
-            if self.app is not None
-            else Settings.of(self.config(arm)).strategy()
-        )
+        if self.app is not None:
+            return self.app.strategy(self.config(arm))
+        return Settings.of(self.config(arm)).strategy()
 
     def is_done(self, arm: Arm, seed: int, out: Path) -> bool:
         """Return whether a run is finished with all its rounds; nothing is imported for this."""

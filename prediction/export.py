@@ -252,7 +252,9 @@ def _beyond(field: Field) -> Iterator[float]:
 
 def _numbers_of(predictions: Predictions) -> Any:
     """Return the probabilities of classes, or the values of a quantity."""
-    return predictions.values if predictions.probabilities is None else predictions.probabilities
+    if predictions.probabilities is None:
+        return predictions.values
+    return predictions.probabilities
 
 
 def _check(

@@ -67,7 +67,7 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         for row in reversed(latest)
         for name, reason in parse_refusals(row.get("refused", ""))
     ]
-    last = rows[-1] if rows else {}
+    last = next(reversed(rows), {})
     return {
         "folder": str(folder),
         "task": settings.get("task", ""),

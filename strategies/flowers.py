@@ -85,11 +85,9 @@ def advise_on_method(plain: str) -> str:
     if plain not in names:
         return ""
     words = ",".join(f"{key}={value}" for key, value in {**SAME, **NEAREST}[names[plain]].items())
-    return (
-        f"the nearest to Flower's {names[plain]} is fedavg({words}); "
-        if names[plain] in NEAREST
-        else f"write fedavg({words}) for Flower's {names[plain]}; "
-    )
+    if names[plain] in NEAREST:
+        return f"the nearest to Flower's {names[plain]} is fedavg({words}); "
+    return f"write fedavg({words}) for Flower's {names[plain]}; "
 
 
 def as_call(parameters: dict[str, Any]) -> str:

@@ -51,6 +51,6 @@ def guidance(losses: FloatArray) -> Guidance | None:
     cosine = float(np.clip(F @ p, -1.0, 1.0))
     h = cosine * F - p
     sine = float(np.linalg.norm(h))
-    return (
-        None if sine <= EQUAL_LOSSES else Guidance(h / sine, float(np.degrees(np.arccos(cosine))))
-    )
+    if sine <= EQUAL_LOSSES:
+        return None
+    return Guidance(h / sine, float(np.degrees(np.arccos(cosine))))

@@ -268,9 +268,9 @@ def _nearest_minimiser(
     nearest /= nearest.sum()
     norms = np.sqrt(np.diag(G))
     rounding = 1e-15 * len(x) * (x @ norms) ** 2 + (1e-15 * norms.max()) ** 2
-    return (
-        x if nearest @ G @ nearest > (1.0 + MAX_RELATIVE_GAP) * (x @ G @ x) + rounding else nearest
-    )
+    if nearest @ G @ nearest > (1.0 + MAX_RELATIVE_GAP) * (x @ G @ x) + rounding:
+        return x
+    return nearest
 
 
 def _neutral_moves(

@@ -82,7 +82,7 @@ def are_numbers(texts: Collection[str], more: int) -> bool:
     bands = [text for text in pairs if is_band(text)]
     # Few bands begin or end with the same number, unlike 1 h 20 min and 1 h 30 min, or 28/30.
     spoken = [written[text] for text in bands if not re.search(r"[-–]|\d{4}/\d$", text)]
-    fewest = min(len({*each}) for each in zip(*spoken, strict=True)) if spoken else 0
+    fewest = min((len({*each}) for each in zip(*spoken, strict=True)), default=0)
     are_bands = len(bands) > NEARLY_ALL * len(pairs) and not 0 < 2 * fewest <= len(bands)
     return (
         len(texts) + more > FEW_VALUES

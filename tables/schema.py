@@ -456,7 +456,7 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
         if about.get("fields")
     }
     fields = dict(stated.get(client) or stated.get(EVERY_FILE) or {})
-    for column, own in (said[0] if said else {}).items():
+    for column, own in (next(iter(said), {})).items():
         fields[column] = {**fields.get(column, {}), **own}
     if not fields:
         return merged

@@ -73,11 +73,9 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
     place = predicted.classes.index(schema.positive) if schema.positive else None
 
     def preprocessing(client: str) -> Preprocessing:
-        return (
-            files.clients_with(client).preprocessing(client)
-            if client
-            else preprocessing_of(setup.schema_)
-        )
+        if client:
+            return files.clients_with(client).preprocessing(client)
+        return preprocessing_of(setup.schema_)
 
     def model() -> "nn.Module":
         from . import models

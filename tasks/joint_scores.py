@@ -116,8 +116,6 @@ def _by_client(
 
 def _unwrap(compute: Compute) -> tuple[Callable[..., object], Mapping[str, Any]]:
     """Return a score's function, and the settings that it is called with."""
-    return (
-        (compute.func, compute.keywords)
-        if isinstance(compute, partial) and not compute.args
-        else (compute, {})
-    )
+    if isinstance(compute, partial) and not compute.args:
+        return (compute.func, compute.keywords)
+    return (compute, {})

@@ -122,7 +122,7 @@ class MemoryBudget:
         """Take memory; return False and take none if it is not enough, or too much for one."""
         with self._lock:
             enough = size <= min(MEMORY_FILE_BYTES, self._memory - self.used)
-            self.used += size if enough else 0
+            self.used += size * enough
         return enough
 
     def give_back(self, size: int, files: int) -> None:
@@ -151,7 +151,7 @@ class StoredContent(Content):
         self._budget = budget
         self._hash = blake3()
         in_memory = budget.take(size)
-        self._held = size if in_memory else 0
+        self._held = size * in_memory
         self._files = 0
         try:
             if file is not None and (in_memory or size > MEMORY_FILE_BYTES):

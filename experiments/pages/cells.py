@@ -37,17 +37,15 @@ class Digits:
         if not math.isfinite(value):
             return NONE.text
         is_tiny = self.decimals == MAX_DECIMALS and 0.0 < abs(value) < 10.0 ** (2 - MAX_DECIMALS)
-        return (
-            f"{value:{sign}.3g}"
-            if is_tiny or abs(value) >= HUGE
-            else round_to(value, self.decimals, sign)
-        )
+        if is_tiny or abs(value) >= HUGE:
+            return f"{value:{sign}.3g}"
+        return round_to(value, self.decimals, sign)
 
     def cell(self, value: float | None) -> Cell:
         """Return a cell of a number, a dash for none and for one that cannot be shown."""
-        return (
-            NONE if value is None or not is_shown(value) else Cell(self.number(value), float(value))
-        )
+        if value is None or not is_shown(value):
+            return NONE
+        return Cell(self.number(value), float(value))
 
     def difference(self, found: Difference) -> Cell:
         """Return a difference with its interval, where it has one."""

@@ -79,11 +79,9 @@ def _test_by_train(run: Run, about: Mapping[str, Any]) -> float:
     trained = {client: count for client, count in counts if 1 <= count <= LARGEST_COUNT}
     tested = run.test_examples()
     clients = tested.keys() & trained.keys()
-    return (
-        sum(tested[name] for name in clients) / sum(float(trained[name]) for name in clients)
-        if clients
-        else TaskInfo("", "", "", "").test_by_train(run.settings)
-    )
+    if clients:
+        return sum(tested[name] for name in clients) / sum(float(trained[name]) for name in clients)
+    return TaskInfo("", "", "", "").test_by_train(run.settings)
 
 
 def caveats_of_run(run: Run) -> list[str]:

@@ -284,9 +284,9 @@ def read_reproduction(
 
 def seeds_of(recipe: Recipe, arms: Sequence[Arm], study: Study) -> Sequence[int]:
     """Return the seeds with which a row's grid is searched; all seeds for a row without a grid."""
-    return (
-        study.seeds if len(arms) == 1 or not recipe.grid_seeds else study.seeds[: recipe.grid_seeds]
-    )
+    if len(arms) == 1 or not recipe.grid_seeds:
+        return study.seeds
+    return study.seeds[: recipe.grid_seeds]
 
 
 def choose_arm(recipe: Recipe, arms: Sequence[Arm], runs: OpenedRuns) -> tuple[Arm | None, str]:

@@ -296,11 +296,9 @@ class StackedClients(LocalClients):
                 block, lambda m: batch_order(m.local.order, number, m.local.key, training)
             )
         )
-        return (
-            steps
-            if work.augment == NO_AUGMENTATION
-            else augment_steps(steps, work.augment, self.seeds(block, terms, training))
-        )
+        if work.augment == NO_AUGMENTATION:
+            return steps
+        return augment_steps(steps, work.augment, self.seeds(block, terms, training))
 
     def seeds(self, block: Sequence[StackedClient], terms: Terms, training: str) -> list[int]:
         """Return the seed of each client's dropout and augmentation."""
@@ -396,7 +394,7 @@ class StackedClients(LocalClients):
             if not measuring:
                 continue
             parts = [measurement.of(each.splits) for each in measuring]
-            smallest_group = self.settings.smallest_group if measurement.by_group else 0
+            smallest_group = self.settings.smallest_group * measurement.by_group
             if measurement.model_of(terms) != RECEIVED:
                 measured = []
                 for each, part in zip(measuring, parts, strict=True):
@@ -614,9 +612,9 @@ class _Block(ClientRound):
 
     def _seeds(self, block: Sequence[StackedClient], training: str) -> Sequence[int]:
         """Return the seeds of the clients' dropout, none for a model without it."""
-        return (
-            self._training.engine.seeds(block, self._terms, training) if self._program.drops else ()
-        )
+        if self._program.drops:
+            return self._training.engine.seeds(block, self._terms, training)
+        return ()
 
     def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:
         """Add the training metrics that clients report to their scores."""

@@ -52,11 +52,9 @@ class DropoutMode(TorchFunctionMode):
         if func not in DROPOUTS:
             return func(*args, **given)
         inputs, probability, training = _arguments(*args, **given)
-        return (
-            inputs
-            if not training or probability == 0.0
-            else self._replace(inputs, probability, DROPOUTS[func])
-        )
+        if not training or probability == 0.0:
+            return inputs
+        return self._replace(inputs, probability, DROPOUTS[func])
 
 
 def _arguments(
