@@ -288,8 +288,10 @@ class RunRecorder:
             }
             self._coefficients.add_lines(
                 "".join(
-                    f"{finished.number},{self._name_cells[name]},{value}\n"
-                    for name, value in sorted(finished.coefficients.items())
+                    [  # no generator: it would be called for each client
+                        f"{finished.number},{self._name_cells[name]},{value}\n"
+                        for name, value in sorted(finished.coefficients.items())
+                    ]
                 )
             )
             if self._grouped is not None and self._groups is not None:
