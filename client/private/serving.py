@@ -166,11 +166,12 @@ class Request:
         return reply
 
     def _reply(self, metrics: Metrics) -> RecordDict:
-        records = {
-            wire.METRICS: MetricRecord({**metrics}),
-            wire.CLIENT: about_account(self.account),
-        }
-        return RecordDict(records)
+        return RecordDict(
+            {
+                wire.METRICS: MetricRecord({**metrics}),
+                wire.CLIENT: about_account(self.account),
+            }
+        )
 
     def _load_client(self, partition: object, name: str | None) -> LocalClient:
         """Return the client with the account's split of its rows."""
