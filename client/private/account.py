@@ -31,6 +31,7 @@ from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.names import ACCOUNT_FILE
 from fairbloom.system.files import make_folder, sync_folder, write_private
 from fairbloom.system.lock import open_locked
+from fairbloom.tables import DataError
 from fairbloom.tables.folders import files_in
 from fairbloom.tasks import TASKS
 
@@ -51,6 +52,9 @@ REPLIES = "replies"
 
 # Replies to each kind of message that are kept.
 KEPT_REPLIES = 2
+
+# The bytes of the digest before a kept reply.
+DIGEST_BYTES = 32
 
 # The key of the line that an owner's resumption writes.
 RESUMED = "resumed"
@@ -196,11 +200,14 @@ def accounts_of(data_dir: str, ledger: str = "") -> list[Account]:
     folder = folder_of(data_dir)
     found = {each.number: each for each in accounts_in(accounts_folder(ledger))}
     named = ""
-    if (marker := folder / ACCOUNT_FILE).exists():
-        last = Account.read(Path(read_toml(marker)["place"]))
+    if os.path.lexists(marker := folder / ACCOUNT_FILE):
+        last = Account.read(Path(read_toml(marker).get("place", "")))
         found[last.number] = last
         named = last.number
-    digest = digest_files(data_dir) if found else ""
+    try:
+        digest = digest_files(data_dir) if found else ""
+    except DataError:  # without a table, these are no rows of an account elsewhere
+        digest = ""
     return [
         each
         for each in found.values()
@@ -216,8 +223,15 @@ def accounts_in(folder: Path) -> Iterator[Account]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return what an account's file says; raise AccountError if it cannot be read."""
-    try:
+    with explain_damage(path):
         return tomllib.loads(path.read_text())
+
+
+@contextmanager
+def explain_damage(path: Path) -> Iterator[None]:
+    """Raise AccountError if an account's file cannot be read."""
+    try:
+        yield
     except (OSError, ValueError) as error:
         raise AccountError(
             f"{path} of a privacy account cannot be read ({error}): restore it",
@@ -258,10 +272,7 @@ class Ledger:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines; a torn one has the amounts that it begins with, or all there are."""
-        path = self._folder / FILE
-        if not path.exists():
-            return
-        for line in path.read_bytes().split(b"\n"):
+        for line in self._read().split(b"\n"):
             if not line.strip():
                 continue
             try:
@@ -271,6 +282,12 @@ class Ledger:
                 begun = re.match(rb'\{"units": (\d+), "reports": (\d+),', line)
                 amounts = map(int, begun.groups()) if begun else self._limits.values()
                 yield {**dict(zip((UNITS, REPORTS), amounts, strict=True)), "torn": True}
+
+    def _read(self) -> bytes:
+        """Return the whole file; without it, nobody knows what is spent."""
+        path = self._folder / FILE
+        with explain_damage(path):
+            return path.read_bytes()
 
     def left(self) -> dict[str, int]:
         """Return the units and the reports that are left."""
@@ -287,11 +304,10 @@ class Ledger:
         self._append({UNITS: units, REPORTS: reports, **about})
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        path = self._folder / FILE
-        torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        torn = self._read()[-1:] not in (b"", b"\n")
         # the amounts come first, so that they are known of a torn line, too
         written = "\n" * torn + json.dumps(line) + "\n"
-        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        opened = os.open(self._folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             rest = written.encode()
             while rest:
@@ -304,9 +320,11 @@ class Ledger:
     # Kept replies ---------------------------------------------------------------------------------
 
     def find_reply(self, key: str) -> bytes | None:
-        """Return the kept reply to a message with this key, or None."""
+        """Return the kept reply to a message with this key, None if it is missing or damaged."""
         path = self._folder / REPLIES / key
-        return path.read_bytes() if path.exists() else None
+        kept = path.read_bytes() if path.exists() else b""
+        digest, content = kept[:DIGEST_BYTES], kept[DIGEST_BYTES:]
+        return content if hashlib.sha256(content).digest() == digest else None
 
     def keep_reply(self, key: str, content: bytes) -> None:
         """Keep a reply; drop all but the last ones of its kind, the word that its key begins with.
@@ -315,10 +333,10 @@ class Ledger:
         """
         folder = self._folder / REPLIES
         make_folder(folder)
-        write_private(folder / key, content)
+        write_private(folder / key, hashlib.sha256(content).digest() + content)
         kind = key.partition("-")[0]
-        same = sorted(folder.glob(f"{kind}-*"), key=lambda path: path.stat().st_mtime_ns)
-        for old in same[:-KEPT_REPLIES]:
+        others = {*folder.glob(f"{kind}-*")} - {folder / key}  # the clock may have been set back
+        for old in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: 1 - KEPT_REPLIES]:
             old.unlink()
 
     # Halts ----------------------------------------------------------------------------------------

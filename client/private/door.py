@@ -9,7 +9,6 @@ from flwr.app import Context, Message
 
 from fairbloom.protocol.names import PRIVACY_LIMIT
 
-from ..messages import is_deployed
 from .account import AccountError, find_account, one_sentence
 
 if TYPE_CHECKING:
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
 
 def answer_by_account(message: Message, context: Context, answer: ClientAppCallable) -> Message:
     """Answer a message by the account of a device's data, if they have one; a mod of Flower's."""
-    if not is_deployed(context):
-        return answer(message, context)
-    limits = json.loads(str(context.node_config.get(PRIVACY_LIMIT, "{}")))
+    node = context.node_config
+    limits = json.loads(str(node.get(PRIVACY_LIMIT) or "{}"))
     with one_sentence():
-        data_dir = str(context.node_config.get("data-dir", ""))
+        # a node that names no folder of data reads the one that the run's settings name
+        data_dir = str(node.get("data-dir") or context.run_config.get("data-dir") or "")
         account = find_account(data_dir, str(limits.get("ledger", "")))
     if account is None:
         if limits:

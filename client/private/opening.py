@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from ..guard.accepted_schemas import digest_of
 from ..local import find_client_key
 from .account import (
     ABOUT,
+    FILE,
     REPORTS,
     TASK,
     UNITS,
@@ -155,12 +157,12 @@ def write_account(account: Account, accounts: Path) -> Account:
         "earlier": account.earlier,
     }
     make_folder(place)
+    write_private(place / FILE, b"")
     write_private(place / ABOUT, tomli_w.dumps(about).encode())
     try:
         write_public(Path(account.folder, ACCOUNT_FILE), tomli_w.dumps(marker).encode())
     except OSError as error:
-        (place / ABOUT).unlink()
-        place.rmdir()
+        shutil.rmtree(place)
         raise FairbloomError(
             f"{account.folder} cannot be written ({error.strerror}): an account's name lies among"
             " its data: let this account of the system write there"

@@ -150,8 +150,9 @@ class Request:
         try:
             received = received_model(arrays[wire.ARRAYS], self.terms.codec, client.model)
             if self.kind == EVALUATE:
+                testing = Testing(client, received, self.terms)
                 keep_evaluated(self.context, client, received, self.terms)
-                return Testing(client, received, self.terms)
+                return testing
             sent = {name: state_of(each) for name, each in arrays.items() if name != wire.ARRAYS}
             return Training(client, received, self.terms, sent)
         except ReportableError as error:

@@ -13,7 +13,15 @@ import pytest
 import torch
 
 from fairbloom.client.private import account as accounts, opening
-from fairbloom.client.private.account import FAILED, FILE, REPORTS, UNITS, Account, Ledger
+from fairbloom.client.private.account import (
+    FAILED,
+    FILE,
+    REPORTS,
+    UNITS,
+    Account,
+    Ledger,
+    find_account,
+)
 from fairbloom.client.private.mechanism import Mechanism
 from fairbloom.client.private.opening import known_account
 from fairbloom.errors import FairbloomError
@@ -81,6 +89,7 @@ def test_a_reply_that_was_kept_is_sent_after_a_kill(device: Device) -> None:
 
 
 def test_a_torn_line_is_spent_wherever_it_ends(tmp_path: Path, subtests: Any) -> None:
+    (tmp_path / FILE).touch()
     whole = Ledger(tmp_path, LIMITS)
     whole.charge(8, 0, "train-a", 1, "arrays")
     whole.charge(45, 1, "train-b", 1, "arrays")
@@ -182,13 +191,68 @@ def test_another_schema_is_refused_for_nothing(device: Device) -> None:
     assert spent(device) == 450
 
 
-@pytest.mark.parametrize("harm", ["missing", "another place"])
+@pytest.mark.parametrize("node", [{}, {"num-partitions": 1}])
+def test_a_run_that_names_the_data_works_by_the_account(
+    device: Device, node: dict[str, int]
+) -> None:
+    """A stock node of Flower's may have no data-dir, and then the run's is read."""
+    device.open()
+    device.own = {"data-dir": "", "limit-privacy": "", **node}
+    context = device.context()
+    context.run_config["data-dir"] = str(device.data)
+    assert "privacy" in device.ask_in(context)["client"]
+    device.own = {}
+    assert spent(device) == 446
+
+
+def test_data_that_are_no_table_need_no_account(device: Device) -> None:
+    """Another device of the machine has an account for its own data."""
+    device.open()
+    images = device.folder / "images"
+    images.mkdir()
+    (images / "one.png").touch()
+    assert find_account(str(images), device.limits["ledger"]) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged"])
+def test_a_damaged_reply_is_not_sent(device: Device, content: bytes) -> None:
+    opened = device.open()
+    device.ask()
+    next(opened.place.glob("replies/train-*")).write_bytes(content)
+    assert "halted" in str(device.ask())
+    opened.resume()
+    assert "arrays" in device.ask()
+    assert spent(device) == 442
+
+
+def test_a_reply_is_kept_though_the_clock_was_set_back(device: Device) -> None:
+    opened = device.open()
+    for number in range(1, 5):
+        assert "arrays" in device.ask(TRAIN, {"server-round": number})
+        kept = [*opened.place.glob("replies/train-*")]
+        assert len(kept) == min(number, 2)
+        for each in kept:
+            os.utime(each, (4e9, 4e9))
+
+
+def test_a_missing_ledger_is_no_full_budget(device: Device) -> None:
+    opened = device.open()
+    (opened.place / FILE).unlink()
+    assert "must restore its folder" in str(device.ask())
+    with pytest.raises(FairbloomError, match="cannot be read"):
+        opened.resume()
+
+
+@pytest.mark.parametrize("harm", ["missing", "another place", "a link to nothing"])
 def test_an_account_that_is_gone_is_no_free_data(device: Device, harm: str) -> None:
     """The file among the data says that there was one."""
     device.open()
     shutil.rmtree(device.folder / "accounts")
-    if harm == "another place":
+    if harm != "missing":
         device.limits = {}
+    if harm == "a link to nothing":
+        (device.data / "fairbloom-account.toml").unlink()
+        (device.data / "fairbloom-account.toml").symlink_to("nothing")
     assert "must restore its folder" in str(device.ask())
 
 

@@ -223,6 +223,19 @@ def test_the_log_has_the_cost_of_each_reply(tmp_path: Path) -> None:
     assert "left of the privacy account: 441 units, 0 reports" in text
 
 
+def test_a_refused_evaluation_replaces_no_model(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    device.open()
+    state = tmp_path / "state"
+    state.mkdir()
+    device.own = {"state-dir": str(state)}
+    device.ask(EVALUATE)
+    (kept,) = state.rglob("model.safetensors")
+    before = kept.read_bytes()
+    assert "1.bias" in str(device.ask(EVALUATE, weights={"one": torch.ones(1)}))
+    assert kept.read_bytes() == before
+
+
 def test_a_query_tells_public_facts(tmp_path: Path) -> None:
     device = Device(tmp_path)
     opened = device.open()
