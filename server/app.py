@@ -27,7 +27,13 @@ from fairbloom.protocol.names import (
     TRAIN_LOSS,
 )
 from fairbloom.protocol.patterns import split_words
-from fairbloom.protocol.private import SIMULATED, SIMULATED_NOISE, check_settings, check_terms
+from fairbloom.protocol.private import (
+    SIMULATED,
+    SIMULATED_NOISE,
+    check_settings,
+    check_terms,
+    parse_pairs,
+)
 from fairbloom.protocol.scores import Score, put_first
 from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, marked, split_names
 from fairbloom.protocol.terms import Terms
@@ -299,10 +305,15 @@ def check_accounts(
     settings: Settings, method: FairStrategy, accounts: Mapping[str, AccountStatus]
 ) -> None:
     """Raise SettingsError for what clients with a privacy account would refuse in each round."""
+    if settings.privacy__mode == SIMULATED:
+        given = settings.privacy__epsilon
+        if unknown := sorted(parse_pairs(given).keys() - accounts) if "=" in given else []:
+            raise SettingsError(
+                f"privacy.epsilon has {join_names(unknown)}: the run has no such client"
+            )
+        log.warning(SIMULATED_NOISE)
     if not accounts:
         return
-    if settings.privacy__mode == SIMULATED:
-        log.warning(SIMULATED_NOISE)
     names = join_names(sorted(accounts))
     try:
         if settings.early_stopping or settings.best_model != SETTINGS["best-model"].default:

@@ -460,8 +460,11 @@ def check_pace(settings: Settings) -> None:
 def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set[str]:
     """Return the keys of raised settings among those that may be raised when a run continues.
 
-    Early stopping that is switched off counts as raised: the run gets at least as long.
+    Early stopping that is switched off counts as raised: the run gets at least as long. Rounds by
+    which the noise of simulated accounts is set cannot be raised: the first ones have less.
     """
+    if there.get("privacy.mode") == SIMULATED and not there.get("privacy.steps"):
+        return set()
 
     def reach(settings: Mapping[str, object], key: str) -> float | None:
         value = settings.get(key)

@@ -126,7 +126,7 @@ def choose(settings: RunSettings, processors: int) -> Choice:
     work = global_work(settings, FIRST_ROUND)  # raises if the client rule is missing
     # After CUDA is initialised, forked processes cannot train.
     may_fork = can_fork() and not torch.cuda.is_available()
-    if settings.engine == "workers":
+    if settings.engine == "workers" and settings.privacy__mode != SIMULATED:
         if can_fork() and not can_train_in_fork():
             return Choice("loop", "workers were asked for, but forks of this process cannot train")
         if may_fork:

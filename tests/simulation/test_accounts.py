@@ -102,9 +102,20 @@ def test_a_spent_client_is_left_out_and_named_once(
     ]
 
 
-def test_a_run_stops_when_all_are_spent(tmp_path: Path) -> None:
+def test_rounds_that_set_the_noise_are_not_raised(tmp_path: Path) -> None:
+    own = {**PRIVATE, "method": "fedavg", "privacy.tests": 2}
+    run(tmp_path / "fixed", **own, num_rounds=1)
+    with pytest.raises(FairbloomError, match="num-rounds"):
+        run(tmp_path / "fixed", **own, num_rounds=2)
+    run(tmp_path / "given", **own, num_rounds=1, **{"privacy.steps": 3})
+    assert len(rounds(run(tmp_path / "given", **own, num_rounds=2, **{"privacy.steps": 3}))) == 2
+
+
+@pytest.mark.parametrize("engine", ["auto", "workers"])
+def test_a_run_stops_when_all_are_spent(tmp_path: Path, engine: str) -> None:
     """The final model is evaluated all the same."""
-    folder = run(tmp_path, **{**PRIVATE, "privacy.steps": 2, "method": "fedavg"})
+    own = {"privacy.steps": 2, "method": "fedavg", "engine": engine}
+    folder = run(tmp_path, **{**PRIVATE, **own})
     done = rounds(folder)
     assert len(done) == 3
     assert [bool(row["test_accuracy_of_global_model_mean"]) for row in done] == [False, False, True]
@@ -128,6 +139,7 @@ def test_a_method_is_allowed_or_refused_before_a_round(tmp_path: Path, method: s
         ({"batch_size": 10}, "batch-size"),
         ({"privacy.epsilon": "0"}, "above 0"),
         ({"privacy.epsilon": "client-0"}, "above 0"),
+        ({"privacy.epsilon": "client-0=3 nobody=3"}, "nobody: the run has no such client"),
         ({"privacy.epsilon": ""}, "no effect"),
         ({"privacy.mode": "none"}, "no effect"),
         ({"best_model": "worst-10"}, "best-model need scores"),

@@ -5,14 +5,16 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from fairbloom.client.private import account as accounts, opening
+from fairbloom.client.private import account as accounts, noise, opening
 from fairbloom.client.private.account import (
     FAILED,
     FILE,
@@ -36,16 +38,22 @@ def device(tmp_path: Path) -> Device:
     return Device(tmp_path)
 
 
+def in_forks(*works: Callable[[], object]) -> list[int]:
+    """Return how child processes ended, which run at once and may be killed at any line."""
+    children = list[int]()
+    for work in works:
+        children.append(os.fork())
+        if children[-1] == 0:
+            torch.set_num_threads(1)
+            try:
+                work()
+            finally:
+                os._exit(0)
+    return [os.waitpid(child, 0)[1] for child in children]
+
+
 def in_a_fork(work: Callable[[], object]) -> int:
-    """Return how a child process ended, which may be killed at any line."""
-    child = os.fork()
-    if child == 0:
-        torch.set_num_threads(1)
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return os.waitpid(child, 0)[1]
+    return in_forks(work)[0]
 
 
 def kill(*_: object, **__: object) -> None:
@@ -88,6 +96,42 @@ def test_a_reply_that_was_kept_is_sent_after_a_kill(device: Device) -> None:
     assert next(iter(reply["arrays"].values())).data in kept
 
 
+def test_a_charge_is_on_the_disk_before_the_noise(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = device.open()
+    seen = list[str]()
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        seen.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    def draw(count: int) -> np.ndarray:
+        seen.append("noise")
+        return np.zeros(count)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(noise, "draw_noise", draw)
+    device.ask()
+    assert {str(opened.place), str(opened.place / FILE)} <= {*seen[: seen.index("noise")]}
+
+
+def test_a_process_that_is_stopped_finishes_charged_work(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.open()
+    work = Mechanism.mean_gradient
+
+    def stop(*args: Any) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return work(*args)
+
+    monkeypatch.setattr(Mechanism, "mean_gradient", stop)
+    assert in_a_fork(device.ask) == signal.SIGTERM
+    assert not known_account(device.node).ledger.is_halted
+
+
 def test_a_torn_line_is_spent_wherever_it_ends(tmp_path: Path, subtests: Any) -> None:
     (tmp_path / FILE).touch()
     whole = Ledger(tmp_path, LIMITS)
@@ -108,12 +152,21 @@ def test_a_torn_line_is_spent_wherever_it_ends(tmp_path: Path, subtests: Any) ->
             assert ledger.left()[UNITS] == left
 
 
-def test_two_processes_charge_one_after_the_other(tmp_path: Path) -> None:
+def test_two_processes_charge_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Devices with equal data share one account, and its budget of one step."""
     device = Device(tmp_path, steps=1)
     device.open()
+    charge = Ledger.charge
+
+    def charge_late(*args: Any) -> None:
+        time.sleep(0.3)  # meanwhile, the others ask
+        charge(*args)
+
+    monkeypatch.setattr(Ledger, "charge", charge_late)
     children = [lambda seed=seed: device.ask(seed=seed) for seed in range(3)]
-    assert [in_a_fork(child) for child in children] == [0, 0, 0]
+    assert in_forks(*children) == [0, 0, 0]
     assert known_account(device.node).ledger.left()[UNITS] == 1
     lines = next(device.folder.glob(f"accounts/*/{FILE}")).read_text().splitlines()
     assert [json.loads(line)[UNITS] for line in lines] == [4]
@@ -154,9 +207,18 @@ def test_each_part_of_a_question_is_in_the_key(device: Device, change: str) -> N
     assert (left[UNITS], left[REPORTS]) == ((446, 0) if change == "kind" else (442, 1))
 
 
-def test_a_second_test_report_is_held_back(device: Device) -> None:
+def test_the_state_that_work_resumes_from_is_in_the_key(device: Device) -> None:
     device.open()
-    assert "accuracy" in device.ask(EVALUATE)["metrics"]
+    for number in (2, 1, 2):  # the last one resumes from the state of round 1
+        assert "arrays" in device.ask(TRAIN, {"server-round": number, "control-variates": True})
+    assert known_account(device.node).ledger.left()[UNITS] == 438
+
+
+def test_a_second_test_report_is_held_back(device: Device) -> None:
+    opened = device.open()
+    report = device.ask(EVALUATE)["metrics"]
+    assert "accuracy" in report
+    assert report["num-examples"] == opened.test == 10
     assert "accuracy" in device.ask(EVALUATE)["metrics"]  # the same question: its kept reply
     held = device.ask(EVALUATE, {"server-round": 2})["metrics"]
     assert [*held] == ["num-examples"]
@@ -182,6 +244,17 @@ def test_changed_rows_are_refused_for_nothing(device: Device) -> None:
     (device.data / "site.csv").write_text(table)
     assert spent(device) == 450
     assert "arrays" in device.ask()
+
+
+@pytest.mark.parametrize("harm", ["moved", "without its file"])
+def test_changed_rows_stay_under_their_account(device: Device, harm: str) -> None:
+    device.open()
+    if harm == "moved":
+        device.data = device.data.rename(device.folder / "moved")
+    else:
+        (device.data / "fairbloom-account.toml").unlink()
+    write_table(device.data / "site.csv", 40, seed=1)
+    assert "not those" in str(device.ask())
 
 
 def test_another_schema_is_refused_for_nothing(device: Device) -> None:

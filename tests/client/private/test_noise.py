@@ -75,6 +75,11 @@ def test_releases_lie_on_the_lattice(numbers: list[float]) -> None:
     assert (places == np.rint(places)).all()
 
 
+def test_a_sum_and_its_noise_are_rounded_apart() -> None:
+    part = 0.4 * lattice(1.0)
+    assert release(np.array([part]), 1.0, 1.0, lambda _: np.array([part])) == 0.0
+
+
 def test_forks_draw_other_noise(tmp_path: Path) -> None:
     """Neither a seed nor a copied process repeats it."""
     np.random.default_rng(0)
