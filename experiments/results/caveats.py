@@ -8,6 +8,7 @@ from typing import Any
 
 from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.names import DRAW, SPLIT
+from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.files import EXAMPLES, MODEL, SCHEMA
@@ -134,6 +135,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> l
             for said in dict.fromkeys(itertools.chain(*worse.values()))
         ),
         *_attacked(every),
+        *[f"Privacy is {SIMULATED_NOISE}."][: any(run.privacy.get("simulated") for run in every)],
         *caveats_of_data(next(iter(runs.values()))),
     ]
 

@@ -148,6 +148,13 @@ def test_blanking_a_row_moves_the_sum_by_at_most_c(name: str, data: st.DataObjec
     assert with_row.count_correct() - without.count_correct() in (0, 1)
 
 
+def test_a_loss_that_is_not_finite_counts_as_the_bound() -> None:
+    model = logistic()
+    nn.init.constant_(model[1].weight, float("nan"))
+    rows = Rows(model, examples(), CLASSES)
+    assert rows.loss_sum() == pytest.approx(12 * rows.bound)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("value", [0.0, -7.0, float("nan"), 1e300])
 def test_no_row_changes_another(name: str, value: float) -> None:
