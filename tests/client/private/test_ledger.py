@@ -385,6 +385,20 @@ def test_a_schema_that_needs_the_rows_is_refused(
         opening.check_schema(schema)
 
 
+def test_two_openings_at_once_make_one_account(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = opening.write_account
+
+    def write_late(*args: Any) -> Account:
+        time.sleep(0.3)
+        return write(*args)
+
+    monkeypatch.setattr(opening, "write_account", write_late)
+    in_forks(device.open, device.open)
+    assert len([*device.folder.glob("accounts/*/account.toml")]) == 1
+
+
 def test_what_the_owner_is_shown(device: Device) -> None:
     text = "\n".join(opening.describe_account(device.open(test_share=0.25)))
     assert "30 training rows, 10 test rows" in text
