@@ -247,8 +247,8 @@ def folder_of(data_dir: str) -> Path:
 
 def digest_files(data_dir: str) -> str:
     """Return the SHA-256 of the tables of a folder, whatever their names are."""
-    files = files_in(data_dir, TASKS[TASK].reads)
-    return _digest(tuple((path, path.stat().st_mtime_ns) for path in files.values()))
+    paths = files_in(data_dir, TASKS[TASK].reads).values()
+    return _digest(tuple((path, path.stat().st_mtime_ns) for path in paths))
 
 
 @lru_cache(maxsize=4)  # a client asks with each message
@@ -299,9 +299,16 @@ class Ledger:
 
     def charge(self, units: int, reports: int, key: str, run: int, released: str) -> None:
         """Append a line durably; raise OSError if the disk refuses it."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        about = {"time": now, "key": key, "run": run, "released": released}
-        self._append({UNITS: units, REPORTS: reports, **about})
+        self._append(
+            {
+                UNITS: units,
+                REPORTS: reports,
+                "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                "key": key,
+                "run": run,
+                "released": released,
+            }
+        )
 
     def _append(self, line: Mapping[str, Any]) -> None:
         torn = self._read()[-1:] not in (b"", b"\n")

@@ -69,8 +69,9 @@ class Budget:
 
     def status(self, units: int, reports: int) -> AccountStatus:
         """Return what the server is told, with the units and test reports that are left."""
-        allowed = (self.epsilon, self.delta, self.steps, self.tests, self.sigma)
-        return AccountStatus(*allowed, units, reports)
+        return AccountStatus(
+            self.epsilon, self.delta, self.steps, self.tests, self.sigma, units, reports
+        )
 
     @property
     def replacement_epsilon(self) -> float:

@@ -80,8 +80,9 @@ class Training:
         self._client = client
         self._received = received
         self._terms = terms
-        work = global_work(client.settings, terms)
-        self._work = work_of_client(work, client.settings, terms, client.key)
+        self._work = work_of_client(
+            global_work(client.settings, terms), client.settings, terms, client.key
+        )
         self._steps = count_steps(1, self._work)  # each is of all rows
         client.model.load_state_dict(received)
         self._started: RuleRound | None = None
@@ -128,6 +129,7 @@ class Training:
         fixed = FixedStep(model, parameters, work)
         fixed.begin(parameters, work.learning_rate)
         with seeded(work.draws, torch.device("cpu")):
+            started = self._started
             for step in range(1, self._steps + 1):
                 rows.load(parameters)
                 parts = torch.split(mechanism.mean_gradient(rows), sizes)
@@ -135,7 +137,6 @@ class Training:
                     part.view_as(each).to(each)
                     for part, each in zip(parts, parameters, strict=True)
                 ]
-                started = self._started
                 with torch.no_grad():
                     descend(
                         parameters,

@@ -243,8 +243,11 @@ def split_rows(splits: Splits, seed: int, test_share: float) -> Splits:
     order = np.random.default_rng(seed).permutation(count)
     tests = min(max(1, round(test_share * count)), count - 1)
     rows = np.arange(count) if every.rows is None else every.rows.cpu().numpy()
-    parts = Parts(np.sort(rows[order[tests:]]), np.sort(rows[order[:tests]]), rows[:0])
-    return splits_of(cast(Tensor, every.inputs), every.targets, parts)
+    return splits_of(
+        cast(Tensor, every.inputs),
+        every.targets,
+        Parts(np.sort(rows[order[tests:]]), np.sort(rows[order[:tests]]), rows[:0]),
+    )
 
 
 def digest_rows(splits: Splits) -> str:

@@ -51,14 +51,15 @@ class SimulatedAccount:
         if self._spent(client, REPORTS, terms.server_round) >= self.budget.tests:
             return {wire.NUM_EXAMPLES: len(client.splits.test)}
         self._spend(client, REPORTS, 1, terms.server_round)
-        draw = self.draw("evaluate", terms.server_round, client)
-        return testing.run(Mechanism(self.budget, draw)).metrics
+        noise = Mechanism(self.budget, self.draw("evaluate", terms.server_round, client))
+        return testing.run(noise).metrics
 
     def status(self, client: LocalClient, number: int) -> AccountStatus:
         """Return what is left of the account after a round."""
         units = self.budget.units - self._spent(client, UNITS, number + 1)
-        reports = self.budget.tests - self._spent(client, REPORTS, number + 1)
-        return self.budget.status(units, reports)
+        return self.budget.status(
+            units, self.budget.tests - self._spent(client, REPORTS, number + 1)
+        )
 
     def draw(self, kind: str, number: int, client: LocalClient) -> Draw:
         """Return a source of noise that depends on the seed, the round and the client."""
