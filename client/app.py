@@ -17,7 +17,7 @@ from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER
-from fairbloom.protocol.codec import ENDING
+from fairbloom.protocol.codec import ENDING, digest_arrays
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
 from fairbloom.system.retry import deadline
@@ -144,7 +144,6 @@ def _answer(
 
     Of these, the message may leave out those that the client has.
     """
-    from fairbloom.protocol.frozen import digest_arrays
     from fairbloom.tasks.models import arrays_of, frozen_parameters, personal_arrays
 
     from .device import choose_device, computing_in

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.frozen import digest_arrays
+from fairbloom.protocol.codec import digest_arrays
 from fairbloom.tasks.models import arrays_of, frozen_parameters
 
 from .local import LocalClient

@@ -1,5 +1,10 @@
-"""How models and updates travel in messages, by the setting `wire-dtype`; arrays are NumPy's."""
+"""How models and updates travel in messages, by the setting `wire-dtype`; arrays are NumPy's.
 
+The digest of frozen parameters, which server and client compare.
+"""
+
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,3 +92,12 @@ CODECS: Mapping[str, Codec] = {
 def name_of(name: str) -> str:
     """Return the name in the model of an array in a message."""
     return name.removesuffix(ENDING)
+
+
+def digest_arrays(arrays: Arrays) -> str:
+    """Return a checksum of arrays with their names, dtypes and shapes, in any order."""
+    total = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        total.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        total.update(array.tobytes())
+    return total.hexdigest()

@@ -20,7 +20,7 @@ from fairbloom.flower import SimulationError, is_simulated
 from fairbloom.logs import log, log_from
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.advice import ADVICE, OLDER_APP, SECURE_AGGREGATION
-from fairbloom.protocol.frozen import digest_arrays
+from fairbloom.protocol.codec import digest_arrays
 from fairbloom.protocol.names import FROZEN, PROTOCOL, RUN_FOLDER, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
 
@@ -399,11 +399,10 @@ class FlowerClients:
             except ValueError as reason:
                 refused.add(name, reason)
         screen_updates(method, trained, exchange.server_round)
-        sizes = {name: size_of(content) for name, content in contents}
         return replace(
             trained,
             bytes_sent=exchange.bytes_sent,
-            sizes=sizes,
+            sizes={name: size_of(content) for name, content in contents},
             at_rest=frozenset(name for name, content in contents if has_zero_rate(content)),
         )
 
@@ -466,8 +465,7 @@ class FlowerClients:
     ) -> list[Message]:
         """Return a message to each of the clients."""
         self._evaluation = Exchange(terms.server_round)
-        layout = self._method.layout_of(model_of(arrays))
-        arrays = message_of(arrays, layout, terms.codec)
+        arrays = message_of(arrays, self._method.layout_of(model_of(arrays)), terms.codec)
         measuring = terms.to_config()
         plain = {key: value for key, value in measuring.items() if key != "measure"}
         if TRAIN_LOSS in terms.measure:
@@ -536,9 +534,8 @@ class FlowerClients:
             self._method.arrayrecord_key: arrays,
             self._method.configrecord_key: ConfigRecord({**config, **self._keys}),
         }
-        content = RecordDict({**records, **vectors})
         return Message(
-            content,
+            RecordDict({**records, **vectors}),
             dst_node_id=self._tracker.online[name],
             message_type=message_type,
             ttl=self.timeout,
@@ -579,8 +576,9 @@ class FlowerClients:
             named = ConfigRecord({**content.config_records[config], FROZEN: self._digest})
             message.content = RecordDict({**content, config: named})
             if message.metadata.dst_node_id in self._have_frozen:
-                changing = {name: array for name, array in whole.items() if name not in frozen}
-                message.content[arrays] = ArrayRecord(changing)
+                message.content[arrays] = ArrayRecord(
+                    {name: array for name, array in whole.items() if name not in frozen}
+                )
 
     def _note_pending(self, exchange: "Exchange") -> None:
         for name in exchange.missing:

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors.torch import save
 
 from fairbloom.errors import FairbloomError, ReportableError
-from fairbloom.protocol.frozen import digest_arrays
+from fairbloom.protocol.codec import digest_arrays
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.files import make_folder, write_private
 from fairbloom.tasks.models import arrays_of, sendable

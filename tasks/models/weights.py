@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import log
-from fairbloom.protocol.frozen import digest_arrays
+from fairbloom.protocol.codec import digest_arrays
 
 from .registry import arrays_of, shared_parameters
 

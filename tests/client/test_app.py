@@ -17,7 +17,7 @@ from fairbloom.client.plan import epochs_in_time
 from fairbloom.client.rules.propfair import propfair
 from fairbloom.client.training import train, with_channels_last
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.frozen import digest_arrays
+from fairbloom.protocol.codec import digest_arrays
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK
 from fairbloom.tasks import Setup, Task, find_task

@@ -24,7 +24,7 @@ from fairbloom.client.work import run_work
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.results.run import Run
-from fairbloom.protocol.frozen import digest_arrays
+from fairbloom.protocol.codec import digest_arrays
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.screening import BrokenModelError, check_model
@@ -394,9 +394,8 @@ def test_initial_values_travel_once() -> None:
     shared = {name: each for name, each in model.state_dict().items() if name not in HEAD}
 
     def send(to: Context) -> Message:
-        arrays = ArrayRecord(OrderedDict(shared))
         config = ConfigRecord({"server-round": 2, **asked})
-        content = RecordDict({"arrays": arrays, "config": config})
+        content = RecordDict({"arrays": ArrayRecord(OrderedDict(shared)), "config": config})
         return app(Message(content, dst_node_id=2, message_type=MessageType.TRAIN), to)
 
     assert send(where).content["client"]["frozen"] == digest
