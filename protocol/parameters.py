@@ -72,7 +72,7 @@ class Range:
 
     interval: str
 
-    def __contains__(self, number: float) -> bool:
+    def __contains__(self, number: Any) -> bool:
         """Return whether a number lies in the interval."""
         low, high = self.ends
         above = number > low or (self.interval[0] == "[" and number == low)
@@ -108,6 +108,10 @@ class Choices:
 
     def __init__(self, *words: str) -> None:
         object.__setattr__(self, "words", words)
+
+    def __contains__(self, text: object) -> bool:
+        """Return whether a text is one of the words."""
+        return text in self.words
 
 
 @dataclass(frozen=True)
@@ -206,8 +210,7 @@ class Parameter:
     def range(self) -> str:
         """The allowed values as text: "int at least 0"."""
         if isinstance(self.allowed, Choices):
-            words = [word or '""' for word in self.allowed.words]
-            *others, last = words
+            *others, last = [word or '""' for word in self.allowed.words]
             return f"{', '.join(others)} or {last}" if others else last
         if isinstance(self.allowed, Pairs):
             return f'"" or pairs as in {self.allowed.example!r}'
@@ -262,7 +265,9 @@ class Parameter:
         if Mark.NAMES in self.marks and type(value) in (int, float):
             return str(value)  # a client's name, or a share, may look like a number
         if self.kind in (bool, str):
-            return self._convert_word(value)
+            if not isinstance(value, bool | str) or type(value) is not self.kind:
+                return None
+            return value if self.allowed is None or value in self.allowed else None
         numbers = Integral if self.kind is int else Real
         if isinstance(value, bool) or not isinstance(value, numbers):
             return None
@@ -273,15 +278,6 @@ class Parameter:
         if isinstance(self.allowed, Range):
             return number if number in self.allowed else None
         return number if -math.inf < number < math.inf else None
-
-    def _convert_word(self, value: object) -> Value | None:
-        if not isinstance(value, bool | str) or type(value) is not self.kind:
-            return None
-        if isinstance(self.allowed, Pairs) and value not in self.allowed:
-            return None
-        if isinstance(self.allowed, Choices) and value not in self.allowed.words:
-            return None
-        return value
 
 
 @cache
@@ -329,12 +325,16 @@ def annotated(
     kind, *others = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     if kind not in (int, float, bool, str):
         return None
-    allowed = next((each for each in others if isinstance(each, Range | Choices | Pairs)), None)
-    marks = frozenset(each for each in others if isinstance(each, Mark))
-    default = next((each.value for each in others if isinstance(each, Default)), default)
-    partitions = next((each.names for each in others if isinstance(each, Partitions)), ())
-    meant = next((each.sentence for each in others if isinstance(each, Meaning)), description)
-    return Parameter(key_of(name), kind, default, meant, allowed, marks, owner, partitions)
+    return Parameter(
+        key_of(name),
+        kind,
+        next((each.value for each in others if isinstance(each, Default)), default),
+        next((each.sentence for each in others if isinstance(each, Meaning)), description),
+        next((each for each in others if isinstance(each, Range | Choices | Pairs)), None),
+        frozenset(each for each in others if isinstance(each, Mark)),
+        owner,
+        next((each.names for each in others if isinstance(each, Partitions)), ()),
+    )
 
 
 @cache
@@ -356,10 +356,9 @@ def described(docstring: str) -> dict[str, str]:
     section = re.search(r"^Parameters\n-+\n((?:\S.*\n(?: {4}.+\n?)+)+)", docstring, re.MULTILINE)
     if section is None:
         return {}
-    entries = re.findall(r"^(\S.*)\n((?: {4}.+\n?)+)", section[1], re.MULTILINE)
     return {
         name.strip(): " ".join(meaning.split())
-        for names, meaning in entries
+        for names, meaning in re.findall(r"^(\S.*)\n((?: {4}.+\n?)+)", section[1], re.MULTILINE)
         for name in names.partition(" : ")[0].split(",")
     }
 

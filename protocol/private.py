@@ -74,7 +74,10 @@ def epsilon_of_client(settings: RunSettings, client: str) -> float | None:
     if settings.privacy__mode != SIMULATED:
         return None
     given = settings.privacy__epsilon
-    pairs = parse_pairs(given) if "=" in given else {client: given}
+    try:
+        pairs = split_pairs(given, EXAMPLE) if "=" in given else {client: given}
+    except ValueError as error:
+        raise SettingsError(f"privacy.epsilon = {given!r}: {error}") from error
     if client not in pairs:
         return None
     try:
@@ -89,20 +92,11 @@ def epsilon_of_client(settings: RunSettings, client: str) -> float | None:
     return epsilon
 
 
-def parse_pairs(given: str) -> dict[str, str]:
-    """Return the values by name; raise SettingsError for a malformed text."""
-    try:
-        return split_pairs(given, EXAMPLE)
-    except ValueError as error:
-        raise SettingsError(f"privacy.epsilon = {given!r}: {error}") from error
-
-
 def check_settings(settings: RunSettings) -> None:
     """Raise ReportableError for the first setting that an account does not allow."""
     for key in marked(Mark.SENT_TO_CLIENTS):
         parameter = SETTINGS[key]
-        name = "schema_" if key == "schema" else parameter.argument
-        value = getattr(settings, name)
+        value = getattr(settings, "schema_" if key == "schema" else parameter.argument)
         allowed = ONLY.get(key, (parameter.default,))
         if key not in ANY and value not in allowed:
             raise ReportableError(

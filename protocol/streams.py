@@ -23,8 +23,9 @@ class _Hashed(ISeedSequence):
 
 def generator(seed: int | str, purpose: str, *where: int | str) -> np.random.Generator:
     """Return the stream for one purpose and place (round, client, …), whatever else is drawn."""
-    seeded = np.random.PCG64(_Hashed(repr((seed, purpose, *where))))  # type: ignore[arg-type]
-    return np.random.Generator(seeded)
+    return np.random.Generator(
+        np.random.PCG64(_Hashed(repr((seed, purpose, *where))))  # type: ignore[arg-type]
+    )
 
 
 def seed_of(seed: int | str, purpose: str, *where: int | str) -> int:

@@ -15,8 +15,6 @@ from .codec import CODECS, Codec
 from .names import FROZEN, PROTOCOL
 from .parameters import Parameter, Range, SettingsError, annotated, key_of
 
-Value = bool | int | float | str | list[str]
-
 # More local work in a round would keep a device for days.
 EPOCHS = Annotated[int, Range("[1, 100000]")]
 STEPS = Annotated[int, Range("[1, 10000000]")]
@@ -270,7 +268,7 @@ control_variates, client_rule, wire_dtype
     def rules(self) -> tuple[Request, ...]:
         """The rules that are asked for."""
         values = vars(self)
-        return tuple(rule for rule, field in _ASKED_BY if values[field] != _DEFAULTS[field])
+        return tuple(rule for rule in RULES if values[rule.asked_by] != _DEFAULTS[rule.asked_by])
 
     def to_config(self) -> dict[str, Any]:
         """Return the config to send: the names with hyphens, without fields at their defaults."""
@@ -332,7 +330,6 @@ control_variates, client_rule, wire_dtype
         return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 
-_ASKED_BY = tuple((rule, rule.asked_by) for rule in RULES)
 _NAMES = (*(name for rule in RULES for name in rule.names), "state_round", "seed")
 _FIELDS: Mapping[str, str] = {name.replace("_", "-"): name for name in _NAMES}
 _DEFAULTS: Mapping[str, Any] = {

@@ -280,19 +280,21 @@ def federate(
         )
         check_arrays(module)
         declare_arrays(method, module)
-        if not PARTS.keys().isdisjoint(split_words(method.personal_parameters)):
-            words = method.personal_parameters
-            kept = join_first(personal_arrays(module, words))
-            log.warning("personal-parameters = %r: each client keeps %s", words, kept)
+        words = method.personal_parameters
+        if not PARTS.keys().isdisjoint(split_words(words)):
+            log.warning(
+                "personal-parameters = %r: each client keeps %s",
+                words,
+                join_first(personal_arrays(module, words)),
+            )
         known: tuple[str, ...] = record_known(path, clients.online(1)).known if deployed else ()
-        # Only real devices report their own counts.
-        limit = MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf
         rounds = Rounds(
             method,
             clients,
             settings.num_rounds,
             drop_revoked(known),
-            first_limit=limit,
+            # Only real devices report their own counts.
+            first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
             scores=(*task.group_scores, *task.scores),
         )
         _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
@@ -395,9 +397,12 @@ def _run_rounds(
             started = time.perf_counter()
         recorder.stopped = recorder.stopped or rounds.stopped
     if accounts := rounds.clients.accounts:
-        about = {name: status._asdict() for name, status in sorted(accounts.items())}
         PRIVACY.write(
-            recorder.path, {"simulated": settings.privacy__mode == SIMULATED, "clients": about}
+            recorder.path,
+            {
+                "simulated": settings.privacy__mode == SIMULATED,
+                "clients": {name: status._asdict() for name, status in sorted(accounts.items())},
+            },
         )
     recorder.finish(rounds.mean_model(model))
 
@@ -450,8 +455,10 @@ def choose_run_folder(settings: Settings) -> Path:
     """Return the absolute run folder: `out`, or a folder under runs/ named after the settings."""
     if settings.out:
         return Path(settings.out).absolute()
-    config = {**settings.run_config(), "data-dir": resolve(settings.data_dir)}
-    letters = digest_changed(config, marked(Mark.FREE, Mark.LIMIT, Mark.EXTENDABLE))
+    letters = digest_changed(
+        {**settings.run_config(), "data-dir": resolve(settings.data_dir)},
+        marked(Mark.FREE, Mark.LIMIT, Mark.EXTENDABLE),
+    )
     # Not every file system allows a colon in a name.
     named = f"{settings.task}-{settings.method}".replace(":", ".")
     return Path("runs", f"{named}-seed{settings.seed}-{letters}").absolute()

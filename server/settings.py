@@ -29,7 +29,7 @@ from fairbloom.rounds.compatibility import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_S
 from fairbloom.rounds.options import OPTIONS, Options
 from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
-from fairbloom.strategies.named import build
+from fairbloom.strategies.named import build, method_parameters, owner_of
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
@@ -79,10 +79,9 @@ class Settings(RunSettings):
         known = parameters(task=run.task, methods=[method])
         for key, value in run.parameters.items():
             if key not in known:
-                general = [key_of(name) for name in RunSettings.model_fields]
-                chosen = {find_method(method).__name__.lower(), run.task}
+                chosen = {owner_of(method), run.task}
                 nearest_first = sorted(known, key=lambda each: each.partition(".")[0] not in chosen)
-                there = [*general, *nearest_first]
+                there = [*SETTINGS, *nearest_first]
                 same = next(
                     (f"did you mean {each}?" for each in there if each.endswith(f".{key}")), ""
                 )
@@ -149,10 +148,12 @@ class Settings(RunSettings):
             for key, each in SETTINGS.items()
             if (value := getattr(self, each.argument)) != each.default
         }
-        of_attack = ("attackers", "attack-strength", "attack-from")
         rules = (
             WithoutEffect(
-                of_attack, not self.attack, "", "name an attack by attack, as in sign-flip"
+                ("attackers", "attack-strength", "attack-from"),
+                not self.attack,
+                "",
+                "name an attack by attack, as in sign-flip",
             ),
             WithoutEffect(
                 ("privacy.epsilon", "privacy.delta", "privacy.steps", "privacy.tests"),
@@ -280,10 +281,9 @@ class Settings(RunSettings):
 
     def check_quorum(self) -> None:
         """Raise SettingsError if min-clients exceeds the number of clients that exist or train."""
-        training = split_names(self.training_clients)
         for key, of in (
             ("clients", self.clients),
-            ("the number of training-clients", len(training)),
+            ("the number of training-clients", len(split_names(self.training_clients))),
         ):
             if of and self.min_clients > of:
                 raise SettingsError(
@@ -311,7 +311,7 @@ class Settings(RunSettings):
             "training_clients": split_names(self.training_clients),
         }
         try:
-            known = self._known()
+            known = method_parameters(self.method)
             own = {known[key].argument: value for key, value in given.items()}
             return build(self.method, common | options | own)
         except ValueError as error:  # a constructor refused a parameter
@@ -354,15 +354,9 @@ class Settings(RunSettings):
             | self._method_parameters()
         )
 
-    def _known(self) -> Mapping[str, Parameter]:
-        return parameters(task=self.task, methods=[self.method])
-
     def _method_parameters(self) -> dict[str, Value]:
         values: dict[str, Value] = {}
-        owner = find_method(self.method).__name__.lower()
-        for key, parameter in self._known().items():
-            if parameter.owner != owner:
-                continue
+        for key, parameter in method_parameters(self.method).items():
             value = self.parameters.get(key, parameter.default)
             if value is None:
                 raise SettingsError(
@@ -391,10 +385,8 @@ def check_used(
     }
     partition = info.setup(RunSettings.of(given)).partition
     named = ", ".join(map(repr, methods))
-    owners = {info.name, *(find_method(name).__name__.lower() for name in methods)}
+    owners = {info.name, *map(owner_of, methods)}
     of_others = [key for key in given if "." in key and key.partition(".")[0] not in owners]
-    of_tasks = [key for key in of_others if key.partition(".")[0] in TASKS]
-    of_methods = [key for key in of_others if key.partition(".")[0] in METHODS]
     of_partitions = {
         key: wanted[0]
         for key, each in SETTINGS.items()
@@ -420,7 +412,8 @@ def check_used(
                 f" with task = {task!r}",
                 f"leave it out, or set task={key.partition('.')[0]}",
             )
-            for key in of_tasks
+            for key in of_others
+            if key.partition(".")[0] in TASKS
         ),
         *(
             WithoutEffect(
@@ -429,7 +422,8 @@ def check_used(
                 f" with method = {named}",
                 f"leave it out, or set method={key.partition('.')[0]}",
             )
-            for key in of_methods
+            for key in of_others
+            if key.partition(".")[0] in METHODS
         ),
         *(
             WithoutEffect(
@@ -485,10 +479,9 @@ def default_config() -> dict[str, Value]:
 
     The value of a parameter without a default is UNSET.
     """
-    others = {
+    return RunSettings.of({}).model_dump(by_alias=True) | {
         key: UNSET if each.default is None else each.default for key, each in parameters().items()
     }
-    return RunSettings.of({}).model_dump(by_alias=True) | others
 
 
 def resolve(folder: str) -> str:

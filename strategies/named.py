@@ -170,7 +170,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
             raise SettingsError(
                 f"{text}: write {assignment!r} as a parameter with its value, as in qfedavg(q=1)"
             )
-        key = find_key(name, method_parameters(method)) or find_key(name, COMMON)
+        key = find_key(name, known)
         if key is None and key_of(name) in SETTINGS:
             raise SettingsError(
                 f"{text}: {key_of(name)} is the same for all methods of a comparison, as clients"
