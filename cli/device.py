@@ -59,15 +59,17 @@ def run(
     from fairbloom.deploy.device.client import ClientSettings
     from fairbloom.deploy.fleet.client import replace_process
 
-    given: dict[str, object] = {
-        "server": server,
-        "partition-id": partition_id,
-        "data-dir": data_dir,
-        "state-dir": state_dir,
-        "app": app,
-        "allow": allow or None,
-    }
-    settings = ClientSettings.of(given, config)
+    settings = ClientSettings.of(
+        {
+            "server": server,
+            "partition-id": partition_id,
+            "data-dir": data_dir,
+            "state-dir": state_dir,
+            "app": app,
+            "allow": allow or None,
+        },
+        config,
+    )
     settings.check_own_files()
     replace_process(settings)
 
@@ -246,8 +248,9 @@ def open_account(
         if not accepted:
             raise FairbloomError("no schema is accepted yet: name one, --schema FILE")
         text = schemas.text_of(accepted[-1])
-    limits = settings.limits["privacy"]
-    made = open_account(settings.node(), limits, text, test_share=test_share, seed=seed)
+    made = open_account(
+        settings.node(), settings.limits["privacy"], text, test_share=test_share, seed=seed
+    )
     print("\n".join(describe_account(made)))
 
 

@@ -115,10 +115,19 @@ class LocalClient:
         if folder is not None:
             with explain_disk_errors("read from"):
                 files = Versions(folder)
-        own_states = ClientStates(files, in_memory=states, until=until)
         if order is None:
             order = settings.seed if gate is None else secret_order(settings, until)
-        return cls(name or key, key, settings, task, splits, model, own_states, order, gate)
+        return cls(
+            name or key,
+            key,
+            settings,
+            task,
+            splits,
+            model,
+            ClientStates(files, in_memory=states, until=until),
+            order,
+            gate,
+        )
 
     def describe_tests(self) -> Metrics:
         """Return the number of test examples and, of two classes, the share of the larger one."""

@@ -248,9 +248,8 @@ class _ClientTraining(ClientRound):
     def _measure_slope(self) -> float:
         """Return the gradient's norm of the loss with the rules' pull, at the current model."""
         client = self._client
-        examples = client.splits.train
         pull = sum(rule.pull() for rule in self._rules)
-        return measure_slope(client.model, client.task, examples, pull, self._anchor)
+        return measure_slope(client.model, client.task, client.splits.train, pull, self._anchor)
 
     def start(self) -> None:
         for rule in self._rules:
@@ -269,8 +268,7 @@ class _ClientTraining(ClientRound):
             for rule in watching:
                 rule.after_step(step, copy, last=last)
 
-        works = (rule.work_on_own(self._work) for rule in self._rules)
-        first = [work for work in works if work is not None]
+        first = [work for rule in self._rules if (work := rule.work_on_own(self._work)) is not None]
         for work in first:
             self._train_own(work)
         with (

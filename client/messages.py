@@ -67,8 +67,11 @@ def own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
     config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
     config[wire.DEPLOYED] = is_deployed(context)
     name = node.get("name")
-    files = json.loads(str(node.get(wire.FILES, "{}")))
-    config["schema"] = with_files(str(config.get("schema", "")), files, str(name or ""))
+    config["schema"] = with_files(
+        str(config.get("schema", "")),
+        json.loads(str(node.get(wire.FILES, "{}"))),
+        str(name or ""),
+    )
     partition = node.get("partition-id")
     if "num-partitions" not in node and find_task(str(config["task"])).reads:
         # A device reads its own data, so its enrolment number chooses no partition of them.
@@ -91,9 +94,10 @@ def received_model(arrays: ArrayRecord, codec: Codec, model: Module) -> StateDic
     from fairbloom.tasks.models import arrays_of, sendable
 
     own = arrays_of(sendable(model.state_dict()))
-    sent = {name: read_values(array) for name, array in arrays.items()}
-    dtypes = {name: array.dtype for name, array in own.items()}
-    decoded = codec.receive_model(sent, dtypes)
+    decoded = codec.receive_model(
+        {name: read_values(array) for name, array in arrays.items()},
+        {name: array.dtype for name, array in own.items()},
+    )
     return state_of(
         ArrayRecord({name: arrays.get(name) or Array(values) for name, values in decoded.items()})
     )

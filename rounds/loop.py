@@ -187,11 +187,10 @@ class Rounds:
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
         current.draws = self._choose(free, wanted, number)
         self._has_asked |= bool(current.draws)
-        states = method.progress.states
         current.terms = replace(
             method.terms(number),
             measure=tuple(sorted(method.needs.union(measure))),
-            state_rounds=states.of(current.draws) if method.keeps_states else {},
+            state_rounds=method.progress.states.of(current.draws) if method.keeps_states else {},
             seed=method.seed,
             others=others or {},
         )
@@ -317,9 +316,8 @@ class Rounds:
         replies = self.current.replies
         if replies is None:
             return False
-        stepped = self._method.progress.steps > 0
         return any(
-            stepped or not isinstance(error, NotFiniteMetricError)
+            self._method.progress.steps > 0 or not isinstance(error, NotFiniteMetricError)
             for error in replies.refused.not_finite.values()
         )
 
@@ -410,8 +408,7 @@ class Rounds:
         """Enter new training clients into the roster, with their examples if these are known."""
         method = self._method
         roster = method.progress.roster
-        training = self._select_training(sorted(self.known))
-        new = [name for name in training if not roster.get(name)]
+        new = [name for name in self._select_training(sorted(self.known)) if not roster.get(name)]
         if new:
             sizes = usable_sizes(method, self.clients.sizes(new), self._first_limit)
             roster = {**roster, **{name: sizes.get(name, 0.0) for name in new}}
@@ -472,8 +469,9 @@ class Rounds:
             draws=current.draws,
             sent=current.factors,
         )
-        evaluate_probe = partial(self._evaluate_probe, current)
-        return aggregate(method, replies, norm_bounds, cohort, vectors, evaluate_probe)
+        return aggregate(
+            method, replies, norm_bounds, cohort, vectors, partial(self._evaluate_probe, current)
+        )
 
     def _evaluate_probe(self, current: RoundInProgress, model: Model) -> Replies:
         """Make a second sample of the training clients report their loss at a model."""

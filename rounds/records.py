@@ -28,6 +28,7 @@ from fairbloom.protocol.names import (
     is_usable_name,
 )
 from fairbloom.recorddict import read_values, view_of
+from fairbloom.text import text_if
 
 from .arrays import Model
 from .layout import Layout
@@ -185,8 +186,7 @@ def read_second(content: RecordDict, record: str, into: Updates | None, codec: C
     layout = into.layout
     is_snapshot = record == SNAPSHOT
     if record not in content.array_records:
-        about = ", the model after `snapshot-step` of the `local-steps` steps"
-        which = about if is_snapshot else ""
+        which = text_if(is_snapshot, ", the model after `snapshot-step` of the `local-steps` steps")
         raise ValueError(f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}")
     used = {
         name: array

@@ -141,8 +141,8 @@ def choose(settings: RunSettings, processors: int) -> Choice:
         return Choice("loop", reason, recorded=recorded)
 
     def stacked(reason: str) -> Choice:
-        block = min(cohort, fitting_clients(settings, task, model, trial.examples, device))
-        return Choice("stacked", reason, block=block, recorded=recorded)
+        fitting = fitting_clients(settings, task, model, trial.examples, device)
+        return Choice("stacked", reason, block=min(cohort, fitting), recorded=recorded)
 
     if settings.engine == "loop":
         return loop("it was asked for")
@@ -224,8 +224,11 @@ def fitting_clients(
             if isinstance(layer, _ConvNd):
                 output_bytes += output.nbytes // layer.out_channels * layer.weight[0].numel()
 
-    leaves = [layer for layer in model.modules() if not list(layer.children())]
-    hooks = [layer.register_forward_hook(add_bytes) for layer in leaves]
+    hooks = [
+        layer.register_forward_hook(add_bytes)
+        for layer in model.modules()
+        if not list(layer.children())
+    ]
     try:
         with torch.no_grad():
             outputs_of(model.eval(), examples[slice(0, 1)][0], task.output)

@@ -141,8 +141,11 @@ class LocalClients:
         if self.settings.privacy__mode != SIMULATED:
             return {}
         last = self.method.progress.finished_rounds
-        clients = [self.local(name) for name in self._names]
-        return {each.name: each.account.status(each, last) for each in clients if each.account}
+        return {
+            client.name: client.account.status(client, last)
+            for client in map(self.local, self._names)
+            if client.account
+        }
 
     def keep(self, since: int) -> None:
         """Store the clients' states before the run's checkpoint is written.
@@ -220,7 +223,6 @@ class LocalClients:
         the `matrices`, by default of new ones.
         """
         layout = self.method.layout_of(model)
-        second = self.method.second
         matrices = (
             matrices
             or rows_on_card(self._layouts(layout), len(names), self.device)
@@ -229,7 +231,7 @@ class LocalClients:
         trained = TrainReplies.empty(
             layout,
             refused=Refusals(terms.server_round),
-            second=second,
+            second=self.method.second,
             matrices=matrices,
             hostile=self._hostile,
         )
@@ -297,16 +299,16 @@ class LocalClients:
         self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms
     ) -> None:
         """Round the updates of models in the rows as messages would, in place."""
-        given = (trained.updates, trained.second)
-        for updates in (each for each in given if each is not None):
+        for updates in (each for each in (trained.updates, trained.second) if each is not None):
             layout = updates.layout
             received = self.received(layout.arrays, terms)
             flat = {name: received[name].ravel() for name in layout.trainable}
             for name, reply in replies.items():
                 row = updates.matrix[reply.row]
                 states = self.states(name) if updates is trained.updates else ClientStates()
-                models = {array: row[place] for array, place in layout.slices}
-                sent = round_updates(states, terms, flat, models)
+                sent = round_updates(
+                    states, terms, flat, {array: row[place] for array, place in layout.slices}
+                )
                 for array, place in layout.slices:
                     np.subtract(layout.flat[place], widen(sent[array]), out=row[place])
                 updates.matrix[reply.row] = row  # that of a matrix on a card is a copy
@@ -343,8 +345,9 @@ class LocalClients:
         self.evict_idle(names)
 
         def evaluate(name: str) -> Metrics:
-            terms_here = terms if name in asked else terms_of_others
-            return evaluate_client(self.local(name), received, terms_here)
+            return evaluate_client(
+                self.local(name), received, terms if name in asked else terms_of_others
+            )
 
         reports = refuse_failed({name: self._answer(evaluate, name) for name in names}, refused)
         return self.evaluated(reports, refused, names, model, terms)
@@ -362,9 +365,11 @@ class LocalClients:
         if self._adversaries is not None:
             self._adversaries.lie(usable, refused.round, evaluated=True)
         rounded = self.method.layout_of(model).rounded if terms.codec.rounds_model else ()
-        bytes_sent = len(names) * self._size_of(model, rounded)
         return Replies(
-            metrics=usable, refused=refused, hostile=self._hostile, bytes_sent=bytes_sent
+            metrics=usable,
+            refused=refused,
+            hostile=self._hostile,
+            bytes_sent=len(names) * self._size_of(model, rounded),
         )
 
     def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:

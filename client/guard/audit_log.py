@@ -70,26 +70,16 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
         NOTED.reset(token)
     if reply.has_error():  # of another mod
         open_log(folder).note({**entry, "refused": str(reply.error.reason)}, settings)
-    else:
-        sent = {**entry, "sent": plain_values(reply.content), **noted}
-        _log_sent(folder, sent, settings, until)
-    return reply
-
-
-def _log_sent(
-    folder: Path, entry: Mapping[str, Any], settings: Mapping[str, Any], until: float
-) -> None:
-    """Log a reply before it leaves; try again where the disk refuses it, `until` a moment.
-
-    Raise ReportableError then.
-    """
-    try:
-        write_until(lambda: open_log(folder).note({**entry}, settings), until, folder)
+        return reply
+    sent = {**entry, "sent": plain_values(reply.content), **noted}
+    try:  # before it leaves
+        write_until(lambda: open_log(folder).note({**sent}, settings), until, folder)
     except OSError as error:
         raise ReportableError(
             "the log of what leaves this client cannot be written to its state-dir"
             f" ({error.strerror}), and nothing leaves unlogged: free space on its disk"
         ) from error
+    return reply
 
 
 def digest_record(arrays: ArrayRecord) -> str:

@@ -143,13 +143,11 @@ class Limits:
 
         The count is written again while the disk refuses it, up to the moment `until`.
         """
-        run = str(config[FINGERPRINT])
-        rounds = int(config.get("num-rounds", 0))
         count_question(
             state_dir,
-            run,
+            str(config[FINGERPRINT]),
             question,
-            rounds,
+            int(config.get("num-rounds", 0)),
             a_day=self.questions_a_day,
             a_run=self.questions_a_run,
             until=until,

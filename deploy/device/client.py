@@ -239,8 +239,12 @@ class ClientSettings:
     def environment(self) -> dict[str, str]:
         """Return the worker's environment; by default, Flower's files are in the state folder."""
         # With spinning threads, several clients on one machine take three times as long.
-        defaults = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-        return {**defaults, "FLWR_HOME": str(Path(self.state_dir, "flower")), **os.environ}
+        return {
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "PYTHONUNBUFFERED": "1",
+            "FLWR_HOME": str(Path(self.state_dir, "flower")),
+            **os.environ,
+        }
 
 
 def _read(file: Path) -> dict[str, Any]:

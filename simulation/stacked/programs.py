@@ -79,8 +79,8 @@ class Program(Protocol):
     """
 
     model: nn.Module
-    drops: Sequence[Drop]
-    draws_alike: bool
+    drops: Sequence[Drop] = ()
+    draws_alike: bool = True
 
     def __call__(
         self, weights: Sequence[Tensor], inputs: Inputs, masks: Sequence[Tensor] = ()
@@ -97,7 +97,7 @@ class Program(Protocol):
         """
 
 
-class Mapped:
+class Mapped(Program):
     """Any model with operations that PyTorch can map over many sets of parameters.
 
     Parameters and buffers that are not in `names` are the model's own.
@@ -114,7 +114,6 @@ class Mapped:
             return choose_output(model, outputs, output)
 
         self.drops = drops
-        self.draws_alike = True
         self.model = model
         self._all = vmap(one, randomness="error")
 
@@ -161,7 +160,7 @@ def step_by_autograd(
     return losses.detach()
 
 
-class Chain:
+class Chain(Program):
     """Linear layers and activations, one after the other, each layer as one batched product.
 
     A step adds its gradient to the weights as it is computed. The gradient is never stored: with
@@ -171,8 +170,6 @@ class Chain:
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = tuple(layers)
         self.model: nn.Module = nn.ModuleList(layers)
-        self.drops: Sequence[Drop] = ()
-        self.draws_alike = True
 
     def __call__(
         self, weights: Sequence[Tensor], inputs: Inputs, masks: Sequence[Tensor] = ()
@@ -417,8 +414,11 @@ def _check_parameters(model: nn.Module) -> None:
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable parameters; frozen ones are constants, equal for all clients."""
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: parameter for name, parameter in named if parameter.requires_grad}
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
 
 
 def _check_same(program: Program, model: nn.Module, task: Task, examples: Examples) -> None:
