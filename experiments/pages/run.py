@@ -132,8 +132,10 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
     if not final and len(run.clients):
         last = int(run.clients["round"].max())
         headline = f"{run.label} was last evaluated after round {last} of {run.rounds_done}."
-        why = "The columns refused and missing of rounds.csv say why not later."
-        return headline, [*unfinished, why]
+        return headline, [
+            *unfinished,
+            "The columns refused and missing of rounds.csv say why not later.",
+        ]
     if not final:
         return f"{run.label} has not been evaluated yet.", unfinished
     score = run.score
@@ -151,8 +153,11 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
             f", from {score.written(final[worst])} ({worst}) to {score.written(final[best])}"
             f" ({best})"
         )
-    without = run.without(score, run.serves)
-    words = [f"{headline}.", *describe_unscored(without, score), *describe_same_splits(run)]
+    words = [
+        f"{headline}.",
+        *describe_unscored(run.without(score, run.serves), score),
+        *describe_same_splits(run),
+    ]
     return " ".join(words), [*unfinished, ONE_RUN_OF_APP if run.of_app else ONE_SEED]
 
 
@@ -182,9 +187,14 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
             " common model."
         )
         after["personal model of round"] = (Digits(0), trained)
-    caption = f"Each client, the worst served first: test {run.score.title}"
     clients = table_of_clients(
-        caption, scene.shown, scene.clients, run.score, columns, run.shown_name, after=after
+        f"Each client, the worst served first: test {run.score.title}",
+        scene.shown,
+        scene.clients,
+        run.score,
+        columns,
+        run.shown_name,
+        after=after,
     )
     return Section(
         "clients", "How each client is served", intro, [drawn, _measures_table(run), clients]
@@ -203,14 +213,12 @@ def _measures_table(run: Run) -> Table:
         count = len(each.values)
         of = f"{count}{text_if(count < each.clients, f' of {each.clients}')}"
         cells.append([Cell(name), Cell(of, count), *(digits.cell(spread[key]) for key in keys)])
-    headings = ["test score", "clients", *(measure_title(key, len(run.final())) for key in keys)]
-    note = " ".join(f"{sentence}." for sentence in sentences_of(found))
     return Table(
         "measures",
         f"{run.label} after round {run.rounds_done}, over clients",
-        headings,
+        ["test score", "clients", *(measure_title(key, len(run.final())) for key in keys)],
         cells,
-        note,
+        " ".join(f"{sentence}." for sentence in sentences_of(found)),
     )
 
 

@@ -130,8 +130,14 @@ def lines_charts(
     for place, each in enumerate(others, 1):
         shown = [row for row in rows if row["method"] in (base.label, each.label)]
         spec = {**draw(shown, [base, each], axis, rows), "height": 200}
-        what = f"{title} under {each.label} and {base.label}."
-        panels.append(Chart(f"{name}-{place}", f"{each.label}{panel}", what, spec))
+        panels.append(
+            Chart(
+                f"{name}-{place}",
+                f"{each.label}{panel}",
+                f"{title} under {each.label} and {base.label}.",
+                spec,
+            )
+        )
     return Charts(panels, [base], narrow=True)
 
 
@@ -216,8 +222,12 @@ def rounds_section_of_run(run: Run) -> Section | None:
     drawn = rounds_charts_of_run(run)
     if len({row["round"] for row in drawn.charts[0].spec["data"]["values"]}) < 2:
         return None
-    intro = f"The {run.score.words} on the clients' test examples after each evaluated round."
-    return Section("rounds", "Over the rounds", intro, [drawn])
+    return Section(
+        "rounds",
+        "Over the rounds",
+        f"The {run.score.words} on the clients' test examples after each evaluated round.",
+        [drawn],
+    )
 
 
 def rounds_charts_of_run(run: Run) -> Charts:
@@ -460,8 +470,13 @@ def privacy_section(run: Run) -> Section | None:
         note = f"{SIMULATED_NOISE}. {note}"
     if without := sorted({*run.clients["client"]} - accounts.keys()):
         note += f" Without an account: {join_first(without, MAX_LISTED)}."
-    headings = ["client", "ε", "δ", "noise of a step", "units left", "test reports left"]
-    table = Table("privacy", "Privacy accounts after the last round", headings, rows, note)
+    table = Table(
+        "privacy",
+        "Privacy accounts after the last round",
+        ["client", "ε", "δ", "noise of a step", "units left", "test reports left"],
+        rows,
+        note,
+    )
     return Section("privacy", "Privacy accounts", "", [table])
 
 
@@ -541,14 +556,13 @@ def all_settings_section(lines: Sequence[Line]) -> Section:
     environments = [ENVIRONMENT.read(run.folder) for line in lines for run in line.runs]
     if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
         differ = any(each != environments[0] for each in environments)
-        note = text_if(differ, f"Not all runs had the same: see {ENVIRONMENT.name}.")
         tables.append(
             Table(
                 "versions",
                 "Versions and machine of the first run",
                 ["what", "version"],
                 versions,
-                note,
+                text_if(differ, f"Not all runs had the same: see {ENVIRONMENT.name}."),
                 folded=True,
             )
         )

@@ -201,8 +201,9 @@ class Run(Shown):
 
         Where clients keep parameters, the common model has the initial values of these.
         """
-        method = str(self.settings.get("method", ""))
-        return "personal" if self.settings.get("personal-parameters") else served_model(method)
+        if self.settings.get("personal-parameters"):
+            return "personal"
+        return served_model(str(self.settings.get("method", "")))
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -301,9 +302,9 @@ class Run(Shown):
         grouped = GROUPED.read(self.folder)
         if grouped is None:
             return None
-        last = self._evaluated()
         rows = self.groups
-        rows = rows[rows["round"].isin(last["round"]) & ~rows["client"].isin(self.attackers)]
+        last = self._evaluated()["round"]
+        rows = rows[rows["round"].isin(last) & ~rows["client"].isin(self.attackers)]
         rows = rows[(rows["model"] == model) & (rows["split"] == split)]
         if model != "global" and rows.empty:
             return None
@@ -370,9 +371,12 @@ class Run(Shown):
                     " Restore it from a copy"
                 )
             return {}
-        values = self.column(column, hostile=hostile)
         unit = score.shown(1.0)
-        return {client: value for client, value in values.items() if score.has(value / unit)}
+        return {
+            client: value
+            for client, value in self.column(column, hostile=hostile).items()
+            if score.has(value / unit)
+        }
 
     def validated(self, model: str) -> dict[str, float]:
         """Return the score of each client on validation examples; see `final`.
@@ -388,9 +392,10 @@ class Run(Shown):
             return {}
         rows = rows[rows["round"].isin(last["round"]) & rows["client"].isin(last["client"])]
         rows = rows[(rows["phase"] == "evaluate") & (rows["metric"] == name)]
-        values = zip(rows["client"].tolist(), rows["value"].tolist(), strict=True)
         return {
-            client: self.score.shown(value) for client, value in values if self.score.has(value)
+            client: self.score.shown(value)
+            for client, value in zip(rows["client"].tolist(), rows["value"].tolist(), strict=True)
+            if self.score.has(value)
         }
 
     @property
@@ -420,9 +425,8 @@ class Run(Shown):
     def unasked(self) -> int:
         """The number of known clients that were not asked in the last evaluated round."""
         last = self.rounds[self.rounds["round"].isin(self._last["round"])]
-        counts = [count for count in last.get("clients", ()) if is_shown(count)]
-        known = int(max(counts, default=0))
-        asked = set(self._evaluated()["client"]).union(self.without(self.score, self.serves))
+        known = int(max(filter(is_shown, last.get("clients", ())), default=0))
+        asked = self.tested.union(self.without(self.score, self.serves))
         return max(0, known - len(asked))
 
     @property
@@ -446,8 +450,11 @@ class Run(Shown):
         rows = self._evaluated(hostile=hostile)
         if name not in rows:
             return {}
-        pairs = zip(rows["client"].tolist(), rows[name].tolist(), strict=True)
-        return {client: value for client, value in pairs if is_shown(value)}
+        return {
+            client: value
+            for client, value in zip(rows["client"].tolist(), rows[name].tolist(), strict=True)
+            if is_shown(value)
+        }
 
     @property
     def improved(self) -> float:
@@ -464,8 +471,13 @@ class Run(Shown):
         `improved`, the same in the last third of the rounds, and the clients' mean training loss of
         the last evaluated round.
         """
-        pairs = zip(self.rounds["round"], self.rounds.get(IMPROVED, ()), strict=False)
-        cells = {server_round: cell for server_round, cell in pairs if is_shown(cell)}
+        cells = {
+            number: cell
+            for number, cell in zip(
+                self.rounds["round"], self.rounds.get(IMPROVED, ()), strict=False
+            )
+            if is_shown(cell)
+        }
         late = self.num_rounds * 2 // 3
         found = {
             "improved": [*cells.values()],
