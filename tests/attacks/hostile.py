@@ -16,11 +16,8 @@ from fairbloom.client import app as honest
 GIGABYTE = 1 << 30
 
 app = ClientApp()
-
-
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    return honest.query(message, context)
+app.query()(honest.query)
+app.evaluate()(honest.evaluate)
 
 
 @app.train()
@@ -28,14 +25,8 @@ def train(message: Message, context: Context) -> Message:
     number = int(str(message.content.config_records["config"]["server-round"]))
     reply = honest.train(message, context)
     if not os.environ.get("HOSTILE_TRAINS"):
-        attack = list(ATTACKS)[(number - 1) % len(ATTACKS)]
-        reply.content = ATTACKS[attack](reply.content)
+        reply.content = ATTACKS[list(ATTACKS)[(number - 1) % len(ATTACKS)]](reply.content)
     return reply
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    return honest.evaluate(message, context)
 
 
 def with_metrics(content: RecordDict, **changed: float) -> RecordDict:
@@ -85,10 +76,9 @@ def python_objects(content: RecordDict) -> RecordDict:
         + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117)
         + b"\n"
     )
-    shape = tuple(arrays[first].shape)
     arrays[first] = Array(
         dtype="object",
-        shape=shape,
+        shape=tuple(arrays[first].shape),
         stype="numpy.ndarray",
         data=header + b"cos\nsystem\n(S'id'\ntR.",
     )

@@ -186,13 +186,14 @@ def with_mallory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploymen
     with federation(tmp_path_factory.mktemp("nodes") / "home") as runtime:
         runtime.enroll("honest", "mallory")
         start_unhurried_client(runtime, "honest")
-        settings = {
-            **ENDLESS,
-            "min-clients": 1,
-            "training-clients": "honest",
-            "out": str(runtime.home / "run"),
-        }
-        runtime.submitting(settings)
+        runtime.submitting(
+            {
+                **ENDLESS,
+                "min-clients": 1,
+                "training-clients": "honest",
+                "out": str(runtime.home / "run"),
+            }
+        )
         wait_for_rounds(runtime.home / "run", 2)
         yield runtime
 
@@ -203,8 +204,9 @@ class Mallory:
     def __init__(self, with_mallory: Deployment) -> None:
         bundle = with_mallory.bundle("mallory")
         parts = [(bundle / name).read_bytes() for name in ("ca.crt", "key", "certificate")]
-        credentials = grpc.ssl_channel_credentials(*parts)
-        self.channel = grpc.secure_channel(f"localhost:{with_mallory.fleet}", credentials)
+        self.channel = grpc.secure_channel(
+            f"localhost:{with_mallory.fleet}", grpc.ssl_channel_credentials(*parts)
+        )
         self.beat: Any = self.channel.unary_unary(
             f"/{SERVICE}/Beat", Working.SerializeToString, Drop.FromString
         )
@@ -230,8 +232,7 @@ def test_a_reply_to_another_devices_message_changes_nothing(
         with subtests.test(id=id):
             head = Head(id=id, run=run, session=b"m" * 16, code=2, reason="mine")
             assert mallory.reply(in_chunks(head, []), timeout=30).answer == Taken.LATER
-    before = len(rounds(with_mallory.home / "run"))
-    wait_for_rounds(with_mallory.home / "run", before + 3)
+    wait_for_rounds(with_mallory.home / "run", len(rounds(with_mallory.home / "run")) + 3)
     assert not any(row["refused"] or row["missing"] for row in rounds(with_mallory.home / "run"))
 
 
@@ -317,8 +318,9 @@ def test_refused_runs_leave_what_was_sent_in_the_log(lund: Deployment) -> None:
 
 def test_a_new_schema_ends_the_old_one_for_later_runs(lund: Deployment) -> None:
     (lund.home / "new.toml").write_text(grouped("age>=60"))
-    said = owner(lund, "accept", "--schema", str(lund.home / "new.toml"), "--yes")
-    assert "This ends schema " in said
+    assert "This ends schema " in owner(
+        lund, "accept", "--schema", str(lund.home / "new.toml"), "--yes"
+    )
     submit(lund, SCHEMA, code=1)
     states = [line.partition(":")[0] for line in owner(lund, "schemas").splitlines()]
     assert states == ["ended", "accepted"]

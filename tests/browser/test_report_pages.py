@@ -53,9 +53,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         personal=["ditto"],
         dealt=False,
     )
-    many = [f"client-{i:03}" for i in range(60)]
     methods = ["fedavg", "qfedavg", "fedmgdaplus", "fedfv", "term", "afl", "propfair"]
-    make_comparison(folder / "many", methods, range(2), many, 20)
+    make_comparison(folder / "many", methods, range(2), [f"client-{i:03}" for i in range(60)], 20)
     make_run(folder / "run", "fedfv", 0, FOUR, 12, np.random.default_rng(0))
     results = {name: api.load(folder / name) for name in ("few", "many")} | {
         "run": load(folder / "run")

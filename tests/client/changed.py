@@ -88,11 +88,10 @@ def aim(folder: Path, out: Path) -> None:
 def run_in_process(folder: Path, config: dict[str, Any], clients: int) -> None:
     """Run the app in a folder on clients in this process."""
     with imported(folder) as (client, _):
-        server = importlib.import_module("mydigits.server_app")
-        context = Context(
-            run_id=1, node_id=77, node_config={}, state=RecordDict(), run_config=config
+        importlib.import_module("mydigits.server_app").app(
+            InProcessGrid(client.app, config, clients),
+            Context(run_id=1, node_id=77, node_config={}, state=RecordDict(), run_config=config),
         )
-        server.app(InProcessGrid(client.app, config, clients), context)
 
 
 @contextmanager

@@ -95,8 +95,9 @@ class Device:
 
     def evaluate(self, *measure: str, lives: float = 60.0, **settings: Any) -> dict[str, float]:
         """Return its metrics of the initial model."""
-        content = _message(settings, measure)
-        return dict(self.ask(MessageType.EVALUATE, settings, content, lives)["metrics"])
+        return dict(
+            self.ask(MessageType.EVALUATE, settings, _message(settings, measure), lives)["metrics"]
+        )
 
     def train(self, *measure: str, **settings: Any) -> dict[str, float]:
         """Return the numbers that it reports of a round's training."""

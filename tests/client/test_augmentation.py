@@ -27,8 +27,9 @@ def brighten(image: Tensor) -> Tensor:
 
 
 def augmentation(name: str, draws: int = 7) -> Augment:
-    work = LocalWork(epochs=1, batch_size=2, learning_rate=0.1, augment=name, draws=draws)
-    made = make_augmentation(work)
+    made = make_augmentation(
+        LocalWork(epochs=1, batch_size=2, learning_rate=0.1, augment=name, draws=draws)
+    )
     assert made is not None
     return made
 

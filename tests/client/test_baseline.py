@@ -160,8 +160,9 @@ START = np.array([3.0, 1.0, -2.0])
 
 
 def train(local: LocalClient, mu: float = 0.0, start: Vector = START) -> tuple[Vector, float]:
-    terms = Terms(server_round=1, measure=("inexactness",), proximal_mu=mu)
-    update = train_client(local, split(start), terms)
+    update = train_client(
+        local, split(start), Terms(server_round=1, measure=("inexactness",), proximal_mu=mu)
+    )
     return joined(update.arrays), float(update.metrics["inexactness"])
 
 

@@ -127,9 +127,7 @@ def test_a_model_is_measured_on_a_device_without_float64(monkeypatch: pytest.Mon
 
 
 def test_update_norms_and_rules_work_without_float64() -> None:
-    old = torch.ones(3)
-    new = torch.tensor([1.0, 4.0, 5.0])
-    there = old.as_subclass(OnDevice), new.as_subclass(OnDevice)
+    there = torch.ones(3).as_subclass(OnDevice), torch.tensor([1.0, 4.0, 5.0]).as_subclass(OnDevice)
     assert WorkDone(lambda: 0.1, lambda: [there], lambda: 0.1).norm_on_device() == 5.0
     rule = ControlVariates(Terms(server_round=1, control_variates=True))
     received = {"w": there[0]}

@@ -120,8 +120,9 @@ def trained(terms: Terms, **settings: Any) -> tuple[LocalClient, Update]:
     local = LocalClient.of(RunSettings.of(settings_of(**settings)), 0)
     update = train_client(local, dict(local.task.model().state_dict()), terms)
     # of a model that clients share
-    arrays = {name: tensor.clone() for name, tensor in update.arrays.items()}
-    return local, replace(update, arrays=arrays)
+    return local, replace(
+        update, arrays={name: tensor.clone() for name, tensor in update.arrays.items()}
+    )
 
 
 def bits(state: Mapping[str, Tensor]) -> dict[str, bytes]:

@@ -197,11 +197,10 @@ def test_the_page_says_how_many_lines_of_the_quickstart_change(
     quickstart: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, server = changed.changes().values()
-    counts = [
+    assert [
         tuple("".join(side).count("\n") for side in zip(*pairs, strict=True))
         for pairs in (client, server)
-    ]
-    assert counts == [(2, 3), (3, 5)]  # lines that go, and that come
+    ] == [(2, 3), (3, 5)]  # lines that go, and that come
     assert [
         title
         for title in (
@@ -459,8 +458,7 @@ class Noisy(nn.Module):
         self.frozen = nn.BatchNorm1d(4).eval()
 
     def forward(self, examples: Tensor) -> Tensor:
-        outputs: Tensor = self.drop(self.frozen(self.norm(self.x(examples.float()[:, None]))))
-        return outputs.square().mean()
+        return self.drop(self.frozen(self.norm(self.x(examples.float()[:, None])))).square().mean()
 
 
 @pytest.mark.filterwarnings(
@@ -486,8 +484,9 @@ def means(model: nn.Module, loader: Any) -> float:
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
-def test_each_kind_of_mean_is_over_examples_or_refused(subtests: pytest.Subtests) -> None:
-    for test in (
+@pytest.mark.parametrize(
+    "test",
+    [
         lambda model, loader: (
             math.fsum(model(b).item() * len(b) for (b,) in loader) / len(loader.dataset),
             0.5,
@@ -498,27 +497,27 @@ def test_each_kind_of_mean_is_over_examples_or_refused(subtests: pytest.Subtests
             "accuracy": 0.5,
             "f1": 0.1,
         },
+    ],
+)
+def test_each_kind_of_mean_is_over_examples(test: Callable[..., Any]) -> None:
+    assert measured(app_of(test=test), "loss-before", "accuracy-before") == [
+        pytest.approx(loss_at(0.0)),
+        0.5,
+    ]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize("power", [1, -1])
+def test_what_is_no_mean_over_examples_is_refused(power: int) -> None:
+    once = loss_at(0.0) * 5**power
+    twice = loss_at(0.0) * 10**power
+    app = app_of(test=lambda model, data: (means(model, data) * len(data.dataset) ** power, 0.5))
+    with pytest.raises(
+        ValueError, match=rf"must return the mean .*{once:.6g} for 5 examples, and {twice:.6g}"
     ):
-        with subtests.test(test=test):
-            assert measured(app_of(test=test), "loss-before", "accuracy-before") == [
-                pytest.approx(loss_at(0.0)),
-                0.5,
-            ]
-    for power in (1, -1):
-        with subtests.test(power=power):
-            once = loss_at(0.0) * 5**power
-            twice = loss_at(0.0) * 10**power
-            app = app_of(
-                test=lambda model, data, power=power: (
-                    means(model, data) * len(data.dataset) ** power,
-                    0.5,
-                )
-            )
-            with pytest.raises(
-                ValueError,
-                match=rf"must return the mean .*{once:.6g} for 5 examples, and {twice:.6g}",
-            ):
-                ask(app, MEASURED)
+        ask(app, MEASURED)
 
 
 class Augmented(Dataset[Any]):
@@ -649,17 +648,18 @@ def test_the_check_of_a_test_function_draws_nothing() -> None:
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
-def test_a_learning_rate_of_0_is_replied(subtests: pytest.Subtests) -> None:
-    def train_at(rates: list[float]) -> Callable[..., float]:
-        return lambda model, loader: sum(
-            descend(model, loader, SGD(model.parameters(), lr=rate)) for rate in rates
-        )
+@pytest.mark.parametrize(
+    ("rates", "about"), [([0.0], {"zero-rate": True}), ([0.1], {}), ([0.1, 0.0], {})]
+)
+@pytest.mark.parametrize("asked", [{}, MEASURED])
+def test_a_learning_rate_of_0_is_replied(
+    rates: list[float], about: dict[str, bool], asked: dict[str, Any]
+) -> None:
+    def train(model: nn.Module, loader: Any) -> float:
+        return sum(descend(model, loader, SGD(model.parameters(), lr=rate)) for rate in rates)
 
-    for rates, about in (([0.0], {"zero-rate": True}), ([0.1], {}), ([0.1, 0.0], {})):
-        for asked in ({}, MEASURED):
-            with subtests.test(rates=rates, asked=asked):
-                reply = ask(app_of(train=train_at(rates)), asked)
-                assert dict(reply.config_records.get("client", {})) == about
+    reply = ask(app_of(train=train), asked)
+    assert dict(reply.config_records.get("client", {})) == about
 
 
 class OwnPace(Optimizer):
@@ -690,7 +690,7 @@ def test_an_optimizer_may_choose_its_rate_itself(asked: dict[str, float]) -> Non
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
-def test_secure_aggregation_is_refused_in_one_sentence(subtests: pytest.Subtests) -> None:
+def test_secure_aggregation_is_refused_in_one_sentence() -> None:
     words = r"secure aggregation \(SecAgg\+\) shows the server only a sum"
     with pytest.raises(FairbloomError, match=words):
         fair(train_point, measure_point, mods=[secaggplus_mod])
@@ -743,11 +743,10 @@ def test_clipping_that_is_left_to_clients_needs_their_mod(given: str) -> None:
 def test_a_wrapper_returns_no_arrays_with_a_warning(
     fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    private = flowers.DifferentialPrivacyServerSideFixedClipping(
-        FedAvg(weighting="uniform"), 0.0, 1.0, num_sampled_clients=2
-    )
     app = app_of(data=() if fails else (LOADER,))  # a training function without its data fails
-    result = private.start(InProcessGrid(app, {}, 2), ArrayRecord(Point().state_dict()), 1)
+    result = flowers.DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(weighting="uniform"), 0.0, 1.0, num_sampled_clients=2
+    ).start(InProcessGrid(app, {}, 2), ArrayRecord(Point().state_dict()), 1)
     assert bool(result.arrays) != fails
     assert ("up to round 1 no step was taken" in caplog.text) == fails
 
@@ -787,23 +786,17 @@ def test_a_query_of_the_app_needs_an_action() -> None:
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
+@pytest.mark.parametrize(("number", "count"), [(3, 1), (5, 0), (4, 0)])
+@pytest.mark.parametrize("asked", [{}, MEASURED])
 def test_batches_counted_as_examples_are_warned_of_once(
-    caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests
+    caplog: pytest.LogCaptureFixture, number: int, count: int, asked: dict[str, Any]
 ) -> None:
-    def app_replying(number: int) -> ClientApp:
-        app = fair(train_point, measure_point)
-        app.train()(lambda message, where: reply(message, app.train_fn(Point(), LOADER), number))
-        return app
-
+    app = fair(train_point, measure_point)
+    app.train()(lambda message, where: reply(message, app.train_fn(Point(), LOADER), number))
+    for _ in range(3):
+        ask(app, asked)
     warned = "num-examples = 3 is the number of batches; the training set has 5 examples"
-    for number, count in ((3, 1), (5, 0), (4, 0)):
-        for asked in ({}, MEASURED):
-            with subtests.test(number=number, asked=asked):
-                caplog.clear()
-                app = app_replying(number)
-                for _ in range(3):
-                    ask(app, asked)
-                assert len([words for words in caplog.messages if warned in words]) == count
+    assert len([words for words in caplog.messages if warned in words]) == count
 
 
 @pytest.mark.filterwarnings(
@@ -987,8 +980,12 @@ def test_proximal_term_and_momentum_are_added_to_each_step(subtests: pytest.Subt
     assert trained(ask(app_of(), {"proximal-mu": 0.7}, model=start)) == EXACTLY(
         steps(mu=0.7, x=3.0)
     )
-    fused = partial(with_a_scaler, fused=True)
-    for train in (with_closures, with_a_scaler, fused, partial(train_with_noise, noise=0.0)):
+    for train in (
+        with_closures,
+        with_a_scaler,
+        partial(with_a_scaler, fused=True),
+        partial(train_with_noise, noise=0.0),
+    ):
         with subtests.test(train=train):
             assert trained(ask(app_of(train), {"proximal-mu": 0.7})) == pytest.approx(
                 steps(mu=0.7), rel=1e-6
@@ -1070,33 +1067,50 @@ def with_two_rates(model: nn.Module, loader: Any) -> float:
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
-def test_a_term_that_a_function_cannot_keep_is_named(subtests: pytest.Subtests) -> None:
-    lbfgs = partial(with_closures, kind=torch.optim.LBFGS)
-    adam = lambda model, loader: descend(model, loader, Adam(model.parameters(), lr=RATE))  # noqa: E731
-    rate = {"measure": ["learning-rate"]}
-    for train, asked, words in (
-        (adam, {"client-momentum": 0.9}, "client-momentum = 0.9: Adam has no momentum"),
-        (lbfgs, {"proximal-mu": 0.1}, "proximal-mu = 0.1: LBFGS"),
+@pytest.mark.parametrize(
+    ("train", "asked", "words"),
+    [
+        (
+            lambda model, loader: descend(model, loader, Adam(model.parameters(), lr=RATE)),
+            {"client-momentum": 0.9},
+            "client-momentum = 0.9: Adam has no momentum",
+        ),
+        (
+            partial(with_closures, kind=torch.optim.LBFGS),
+            {"proximal-mu": 0.1},
+            "proximal-mu = 0.1: LBFGS",
+        ),
         (
             by_hand,
             {"proximal-mu": 0.1},
             "proximal-mu = 0.1: no optimizer of torch.optim took a step",
         ),
-        (by_hand, rate, "measure = learning-rate: no optimizer"),
+        (by_hand, {"measure": ["learning-rate"]}, "measure = learning-rate: no optimizer"),
         (on_a_copy, {"proximal-mu": 0.1}, "proximal-mu = 0.1: no optimizer .* on the model"),
-        (with_two_rates, rate, "the optimizer has several learning rates, .0.1, 7.0."),
+        (
+            with_two_rates,
+            {"measure": ["learning-rate"]},
+            "the optimizer has several learning rates, .0.1, 7.0.",
+        ),
+    ],
+)
+def test_a_term_that_a_function_cannot_keep_is_named(
+    train: Callable[..., float], asked: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        ask(app_of(train), asked)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize("calls", [0, 2])
+def test_terms_need_one_call_of_the_training_function(calls: int) -> None:
+    assert trained(ask(app_of(calls=calls))) == EXACTLY(steps(epochs=calls))
+    with pytest.raises(
+        ValueError, match=rf"proximal-mu = 0.1, measure = loss-before, .*called it {calls} times"
     ):
-        with subtests.test(train=train, asked=asked):
-            with pytest.raises(ValueError, match=words):
-                ask(app_of(train), asked)
-    for calls in (0, 2):
-        with subtests.test(calls=calls):
-            assert trained(ask(app_of(calls=calls))) == EXACTLY(steps(epochs=calls))
-            with pytest.raises(
-                ValueError,
-                match=rf"proximal-mu = 0.1, measure = loss-before, .*called it {calls} times",
-            ):
-                ask(app_of(calls=calls), {"proximal-mu": 0.1, **MEASURED})
+        ask(app_of(calls=calls), {"proximal-mu": 0.1, **MEASURED})
 
 
 @pytest.mark.filterwarnings(

@@ -366,35 +366,52 @@ def patients(setup):
 """
 
 
+@pytest.mark.parametrize(
+    ("module", "text", "reason", "logged"),
+    [
+        (
+            "hostile_known",
+            OWN.format(error="FairbloomError", key=PEOPLE[0]),
+            "FairbloomError in hostile_known.py, line 13",
+            "diabetes",
+        ),
+        (
+            "hostile_unknown",
+            OWN.format(error="FairbloomError", key="nobody"),
+            "KeyError in hostile_unknown.py, line 13",
+            "Astrid",
+        ),
+        (
+            "hostile_words",
+            OWN.format(error="ReportableError", key=PEOPLE[0]).replace(
+                '"])', '"], "a row is damaged")'
+            ),
+            "a row is damaged",
+            "",
+        ),
+    ],
+    ids=["known", "unknown", "words"],
+)
 def test_an_own_tasks_error_is_told_by_kind_or_its_own_words(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    subtests: pytest.Subtests,
+    module: str,
+    text: str,
+    reason: str,
+    logged: str,
 ) -> None:
     (tmp_path / "rows.csv").write_text("Astrid Lindqvist,diabetes\n")
     monkeypatch.chdir(tmp_path)
-    known = OWN.format(error="FairbloomError", key=PEOPLE[0])
-    unknown = OWN.format(error="FairbloomError", key="nobody")
-    in_words = OWN.format(error="ReportableError", key=PEOPLE[0]).replace(
-        '"])', '"], "a row is damaged")'
-    )
-    for module, text, reason, logged in (
-        ("hostile_known", known, "FairbloomError in {}.py, line 13", "diabetes"),
-        ("hostile_unknown", unknown, "KeyError in {}.py, line 13", "Astrid"),
-        ("hostile_words", in_words, "a row is damaged", ""),
-    ):
-        with subtests.test(module=module, text=text):
-            (tmp_path / f"{module}.py").write_text(text)
-            with caplog.at_level(logging.ERROR, "flwr"):
-                messages, usable = everything_sent(
-                    context_of(tmp_path, {"task": f"{module}:patients"}, name="site")
-                )
-            assert not usable
-            ending = ": what it says stays in this client's own log" if logged else ""
-            assert {*messages} == {reason.format(module) + ending}
-            assert logged in caplog.text
-            caplog.clear()
+    (tmp_path / f"{module}.py").write_text(text)
+    with caplog.at_level(logging.ERROR, "flwr"):
+        messages, usable = everything_sent(
+            context_of(tmp_path, {"task": f"{module}:patients"}, name="site")
+        )
+    assert not usable
+    ending = ": what it says stays in this client's own log" if logged else ""
+    assert {*messages} == {reason + ending}
+    assert logged in caplog.text
 
 
 @pytest.mark.parametrize("key", ["", "data-dir"])

@@ -446,9 +446,8 @@ def test_an_unused_parameter_has_a_gradient_of_zero() -> None:
         (None, 1.0),
         (lambda gradients: [each + 2.0 for each in gradients], 0.8),
     ):
-        touched = torch.ones(2)
         other = torch.ones(3)
-        descend([touched, other], [torch.zeros(2), None], [], [], work(), correct=correct)
+        descend([torch.ones(2), other], [torch.zeros(2), None], [], [], work(), correct=correct)
         torch.testing.assert_close(other, torch.full((3,), expected))
 
 

@@ -47,9 +47,8 @@ def stored(folder: Path, *rounds: int) -> ClientStates:
 def test_no_name_is_a_path_and_each_has_its_own_folder(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    for name in ("site-a", "São Paulo", "ward 3 (east)", "a.b", "12", "x\udcff"):
-        with subtests.test(name=name):
-            assert folder_name(name) == name
+    usual = ["site-a", "São Paulo", "ward 3 (east)", "a.b", "12", "x\udcff"]
+    assert [*map(folder_name, usual)] == usual
     names = [folder_name(name) for name in HOSTILE]
     assert len(set(names)) == len(HOSTILE)
     for name in names:

@@ -45,8 +45,9 @@ def start(
     module: ModuleType, folder: Path, strategy: FairStrategy, rounds: int = 4, **given: Any
 ) -> fairbloom.Run:
     arrays = ArrayRecord({name: Array(values) for name, values in INITIAL[module.__name__].items()})
-    grid = InProcessGrid(module.app, {}, CLIENTS)
-    RunFolder(folder, score=SCORES[module.__name__]).start(strategy, grid, arrays, rounds, **given)
+    RunFolder(folder, score=SCORES[module.__name__]).start(
+        strategy, InProcessGrid(module.app, {}, CLIENTS), arrays, rounds, **given
+    )
     return fairbloom.load(folder)
 
 

@@ -125,8 +125,9 @@ class Caller:
     """
 
     def __init__(self, served: Served, name: str = "a") -> None:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        self._channel = grpc.secure_channel(served.address, served.credentials(name), options)
+        self._channel = grpc.secure_channel(
+            served.address, served.credentials(name), [("grpc.use_local_subchannel_pool", 1)]
+        )
         self._end = threading.Event()
         served.opened.callback(self.close)
 

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -33,8 +33,6 @@ from fairbloom.deploy.device.client import APP, ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet import client as loop
-from fairbloom.deploy.fleet.enrolment import enroll
-from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.processes import load_app
 from fairbloom.errors import FairbloomError
 from tests.client.hospital import SCHEMA as HOSPITAL
@@ -239,31 +237,27 @@ def test_a_corrupt_authority_is_named(bundle: Path, content: bytes) -> None:
 
 
 def encrypted_key(bundle: Path) -> bytes:
-    key = load_pem_private_key((bundle / "key").read_bytes(), None)
     form = (Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
-    return key.private_bytes(*form)
+    return load_pem_private_key((bundle / "key").read_bytes(), None).private_bytes(*form)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda bundle: b"",
+        lambda bundle: os.urandom(600),
+        lambda bundle: b"-----BEGIN PRIVATE KEY-----\n",
+        lambda bundle: pki.format_key(pki.make_key()),
+        encrypted_key,
+    ],
+)
 def test_a_key_that_does_not_fit_is_named_when_the_client_starts(
-    bundle: Path, subtests: pytest.Subtests
+    bundle: Path, make: Callable[[Path], bytes]
 ) -> None:
-    other = pki.format_key(pki.make_key())
-    for content in (
-        b"",
-        os.urandom(600),
-        b"-----BEGIN PRIVATE KEY-----\n",
-        other,
-        encrypted_key(bundle),
-    ):
-        with subtests.test(content=content):
-            (bundle / "key").write_bytes(content)
-            with pytest.raises(DeployError) as error:
-                ClientSettings.of({}, bundle / "client.toml")
-            assert str(error.value).startswith(
-                f"key = {bundle / 'key'} is not the key of certificate = "
-            )
-            (bundle / "key").unlink()
-            enroll(Federation.read(bundle.parents[1]), "site-a")
+    (bundle / "key").write_bytes(make(bundle))
+    with pytest.raises(DeployError) as error:
+        ClientSettings.of({}, bundle / "client.toml")
+    assert str(error.value).startswith(f"key = {bundle / 'key'} is not the key of certificate = ")
 
 
 def test_the_error_of_a_missing_key_says_how_to_make_one(bundle: Path) -> None:
@@ -345,14 +339,11 @@ def test_questions_are_counted_where_a_device_keeps_anything(tmp_path: Path) -> 
         )
 
 
-def test_a_run_of_another_version_of_ours_is_taken(
-    installed: Installed, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("number", ["0.0.9", f"{VERSION}.post1", "7.0"])
+def test_a_run_of_another_version_of_ours_is_taken(installed: Installed, number: str) -> None:
     """Each message has the number of its protocol, which shows whether both versions fit."""
-    for number in ("0.0.9", f"{VERSION}.post1", "7.0"):
-        with subtests.test(number=number):
-            app, _ = installed.accept(run_of(version=number), context())
-            assert app is sys.modules["fairbloom.client.app"].app
+    app, _ = installed.accept(run_of(version=number), context())
+    assert app is sys.modules["fairbloom.client.app"].app
     with pytest.raises(SettingRefusedError, match="the run is of other"):
         installed.accept(run_of(distribution="other"), context())
 

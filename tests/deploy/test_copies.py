@@ -286,8 +286,9 @@ def test_a_device_hashes_a_reply_once(
 
     kept = KeptReply(str(tmp_path))
     kept.save(Head(id="1", run=1), Content(WHOLE[:size]))
-    credentials = grpc.ssl_channel_credentials()
-    calls = Calls("nowhere:1", credentials, b"", Outage(), lambda: None, tmp_path)
+    calls = Calls(
+        "nowhere:1", grpc.ssl_channel_credentials(), b"", Outage(), lambda: None, tmp_path
+    )
     monkeypatch.setattr(calls, "_reply", send)
     calls.reply(kept.head, kept.content)
     calls.close()

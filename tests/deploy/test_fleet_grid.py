@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from io import FileIO
 from multiprocessing import Pipe
@@ -605,8 +605,7 @@ def test_a_wait_ends_once_enough_replies_are_there(tmp_path: Path) -> None:
         began = loop.time()
         message = mailbox.find(answered, answered)
         assert message is not None
-        waiting: Coroutine[Any, Any, None] = runs._answer(1, "wait", (ids, number, 30.0), b"")
-        task = asyncio.create_task(waiting)
+        task = asyncio.create_task(runs._answer(1, "wait", (ids, number, 30.0), b""))
         await asyncio.sleep(0.01)
         mailbox.answer(message, Reply(None, 2, "an error counts"))
         await task

@@ -91,10 +91,9 @@ class Lying:
         return Taken(answer=Taken.DROP, reason=self._reason)
 
     def calls(self, **limits: float) -> Calls:
-        outage = Outage()
         credentials = grpc.local_channel_credentials()
         return Calls(
-            self.address, credentials, b"1" * 16, outage, lambda: None, folder=HERE, **limits
+            self.address, credentials, b"1" * 16, Outage(), lambda: None, folder=HERE, **limits
         )
 
     def stop(self) -> None:
@@ -287,9 +286,8 @@ def test_no_text_of_a_server_forges_a_line_of_the_log(
     caplog.set_level(logging.INFO, log.name)  # it also forgets which levels were off
     lying = Lying(lambda: iter([in_head(head_of(type=FORGED, id=FORGED[5:]))]), FORGED * 99)
     calls = lying.calls()
-    worker: Any = Idle()
     files = (Contexts(str(tmp_path)), KeptReply(str(tmp_path)), AuditLog(tmp_path))
-    session = Session("a", calls, worker, *files)
+    session = Session("a", calls, Idle(), *files)
     log.addHandler(handler)
     try:
         with pytest.raises(RefusedError):

@@ -87,17 +87,14 @@ def round_of(there: Deployment, name: str) -> int:
     return MODEL.read_about(find_model(there.home / f"state-{name}"))["round"]
 
 
-def test_each_device_keeps_the_final_model(
-    there: Deployment, finished: Path, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("name", HOSPITALS)
+def test_each_device_keeps_the_final_model(there: Deployment, finished: Path, name: Any) -> None:
     final = MODEL.read(finished)
-    for name in HOSPITALS:
-        with subtests.test(name=name):
-            folder = there.home / f"state-{name}" / "model"
-            assert {key: each.tobytes() for key, each in MODEL.read(folder).items()} == {
-                key: each.tobytes() for key, each in final.items()
-            }
-            assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
+    folder = there.home / f"state-{name}" / "model"
+    assert {key: each.tobytes() for key, each in MODEL.read(folder).items()} == {
+        key: each.tobytes() for key, each in final.items()
+    }
+    assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
 
 
 @pytest.mark.parametrize("model", ["last", "personal"])

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -474,8 +473,7 @@ def test_a_second_server_on_the_folder_is_refused(there: Deployment) -> None:
 
 
 def test_doctor_finds_nothing(there: Deployment) -> None:
-    done: subprocess.CompletedProcess[str] = there.fairbloom("deploy", "doctor")
-    assert "fault" not in done.stdout
+    assert "fault" not in there.fairbloom("deploy", "doctor").stdout
     settings = there.bundle(CLIENTS[0]) / "client.toml"
     assert "fault" not in there.fairbloom("deploy", "doctor", "--client", str(settings)).stdout
 

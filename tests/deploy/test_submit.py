@@ -81,8 +81,9 @@ def test_submit_follows_the_log_and_reports_the_end(
     assert fairbloom("deploy", "submit", "--set", "method=fedfv", "--set", "num-rounds=2") == status
     server.join()
     number = last_run(made).number
-    said = capsys.readouterr().out
-    assert said == f"run {number}\nround 1\nround 2\\x1b[2J\nrun {number}: {word}\n"
+    assert (
+        capsys.readouterr().out == f"run {number}\nround 1\nround 2\\x1b[2J\nrun {number}: {word}\n"
+    )
     assert submitted_settings(made) == {**default_config(), "method": "fedfv", "num-rounds": 2}
 
 
@@ -301,8 +302,9 @@ def test_a_users_app_runs_with_its_own_settings(
         options = ["--dir", str(made)]
     words = ("--set", "rounds=5", "--set", "net.rate=1")
     assert fairbloom("deploy", "submit", "--detach", *options, *words) == 0
-    settings = {"rounds": 5, "net.rate": 1.0, "name": "first"}
-    assert orders(made) == [Order("hers:app", "hers", "1.0", settings, str(hers))]
+    assert orders(made) == [
+        Order("hers:app", "hers", "1.0", {"rounds": 5, "net.rate": 1.0, "name": "first"}, str(hers))
+    ]
 
 
 IN_HERS = "[tool.flwr.app.config] in hers/pyproject.toml"
@@ -353,20 +355,16 @@ def test_a_place_without_an_app_is_named(
 
 
 def test_without_an_app_fairblooms_is_submitted(
-    made: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+    made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("pyproject.toml").write_text('[project]\nname = "analysis"\n')
     assert fairbloom("deploy", "submit", "--detach") == 0
     assert fairbloom("deploy", "submit", "--detach", "--app", "fairbloom.serverapp:app") == 0
     monkeypatch.chdir(Path(__file__).parents[2])  # of a checkout
     assert fairbloom("deploy", "submit", "--detach", "--dir", str(made)) == 0
-    for order in orders(made):
-        with subtests.test(order=order):
-            assert (order.app, order.distribution, order.folder) == (
-                "fairbloom.serverapp:app",
-                "fairbloom",
-                "",
-            )
+    assert {(order.app, order.distribution, order.folder) for order in orders(made)} == {
+        ("fairbloom.serverapp:app", "fairbloom", "")
+    }
 
 
 def test_an_installed_app_is_named_by_its_import_string(made: Path) -> None:

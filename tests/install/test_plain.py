@@ -214,11 +214,10 @@ def test_libraries_of_servers_are_not_found(device: dict[str, str], name: str) -
 def test_a_device_predicts_from_its_state_folder(
     device: dict[str, str], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    data = write_hospitals(tmp_path / "hospitals")
     state = tmp_path / "state"
     settings = {
         "task": "csv",
-        "data-dir": str(data),
+        "data-dir": str(write_hospitals(tmp_path / "hospitals")),
         "num-rounds": 2,
         "personal-lambda": 0.1,
         "device": "cpu",

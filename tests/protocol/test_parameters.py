@@ -55,39 +55,36 @@ ADVICE: list[tuple[str, Any, str, Value | None]] = [
 ]
 
 
-def test_a_likely_mistake_is_answered_with_what_to_write(subtests: pytest.Subtests) -> None:
-    for key, value, advice, remedy in ADVICE:
-        with subtests.test(key=key, value=value):
-            with pytest.raises(
-                SettingsError, match=rf"^{re.escape(f'{key} = {value!r}: ')}.*{re.escape(advice)}"
-            ) as refusal:
-                SETTINGS[key].checked(value)
-            if remedy is not None:
-                assert SETTINGS[key].checked(remedy) == remedy
-            if quoted := re.search(r"--set '(.+)';", str(refusal.value)):
-                assert parse_assignments([quoted[1]]) == {key: remedy}
+@pytest.mark.parametrize(("key", "value", "advice", "remedy"), ADVICE)
+def test_a_likely_mistake_is_answered_with_what_to_write(
+    key: Any, value: Any, advice: Any, remedy: Any
+) -> None:
+    with pytest.raises(
+        SettingsError, match=rf"^{re.escape(f'{key} = {value!r}: ')}.*{re.escape(advice)}"
+    ) as refusal:
+        SETTINGS[key].checked(value)
+    if remedy is not None:
+        assert SETTINGS[key].checked(remedy) == remedy
+    if quoted := re.search(r"--set '(.+)';", str(refusal.value)):
+        assert parse_assignments([quoted[1]]) == {key: remedy}
 
 
-def test_names_and_shares_of_clients_may_be_numbers(subtests: pytest.Subtests) -> None:
-    for value, taken in [(7, "7"), (0.25, "0.25"), ("a,7", "a,7")]:
-        with subtests.test(value=value, taken=taken):
-            assert (
-                SETTINGS["attackers"].checked(value)
-                == SETTINGS["training-clients"].checked(value)
-                == taken
-            )
+@pytest.mark.parametrize(("value", "taken"), [(7, "7"), (0.25, "0.25"), ("a,7", "a,7")])
+def test_names_and_shares_of_clients_may_be_numbers(value: Any, taken: str) -> None:
+    assert (
+        SETTINGS["attackers"].checked(value) == SETTINGS["training-clients"].checked(value) == taken
+    )
 
 
-def test_what_may_be_anything_is_answered_with_the_range_alone(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("value", ["much", "0.1,much", "-1,-2", "", ",", None, [], [0.1], {"a": 1}])
+def test_what_may_be_anything_is_answered_with_the_range_alone(value: Any) -> None:
     with pytest.raises(SettingsError, match=r"^num-rounds = 1\.5: allowed is int"):
         SETTINGS["num-rounds"].checked(1.5)
-    for value in ["much", "0.1,much", "-1,-2", "", ",", None, [], [0.1], {"a": 1}]:
-        with subtests.test(value=value):
-            with pytest.raises(
-                SettingsError,
-                match=rf"^learning-rate = {re.escape(repr(value))}: allowed is float above 0$",
-            ):
-                SETTINGS["learning-rate"].checked(value)
+    with pytest.raises(
+        SettingsError,
+        match=rf"^learning-rate = {re.escape(repr(value))}: allowed is float above 0$",
+    ):
+        SETTINGS["learning-rate"].checked(value)
 
 
 @pytest.mark.parametrize("text", ["site-a=", "=3", "site-a", "a=1 a=2"])
@@ -97,15 +94,11 @@ def test_pairs_state_a_value_for_each_name_once(text: str) -> None:
         split_pairs(text, "c=3")
 
 
-def test_a_name_in_another_case_is_said_to_differ_by_that_alone(subtests: pytest.Subtests) -> None:
-    for name in ["Age", "AGE", "aGe"]:
-        with subtests.test(name=name):
-            assert (
-                did_you_mean(name, ["dose", "age"])
-                == "did you mean age (upper and lower case matter)? "
-            )
-            assert did_you_mean(f"{name}s", ["dose", "age"]) == "did you mean age? "
-            assert did_you_mean("weight", ["dose", "age"]) == ""
+@pytest.mark.parametrize("name", ["Age", "AGE", "aGe"])
+def test_a_name_in_another_case_is_said_to_differ_by_that_alone(name: str) -> None:
+    assert did_you_mean(name, ["dose", "age"]) == "did you mean age (upper and lower case matter)? "
+    assert did_you_mean(f"{name}s", ["dose", "age"]) == "did you mean age? "
+    assert did_you_mean("weight", ["dose", "age"]) == ""
 
 
 def test_two_equally_near_names_are_both_suggested() -> None:

@@ -1,6 +1,7 @@
 """The settings as one typed object: in at one door, out at another."""
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,8 +42,7 @@ def test_settings_have_the_run_configs_values_and_defaults() -> None:
 
 def test_the_run_config_of_settings_gives_the_same_settings() -> None:
     settings = RunSettings.of(TYPED)
-    config = settings.run_config()
-    assert RunSettings.of(config) == settings
+    assert RunSettings.of(settings.run_config()) == settings
     assert RunSettings.of(settings) is settings
     assert RunSettings.of(default_config()).run_config() == {
         k: v for k, v in default_config().items() if k != "own-settings"
@@ -60,28 +60,31 @@ def test_settings_are_frozen_travel_and_are_changed_by_a_copy() -> None:
     assert len({settings, RunSettings.of(TYPED), changed}) == 2
 
 
-def test_impossible_settings_are_refused_by_key_and_value(subtests: pytest.Subtests) -> None:
-    for config, words in (
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
         ({"clients": -1, "fraction": 2.0}, "clients = -1.*fraction = 2.0"),
         ({"seed": "x"}, "seed = 'x'"),
         ({"seed": True}, "seed = True"),
         ({"own-settings": "mine.share"}, "'mine.share'"),
         ({"own-settings": "=3"}, "'=3'"),
         ({"own-settings": "a='b"}, """own-settings = "a='b": No closing quotation: write KEY=V"""),
-    ):
-        with subtests.test(config=config, words=words):
-            with pytest.raises(SettingsError, match=words):
-                RunSettings.of(config)
+    ],
+)
+def test_impossible_settings_are_refused_by_key_and_value(config: Any, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        RunSettings.of(config)
 
 
-def test_a_field_by_its_python_name_is_refused(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: RunSettings(batch_size=16), lambda: RunSettings.of({"batch_size": 16})]
+)
+def test_a_field_by_its_python_name_is_refused(make: Callable[[], RunSettings]) -> None:
     """It would be kept as a setting of some task, while the field kept its default."""
-    for make in (lambda: RunSettings(batch_size=16), lambda: RunSettings.of({"batch_size": 16})):
-        with subtests.test(make=make):
-            with pytest.raises(
-                ValueError, match=r"unknown setting batch_size = 16; did you mean batch-size\?"
-            ):
-                make()
+    with pytest.raises(
+        ValueError, match=r"unknown setting batch_size = 16; did you mean batch-size\?"
+    ):
+        make()
     assert RunSettings(**{"batch-size": 16}).batch_size == 16
     assert RunSettings.of({}).model_copy(update={"batch_size": 16}).batch_size == 16
 

@@ -1,6 +1,7 @@
 """The random streams: each a function of the seed, the purpose and the place."""
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -22,12 +23,13 @@ def test_every_seed_purpose_and_place_has_a_stream_of_its_own() -> None:
     assert all(drawn[one] != drawn[other] for one, other in itertools.combinations(PLACES, 2))
 
 
-def test_a_stream_is_the_same_whatever_was_drawn_before_it(subtests: pytest.Subtests) -> None:
-    for seed, purpose, where in PLACES:
-        with subtests.test(seed=seed, purpose=purpose):
-            first = generator(seed, purpose, *where).integers(2**62, size=4).tolist()
-            generator(seed + 1, purpose, *where).random(1000)
-            assert generator(seed, purpose, *where).integers(2**62, size=4).tolist() == first
+@pytest.mark.parametrize(("seed", "purpose", "where"), PLACES)
+def test_a_stream_is_the_same_whatever_was_drawn_before_it(
+    seed: Any, purpose: Any, where: Any
+) -> None:
+    first = generator(seed, purpose, *where).integers(2**62, size=4).tolist()
+    generator(seed + 1, purpose, *where).random(1000)
+    assert generator(seed, purpose, *where).integers(2**62, size=4).tolist() == first
 
 
 def test_every_machine_and_version_draws_the_same_numbers() -> None:

@@ -128,12 +128,11 @@ def test_what_another_app_tells_comes_back_among_the_others() -> None:
 
 
 def test_a_servers_word_outweighs_what_is_told_with_it() -> None:
-    terms = Terms(
+    assert Terms(
         server_round=3,
         proximal_mu=0.5,
         others={"server-round": 1, "proximal-mu": 9.0, "measure": ["x"]},
-    )
-    assert terms.to_config() == {"server-round": 3, "proximal-mu": 0.5}
+    ).to_config() == {"server-round": 3, "proximal-mu": 0.5}
 
 
 def test_a_message_without_a_round_is_no_terms() -> None:

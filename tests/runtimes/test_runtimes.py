@@ -451,15 +451,14 @@ def test_a_module_that_the_server_lacks_is_named_in_the_log(
 ) -> None:
     """The operator has the module in the current directory; the server was started elsewhere."""
     (tmp_path / "hers_alone.py").write_text(THEIRS)
-    command = [
-        with_own_code.scripts / "fairbloom",
-        "deploy",
-        "submit",
-        "--set",
-        "method=hers_alone:WorstHalf",
-    ]
     done = subprocess.run(
-        command,
+        [
+            with_own_code.scripts / "fairbloom",
+            "deploy",
+            "submit",
+            "--set",
+            "method=hers_alone:WorstHalf",
+        ],
         env=with_own_code.environment,
         cwd=tmp_path,
         capture_output=True,

@@ -50,9 +50,9 @@ def test_settings_that_may_change_do_not_move_the_run_folder() -> None:
         **{"min-clients": 3, "wait-for-clients": 60.0, "num-rounds": 51, "method": "FedAvg"},
     }
     assert choose_run_folder(Settings.of(changes)) == choose_run_folder(Settings.of({}))
-    others: tuple[dict[str, Any], ...] = ({"seed": 1}, {"method": "fedfv"}, {"learning-rate": 0.05})
     assert choose_run_folder(Settings.of({})) not in [
-        choose_run_folder(Settings.of(each)) for each in others
+        choose_run_folder(Settings.of(each))
+        for each in ({"seed": 1}, {"method": "fedfv"}, {"learning-rate": 0.05})
     ]
 
 

@@ -240,8 +240,17 @@ def test_a_folder_in_place_of_a_checkpoint_cannot_be_read(tmp_path: Path) -> Non
         load_checkpoint(tmp_path / "7.safetensors")
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"a": np.ones(2), "b": np.zeros(2)},
+        {"c": np.arange(4.0)},
+        {"c": np.arange(4.0).reshape(2, 2).view(np.int64)},
+    ],
+    ids=["exchanged", "reshaped", "another type"],
+)
 def test_two_models_exchanged_array_by_array_are_noticed(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     """The checksum is of names and shapes too, not of the bytes alone."""
     path = tmp_path / "model.safetensors"
@@ -249,13 +258,9 @@ def test_two_models_exchanged_array_by_array_are_noticed(
     save_model(path, arrays, {})
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
-    exchanged = {**arrays, "a": arrays["b"], "b": arrays["a"]}
-    reshaped = {**arrays, "c": arrays["c"].reshape(4)}
-    for other in (exchanged, reshaped, {**arrays, "c": arrays["c"].view(np.int64)}):
-        with subtests.test(other=other):
-            path.write_bytes(save(other, metadata=metadata))
-            with pytest.raises(DamagedFileError, match="does not match its checksum"):
-                load_model(path)
+    path.write_bytes(save({**arrays, **changed}, metadata=metadata))
+    with pytest.raises(DamagedFileError, match="does not match its checksum"):
+        load_model(path)
 
 
 # The last two -------------------------------------------------------------------------------------

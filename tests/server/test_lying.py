@@ -109,9 +109,8 @@ def weights(change: Callable[[Any], Any], since: int = 1) -> Lie:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedfv", "afl", "scaffold", "fedlf"])
 def test_the_sender_of_a_hundred_times_the_model_is_refused(tmp_path: Path, method: str) -> None:
-    lie = weights(lambda array: -100.0 * array)
     iid = {"method": method, "partition": "iid"}
-    lying, rows = run(tmp_path / "lying", lie, **iid)
+    lying, rows = run(tmp_path / "lying", weights(lambda array: -100.0 * array), **iid)
     assert lying == run(tmp_path / "without", failing(), **iid)[0]
     assert all(row["refused"].startswith(f"{LIAR}: its update has the length") for row in rows)
 

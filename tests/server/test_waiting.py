@@ -232,24 +232,27 @@ def test_in_one_process_a_users_strategy_does_not_wait_for_more(
     assert clock.now < 5.0
 
 
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("fedvf", "method = 'fedvf': unknown method"),
+        ("fedfv", "choose another folder (out)"),
+    ],
+)
 def test_a_simulation_logs_a_refusal_at_once(
-    tmp_path: Path,
-    said: pytest.LogCaptureFixture,
-    subtests: pytest.Subtests,
+    tmp_path: Path, said: pytest.LogCaptureFixture, method: str, words: str
 ) -> None:
-    grid = type("InMemoryGrid", (InProcessGrid,), {})(app, {}, 4)
-    for config, words in (
-        ({"method": "fedvf"}, "method = 'fedvf': unknown method"),
-        ({"method": "fedfv", "clients": 4, "out": str(tmp_path)}, "choose another folder (out)"),
-    ):
-        with subtests.test(config=config, words=words):
-            (tmp_path / "mine.txt").touch()
-            context = Context(
-                run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config
-            )
-            with pytest.raises(FairbloomError, match=re.escape(words)):
-                main(grid, context)
-            assert words in said.messages[-1]
+    (tmp_path / "mine.txt").touch()
+    context = Context(
+        run_id=1,
+        node_id=1,
+        node_config={},
+        state=RecordDict(),
+        run_config={"method": method, "clients": 4, "out": str(tmp_path)},
+    )
+    with pytest.raises(FairbloomError, match=re.escape(words)):
+        main(type("InMemoryGrid", (InProcessGrid,), {})(app, {}, 4), context)
+    assert words in said.messages[-1]
 
 
 # How many examples clients say they have ----------------------------------------------------------
@@ -335,10 +338,9 @@ def test_who_claims_more_than_it_said_at_first_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enroll(tmp_path, monkeypatch, {})
-    rows = submitted(tmp_path / "run", ClaimingLater)
     assert [
         "client-0: num-examples 9007199254740991 is more than 10 times" in row["refused"]
-        for row in rows
+        for row in submitted(tmp_path / "run", ClaimingLater)
     ] == [True] * 2
 
 
@@ -616,16 +618,11 @@ def test_messages_that_outlived_their_time_on_the_way_live_anew(
     assert len(came) == 1  # at second 18: the deadline counts from when the message was taken
 
 
-def test_a_node_that_goes_again_has_its_minute_again(slow: Slow, subtests: pytest.Subtests) -> None:
+def test_a_node_that_goes_again_has_its_minute_again(slow: Slow) -> None:
     absences = polling.Absences()
-    for now, online, late in (
-        (0.0, {1}, set()),
-        (50.0, {1, 2}, set()),
-        (90.0, {1}, set()),
-        (90.0 + polling.GRACE_SECONDS, {1}, {2}),
-    ):
-        with subtests.test(now=now, online=online):
-            assert absences.find_late({1, 2}, online, now) == late
+    online = {0.0: {1}, 50.0: {1, 2}, 90.0: {1}, 90.0 + polling.GRACE_SECONDS: {1}}
+    late = [absences.find_late({1, 2}, nodes, now) for now, nodes in online.items()]
+    assert late == [set(), set(), set(), {2}]
 
 
 # While too few clients are online -----------------------------------------------------------------

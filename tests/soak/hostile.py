@@ -20,11 +20,8 @@ ORDER = "SOAK_ATTACK"
 """The environment variable with the path of the file that names the attack."""
 
 app = ClientApp()
-
-
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    return honest.query(message, context)
+app.query()(honest.query)
+app.evaluate()(honest.evaluate)
 
 
 @app.train()
@@ -36,11 +33,6 @@ def train(message: Message, context: Context) -> Message:
         order.unlink()
         reply.content = ATTACKS[attack](reply.content)
     return reply
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    return honest.evaluate(message, context)
 
 
 def enormous(content: RecordDict) -> RecordDict:

@@ -231,10 +231,11 @@ def test_a_reply_leaves_only_once_it_is_in_the_log(
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", sync)
-    clock = SimpleNamespace(
-        monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)
+    monkeypatch.setattr(
+        retry,
+        "time",
+        SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)),
     )
-    monkeypatch.setattr(retry, "time", clock)
     with (
         pytest.raises(ReportableError, match="log of what leaves")
         if failures == 40

@@ -122,15 +122,14 @@ def test_the_owner_alone_changes_the_floor(tmp_path: Path) -> None:
         Device(tmp_path, limit_rows=200).train(**{"test-share": 0.5})
 
 
-def test_groups_of_few_rows_are_held_back(device: Device, subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.2, 0.5, 0.9])
+def test_groups_of_few_rows_are_held_back(device: Device, share: float) -> None:
     asked = {"schema": grouped("sex", "ward"), "smallest-group": 1}
     found = device.evaluate(**asked, **{"test-share": 0.5})
     assert {"count[sex:0]", "count[sex:1]"} <= found.keys()
     assert not any("ward" in name for name in found)  # three of the hospice
-    for share in (0.02, 0.05, 0.2, 0.5, 0.9):
-        with subtests.test(share=share):
-            for name, value in device.evaluate(**asked, **{"test-share": share}).items():
-                assert not name.startswith(("count[", "positives[")) or value >= 5, (share, name)
+    for name, value in device.evaluate(**asked, **{"test-share": share}).items():
+        assert not name.startswith(("count[", "positives[")) or value >= 5, (share, name)
 
 
 def test_counts_of_fairfed_are_of_enough_rows_too(device: Device) -> None:

@@ -183,8 +183,9 @@ def test_the_log_has_the_digest_of_each_received_model(node: Node) -> None:
 
 def test_the_log_reads_a_model_without_a_copy() -> None:
     array = Array(np.ones(1 << 20))
-    content = serialize(RecordDict({"arrays": ArrayRecord({"weights": array})}))
-    received = deserialize(content).array_records["arrays"]
+    received = deserialize(
+        serialize(RecordDict({"arrays": ArrayRecord({"weights": array})}))
+    ).array_records["arrays"]
     written = digest_record(ArrayRecord({"weights": array}))
     tracemalloc.start()
     assert digest_record(received) == written

@@ -135,9 +135,10 @@ def test_the_training_alone_has_the_secret_order_too(folder: Path) -> None:
             RecordDict(),
             accepted_settings(config),
         )
-        arrays = ArrayRecord(load_task(config).model().state_dict())
         words = ConfigRecord({"server-round": 1, "baseline-tolerance": 0.0, **asked})
-        content = RecordDict({"arrays": arrays, "config": words})
+        content = RecordDict(
+            {"arrays": ArrayRecord(load_task(config).model().state_dict()), "config": words}
+        )
         message = Message(content, dst_node_id=2, message_type=MessageType.TRAIN)
         found.add(float(app(message, context).content["metrics"]["loss-baseline"]))
     assert len(found) == 2

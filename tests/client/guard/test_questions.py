@@ -100,8 +100,9 @@ def test_a_count_is_written_again_while_a_message_lasts(
             raise questions.sqlite3.OperationalError("database or disk is full")
         return connect(place, timeout=timeout)
 
-    clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
-    monkeypatch.setattr(retry, "time", clock)
+    monkeypatch.setattr(
+        retry, "time", SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
+    )
     monkeypatch.setattr(questions.sqlite3, "connect", refuse)
     config = accepted_settings(Settings.of({}).run_config())
     with (

@@ -278,10 +278,10 @@ DAMAGED = {
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "clients.csv").write_text(format_csv(ClientTable().columns, ROWS))
-    read = read_table(tmp_path / "clients.csv", ClientTable().columns, finished=True)
-    assert [(row["round"], row["client"]) for row in read] == [
-        (str(row["round"]), row["client"]) for row in ROWS
-    ]
+    assert [
+        (row["round"], row["client"])
+        for row in read_table(tmp_path / "clients.csv", ClientTable().columns, finished=True)
+    ] == [(str(row["round"]), row["client"]) for row in ROWS]
 
 
 @pytest.mark.parametrize(("content", "fault"), {None: "No such file", **DAMAGED}.items())
@@ -355,14 +355,11 @@ def run_at(data: str | Path, rounds: int = 1, **more: Any) -> fairbloom.Run:
     return fairbloom.run("csv", data_dir=data, rounds=rounds, **given)
 
 
-def test_a_run_continues_with_its_data_at_another_path(
-    there: Path, subtests: pytest.Subtests
-) -> None:
+def test_a_run_continues_with_its_data_at_another_path(there: Path) -> None:
     run_at("data")
     Path("link").symlink_to("data")
-    for rounds, place in enumerate((there / "data", "./data/../data", "link"), start=2):
-        with subtests.test(place=place):
-            assert run_at(place, rounds).rounds_done == rounds
+    places = enumerate((there / "data", "./data/../data", "link"), start=2)
+    assert [run_at(place, rounds).rounds_done for rounds, place in places] == [2, 3, 4]
     Path("data").rename("moved")
     assert run_at("moved", 5).rounds_done == 5
     Path("moved", "a.csv").write_text(csv_of(30, 7))

@@ -134,10 +134,9 @@ def test_a_score_that_is_no_number_leaves_the_client_uncounted(tmp_path: Path) -
             reply.content["metrics"] = MetricRecord({"num-examples": 2, "eval_acc": float("nan")})
         return reply
 
-    strategy = FedAvg()
     arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
     RunFolder(tmp_path / "run", score=SCORE).start(
-        strategy, InProcessGrid(cast(ClientApp, odd), {}, 4), arrays, 1
+        FedAvg(), InProcessGrid(cast(ClientApp, odd), {}, 4), arrays, 1
     )
     (row,) = table(tmp_path / "run" / "rounds.csv")
     assert (row["clients"], row["clients_scored"]) == ("4", "3")
@@ -408,8 +407,7 @@ def test_a_function_of_the_app_ends_the_run_as_finished(tmp_path: Path, argument
     def stop(contents: Any, weighted_by_key: str) -> Any:
         raise StopRun("plateau")
 
-    given: dict[str, Any] = {argument: stop}
-    start(tmp_path / "run", FedAvg(**given), 5)
+    start(tmp_path / "run", FedAvg(**{argument: stop}), 5)
     run = fairbloom.load(tmp_path / "run")
     assert (run.state, run.rounds_done) == ("finished", 1)
     assert run.final()
@@ -420,8 +418,7 @@ def test_a_hook_before_the_first_round_ends_the_run_as_finished(tmp_path: Path, 
     def stop(*given: Any) -> None:
         raise StopRun("plateau")
 
-    strategy: FairStrategy = type("Stopping", (FedAvg,), {hook: stop})()
-    start(tmp_path / "run", strategy, 5)
+    start(tmp_path / "run", type("Stopping", (FedAvg,), {hook: stop})(), 5)
     run = fairbloom.load(tmp_path / "run")
     assert (run.state, run.stopped, run.rounds_done) == ("finished", "plateau", 0)
 

@@ -182,8 +182,9 @@ def test_accuracies_of_groups_add_up_to_the_clients_accuracy(
     for (number, client, split, model), rows in parts.items():
         with subtests.test(rows=rows, number=number):
             right = sum(int(row["count"]) * float(row["accuracy"]) for row in rows)
-            expected = float(of_clients[number, client][f"{split}_accuracy_of_{model}_model"])
-            assert right / sum(int(row["count"]) for row in rows) == pytest.approx(expected)
+            assert right / sum(int(row["count"]) for row in rows) == pytest.approx(
+                float(of_clients[number, client][f"{split}_accuracy_of_{model}_model"])
+            )
             assert min(int(row["count"]) for row in rows) >= 5
 
 
@@ -207,10 +208,9 @@ def test_stacked_clients_report_equal_groups_of_validation(
     other = table(
         run(data, tmp_path / "run", method="ditto", engine="stacked", **VALIDATED) / "groups.csv"
     )
-    expected = table(validated / "groups.csv")
     keys = ("round", "client", "model", "split", "grouping", "group", "count", "positives")
     assert [[row[key] for key in keys] for row in other] == [
-        [row[key] for key in keys] for row in expected
+        [row[key] for key in keys] for row in table(validated / "groups.csv")
     ]
     assert {row["split"] for row in other} == {"test", "validation"}
 

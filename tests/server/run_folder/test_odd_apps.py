@@ -50,8 +50,7 @@ def start(folder: Path, strategy: FedFV | FedAvg, rounds: int = 2, **arrays: Any
     RunFolder(folder, wait=False).start(
         strategy, InProcessGrid(app, {}, 3), model, num_rounds=rounds
     )
-    loaded: fairbloom.Run = fairbloom.load(folder)
-    return loaded.arrays()
+    return fairbloom.load(folder).arrays()
 
 
 W = np.arange(3, dtype=np.float32)
