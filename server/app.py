@@ -26,13 +26,14 @@ from fairbloom.protocol.names import (
     RECORDED_SCHEMA,
     TRAIN_LOSS,
 )
+from fairbloom.protocol.parameters import split_pairs
 from fairbloom.protocol.patterns import split_words
 from fairbloom.protocol.private import (
+    EXAMPLE,
     SIMULATED,
     SIMULATED_NOISE,
     check_settings,
     check_terms,
-    parse_pairs,
 )
 from fairbloom.protocol.scores import Score, put_first
 from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, marked, split_names
@@ -309,7 +310,7 @@ def check_accounts(
     """Raise SettingsError for what clients with a privacy account would refuse in each round."""
     if settings.privacy__mode == SIMULATED:
         given = settings.privacy__epsilon
-        if unknown := sorted(parse_pairs(given).keys() - accounts) if "=" in given else []:
+        if "=" in given and (unknown := sorted(split_pairs(given, EXAMPLE).keys() - accounts)):
             raise SettingsError(
                 f"privacy.epsilon has {join_names(unknown)}: the run has no such client"
             )
