@@ -97,9 +97,7 @@ def check_parameters(subject: MethodUnderTest) -> str:
     for parameter in declared:
         _check_impossible(subject, parameter)
     names = ", ".join(parameter.argument for parameter in declared)
-    if names:
-        return f"{names}: impossible values are refused by name."
-    return "It has no parameters."
+    return f"{names}: impossible values are refused by name." if names else "It has no parameters."
 
 
 def _check_impossible(subject: MethodUnderTest, parameter: Parameter) -> None:

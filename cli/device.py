@@ -89,7 +89,7 @@ def keys(
     """
     from fairbloom.deploy.device.keys import make
 
-    folder = Path(name) if out is None else out
+    folder = out or Path(name)
     print(make(folder, name), end="")
     print(
         f"{folder / 'key'} is this device's private key and stays here. Send the lines above, which"

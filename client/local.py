@@ -191,8 +191,9 @@ class LocalClient:
     def smallest_batch(self, work: LocalWork) -> int:
         """Return the fewest examples of a last batch: with fewer, it joins the one before it."""
         asked = (self.settings.smallest_batch, self._min_rows)
-        fewest = max((each for each in asked if each <= work.batch_size), default=1)
-        return self.splits.train.rows_of_units(fewest)
+        return self.splits.train.rows_of_units(
+            max((each for each in asked if each <= work.batch_size), default=1)
+        )
 
     @property
     def _min_rows(self) -> int:

@@ -242,9 +242,7 @@ def batches(count: int, work: LocalWork, min_batch: int = 1) -> Iterator[Tensor]
 
 
 def _draw_order(count: int, random: np.random.Generator | None) -> Tensor:
-    if random is None:
-        return torch.arange(count)
-    return torch.from_numpy(random.permutation(count))
+    return torch.arange(count) if random is None else torch.from_numpy(random.permutation(count))
 
 
 def batch_sizes(count: int, work: LocalWork, min_batch: int = 1) -> list[int]:

@@ -252,9 +252,7 @@ def _beyond(field: Field) -> Iterator[float]:
 
 def _numbers_of(predictions: Predictions) -> Any:
     """Return the probabilities of classes, or the values of a quantity."""
-    if predictions.probabilities is None:
-        return predictions.values
-    return predictions.probabilities
+    return predictions.values if predictions.probabilities is None else predictions.probabilities
 
 
 def _check(

@@ -389,7 +389,7 @@ class Rounds:
         if not free:
             return ()
         all_evaluate = number == self.num_rounds and self._all_evaluate_last
-        fraction = 1.0 if all_evaluate else method.fraction_evaluate
+        fraction = max(float(all_evaluate), method.fraction_evaluate)
         wanted = share(fraction, len(free), method.min_evaluate_nodes)
         return sample(free, wanted, method.seed, "evaluate", number)
 

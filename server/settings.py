@@ -33,6 +33,7 @@ from fairbloom.strategies.named import build, method_parameters, owner_of
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
+from fairbloom.text import text_if
 
 # The value, in a run config, of a parameter that has no default and is not set: Flower requires
 # every key to be there.
@@ -241,7 +242,7 @@ class Settings(RunSettings):
         try:
             check_rule(self, terms)
         except FairbloomError as error:
-            blamed = f"method = {self.method!r}: " if by_method else ""
+            blamed = text_if(by_method, f"method = {self.method!r}: ")
             raise SettingsError(f"{blamed}{error}") from error
 
     def check_norm(self) -> None:
@@ -486,7 +487,7 @@ def default_config() -> dict[str, Value]:
 
 def resolve(folder: str) -> str:
     """Return the absolute path of a folder without symbolic links; "" for no folder."""
-    return str(Path(folder).expanduser().resolve()) if folder else ""
+    return text_if(folder, str(Path(folder).expanduser().resolve()))
 
 
 def digest_changed(config: Mapping[str, Value], left_out: Collection[str]) -> str:

@@ -135,7 +135,7 @@ def choose(settings: RunSettings, processors: int) -> Choice:
     trial = try_first_step(settings, task, model)
     if settings.privacy__mode == SIMULATED:
         return Choice("loop", "each client adds its own noise")
-    recorded = RECORDED if device.type == "cuda" else ""
+    recorded = text_if(device.type == "cuda", RECORDED)
 
     def loop(reason: str) -> Choice:
         return Choice("loop", reason, recorded=recorded)

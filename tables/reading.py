@@ -315,9 +315,7 @@ def _infer_decimal(file: File, columns: Sequence[Values]) -> Decimal:
     if file.groupChar == ",":
         return "."
     cells = [cell.strip() for values in columns for cell in values.slice(0, 1000).to_pylist()]
-    if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)):
-        return ","
-    return "."
+    return "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
 
 
 def _read_content(path: Path, given: str) -> tuple[bytes, str]:

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 from fairbloom.logs import escape_unprintable
-from fairbloom.text import plural
+from fairbloom.text import plural, text_if
 
 # Most characters of a value, and of a table of values. A longer one is logged as digest and size.
 MAX_VALUE = 200
@@ -108,7 +108,7 @@ def describe_entries(entries: Iterable[Entry]) -> Iterator[str]:
     for number, run in runs.items():
         lines.append(f"run {number}, task {run.task}, {run.first} to {run.last}{run.left}")
         for row, times in run.rows.items():
-            least = "at least " if "refused: " in row else ""
+            least = text_if("refused: " in row, "at least ")
             lines.append(plural(times, f"  {row}", f"  {row} ({least}{times} times)"))
     # much of this was written by the server: a terminal would obey its control characters
     return map(escape_unprintable, lines)

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import ACCOUNT_FILE, FILES, MIN_ROWS, ORDER, PRIVACY_LIMIT
+from fairbloom.text import text_if
 
 from ..errors import DeployError
 from ..processes import split_address
@@ -216,8 +217,10 @@ class ClientSettings:
             "name": self.name,
             "data-dir": self.data_dir,
             "state-dir": self.state_dir,
-            FILES: json.dumps(self.files) if self.files else "",
-            PRIVACY_LIMIT: json.dumps(self.limits["privacy"]) if "privacy" in self.limits else "",
+            FILES: text_if(self.files, json.dumps(self.files)),
+            PRIVACY_LIMIT: text_if(
+                "privacy" in self.limits, json.dumps(self.limits.get("privacy"))
+            ),
             **self.node_config,
             **{key: self.limits[name] for name, key in LIMITS.items() if name in self.limits},
         }

@@ -83,6 +83,4 @@ def format_peer(address: object) -> str:
     host = ipaddress.ip_address(address[0].partition("%")[0])
     if host.version == 6 and host.ipv4_mapped is not None:
         host = host.ipv4_mapped
-    if host.version == 4:
-        return f"ipv4:{host}:{address[1]}"
-    return f"ipv6:%5B{host}%5D:{address[1]}"
+    return f"ipv4:{host}:{address[1]}" if host.version == 4 else f"ipv6:%5B{host}%5D:{address[1]}"

@@ -145,9 +145,7 @@ def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
 
 def shown_of(clients: Sequence[str]) -> list[str]:
     """Return which clients are shown of those from the worst served to the best."""
-    if len(clients) <= NAMED:
-        return [*clients]
-    return [*clients[:WORST_SHOWN], *clients[-BEST_SHOWN:]]
+    return [*clients] if len(clients) <= NAMED else [*clients[:WORST_SHOWN], *clients[-BEST_SHOWN:]]
 
 
 def hidden_in_words(clients: int) -> str:

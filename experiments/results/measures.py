@@ -101,9 +101,7 @@ def find_measure(name: str) -> Measure:
 
 def _gap_size(score: str, client: str, served: ClientScores) -> float:
     """Return the gap between groups by a score; NaN without groups, or without a gap."""
-    if served.groups is None:
-        return math.nan
-    return served.groups.sizes(client).get(score, math.nan)
+    return math.nan if served.groups is None else served.groups.sizes(client).get(score, math.nan)
 
 
 def measure_title(measure: str, clients: int = 0) -> str:

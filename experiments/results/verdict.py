@@ -176,9 +176,7 @@ def _worst_client(compared: ComparedScores) -> tuple[str, str]:
 
 def _guessing(compared: ComparedScores, client: str) -> float:
     """Return the accuracy of always guessing a client's larger class; 0 for other scores."""
-    if compared.score.name == ACCURACY.name:
-        return compared.larger_classes.get(client, 0.0)
-    return 0.0
+    return compared.larger_classes.get(client, 0.0) if compared.score.name == ACCURACY.name else 0.0
 
 
 def _leak(compared: ComparedScores) -> Iterator[str]:

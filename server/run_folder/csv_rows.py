@@ -338,6 +338,4 @@ def parse_refusals(cell: str) -> list[tuple[str, str]]:
 def parse_absent(row: Mapping[str, str], kind: str) -> list[str]:
     """Return the clients that a row of rounds.csv names as `kind`: refused, missing, offline."""
     cell = row.get(kind, "")
-    if kind == "refused":
-        return [name for name, _ in parse_refusals(cell)]
-    return parse_names(cell)
+    return [name for name, _ in parse_refusals(cell)] if kind == "refused" else parse_names(cell)
