@@ -56,8 +56,7 @@ class Score:
     def words(self) -> str:
         """Its ordinary name: "balanced accuracy", "AUC", or "sensitivity (ill)"."""
         usual = {"auc": "AUC", "mae": "mean absolute error", "r2": "R²"}
-        positive = text_if(self.of, f" ({self.of})")
-        return usual.get(self.name, self.name.replace("-", " ")) + positive
+        return usual.get(self.name, self.name.replace("-", " ")) + text_if(self.of, f" ({self.of})")
 
     @property
     def title(self) -> str:

@@ -251,7 +251,7 @@ class Rounds:
             )
         self._watcher.count_step(number, skip_reason)
         self._watcher.count_unchanged(current, unchanged)
-        asked = len(current.draws) if current.is_answered else 0
+        asked = len(current.draws) * current.is_answered
         metrics = replies.summarize(asked, method.weighted_by_key)
         if model is None:
             return None, metrics

@@ -415,8 +415,7 @@ def run(
         if isinstance(clients, MemoryGrid)
         else MemoryGrid(clients or quadratics(6), faults=faults)
     )
-    result = strategy.start(grid, num_rounds=rounds, on_round=finished.append, **arguments)
-    return result, finished
+    return strategy.start(grid, num_rounds=rounds, on_round=finished.append, **arguments), finished
 
 
 @cache
@@ -449,12 +448,11 @@ def assert_resumes(
     assert_plain(states[-1])
     for stop in stops:
         again = made()
-        arrays = finished[stop - 1].arrays
         _, rest = run(
             again,
             MemoryGrid(clients, seed=9),
             rounds,
-            initial_arrays=arrays,
+            initial_arrays=finished[stop - 1].arrays,
             resume=states[stop - 1],
         )
         assert [contents_of(each) for each in rest] == [
@@ -560,9 +558,8 @@ class Bowl:
             slope = 1.0 / max(room, config.get("propfair-epsilon", 0.0))
             path.append(x - rate * (slope * self.gradient(x) + (mu + alpha) * (x - w) + shift))
         if "state-round" in config:
-            corrected = (w - path[-1]) / sum(rates) if len(rates) else shift
             after = (
-                corrected - shift
+                ((w - path[-1]) / sum(rates) if len(rates) else shift) - shift
                 if config.get("control-variates")
                 else state + alpha * (w - path[-1])
             )
@@ -578,12 +575,11 @@ class Bowl:
     def report(self, w: FloatArray, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return its metrics of a round's training, before it trains."""
         kept = {"state-round": self.from_round(config)} if "state-round" in config else {}
-        rates = {"learning-rate": float(sum(self.rates[:1])), "step-sum": float(sum(self.rates))}
         return {
             "num-examples": self.examples,
             "loss-before": self.loss(w),
             "accuracy-after": 0.5,
-            **rates,
+            **{"learning-rate": float(sum(self.rates[:1])), "step-sum": float(sum(self.rates))},
             **kept,
         }
 
@@ -643,10 +639,9 @@ class Bowls:
     def evaluate(
         self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
     ) -> Replies:
-        losses = {name: self._clients[name].loss(model["w"]) for name in names}
         reports = {
             name: {"num-examples": 1, "loss": loss, "train-loss": loss}
-            for name, loss in losses.items()
+            for name, loss in {name: self._clients[name].loss(model["w"]) for name in names}.items()
         }
         return Replies(metrics=reports, refused=Refusals(terms.server_round))
 

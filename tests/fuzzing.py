@@ -135,7 +135,6 @@ def _change(draw: Draw, holder: Any, key: Any) -> None:
 def _altered(value: Structure) -> st.SearchStrategy[Structure]:
     """Return values that are like another one, but for their type, length or a part."""
     if isinstance(value, np.ndarray):
-        places = st.integers(0, max(0, value.size - 1))
         return st.one_of(
             st.sampled_from(TYPES if value.dtype.kind in "fiub" else ["U3", "S3"]).map(
                 value.astype
@@ -143,9 +142,9 @@ def _altered(value: Structure) -> st.SearchStrategy[Structure]:
             st.sampled_from(
                 [value.reshape(-1), value[..., None], value[:0], np.resize(value, value.size + 1)]
             ),
-            st.tuples(places, st.sampled_from([math.nan, math.inf])).map(
-                lambda each: _with(value, *each)
-            ),
+            st.tuples(
+                st.integers(0, max(0, value.size - 1)), st.sampled_from([math.nan, math.inf])
+            ).map(lambda each: _with(value, *each)),
         )
     if isinstance(value, bytes):
         return damaged(value)

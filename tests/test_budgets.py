@@ -18,28 +18,29 @@ import pytest
 from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
-    "checks": 713,
-    "cli": 684,
-    "client": 1_920,
-    "client/guard": 868,
-    "client/rules": 672,
-    "deploy/fleet": 2_555,
-    "experiments": 855,
-    "experiments/pages": 1_232,
-    "experiments/results": 1_928,
-    "experiments/studies": 960,
-    "prediction": 890,
-    "fairbloom": 717,
-    "protocol": 939,
-    "rounds": 3_288,
-    "server": 954,
-    "server/run_folder": 1_438,
-    "simulation": 1_160,
-    "simulation/stacked": 1_106,
-    "strategies": 2_153,
-    "tables": 3_000,
-    "tasks": 1_990,
-    "tasks/datasets": 736,
+    "checks": 697,
+    "cli": 699,
+    "client": 1_973,
+    "client/guard": 885,
+    "client/private": 947,
+    "client/rules": 666,
+    "deploy/fleet": 2_594,
+    "experiments": 859,
+    "experiments/pages": 1_191,
+    "experiments/results": 1_960,
+    "experiments/studies": 943,
+    "prediction": 874,
+    "fairbloom": 724,
+    "protocol": 1_021,
+    "rounds": 3_289,
+    "server": 936,
+    "server/run_folder": 1_390,
+    "simulation": 1_193,
+    "simulation/stacked": 1_057,
+    "strategies": 2_172,
+    "tables": 3_001,
+    "tasks": 1_997,
+    "tasks/datasets": 728,
 }
 """The statements of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
@@ -49,10 +50,10 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 34_353
+WHOLE = 34_897
 """The most statements in all packages."""
 
-TESTS = 40_937
+TESTS = 41_475
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900

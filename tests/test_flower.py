@@ -88,8 +88,7 @@ def test_the_command_lists_each_name_of_the_installed_flower() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Flower {version('flwr')}\n")
     pairs = re.findall(r"^  (yes|NO ) +(flwr[\w.]+): ", done.stdout, re.MULTILINE)
-    names = [*flower.NEEDED, *flower.OPTIONAL, *flower.BY_NAME]
-    assert pairs == [("yes", name) for name in names]
+    assert pairs == [("yes", name) for name in [*flower.NEEDED, *flower.OPTIONAL, *flower.BY_NAME]]
 
 
 def test_the_command_fails_if_a_name_without_substitute_is_gone(
@@ -182,8 +181,7 @@ def test_an_app_in_one_process_needs_no_run_of_flowers(monkeypatch: pytest.Monke
     hide(monkeypatch, flower.RUN, flower.PUSH_ERROR, flower.TO_PROTO, flower.FROM_PROTO)
     grid = InProcessGrid(app, {}, 2)
     assert grid.run.run_id > 0
-    arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
-    assert FedAvg().start(grid, arrays, 1).arrays
+    assert FedAvg().start(grid, ArrayRecord({"w": Array(np.zeros(2, np.float32))}), 1).arrays
     assert not is_temporary(ValueError("no"))
     assert is_temporary(flower.TransportError("away"))
 

@@ -102,8 +102,7 @@ def test_every_locked_package_has_one_version_and_hashes(name: str) -> None:
             assert all(
                 re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", option) for option in pin.options
             ), pin.requirement
-        apart = [pin.requirement.marker for pin in versions]
-        assert len(versions) == 1 or None not in apart, (
+        assert len(versions) == 1 or None not in [pin.requirement.marker for pin in versions], (
             f"two versions of {versions[0].requirement.name} at once"
         )
 
@@ -274,10 +273,9 @@ def test_the_environment_is_the_locked_one() -> None:
         canonicalize_name(found.name): found.version
         for found in distributions(path=[sysconfig.get_path("purelib")])
     }
-    pins = locked("requirements")
     here = {
         name: pin.version
-        for name, versions in pins.items()
+        for name, versions in locked("requirements").items()
         for pin in versions
         if pin.requirement.marker is None or pin.requirement.marker.evaluate()
     }

@@ -93,8 +93,7 @@ class Training:
     @property
     def units(self) -> int:
         """The units of the steps and the loss report."""
-        reports = wire.LOSS_BEFORE in self._terms.measure
-        return STEP_UNITS * self._steps + LOSS_UNITS * reports
+        return STEP_UNITS * self._steps + LOSS_UNITS * (wire.LOSS_BEFORE in self._terms.measure)
 
     def run(self, mechanism: Mechanism) -> Update:
         """Return the reply after the noisy steps."""

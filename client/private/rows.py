@@ -207,8 +207,7 @@ def _factors(squares: Tensor, losses: Tensor, clip: float) -> tuple[Tensor, Tens
     """Return which rows are unusable, shape (n, 1), and each row's min(1, C/‖g‖), shape (n,)."""
     unusable = ~(squares.isfinite() & losses.isfinite())
     norms = squares.sqrt().masked_fill(unusable, 0.0)
-    factors = (clip / norms).clamp(max=1.0).masked_fill(unusable, 0.0)
-    return unusable.unsqueeze(1), factors
+    return unusable.unsqueeze(1), (clip / norms).clamp(max=1.0).masked_fill(unusable, 0.0)
 
 
 # The account's rows ------------------------------------------------------------------------------

@@ -272,12 +272,11 @@ def test_another_learning_rate_is_replayed(
 def test_corrected_gradients_are_not_recorded() -> None:
     capture = Capture(PlainRecorder())
     model = network()
-    work = replace(WORK, random=np.random.default_rng(0))
     train(
         model,
         task_of(model),
         examples_of(0),
-        work,
+        replace(WORK, random=np.random.default_rng(0)),
         correct=lambda gradients, _: gradients,
         capture=capture,
     )

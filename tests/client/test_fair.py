@@ -658,8 +658,7 @@ def test_a_learning_rate_of_0_is_replied(
     def train(model: nn.Module, loader: Any) -> float:
         return sum(descend(model, loader, SGD(model.parameters(), lr=rate)) for rate in rates)
 
-    reply = ask(app_of(train=train), asked)
-    assert dict(reply.config_records.get("client", {})) == about
+    assert dict(ask(app_of(train=train), asked).config_records.get("client", {})) == about
 
 
 class OwnPace(Optimizer):

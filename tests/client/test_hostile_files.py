@@ -261,10 +261,9 @@ def everything_sent(context: Context) -> tuple[list[str], bool]:
     """Return what a client sends to be asked, trained and evaluated, and whether its data could be
     used."""
     asked, reply = sent(context, MessageType.QUERY, RecordDict())
-    schema = context.run_config.get("schema")
     model = (
         load_task({**context.run_config, "data-dir": ""}).model()
-        if schema
+        if context.run_config.get("schema")
         else torch.nn.Linear(1, 1)
     )
     arrays = ArrayRecord(model.state_dict())

@@ -451,10 +451,9 @@ def test_a_head_that_a_server_sends_later_has_no_effect(trained: Context) -> Non
 def test_a_server_that_asks_for_the_head_gets_none(trained: Context, asked: dict[str, str]) -> None:
     """The terms no longer leave the head out: the client trains the one that was sent."""
     _, model = fresh(dict(trained.run_config))
-    stranger = context(1, dict(trained.run_config))
     given, expected = (
         replied(send_in_round(2, model.state_dict(), where, **asked))
-        for where in (trained, stranger)
+        for where in (trained, context(1, dict(trained.run_config)))
     )
     assert given.keys() == expected.keys()
     np.testing.assert_equal(given, expected)

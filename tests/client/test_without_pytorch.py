@@ -70,14 +70,13 @@ def test_the_loss_is_that_of_the_received_model_before_the_fit(
 
 
 def test_a_term_is_taken_by_the_client_that_honours_it(module: ModuleType, tmp_path: Path) -> None:
-    strategy = FedProx(mu=1.0, unused_rounds=1)
     if module.__name__ == "sklearn_client":
         with pytest.raises(
             FairbloomError,
             match=r"proximal-mu = 1\.0.*lists 'proximal-mu' under 'honours'.*without PyTorch as"
             r" docs/flower\.md shows",
         ):
-            start(module, tmp_path / "run", strategy)
+            start(module, tmp_path / "run", FedProx(mu=1.0, unused_rounds=1))
         return
     lengths = []
     for mu in (0.1, 10.0):

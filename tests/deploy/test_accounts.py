@@ -92,6 +92,5 @@ def test_three_runs_spend_one_budget(
     assert refusing == ["4"]  # then it is asked no more
     assert sorted(spent(there).values()) == [28, 32]
 
-    third = tmp_path / "third"
-    there.submit({**SETTINGS, "seed": 2, "out": str(third)})
+    there.submit({**SETTINGS, "seed": 2, "out": str(tmp_path / "third")})
     assert sorted(spent(there).values()) == [28, 48]

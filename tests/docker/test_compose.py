@@ -429,9 +429,8 @@ def test_wheel_bundle_and_images_have_every_package() -> None:
     } == {name: f"../{name}" for name in packages - {"fairbloom"}}
     # the packages that the server and the clients of a run need
     others = {"prediction", "simulation", "deploy", "experiments", "checks", "scaffold", "cli"}
-    bundled = packages - others
     assert set(tool["flwr"]["app"]["fab-include"]) == {
-        *(f"{name}/**/*.py" for name in bundled),
+        *(f"{name}/**/*.py" for name in packages - others),
         "tasks/**/*.toml",
     }
     dockerfile = (DOCKER / "Dockerfile").read_text()

@@ -154,9 +154,8 @@ class Reader:
             each for each in values if isinstance(each, ServerApp) and each is not self.server_app
         ]
         for self.server_app in new:
-            grid = InProcessGrid(self.client_app or simple_clients(), {}, CLIENTS)
             self.server_app(
-                grid,
+                InProcessGrid(self.client_app or simple_clients(), {}, CLIENTS),
                 Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}),
             )
 

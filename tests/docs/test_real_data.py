@@ -142,10 +142,9 @@ def test_optuna_asks_for_the_points_of_a_search() -> None:
 @needs("adult/adult.data")
 def test_the_recipes_are_listed_and_one_is_run(folder: Path) -> None:
     """A row of it, cut short; the pages' command has all rows, seeds and rounds."""
-    shown = [block for page in ("README.md", "docs/measured.md") for block in blocks(page)]
     lines = [
         line
-        for block in shown
+        for block in [block for page in ("README.md", "docs/measured.md") for block in blocks(page)]
         for line in block.commands
         if line.startswith("fairbloom reproduce fed")
     ]

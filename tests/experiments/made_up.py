@@ -61,15 +61,13 @@ def make_comparison(
     study = Study("compare", arms, list(seeds), arms[0].label)
     for number, arm in enumerate(arms):
         for seed in seeds:
-            draws = np.random.default_rng([number, seed])
-            place = folder / study.folder(arm, seed)
             make_run(
-                place,
+                folder / study.folder(arm, seed),
                 arm.method,
                 seed,
                 clients,
                 rounds,
-                draws,
+                np.random.default_rng([number, seed]),
                 score,
                 arm.method in personal,
                 dealt,

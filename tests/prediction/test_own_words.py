@@ -49,11 +49,10 @@ def patients(seed: int, rows: int = 60, *, own: bool = False) -> str:
     ill = (age + random.normal(0, 9, rows) > 50).astype(int)
     table = pandas.DataFrame({"age": age, "sex": sex, "ill": ill})
     if own:
-        words = {"F": "M", "M": "H", "": "F"}
         table = pandas.DataFrame(
             {
                 "Befund": table["ill"].map({0: "nein", 1: "ja"}),
-                "sex": table["sex"].map(words),
+                "sex": table["sex"].map({"F": "M", "M": "H", "": "F"}),
                 "Alter": 2 * age,
             }
         )
@@ -118,8 +117,7 @@ def test_a_frame_and_an_export_have_the_clients_words(
     with pytest.raises(FairbloomError, match=r"has Alter as its index.* by reset_index\(\)"):
         own.predict(frame.set_index("Alter"), client="koeln")
     session = pytest.importorskip("onnxruntime").InferenceSession(own.export(client="koeln"))
-    onnx = pytest.importorskip("onnx")
-    age, sex = onnx.load(own.export(client="koeln")).graph.input
+    age, sex = pytest.importorskip("onnx").load(own.export(client="koeln")).graph.input
     assert (age.name, age.doc_string, sex.doc_string) == ("age", "half years", "")
     feed = {"age": frame[["Alter"]].to_numpy(np.float64), "sex": frame[["sex"]].to_numpy(object)}
     np.testing.assert_allclose(session.run(None, feed)[1][:, 1], expected, atol=1e-6)
@@ -170,10 +168,9 @@ def test_rows_unlike_the_training_rows_are_said(
     ):
         with subtests.test(ages=ages):
             caplog.clear()
-            frame = pandas.DataFrame({"age": ages, "sex": "F"})
             load_predictor(runs[0].folder).reading_by(
                 COMMON.replace("maximum = 120", "maximum = 999")
-            ).predict(frame)
+            ).predict(pandas.DataFrame({"age": ages, "sex": "F"}))
             assert ("'age'" in caplog.text and "its unit" in caplog.text) == said
 
 

@@ -167,9 +167,7 @@ def test_fewer_than_half_of_a_round_are_tolerated(m: int, asked: int, tolerated:
 
 @pytest.mark.parametrize("name", [*MIXING, *WEIGHING])
 def test_two_clients_cannot_be_defended(name: str) -> None:
-    defence = Defence(name, 0)
-    cohort = cohort_of(updates(2))
-    assert defence.mixing(cohort) is None
+    assert Defence(name, 0).mixing(cohort_of(updates(2))) is None
 
 
 def test_an_update_far_off_is_left_out(subtests: pytest.Subtests) -> None:

@@ -87,7 +87,6 @@ def expected_model(name: str, arguments: dict[str, Any], rounds: Sequence[Round]
         known = {client: float(each.examples) for client, each in clients.items()}
         baselines = {client: clients[client].baseline for client in replies}
         seconds = {client: flat(model) - flat(clients[client].evened(model)) for client in replies}
-        disparities = {client: clients[client].disparity(model) for client in replies}
         columns = (
             updates,
             losses,
@@ -99,7 +98,7 @@ def expected_model(name: str, arguments: dict[str, Any], rounds: Sequence[Round]
             known,
             baselines,
             seconds,
-            disparities,
+            {client: clients[client].disparity(model) for client in replies},
         )
         history.append(Seen(finished.number, len(rounds), *columns))
         extra = {"seed": OPTIONS["seed"]} if name == "fedfv" else {}

@@ -103,8 +103,7 @@ class Nodes(MemoryGrid):
         for message_id in [each for each in message_ids if each in self._waiting]:
             message = self._waiting[message_id]
             name = self.nodes[message.metadata.dst_node_id]
-            dies = message.metadata.created_at + message.metadata.ttl
-            if self.clock.time() >= dies:
+            if self.clock.time() >= (message.metadata.created_at + message.metadata.ttl):
                 came.append(Message(Error(EXPIRED[0], "dead"), reply_to=message))
             elif not self._is(self.asleep, name) and not self._is(self.away, name):
                 came += self._answers(message)

@@ -72,10 +72,9 @@ def run(out: Path, lie: Lie, **changes: Any) -> tuple[dict[str, bytes], list[dic
     settings = Settings.of(plain | changes)
     grid = LyingGrid(settings, out.with_suffix(".state"), lie)
     folder = federate(settings, lambda method: FlowerClients(method, grid))
-    rows = table(folder / "rounds.csv")
     return {
         name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()
-    }, rows
+    }, table(folder / "rounds.csv")
 
 
 @pytest.mark.slow

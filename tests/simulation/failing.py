@@ -67,8 +67,7 @@ def task(setup: Setup, fails: str = "") -> Task:
     def examples(client: str, count: int) -> Examples:
         random = torch.Generator().manual_seed(names.index(client) + count)
         inputs = torch.randn(count, 4, generator=random) * (100.0 if client == "a" else 1.0)
-        targets = torch.randint(3, (count - (fails == "lengths"),), generator=random)
-        return Examples(inputs, targets)
+        return Examples(inputs, torch.randint(3, (count - (fails == "lengths"),), generator=random))
 
     def splits(client: str) -> Splits:
         if fails == "data":

@@ -176,9 +176,8 @@ def both_of(
     clients: ClientPool, names: Sequence[str], model: Model, terms: Terms
 ) -> list[dict[str, Any]]:
     """Return what clients reply to a round's training, and to its evaluation."""
-    trained = all_of(clients.train(names, model, terms))
     return [
-        trained,
+        all_of(clients.train(names, model, terms)),
         all_of(clients.evaluate(names, model, replace(terms, measure=("train-loss",)), names[:2])),
     ]
 

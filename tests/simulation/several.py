@@ -34,8 +34,7 @@ class Sequences(nn.Module):
         self.last = nn.Linear(4, CLASSES)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        vectors = self.embedding(tokens) * mask.unsqueeze(-1)
-        pooled = vectors.sum(-2) / mask.sum(-1, keepdim=True)
+        pooled = (self.embedding(tokens) * mask.unsqueeze(-1)).sum(-2) / mask.sum(-1, keepdim=True)
         return {"pooled": pooled, "logits": self.last(pooled)}
 
 
@@ -217,15 +216,13 @@ def collated(setup: Setup) -> Task:
 def tokens(setup: Setup) -> Task:
     """A class of each token, so that outputs and targets of batches have several lengths; the
     output is named."""
-    few = partial(of_lines, collate=pad_tokens)
-    scores = {ACCURACY: token_accuracy}
     return task_of(
         setup,
         lambda: Tagger().double(),
         sentences,
-        few,
+        partial(of_lines, collate=pad_tokens),
         loss=token_losses,
-        scores=scores,
+        scores={ACCURACY: token_accuracy},
         output="scores",
     )
 

@@ -70,8 +70,7 @@ def test_the_noise_is_what_is_charged(tmp_path: Path) -> None:
     ]
     moved = np.concatenate([(models[0][key] - each).ravel() for key, each in models[1].items()])
     rows = 1797 - int(table(tmp_path / "1" / "clients.csv")[0]["test_examples"])
-    noise = 0.1 * Budget(1.0, 1e-5, 1).sigma / rows
-    assert moved.std() == pytest.approx(noise, rel=0.1)
+    assert moved.std() == pytest.approx(0.1 * Budget(1.0, 1e-5, 1).sigma / rows, rel=0.1)
 
 
 def test_tables_with_a_rare_class_are_scored_by_accuracy(tmp_path: Path) -> None:
@@ -93,11 +92,9 @@ def test_a_spent_client_is_left_out_and_named_once(
     caplog.set_level(logging.WARNING)
     spent = {**PRIVATE, "privacy.epsilon": "client-0=3", "privacy.steps": 3, "method": "fedavg"}
     folder = run(tmp_path, **spent)
-    refusing = [row["round"] for row in rounds(folder) if "client-0" in row["refused"]]
-    assert refusing == ["4"]
+    assert [row["round"] for row in rounds(folder) if "client-0" in row["refused"]] == ["4"]
     assert len(rounds(folder)) == 6
-    words = [each.getMessage() for each in caplog.records if "left out" in each.getMessage()]
-    assert words == [
+    assert [each.getMessage() for each in caplog.records if "left out" in each.getMessage()] == [
         "client-0 has spent the privacy budget after round 3, and is left out from now on"
     ]
 
@@ -125,8 +122,7 @@ def test_rounds_that_set_the_noise_are_not_raised(tmp_path: Path) -> None:
 def test_a_run_stops_when_all_are_spent(tmp_path: Path, engine: str) -> None:
     """The final model is evaluated all the same."""
     own = {"privacy.steps": 2, "method": "fedavg", "engine": engine}
-    folder = run(tmp_path, **{**PRIVATE, **own})
-    done = rounds(folder)
+    done = rounds(run(tmp_path, **{**PRIVATE, **own}))
     assert len(done) == 3
     assert [bool(row["test_accuracy_of_global_model_mean"]) for row in done] == [False, False, True]
 

@@ -58,10 +58,9 @@ def test_each_attack_is_its_formula() -> None:
 
 def test_every_attack_is_known_once_and_on_the_page() -> None:
     assert set(ATTACKS) == {*UPDATES, LOSS, LABEL_FLIP}
-    rows = table(ROOT / "docs/data/attacks.csv")
     shown = {
         name: row["`attack-strength` s"]
-        for row in rows
+        for row in table(ROOT / "docs/data/attacks.csv")
         for name in re.findall(r"`([\w-]+)`", row["`attack`"])
     }
     assert shown == {
@@ -170,11 +169,9 @@ def test_false_losses_are_what_the_tables_have(tmp_path: Path, subtests: pytest.
     )
     for row, due in zip(lying, honest, strict=True):
         with subtests.test(row=row, due=due):
-            added = 9.0 if row["client"] == HOSTILE else 0.0
-            assert (
-                float(row["train_loss_before_round"])
-                == float(due["train_loss_before_round"]) + added
-            )
+            assert float(row["train_loss_before_round"]) == float(
+                due["train_loss_before_round"]
+            ) + (9.0 if row["client"] == HOSTILE else 0.0)
             assert row["hostile"] == str(int(row["client"] == HOSTILE))
 
 

@@ -150,10 +150,9 @@ def plain(state: Any) -> Any:
 
 def about(finished: Round, arrays: Callable[[Any], Any] = bits) -> dict[str, Any]:
     """Return a round's values without the reasons of refusals, in which implementations differ."""
-    average = None if finished.average is None else arrays(finished.average)
     actual = vars(finished) | {
         "arrays": arrays(finished.arrays),
-        "average": average,
+        "average": (None if finished.average is None else arrays(finished.average)),
         "refused": list(finished.refused),
     }
     return actual | {key: list(actual[key].items()) for key in ("coefficients", "metrics")}

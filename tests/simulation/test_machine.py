@@ -354,11 +354,10 @@ class Nodes(MemoryGrid):
     def _answers(self, message: Message) -> list[Message]:
         self.process.pass_event()
         name = self.nodes[message.metadata.dst_node_id]
-        kind = message.metadata.message_type
         fault = {
             MessageType.TRAIN: self._plan.training,
             MessageType.EVALUATE: self._plan.evaluation,
-        }.get(kind, {}).get(name, HONEST)
+        }.get(message.metadata.message_type, {}).get(name, HONEST)
         copy = self._copy(message, fault, name)
         if fault.delivery in SILENT:
             self._unpaid[str(message.metadata.message_id)] = message, fault

@@ -151,9 +151,8 @@ def begin(out: Path, **changes: Any) -> tuple[list[str], float]:
     folder = simulate(
         Settings.of(plain | {key.replace("_", "-"): value for key, value in changes.items()})
     )
-    recorded = tomllib.loads((folder / "config.toml").read_text())
     return [row["participants"] for row in table(folder / "rounds.csv")], float(
-        recorded["fraction"]
+        tomllib.loads((folder / "config.toml").read_text())["fraction"]
     )
 
 

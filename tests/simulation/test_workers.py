@@ -74,9 +74,8 @@ def test_old_updates_that_a_method_keeps_stay_as_they_are(memory: float) -> None
     method = FedAvg()
     with closing(workers_of(method, memory=memory)) as clients:
         vectors = clients.train(FIVE, model, Terms(server_round=1)).updates.vectors
-        third = combine(np.eye(len(FIVE))[2], vectors)
         method.progress.kept = {
-            Kept("a", 1): third,
+            Kept("a", 1): combine(np.eye(len(FIVE))[2], vectors),
             Kept("b", 1): Vectors.of(np.ones(vectors.size)),
         }
         before = [row.blocks[0].tobytes() for row in method.progress.kept.values()]

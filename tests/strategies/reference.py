@@ -307,8 +307,7 @@ def regularised_leader(history: Sequence[Seen], cdf: str = "weibull") -> dict[st
         for name in seen.updates:
             sums.setdefault(name, absent)
         for name in sums:
-            robust = mean + (r[name] - mean) / C if name in r else mean
-            sums[name] -= robust / (1 + mean)
+            sums[name] -= (mean + (r[name] - mean) / C if name in r else mean) / (1 + mean)
         absent -= mean / (1 + mean)
         rate = math.sqrt(math.log(N)) / ((2 + C) * math.sqrt(t + 1))
         everybody = {**sums, **{f"unseen {k}": absent for k in range(N - len(sums))}}

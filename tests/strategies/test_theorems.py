@@ -64,13 +64,10 @@ def bounds_of_theorem_1(G: FloatArray) -> FloatArray:
     lengths = np.linalg.norm(G, axis=1)
     norms = np.linalg.norm(history[:-1], axis=2)
     # [j, i]: gradient i before the projections onto target j
-    products = np.einsum("jid,jd->ji", history[:-1], G)
-    met = np.abs(products) / norms / lengths[:, None]
-    first = np.abs(G @ G.T) / np.outer(lengths, lengths)
-    epsilon = max(met[others].max(), first[others].max())
+    met = np.abs(np.einsum("jid,jd->ji", history[:-1], G)) / norms / lengths[:, None]
+    epsilon = max(met[others].max(), (np.abs(G @ G.T) / np.outer(lengths, lengths))[others].max())
     sums = np.where(others, norms, 0.0).sum(axis=1)
-    later = np.array([sums[k + 1 :].sum() for k in range(m)])
-    return np.asarray(epsilon**2 / m * lengths * later)
+    return np.asarray(epsilon**2 / m * lengths * np.array([sums[k + 1 :].sum() for k in range(m)]))
 
 
 def all_are_projected(G: FloatArray) -> bool:
@@ -574,8 +571,7 @@ def test_semivred_example_1_holds_for_a_harder_minority(
 
     def of_two(losses: FloatArray, beta: float) -> float:
         gap = losses[0] - losses[1]
-        mean = (shares @ losses).mean()
-        return float(mean + beta * factor * (1.0 - alpha) ** 2 / n**3 * gap**2)
+        return float((shares @ losses).mean() + beta * factor * (1.0 - alpha) ** 2 / n**3 * gap**2)
 
     losses = np.array([first, second])
     assert semivred_of(shares @ losses, 0.7) == pytest.approx(of_two(losses, 0.7))

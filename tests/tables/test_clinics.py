@@ -68,8 +68,7 @@ def write_clinics(folder: Path) -> Path:
             "outcome": pick(60, "well", "Ill"),
         },
     )
-    bern = (folder / "bern.csv").read_bytes().decode("cp1252")
-    head, *lines = bern.splitlines()
+    head, *lines = (folder / "bern.csv").read_bytes().decode("cp1252").splitlines()
     pressures = [line.split(";") for line in lines]
     lines = [";".join([row[0], row[1].replace(".", ","), *row[2:]]) for row in pressures]
     (folder / "bern.csv").write_bytes(("\n".join([head, *lines]) + "\n").encode("cp1252"))
@@ -163,5 +162,4 @@ def test_six_edits_make_four_dirty_clinics_one_table(
         for row in found["columns"]:
             if row["column"] == name:
                 with subtests.test(column=name, client=row["client"]):
-                    ends = str(row["values"]).split(" to ")
-                    assert all(low < float(end) < high for end in ends)
+                    assert all(low < float(end) < high for end in str(row["values"]).split(" to "))

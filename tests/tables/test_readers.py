@@ -180,8 +180,7 @@ def test_hostile_files_are_read_right_or_refused_by_name(
     columns = [texts_of(table, name) for name in table.columns]
     rows = [[column[row] for column in columns] for row in range(len(table))]
     ours = ([*table.columns], [*zip(table.lines.tolist(), rows, strict=True)])
-    theirs = [(names, found) for (_, names), *found in read_by_python(content)]
-    assert ours in theirs
+    assert ours in [(names, found) for (_, names), *found in read_by_python(content)]
 
 
 @pytest.mark.parametrize("delimiter", ",;\t|")
@@ -191,12 +190,10 @@ def test_whatever_separates_ends_and_encodes_a_text(tmp_path: Path, delimiter: s
     for end in ("\n", "\r\n", "\r"):
         for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
             out = io.StringIO(newline="")
-            rows = [["id", "x"], *([str(k), cell] for k, cell in enumerate(cells))]
             csv.writer(out, csv.unix_dialect, delimiter=delimiter, lineterminator=end).writerows(
-                rows
+                [["id", "x"], *([str(k), cell] for k, cell in enumerate(cells))]
             )
-            blank = out.getvalue().replace(f'{end}"4"', f'{end}{end}"4"')
-            path.write_bytes(blank.encode(encoding))
+            path.write_bytes(out.getvalue().replace(f'{end}"4"', f'{end}{end}"4"').encode(encoding))
             table = read(path, encoding="cp1252")
             assert texts_of(table, "x") == cells, (delimiter, end, encoding)
             assert table.lines.tolist() == [2, 3, 5, 6, 8, 9], (delimiter, end, encoding)
@@ -704,8 +701,7 @@ def test_results_of_formulas_are_read(path: Path) -> None:
     assert numbers_of(read(path), "age")[0] == [7.0] * 10
     # An empty text is a result, and a hidden sheet is not read.
     empty = rows_of_formulas(formula, "<v></v>", ' t="str"')
-    hidden = rows_of_formulas(formula, "")
-    write_workbook(path, {"Old": hidden, "Data": empty}, hidden=["Old"])
+    write_workbook(path, {"Old": rows_of_formulas(formula, ""), "Data": empty}, hidden=["Old"])
     assert texts_of(read(path), "age") == [""] * 10
 
 

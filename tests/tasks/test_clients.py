@@ -87,13 +87,11 @@ def test_a_client_with_its_own_file_has_the_same_bits(
         line[1] = "NA"
     file.write_text("\n".join(map(",".join, lines)))
     by_site = schema_with(('target = "target"', 'target = "target"\nmissing = "fill"'))
-    with_client = by_site.replace('"fill"', '"fill"\nclient = "site"', 1)
-    together = load(file, with_client)
+    together = load(file, by_site.replace('"fill"', '"fill"\nclient = "site"', 1))
     for name in sizes:
         with subtests.test(name=name):
             own = [line[1:] for line in lines if line[0] == name]
-            text = "\n".join(map(",".join, [lines[0][1:], *own]))
-            alone = load(folder(**{name: text}), by_site)
+            alone = load(folder(**{name: "\n".join(map(",".join, [lines[0][1:], *own]))}), by_site)
             for ours, theirs in zip(together.splits(name), alone.splits(name), strict=True):
                 assert all(map(torch.equal, everything(ours), everything(theirs)))
             assert together.preprocessing is not None
@@ -163,10 +161,9 @@ def spelled(path: Path, names: list[str]) -> Path:
 
 
 def remarks_on_site(file: Path, every: bool = True) -> list[tuple[str, str]]:
-    shown = describe_data(RunSettings.of(config(file, client="site")), every)
     return [
         (str(row["client"]), str(row["remark"]))
-        for row in shown["remarks"]
+        for row in describe_data(RunSettings.of(config(file, client="site")), every)["remarks"]
         if row["column"] == "site"
     ]
 
@@ -248,8 +245,7 @@ def test_clients_of_few_rows_are_left_out_and_said_once(
             task = load(few, schema, **settings)
             check_data(RunSettings.of(config(few, schema, **settings)))
         assert task.clients == tuple(names_of(12)[1::2])
-        said = [each for each in caplog.messages if "left out: site" in each]
-        assert said == [
+        assert [each for each in caplog.messages if "left out: site" in each] == [
             "6 of 12 clients have fewer than 5 rows and are left out: site-0000, site-0002,"
             " site-0004 and 3 more"
         ]

@@ -68,8 +68,7 @@ def test_a_regression_of_ones_own_is_run_by_its_measures(tmp_path: Path) -> None
 
 
 def test_a_class_with_a_measure_of_its_own_is_run_by_it(tmp_path: Path) -> None:
-    run = simulate(settings(task=WARDS, out=str(tmp_path / "run"), **{"wards.apart": 4}))
-    rows = rows_of(run)
+    rows = rows_of(simulate(settings(task=WARDS, out=str(tmp_path / "run"), **{"wards.apart": 4})))
     assert {row["client"] for row in rows} == {"east", "north", "west"}
     assert float(rows[-1]["test_recall_of_global_model"]) > 50.0
 
@@ -295,6 +294,5 @@ def test_a_task_is_a_task_or_anything_with_its_attributes() -> None:
     assert task.clients == ("east", "north", "west")
     assert task.score.name == "recall"
     assert Task.of(task) is task
-    plain = Task(("a",), made.model, made.loss, made.splits)
-    assert list(plain.scores.values()) == [is_highest]
+    assert list(Task(("a",), made.model, made.loss, made.splits).scores.values()) == [is_highest]
     assert np.isfinite(mine.recall(torch.zeros(2, 2), torch.tensor([1, 0])))

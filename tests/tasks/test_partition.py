@@ -135,8 +135,7 @@ def test_small_clients_are_filled_up_at_random(seed: int) -> None:
     giver = before[int(np.argmax([*map(len, before)]))]
     taken = np.intersect1d(np.concatenate(given), giver)
     expected = np.bincount(labels[giver], minlength=10) / len(giver)
-    found = np.bincount(labels[taken], minlength=10) / len(taken)
-    assert np.abs(found - expected).max() < 0.1
+    assert np.abs((np.bincount(labels[taken], minlength=10) / len(taken)) - expected).max() < 0.1
     again = parts_of("dirichlet", labels, 20, seed, dirichlet_alpha=0.1, smallest_client=500)
     assert all(map(np.array_equal, after, again))
 

@@ -75,8 +75,7 @@ def config(**settings: Any) -> dict[str, Any]:
 
 
 def test_the_task_that_is_named_is_the_one_that_is_loaded() -> None:
-    task = load_task(config(task="ones", seed=7))
-    assert task.clients == ("0", "1", "2")
+    assert load_task(config(task="ones", seed=7)).clients == ("0", "1", "2")
     ((setup, own),) = loaded
     assert setup == Setup.of({"task": "ones", "clients": 3, "partition": "shards", "seed": 7})
     assert own == {"noise": 0.5, "shift": 0, "kind": "plain", "folded": False}

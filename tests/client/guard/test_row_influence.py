@@ -131,8 +131,7 @@ def test_each_step_is_of_enough_rows(data: Path, batch: int, own: int) -> None:
     local = client(data, 5, **{"batch-size": batch, "smallest-batch": own})
     terms = Terms(server_round=1)
     work = own_work(local, global_work(local.settings, terms), terms)
-    fewest = max(5, own) if batch >= own else 5
-    assert min(map(len, batches(TRAINED, work))) >= min(fewest, batch)
+    assert min(map(len, batches(TRAINED, work))) >= min(max(5, own) if batch >= own else 5, batch)
 
 
 def test_just_below_the_limit_no_row_can_be_read(tmp_path: Path, subtests: pytest.Subtests) -> None:

@@ -95,8 +95,7 @@ class Device:
 
     def ask(self, kind: str = TRAIN, terms: Mapping[str, Any] | None = None, **set_: Any) -> Any:
         """Return the content of the reply, or the reason of an error as the server sees it."""
-        weights = set_.pop("weights", None)
-        return self.ask_in(self.context(**set_), kind, terms, weights)
+        return self.ask_in(self.context(**set_), kind, terms, set_.pop("weights", None))
 
     def ask_in(self, context: Context, *question: Any) -> Any:
         """Return the same in a context."""

@@ -66,8 +66,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
     device = Device(tmp_path_factory.mktemp("device"))
     device.open()
     yield device
-    left = known_account(device.node).ledger.left()
-    assert left == {UNITS: 450, "reports": 1}
+    assert known_account(device.node).ledger.left() == {UNITS: 450, "reports": 1}
 
 
 def test_every_term_is_classified() -> None:
@@ -95,8 +94,7 @@ def test_every_metric_is_classified() -> None:
 @pytest.mark.parametrize("name", REFUSED_TERMS)
 @pytest.mark.parametrize("kind", [TRAIN, EVALUATE])
 def test_other_terms_are_refused_for_nothing(device: Device, kind: str, name: str) -> None:
-    answer = device.ask(kind, {name.replace("_", "-"): REFUSED_TERMS[name]})
-    assert "does not allow" in str(answer)
+    assert "does not allow" in str(device.ask(kind, {name.replace("_", "-"): REFUSED_TERMS[name]}))
 
 
 @pytest.mark.parametrize("name", REFUSED_METRICS)
@@ -109,8 +107,7 @@ def test_other_metrics_are_refused_for_nothing(device: Device, name: str) -> Non
 def test_other_values_are_refused_for_nothing(device: Device, key: str) -> None:
     context = device.context()
     context.run_config[key] = REFUSED_VALUES[key]
-    answer = device.ask_in(context)
-    assert str(answer).partition(" = ")[0].endswith(key)
+    assert str(device.ask_in(context)).partition(" = ")[0].endswith(key)
 
 
 @pytest.mark.parametrize("kind", ["train.mine", "query.mine", "system"])

@@ -78,8 +78,7 @@ def test_a_killed_client_has_spent_what_it_wrote(
     monkeypatch.undo()
     ledger = known_account(device.node).ledger
     assert (ledger.left()[UNITS], ledger.is_halted) == (left, halted)
-    answer = device.ask()
-    assert ("halted" in str(answer)) is halted
+    assert ("halted" in str(device.ask())) is halted
     assert known_account(device.node).ledger.left()[UNITS] == 446
     if halted:
         known_account(device.node).resume()
@@ -114,8 +113,7 @@ def test_a_charge_is_on_the_disk_before_the_noise(
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(noise, "draw_noise", draw)
     device.ask()
-    before = seen[: seen.index("noise")]
-    assert before[-2:] == [str(opened.place / FILE), str(opened.place)]
+    assert seen[: seen.index("noise")][-2:] == [str(opened.place / FILE), str(opened.place)]
 
 
 def test_a_process_that_is_stopped_finishes_charged_work(
@@ -166,8 +164,7 @@ def test_two_processes_charge_one_after_the_other(
         charge(*args)
 
     monkeypatch.setattr(Ledger, "charge", charge_late)
-    children = [lambda seed=seed: device.ask(seed=seed) for seed in range(3)]
-    assert in_forks(*children) == [0, 0, 0]
+    assert in_forks(*[lambda seed=seed: device.ask(seed=seed) for seed in range(3)]) == [0, 0, 0]
     assert known_account(device.node).ledger.left()[UNITS] == 1
     lines = next(device.folder.glob(f"accounts/*/{FILE}")).read_text().splitlines()
     assert [json.loads(line)[UNITS] for line in lines] == [4]
@@ -221,8 +218,7 @@ def test_a_second_test_report_is_held_back(device: Device) -> None:
     assert "accuracy" in report
     assert report["num-examples"] == opened.test == 10
     assert "accuracy" in device.ask(EVALUATE)["metrics"]  # the same question: its kept reply
-    held = device.ask(EVALUATE, {"server-round": 2})["metrics"]
-    assert [*held] == ["num-examples"]
+    assert [*device.ask(EVALUATE, {"server-round": 2})["metrics"]] == ["num-examples"]
 
 
 @pytest.mark.parametrize("key", ["seed", "test_share"])
@@ -348,8 +344,7 @@ def test_a_copy_without_the_file_is_found_by_its_rows(device: Device) -> None:
     other = device.folder / "elsewhere"
     other.mkdir()
     shutil.move(device.data / "site.csv", other / "renamed.csv")
-    node = {**device.node, "data-dir": str(other)}
-    assert known_account(node).number
+    assert known_account({**device.node, "data-dir": str(other)}).number
 
 
 def test_a_new_month_is_a_new_account_that_adds(device: Device) -> None:

@@ -29,8 +29,7 @@ def test_draws_are_standard_normal() -> None:
 
 
 def test_the_ends_of_the_bits_are_finite_and_symmetric() -> None:
-    ends = np.array([0, 1, 2**64 - 1, 2**64 - 2, 2**63], np.uint64)
-    draws = normal_of(ends)
+    draws = normal_of(np.array([0, 1, 2**64 - 1, 2**64 - 2, 2**63], np.uint64))
     assert np.isfinite(draws).all()
     assert draws[0] == -draws[1]
     assert abs(draws[0]) > 8.0
@@ -41,8 +40,7 @@ def test_the_released_variance_is_what_is_charged(epsilon: float) -> None:
     """Within 1 %: half of the noise, or that of another clip, is far off."""
     sigma = Budget(epsilon, 1e-5).sigma
     released = release(np.zeros(COUNT), sigma, 1.0, draw_noise)
-    spacing = lattice(sigma)
-    charged = (sigma * (1.0 + spacing * math.sqrt(COUNT))) ** 2
+    charged = (sigma * (1.0 + lattice(sigma) * math.sqrt(COUNT))) ** 2
     assert released.var() == pytest.approx(charged, rel=0.016)
 
 
@@ -70,8 +68,7 @@ def test_spacing_is_a_power_of_two_up_to_the_deviation(deviation: float) -> None
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20))
 def test_releases_lie_on_the_lattice(numbers: list[float]) -> None:
-    released = release(np.array(numbers), 3.0, 1.0, draw_noise)
-    places = released / lattice(3.0)
+    places = release(np.array(numbers), 3.0, 1.0, draw_noise) / lattice(3.0)
     assert (places == np.rint(places)).all()
 
 
@@ -113,8 +110,7 @@ def test_a_mechanism_adds_what_is_charged_over_n_rows(count: int) -> None:
     rows = Rows(model, Examples(torch.randn(count, 50, generator=random), targets), 10)
     budget = Budget(3.0, 1e-5)
     mechanism = Mechanism(budget, draw_noise)
-    plain = rows.clipped_sum() / count
-    noise = mechanism.mean_gradient(rows) - plain
+    noise = mechanism.mean_gradient(rows) - (rows.clipped_sum() / count)
     assert float(noise.std()) == pytest.approx(budget.sigma * CLIP / count, rel=0.02)
     losses = [mechanism.mean_loss(rows) for _ in range(2000)]
     assert min(losses) >= 0.0

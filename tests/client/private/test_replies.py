@@ -66,8 +66,7 @@ def test_neighbours_differ_in_noisy_numbers_only(pair: tuple[Device, Device]) ->
     assert one["metrics"].keys() == two["metrics"].keys()
     differ = {key for key, value in one["metrics"].items() if value != two["metrics"][key]}
     assert differ <= {"loss-before", "update-norm"}
-    moved = float((arrays(one) - arrays(two)).norm())
-    assert 0.0 < moved <= 0.1 * 2.0 / 30 * (1.0 + 1e-5)
+    assert 0.0 < float((arrays(one) - arrays(two)).norm()) <= 0.1 * 2.0 / 30 * (1.0 + 1e-5)
 
 
 @pytest.mark.parametrize("terms", [{}, ASKED, {"control-variates": True, "state-round": 0}])
@@ -75,8 +74,7 @@ def test_a_reply_has_nothing_but_what_is_allowed(
     pair: tuple[Device, Device], terms: dict[str, Any]
 ) -> None:
     reply = pair[0].ask(TRAIN, terms)
-    allowed = {"num-examples", *terms.get("measure", ()), "state-round"}
-    assert set(reply["metrics"]) <= allowed
+    assert set(reply["metrics"]) <= {"num-examples", *terms.get("measure", ()), "state-round"}
     assert set(reply["client"]) == {"honours", "privacy"}
     assert [*reply["arrays"]] == [*pair[0].model().state_dict()]
 
@@ -89,8 +87,7 @@ def test_the_noise_is_of_the_devices_system(tmp_path: Path) -> None:
         device.open()
         replies.append(arrays(device.ask()))
     spread = float((replies[0] - replies[1]).std())
-    charged = math.sqrt(2.0) * 0.1 * Budget(3.0, 1e-5).sigma / 30
-    assert spread == pytest.approx(charged, rel=0.9)
+    assert spread == pytest.approx(math.sqrt(2.0) * 0.1 * Budget(3.0, 1e-5).sigma / 30, rel=0.9)
 
 
 TERMS = {
@@ -123,8 +120,7 @@ def test_without_noise_and_clip_it_is_a_full_batch_run(
     received = {name: each.clone() for name, each in clients[0].model.state_dict().items()}
     sent = {"control": {name: torch.full_like(each, 0.01) for name, each in received.items()}}
     expected = train_client(clients[0], received, terms, sent)
-    training = Training(clients[1], received, terms, sent)
-    found = training.run(Mechanism(Budget(3.0, 1e-5), no_noise))
+    found = Training(clients[1], received, terms, sent).run(Mechanism(Budget(3.0, 1e-5), no_noise))
     # AdamW divides gradients of 1e-9 by themselves: their signs are of float32's rounding
     tolerance = 1e-4 if optimizer == "sgd" else 0.05
     for key, value in expected.arrays.items():
@@ -285,6 +281,5 @@ def test_planted_weights_read_no_row(private: bool) -> None:
     read = 0
     for _ in range(20):
         slopes = mechanism.mean_gradient(account)[:64]
-        likeness = torch.nn.functional.cosine_similarity(slopes, rows).abs()
-        read += int(likeness.argmax()) == target
+        read += int(torch.nn.functional.cosine_similarity(slopes, rows).abs().argmax()) == target
     assert (read <= 4) if private else (read == 20)

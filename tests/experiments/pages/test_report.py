@@ -299,10 +299,9 @@ def test_the_front_has_the_methods_that_none_beats(report: Parsed) -> None:
         for method, (mean, worst) in places.items()
         if any(m >= mean and w >= worst and (m, w) != (mean, worst) for m, w in places.values())
     }
-    front = [(row["mean"], row["worst"]) for row in chart["layer"][0]["data"]["values"]]
-    assert sorted(front) == sorted(
-        place for method, place in places.items() if method not in beaten
-    )
+    assert sorted(
+        [(row["mean"], row["worst"]) for row in chart["layer"][0]["data"]["values"]]
+    ) == sorted(place for method, place in places.items() if method not in beaten)
 
 
 def test_the_verdict_comes_first(hospitals: Path, report: Parsed) -> None:
@@ -611,10 +610,9 @@ def test_every_page_of_a_run_opens(
                 shutil.copytree(made, folder)
                 for file in FILES:
                     put(folder, file, number, last=last)
-                text = open_pages(folder, capsys)
                 if last:
                     assert load(folder).final().keys() >= {"a", "b", "c"}
-                    assert "inf" not in text.replace(str(folder), "")
+                    assert "inf" not in open_pages(folder, capsys).replace(str(folder), "")
 
 
 @pytest.mark.slow

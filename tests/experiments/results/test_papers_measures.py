@@ -309,9 +309,8 @@ def test_of_many_contradictions_three_are_said() -> None:
         ]
         for method, sign in (("FedAvg", 0.0), ("Local", 1.0))
     }
-    comparison = compared_by_scores(finals, ACCURACY, AUC)
     assert "but under Local c0 loses 0.11 of AUC, c1 loses 0.11 of AUC and 3 more." in str(
-        comparison.verdict
+        compared_by_scores(finals, ACCURACY, AUC).verdict
     )
 
 

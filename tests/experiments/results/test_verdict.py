@@ -260,10 +260,9 @@ def test_a_client_under_another_rule_is_told_to_train_alone(
     gains: dict[str, float], noise: float, seeds: int, score: Score, label: str, said: str
 ) -> None:
     """Only its gain is beyond its interval, with every seed; others may gain a little by chance."""
-    noises = [noise * step for step in ([-1.0, 0.9, -0.9, 1.0, -0.8, 0.8] * 3)[:seeds]]
     alone = [
         {name: 56.6 + score.better(gain + each, 0.0) for name, gain in gains.items()}
-        for each in noises
+        for each in [noise * step for step in ([-1.0, 0.9, -0.9, 1.0, -0.8, 0.8] * 3)[:seeds]]
     ]
     base = [dict.fromkeys(gains, 56.6)] * seeds
     comparison = compared_by_hand(score, FedAvg=base, **{label: alone})
@@ -645,8 +644,7 @@ def test_numbers_of_a_comparison_are_those_of_its_runs(score: Score, tmp_path: P
     for row in rows:
         method = row["method"]
         measure = row["measure"]
-        way = -1.0 if measure in good_low else 1.0 if measure in good_high else sign
-        x = way * np.array(
+        x = (-1.0 if measure in good_low else 1.0 if measure in good_high else sign) * np.array(
             [measured(method, s, measure) - measured("FedAvg", s, measure) for s in SEEDS]
         )
         error = x.std(ddof=1) * math.sqrt(1 / len(x) + SHARE)

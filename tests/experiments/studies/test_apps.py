@@ -380,10 +380,9 @@ def test_a_comparison_is_continued_extended_and_shown(
             assert load(f"all/runs/{name}-seed{seed}").rounds_done == 5
     assert Path("all/report.html").read_text().count("FedFV (alpha=0.25)")
     # its runs are runs like others
-    runs = sorted(Path("all/runs").iterdir())
-    assert compare(runs=runs, out="again", progress=False).methods == tuple(
-        dict.fromkeys(row["method"] for row in longer["methods"])
-    )
+    assert compare(
+        runs=sorted(Path("all/runs").iterdir()), out="again", progress=False
+    ).methods == tuple(dict.fromkeys(row["method"] for row in longer["methods"]))
 
 
 @pytest.mark.slow

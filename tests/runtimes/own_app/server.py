@@ -18,7 +18,6 @@ def main(grid: Grid, context: Context) -> None:
     """Run the rounds; write the model, and the files that the modules come from."""
     rounds = int(context.run_config["num-rounds"])
     result = FedFV(alpha=0.1, tau=1, fraction_evaluate=0.0).start(grid, model(), rounds)
-    weight = result.arrays["weight"].numpy().tolist()
     Path(str(context.run_config["out"])).write_text(
-        json.dumps({"weight": weight, "places": places()})
+        json.dumps({"weight": result.arrays["weight"].numpy().tolist(), "places": places()})
     )

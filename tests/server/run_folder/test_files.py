@@ -241,8 +241,7 @@ def test_until_the_final_model_the_last_checkpoints_is_read(finished: Path, tmp_
     assert again == {name: array.tobytes() for name, array in final.items()}
     CHECKPOINTS.path_in(finished).rename(CHECKPOINTS.path_in(tmp_path))
     try:
-        model = read_model(tmp_path)
-        assert {name: array.tobytes() for name, array in model.items()} == again
+        assert {name: array.tobytes() for name, array in read_model(tmp_path).items()} == again
     finally:
         CHECKPOINTS.path_in(tmp_path).rename(CHECKPOINTS.path_in(finished))
     assert BEST.read_about(finished).keys() == {

@@ -17,13 +17,9 @@ def main(grid: Grid, context: Context) -> None:
     num_rounds = context.run_config["num-server-rounds"]
     lr = context.run_config["learning-rate"]
 
-    arrays = ArrayRecord(Net().state_dict())
-
-    strategy = FedAvg(fraction_evaluate=fraction_evaluate)
-
-    result = strategy.start(
+    result = FedAvg(fraction_evaluate=fraction_evaluate).start(
         grid=grid,
-        initial_arrays=arrays,
+        initial_arrays=ArrayRecord(Net().state_dict()),
         train_config=ConfigRecord({"lr": lr}),
         num_rounds=num_rounds,
     )

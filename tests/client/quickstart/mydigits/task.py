@@ -62,8 +62,7 @@ def load_data(
     trainloader = DataLoader(
         Images(images[train], labels[train]), batch_size=batch_size, shuffle=True
     )
-    testloader = DataLoader(Images(images[test], labels[test]), batch_size=batch_size)
-    return trainloader, testloader
+    return trainloader, DataLoader(Images(images[test], labels[test]), batch_size=batch_size)
 
 
 def train(
