@@ -179,7 +179,7 @@ class LocalClient:
 
     def measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
         """Measure the current model; return what this client reports of it."""
-        smallest_group = self.smallest_group if measurement.by_group else 0
+        smallest_group = self.smallest_group * measurement.by_group
         scores = measure(self.model, self.task, measurement.of(self.splits), smallest_group)
         return self.report(measurement, scores, terms)
 

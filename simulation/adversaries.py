@@ -151,7 +151,7 @@ class Adversaries:
         if self._name not in (LOSS, LOSS_SCALE) or number < self._from:
             return
         factor = self._strength if self._name == LOSS_SCALE else 1.0
-        term = self._strength if self._name == LOSS else 0.0
+        term = self._strength * (self._name == LOSS)
         raised = {TRAIN_LOSS} if evaluated else LOSSES
         for name in self.names.intersection(reports):
             reports[name] = {
