@@ -25,7 +25,8 @@ from tests.docs.pages import ROOT
 @pytest.mark.parametrize("shape", ["normal", "worst of 20 clients", "worst 10 % of 20 clients"])
 def test_a_mean_differences_interval_holds_in_95_of_100_trials(shape: str, seeds: int) -> None:
     rng = np.random.default_rng(3)
-    covered = coverage_of_t(SHAPES[shape](rng, (400, seeds)), truth_of(SHAPES[shape], rng))
+    truth = truth_of(SHAPES[shape], rng)
+    covered = coverage_of_t(SHAPES[shape](rng, (400, seeds)), truth)
     assert 0.915 < covered < 0.985  # three standard errors of 400 trials
 
 

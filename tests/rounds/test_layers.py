@@ -715,7 +715,8 @@ def test_the_file_has_no_name_while_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    empty_matrix(3, 5, np.float32, TINY)[:] = 1.0
+    matrix = empty_matrix(3, 5, np.float32, TINY)
+    matrix[:] = 1.0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -95,7 +95,8 @@ class Device:
 
     def ask(self, kind: str = TRAIN, terms: Mapping[str, Any] | None = None, **set_: Any) -> Any:
         """Return the content of the reply, or the reason of an error as the server sees it."""
-        return self.ask_in(self.context(**set_), kind, terms, set_.pop("weights", None))
+        weights = set_.pop("weights", None)
+        return self.ask_in(self.context(**set_), kind, terms, weights)
 
     def ask_in(self, context: Context, *question: Any) -> Any:
         """Return the same in a context."""

@@ -124,6 +124,7 @@ PLANTED = [0.0, 1e38, -1e38, float("nan"), float("inf"), 1e-45, 1e-38, 300.0, 1e
 @given(st.data())
 def test_blanking_a_row_moves_the_sum_by_at_most_c(name: str, data: st.DataObject) -> None:
     """Whatever the weights are, all is finite; a blanked row is one whose gradient counts 0."""
+    torch.manual_seed(0)
     model = MODELS[name]().double()
     parameters = list(model.parameters())
     with torch.no_grad():
@@ -143,7 +144,7 @@ def test_blanking_a_row_moves_the_sum_by_at_most_c(name: str, data: st.DataObjec
     moved = with_row.clipped_sum() - without.clipped_sum()
     assert moved.isfinite().all()
     assert float(moved.norm()) <= CLIP * (1.0 + 1e-9)
-    assert 0.0 <= with_row.loss_sum() - without.loss_sum() <= with_row.bound * (1.0 + 1e-9)
+    assert -1e-12 <= with_row.loss_sum() - without.loss_sum() <= with_row.bound * (1.0 + 1e-9)
     assert with_row.count_correct() - without.count_correct() in (0, 1)
 
 
