@@ -53,7 +53,7 @@ SLACK = 1.03
 WHOLE = 34_897
 """The most statements in all packages."""
 
-TESTS = 41_480
+TESTS = 41_479
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900

@@ -123,7 +123,7 @@ def measure_disparity(
             f"disparity = {terms.disparity!r}: this client knows {DEMOGRAPHIC_PARITY} and"
             f" {EQUAL_OPPORTUNITY}"
         )
-    sharpness = terms.disparity_sharpness or 10.0
+    sharpness = 10.0 if terms.disparity_sharpness is None else terms.disparity_sharpness
     if not 0.0 < sharpness < math.inf:
         raise ReportableError(f"disparity-sharpness = {sharpness}: it must be finite and above 0")
     counts = members.sum(dim=1)

@@ -31,7 +31,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.tables import DataError
 from fairbloom.tasks import Examples, load_task
 
-from .device import EVALUATE, TRAIN, Device, write_table
+from .device import EVALUATE, TRAIN, Device
 
 ASKED = {"measure": ["loss-before", "update-norm", "step-sum"]}
 
@@ -253,13 +253,6 @@ def test_more_steps_than_are_left_are_refused_for_nothing(tmp_path: Path) -> Non
     device.open()
     assert "12 units are asked for" in device.ask(local_epochs=3)
     assert "arrays" in device.ask(local_epochs=2)
-
-
-def test_a_changed_row_of_another_month_is_another_account(tmp_path: Path) -> None:
-    device = Device(tmp_path)
-    device.open()
-    write_table(device.data / "next.csv", 10, seed=4)
-    assert "not those" in str(device.ask())
 
 
 @pytest.mark.parametrize("private", [True, False], ids=["account", "none"])

@@ -141,8 +141,9 @@ def test_too_long_a_path_is_refused(tmp_path: Path, place: str) -> None:
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_folder_of_another_format_is_refused_unchanged(tmp_path: Path, finished: bool) -> None:
+    folder = records(tmp_path, settings())
     if finished:
-        records(tmp_path, settings()).finish({"w": np.zeros(3)})
+        folder.finish({"w": np.zeros(3)})
     for number in (FORMAT - 1, FORMAT + 1):
         rewrite_config(tmp_path, **{"run-folder-format": number, "not-yet-known": 1})
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -17,9 +17,13 @@ def main(grid: Grid, context: Context) -> None:
     num_rounds = context.run_config["num-server-rounds"]
     lr = context.run_config["learning-rate"]
 
-    result = FedAvg(fraction_evaluate=fraction_evaluate).start(
+    arrays = ArrayRecord(Net().state_dict())
+
+    strategy = FedAvg(fraction_evaluate=fraction_evaluate)
+
+    result = strategy.start(
         grid=grid,
-        initial_arrays=ArrayRecord(Net().state_dict()),
+        initial_arrays=arrays,
         train_config=ConfigRecord({"lr": lr}),
         num_rounds=num_rounds,
     )

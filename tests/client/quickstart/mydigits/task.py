@@ -62,7 +62,8 @@ def load_data(
     trainloader = DataLoader(
         Images(images[train], labels[train]), batch_size=batch_size, shuffle=True
     )
-    return trainloader, DataLoader(Images(images[test], labels[test]), batch_size=batch_size)
+    testloader = DataLoader(Images(images[test], labels[test]), batch_size=batch_size)
+    return trainloader, testloader
 
 
 def train(
