@@ -202,7 +202,7 @@ def deal_pictures(
     def rows_of(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(parts_of(client), dealt().targets.numpy())
 
-    white = info.white if standardise == "none" else 0.0
+    white = info.white * (standardise == "none")
     outputs = [*class_names, *(f"unused-{k}" for k in range(len(kept), model_outputs))]
     task = classify(setup, names, info.shape, outputs, splits, rows_of, white=white)
     return replace(task, marks=dict.fromkeys(turned, "rotated"))
