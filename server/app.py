@@ -134,13 +134,12 @@ def main(grid: Grid, context: Context) -> None:
                 patience=settings.wait_for_clients,
             )
             method.min_available_nodes = quorum.fewest
-            # Only real devices report their own counts, and have privacy accounts.
-            if os.environ.get(CLIENTS_FOLDER):
-                counts = dict(clients.sizes(clients.online(0)))
-                if not ROUNDS.read(folder):
-                    # These first counts bound the counts of later replies.
-                    method.progress.first_counts = counts
-                    check_sizes(counts, method.enrolled_sizes)
+            # Only real devices report their own counts, and have privacy accounts. A continued run
+            # does not ask: a device keeps one reply, and this one would take a round's place.
+            if os.environ.get(CLIENTS_FOLDER) and not ROUNDS.read(folder):
+                # These first counts bound the counts of later replies.
+                method.progress.first_counts = dict(clients.sizes(clients.online(0)))
+                check_sizes(method.progress.first_counts, method.enrolled_sizes)
             return clients
 
         # A grid may keep the replies of a round until it is saved.
