@@ -62,6 +62,22 @@ def write_public(path: Path, content: bytes) -> None:
     write_whole(path, content, 0o644)
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Append a line durably; begin a new one if a full disk or a crash has cut off the last."""
+    with open(
+        path,
+        "a+b",
+        buffering=0,
+        opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600),
+    ) as file:
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            line = b"\n" + line
+        rest = line + b"\n"
+        while rest:  # the system may write only a part of it
+            rest = rest[os.write(file.fileno(), rest) :]
+        os.fsync(file.fileno())
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder, and its missing parents, for their owner only, durably."""
     missing = [place for place in folder.parents if not place.exists()]

@@ -7,7 +7,6 @@ and as much in `log.1.jsonl`. What is refused therefore cannot push out what lef
 
 import heapq
 import json
-import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
+from fairbloom.system.files import append_line
 
 from .log_entries import MAX_REASON, Entry, condense, shorten
 
@@ -124,20 +124,7 @@ def _size_of(path: Path) -> int:
 
 
 def _append(path: Path, entry: Entry) -> None:
-    """Append a line, in one call unless the system writes only a part of it."""
-    line = (json.dumps(entry, default=str) + "\n").encode()
-    with open(
-        path,
-        "a+b",
-        buffering=0,
-        opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600),
-    ) as file:
-        # an entry that a full disk has cut off must not swallow this one
-        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-            line = b"\n" + line
-        while line:
-            line = line[os.write(file.fileno(), line) :]
-        os.fsync(file.fileno())
+    append_line(path, json.dumps(entry, default=str).encode())
 
 
 def _read(path: Path) -> Iterator[Entry]:

@@ -29,7 +29,7 @@ from fairbloom.errors import ReportableError
 from fairbloom.logs import log
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.names import ACCOUNT_FILE
-from fairbloom.system.files import make_folder, sync_folder, write_private
+from fairbloom.system.files import append_line, make_folder, sync_folder, write_private
 from fairbloom.system.lock import open_locked
 from fairbloom.tables import DataError
 from fairbloom.tables.folders import files_in
@@ -311,17 +311,9 @@ class Ledger:
         )
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        torn = self._read()[-1:] not in (b"", b"\n")
+        self._read()  # a ledger that is gone is not begun anew
         # the amounts come first, so that they are known of a torn line, too
-        written = "\n" * torn + json.dumps(line) + "\n"
-        opened = os.open(self._folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            rest = written.encode()
-            while rest:
-                rest = rest[os.write(opened, rest) :]
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+        append_line(self._folder / FILE, json.dumps(line).encode())
         sync_folder(self._folder)
 
     # Kept replies ---------------------------------------------------------------------------------
