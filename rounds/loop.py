@@ -384,8 +384,8 @@ class Rounds:
         """
         method = self._method
         is_last = number == self.num_rounds or bool(self.stopped)
-        if not is_last and method.evaluate_every <= 1 and self.clients.accounts:
-            free = [name for name in free if name not in self.clients.accounts]
+        if not is_last and method.evaluate_every <= 1 and (accounts := self.clients.accounts):
+            free = [name for name in free if name not in accounts]
         if not free:
             return ()
         all_evaluate = number == self.num_rounds and self._all_evaluate_last

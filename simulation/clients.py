@@ -129,10 +129,12 @@ class LocalClients:
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         """Return the number of training examples of each client; leave out unusable clients."""
-        sizes = {
-            name: self._answer(lambda client: len(self.local(client).splits.train), name)
-            for name in names
-        }
+
+        def count(name: str) -> int:
+            self.evict_idle(())  # else all clients would be in memory
+            return len(self.local(name).splits.train)
+
+        sizes = {name: self._answer(count, name) for name in names}
         return {name: float(size) for name, size in sizes.items() if not isinstance(size, str)}
 
     @property
