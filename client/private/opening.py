@@ -82,12 +82,8 @@ def open_account(
             f"limits.privacy.delta = {delta}: at most 1/(10 n) = {most:.2g} for {count} rows"
         )
     try:
-        budget = Budget(
-            float(limits["epsilon"]),
-            delta,
-            int(limits.get("steps", 90)),
-            int(limits.get("tests", 1)),
-        )
+        given = {key: int(limits[key]) for key in ("steps", "tests") if key in limits}
+        budget = Budget(float(limits["epsilon"]), delta, **given)
         _ = budget.mu
     except ValueError as error:
         raise FairbloomError(f"limits.privacy has {error}") from error

@@ -108,6 +108,7 @@ class Request:
         """Return the reply: a kept one, or a new one that is charged."""
         account = self.account
         ledger = account.ledger
+        until = deadline(self.message.metadata.ttl)
         key = self.digest()
         kept = ledger.find_reply(key)
         if kept is not None:
@@ -118,7 +119,7 @@ class Request:
                 " it (fairbloom client account resume, on the device)"
             )
         with one_sentence():
-            client = self._load_client(partition, name)
+            client = self._load_client(partition, name, until)
             work = self._check(client)
         reports = int(self.kind == EVALUATE)
         left = ledger.left()
@@ -130,7 +131,6 @@ class Request:
                 f"{SPENT}: {work.units} units are asked for, and {left[UNITS]} of"
                 f" {account.budget.units} are left"
             )
-        until = deadline(self.message.metadata.ttl)
         released = "test results" if reports else ", ".join([wire.ARRAYS, *self.terms.measure])
         run = self.message.metadata.run_id
         with finish_first(), one_sentence():
@@ -174,10 +174,9 @@ class Request:
             }
         )
 
-    def _load_client(self, partition: object, name: str | None) -> LocalClient:
+    def _load_client(self, partition: object, name: str | None, until: float) -> LocalClient:
         """Return the client with the account's split of its rows."""
         account = self.account
-        until = deadline(self.message.metadata.ttl)
         seed = self.settings.seed  # the order of steps on all rows is no secret
         client = LocalClient.of(self.settings, partition, name, order=seed, until=until)
         if digest_rows(client.splits) != account.rows:
