@@ -30,6 +30,7 @@ from fairbloom.errors import FairbloomError
 
 from .device import EVALUATE, TRAIN, Device, write_table
 
+QUANTITY = 'type = "number"\ncenter = 0.0\nscale = 1.0'
 LIMITS = {UNITS: 450, REPORTS: 1}
 
 
@@ -371,13 +372,20 @@ def test_a_budget_that_promises_nothing_is_refused(
     assert not [*device.data.glob("*.toml")]
 
 
-@pytest.mark.parametrize("harm", ["", "center = 50.0", 'type = "number"'])
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[fields.age]", 'unit = "id"\n[fields.age]', "has unit"),
+        ("[fields.age]", 'groups = ["age>=60"]\n[fields.age]', "has groups"),
+        ("center = 50.0\nscale = 20.0\n", "", "no center and scale for age"),
+        ('type = "string"\ncategories = ["well", "ill"]', QUANTITY, "is a quantity"),
+    ],
+)
 def test_a_schema_that_needs_the_rows_is_refused(
-    device: Device, monkeypatch: pytest.MonkeyPatch, harm: str
+    device: Device, old: str, new: str, words: str
 ) -> None:
-    schema = device.settings["schema"].replace(harm, "") if harm else "unit = 'id'\n"
-    with pytest.raises(FairbloomError):
-        opening.check_schema(schema)
+    with pytest.raises(FairbloomError, match=words):
+        opening.check_schema(device.settings["schema"].replace(old, new))
 
 
 def test_two_openings_at_once_make_one_account(
