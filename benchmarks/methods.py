@@ -325,11 +325,11 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def rows_of(tested: Comparison) -> Iterator[Row]:
-    """Yield a row of the table for FedAvg, then one for each other chosen arm."""
+    """Yield a row of the table for FedAvg, then one for each other model that may differ."""
     worst = "worst client" if len(tested.values[tested.baseline][0]) <= 10 else "worst 10 %"
     digits = 1 if tested.score.percent else 2  # errors have the target's unit
     gains = {measure: tested.differences(measure) for measure in ("mean", "worst_10")}
-    for label in tested.methods:
+    for label in tested.shown:
         yield {
             "method": label,
             "mean": f"{tested.spread(label, 'mean')[0]:.{digits}f}",
