@@ -25,7 +25,7 @@ from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
 
-from .federations.prepare import ACS, data_of
+from .federations.prepare import ACS, FLIGHTS, data_of
 from .tables import Row, parser_of, print_machine, print_table, write_csv
 
 BASELINE = "fedavg"
@@ -49,6 +49,9 @@ SOME = (
     "local",
 )
 """The ten methods of the largest workloads: one or two of each family."""
+
+MORE = (*SOME, "scaffold", "aaggff", "gifair", "afl", "fedpw")
+"""The methods of the tables that came later."""
 
 RATES: Sequence[Value] = (0.01, 0.03, 0.1, 0.3)
 """The clients' learning rates that FedAvg tries."""
@@ -115,6 +118,20 @@ TABLE: Mapping[str, Value] = {**PLAIN, "task": "csv", "csv.smallest-client": 10}
 
 LARGE_TABLE: Mapping[str, Value] = {**TABLE, "num-rounds": 20}
 
+LATER = (
+    "exam",
+    "gcsemv",
+    "scotssec",
+    "guimmun",
+    "guprenat",
+    "bdf",
+    "radon",
+    "wvs",
+    "gssvocab",
+    "males",
+)
+"""Tables that came later; with the flights, they are the second part of the page."""
+
 WORKLOADS: Mapping[str, Workload] = {
     "digits": Workload(
         {
@@ -154,6 +171,8 @@ WORKLOADS: Mapping[str, Workload] = {
         most_arms=2,
         tests=3,
     ),
+    **{name: Workload(TABLE, name, methods=MORE, tests=10) for name in LATER},
+    **{name: Workload(LARGE_TABLE, name, methods=MORE, most_arms=2, tests=10) for name in FLIGHTS},
 }
 """The workloads of docs/which-method.md, by name."""
 

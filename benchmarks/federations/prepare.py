@@ -1,4 +1,6 @@
-"""Check the tables of the federations, and draw a tenth of each state's rows of acs-income.
+"""Check the tables of the federations, and draw samples of the largest.
+
+Of acs-income they have a tenth of each state's rows, of flights at most 20,000 rows a client.
 
 FAIRBLOOM_DATA names the folder that has them below `federations`; docs/data-sets.md says where they
 come from. `benchmarks.methods` calls this.
@@ -6,6 +8,7 @@ come from. `benchmarks.methods` calls this.
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -24,6 +27,12 @@ ACS = "acs-income"
 SHARE = 0.1
 """Of each state's rows in the sample."""
 
+FLIGHTS: Mapping[str, str] = {"flights-carrier": "carrier", "flights-destination": "dest"}
+"""The column with the clients, by table; both are drawn from one file."""
+
+MOST = 20_000
+"""Rows of a client in the sample of flights."""
+
 COLUMNS = ("AGEP", "COW", "SCHL", "MAR", "OCCP", "POBP", "RELP", "WKHP", "SEX", "RAC1P")
 """The inputs of acs-income, named as in the census."""
 
@@ -36,6 +45,12 @@ def data_of(table: str, out: Path) -> tuple[Path, Path]:
 
     Raise FairbloomError if a table is missing or another one than was measured.
     """
+    if table in FLIGHTS:
+        flights = folder_of_tables() / "flights.parquet"
+        check("flights", [flights])
+        part = out / f"{table}.parquet"
+        draw_flights(flights, FLIGHTS[table], part)
+        return part, HERE / f"{table}.toml"
     if table != ACS:
         path = folder_of_tables() / f"{table}.csv"
         check(table, [path])
@@ -92,3 +107,10 @@ def draw(states: list[Path], sample: Path, schema: Path) -> None:
             lines += ['type = "integer"', f"categories = {sorted(codes[name])}"]
     lines += ["", "[fields.PINCP]", 'type = "string"', 'categories = ["False", "True"]', ""]
     schema.write_text("\n".join(lines))
+
+
+def draw_flights(flights: Path, client: str, sample: Path) -> None:
+    """Write at most MOST rows of each client, in the order of the file."""
+    shuffled = pd.read_parquet(flights).sample(frac=1.0, random_state=0)
+    sample.parent.mkdir(parents=True, exist_ok=True)
+    shuffled.groupby(client).head(MOST).sort_index().to_parquet(sample)
