@@ -31,7 +31,7 @@ from .federations.prepare import draw, folder_of_tables, states_of
 METHODS = (
     *("fedavg", "fedprox", "fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox", "scaffold", "feddyn"),
     *("qfedavg", "qfedsgd", "term", "afl", "deltafl", "vred", "semivred", "gifair", "fedfv"),
-    *("fedmdfg", "fedlf", "adafed", "aaggff", "fairmoo"),
+    *("fedmdfg", "fedlf", "adafed", "aaggff", "fedpw", "fairmoo"),
 )
 EPSILONS = ("", "8", "3", "1")
 RATES = (0.3, 1.0, 3.0)

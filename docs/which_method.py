@@ -38,7 +38,7 @@ FAMILIES = {
     "averages": ("fedavg", "fedprox", "fedavgn", "scaffold", "feddyn"),
     "weights by losses or accuracies": (
         *("qfedavg", "qfedsgd", "term", "afl", "drfa", "deltafl", "propfair", "gifair"),
-        *("vred", "semivred", "eagle", "fedfa", "aaggff"),
+        *("vred", "semivred", "eagle", "fedfa", "aaggff", "fedpw"),
     ),
     "common descent": (
         *("fedmgda", "fedmgdaplus", "mgdaprox", "fedfv", "adafed", "fedmdfg", "fedlf", "fairmoo"),

@@ -29,6 +29,7 @@ from .fedlf import FedLF
 from .fedmdfg import FedMDFG
 from .fedmgda import FedMGDA, FedMGDAPlus, MGDAProx
 from .fedprox import FedProx
+from .fedpw import FedPW
 from .flowers import advise_on_method
 from .gifair import GiFair
 from .propfair import PropFair
@@ -62,6 +63,7 @@ METHODS: dict[str, type[FairStrategy]] = {
         EAGLE,
         FedFa,
         AAggFF,
+        FedPW,
         # common descent, and conflicts between updates
         FedMGDA,
         FedMGDAPlus,
@@ -214,6 +216,7 @@ __all__ = [
     "FedMDFG",
     "FedMGDA",
     "FedMGDAPlus",
+    "FedPW",
     "FedProx",
     "FloatArray",
     "FromTorchJD",

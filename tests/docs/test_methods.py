@@ -43,6 +43,9 @@ from .reader import simple_clients
 JUDGED = ("objective", "good_for", "hurts_when", "memory", "cost")
 
 DOI = r"\bdoi:(10\.(?:48550/arXiv\.\d{4}\.\d{5}|24963/ijcai\.\d{4}/\d+|1609/aaai\.v\d+i\d+\.\d+))(?=[.;]?(?:\s|$))"
+CODE_ONLY = {"fairmoo": "Zhg9300/FairMOO", "fedpw": "guankaiqi/FedPW"}
+"""The methods that were read in their authors' code only, with its repository."""
+
 LABELS = re.compile(r"(Objective|Good for|Hurts when|Memory|Cost|Source|Parameters): ")
 
 
@@ -58,8 +61,8 @@ def test_a_docstring_says_all_that_a_page_shows(name: str) -> None:
     ] == []
     fields = (*JUDGED, "source", "reductions", "departures")
     assert [field for field in fields if LABELS.search(getattr(method, field))] == [], name
-    if name == "fairmoo":  # only its authors' code was at hand
-        assert "github.com/Zhg9300/FairMOO" in method.source
+    if name in CODE_ONLY:
+        assert f"github.com/{CODE_ONLY[name]}" in method.source
         return
     (doi,) = re.findall(DOI, method.source)
     assert f"](https://doi.org/{doi})" in scripts(method.source)

@@ -64,7 +64,7 @@ MEASURED = {
         for name in ("qfedavg", "term", "afl", "deltafl", "gifair", "vred", "semivred")
     },
     **{name: ["loss-before"] for name in ("aaggff", "fedfv", "adafed", "fedmdfg")},
-    **{name: ["loss-before"] for name in ("fedlf", "fairmoo")},
+    **{name: ["loss-before"] for name in ("fedlf", "fairmoo", "fedpw")},
     "eagle": ["loss-baseline", "loss-before"],
     "scaffold": ["step-sum"],
     "qfedsgd": ["learning-rate", "loss-before"],

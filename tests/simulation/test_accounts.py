@@ -27,7 +27,7 @@ PRIVATE: dict[str, Any] = {
 ALLOWED = {
     *("fedavg", "fedprox", "fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox", "scaffold", "feddyn"),
     *("qfedavg", "qfedsgd", "term", "afl", "deltafl", "vred", "semivred", "gifair", "fedfv"),
-    *("fedmdfg", "fedlf", "adafed", "aaggff", "fairmoo"),
+    *("fedmdfg", "fedlf", "adafed", "aaggff", "fedpw", "fairmoo"),
 }
 
 

@@ -46,6 +46,7 @@ CORNERS: dict[str, list[dict[str, Any]]] = {
         {"alpha": 1.0, "beta": 0.0, "server_momentum": 0.0},
         {"alpha": 0.0, "beta": 2.0, "server_momentum": 0.9, "client_momentum": 0.0},
     ],
+    "fedpw": [{}, {"beta": 1.0}],
     "fairfed": [{}, {"beta": 0.0}, {"beta": 0.05}],
     "fedmgda": [{}, {"epsilon": 0.1, "server_lr": 0.7, "weighting": "examples"}],
     "fedmgdaplus": [{}, {"epsilon": 0.2, "server_lr": 0.5, "decay": 0.1, "weighting": "examples"}],

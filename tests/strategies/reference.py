@@ -344,6 +344,36 @@ def fedfa(
     return velocity
 
 
+def fedpw(history: Sequence[Seen], beta: float = 0.3) -> FloatArray:
+    """On vectors: an update's agreement is its inner product with the sum of all."""
+    p, q, delta, epsilon = (
+        {name: 0.0 for seen in history for name in seen.updates} for _ in "1234"
+    )
+    first: tuple[float, float] | None = None
+    for seen in history:
+        S = list(seen.updates)
+        total = np.sum([*seen.updates.values()], axis=0)
+        r = {name: seen.updates[name] @ total for name in S}
+        L0, r0 = first = first or (sum(seen.losses.values()) / len(S), total @ total / len(S))
+        of_losses = min(1.0, beta * sum(seen.losses.values()) / len(S) / L0) if L0 else 0.0
+        of_updates = min(1.0, beta * (total @ total) / len(S) / r0) if r0 else 0.0
+        s = over_sum(seen.losses)
+        t = over_sum(r) if total.any() else dict.fromkeys(S, 1.0 / len(S))
+        for name in S:
+            delta[name] = (1.0 - of_losses) * delta[name] + of_losses * s[name]
+            epsilon[name] = (1.0 - of_updates) * epsilon[name] + of_updates * t[name]
+        p |= over_sum({name: p[name] + delta[name] for name in S})
+        q |= over_sum({name: q[name] + epsilon[name] for name in S})
+    a, b = (np.std([of[name] for name in S], ddof=1) if len(S) > 1 else 0.0 for of in (p, q))
+    a, b = (a, b) if a + b else (1.0, 1.0)
+    return combined({name: (a * p[name] + b * q[name]) / (a + b) for name in S}, seen.updates)
+
+
+def over_sum(values: Mapping[str, float]) -> dict[str, float]:
+    total = sum(values.values())
+    return {name: value / total if total else 1.0 / len(values) for name, value in values.items()}
+
+
 # Common descent directions ------------------------------------------------------------------------
 
 
@@ -733,6 +763,7 @@ WEIGHTING = {
             "fedmdfg",
             "fedlf",
             "fairmoo",
+            "fedpw",
             "local",
         )
     ),

@@ -196,7 +196,7 @@ SUM_TO_ONE = [
         "semivred",
         "fedfa",
     ),
-    *("fairfed", "eagle", "aaggff", "fedmgda", "ditto"),
+    *("fairfed", "eagle", "aaggff", "fedpw", "fedmgda", "ditto"),
 ]
 
 
@@ -242,6 +242,7 @@ NEGATIVE = {
     "semivred": {"beta": 5.0},
     "eagle": {"lam": 5.0},
     "fairfed": {"beta": 30.0},
+    "fedpw": {},
 }
 """The arguments with which methods that report negative weights have some."""
 
@@ -251,7 +252,7 @@ def test_negative_weights_are_used_and_counted(name: str, arguments: dict[str, A
     assert {name for name, method in METHODS.items() if "negative-weights" in method.reports} == {
         *NEGATIVE
     }
-    result, (finished,) = run(make(name, arguments), MemoryGrid(quadratics(5)), rounds=1)
+    result, (finished,) = run(make(name, arguments), MemoryGrid(quadratics(20)), rounds=1)
     weights = list(finished.coefficients.values())
     assert min(weights) < 0.0, name
     assert sum(weights) == pytest.approx(1.0)

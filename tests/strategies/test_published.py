@@ -59,6 +59,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "fedmdfg": ({"angle": 11.25, "history": True, "guidance": "scaled"}, {}),
     "fedlf": ({"history": True, "guidance": "scaled", "groups": None}, {}),
     "fairmoo": ({"tolerance": 0.006, "length": None}, {"tolerance": (0.006, 0.06, 0.6)}),
+    "fedpw": ({"beta": 0.3}, {"beta": (0.1, 0.3, 1.0)}),
     "fairfed": ({"beta": 1.0}, {"beta": (0.05, 0.2)}),
     "fcfl": (
         {
