@@ -36,22 +36,24 @@ SEARCHED = [name for name, method in METHODS.items() if not method.needs & BETWE
 FOR_GROUPS = ("fairfed", "fcfl")
 """Methods that are fair to groups."""
 
-SOME = (
+MANY = (
     BASELINE,
+    "scaffold",
     "feddyn",
     "qfedavg",
     "term",
+    "afl",
     "propfair",
+    "gifair",
+    "aaggff",
+    "fedpw",
     "fedmgdaplus",
     "fedfv",
     "fedlf",
     "ditto",
     "local",
 )
-"""The ten methods of the largest workloads: one or two of each family."""
-
-MORE = (*SOME, "scaffold", "aaggff", "gifair", "afl", "fedpw")
-"""The methods of the tables that came later."""
+"""The methods of the large workloads and of those that came later: some of each family."""
 
 RATES: Sequence[Value] = (0.01, 0.03, 0.1, 0.3)
 """The clients' learning rates that FedAvg tries."""
@@ -102,7 +104,7 @@ class Workload:
     methods: Sequence[str] = tuple(SEARCHED)
     most_arms: int = 4
     seeds: int = 3
-    tests: int = 5
+    tests: int = 10
 
     def settings_below(self, out: Path) -> dict[str, Value]:
         """Return all settings; samples of tables are below `out`."""
@@ -148,12 +150,12 @@ WORKLOADS: Mapping[str, Workload] = {
     "star": Workload(TABLE, "star"),
     "hsb82": Workload(TABLE, "hsb82"),
     "chem97": Workload(TABLE, "chem97"),
-    "acs-income": Workload(LARGE_TABLE, ACS, methods=(*SOME, *FOR_GROUPS), most_arms=2),
-    "acs-income-mlp": Workload({**LARGE_TABLE, "model": "mlp"}, ACS, methods=SOME, most_arms=2),
+    "acs-income": Workload(LARGE_TABLE, ACS, methods=(*MANY, *FOR_GROUPS), most_arms=2),
+    "acs-income-mlp": Workload({**LARGE_TABLE, "model": "mlp"}, ACS, methods=MANY, most_arms=2),
     "insteval": Workload(
         {**TABLE, "num-rounds": 30, "evaluate-every": 10},
         "insteval",
-        methods=SOME,
+        methods=MANY,
         most_arms=2,
     ),
     "fashion-mnist": Workload(
@@ -167,12 +169,11 @@ WORKLOADS: Mapping[str, Workload] = {
             "partition": "dirichlet",
             "dirichlet-alpha": 0.3,
         },
-        methods=SOME,
+        methods=MANY,
         most_arms=2,
-        tests=3,
     ),
-    **{name: Workload(TABLE, name, methods=MORE, tests=10) for name in LATER},
-    **{name: Workload(LARGE_TABLE, name, methods=MORE, most_arms=2, tests=10) for name in FLIGHTS},
+    **{name: Workload(TABLE, name, methods=MANY) for name in LATER},
+    **{name: Workload(LARGE_TABLE, name, methods=MANY, most_arms=2) for name in FLIGHTS},
 }
 """The workloads of docs/which-method.md, by name."""
 

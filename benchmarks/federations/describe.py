@@ -2,12 +2,14 @@
 
 For each workload with values of seeds in --tables, runs FedAvg at its learning rate with the same
 seeds, and writes `federations.csv` there: the quartiles and the mean of the cosines between
-clients' updates, the standard deviation of their scores, and the sizes of the clients.
+clients' updates, the mean and the standard deviation of their scores on validation examples, and
+the sizes of the clients. Nothing of it is measured on test examples, since it may predict them.
 """
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, pstdev
 
 from fairbloom import compare
 from fairbloom.experiments.results.run import Run
@@ -17,13 +19,18 @@ from fairbloom.tasks import load_task
 
 from ..methods import BASELINE, WORKLOADS, Workload, write_rows
 from ..tables import Row, parser_of, read_csv
+from .prepare import FLIGHTS
 
 TABLE = "federations.csv"
 
 COLUMNS = tuple(report.replace("-", "_") for report in COSINES)
 """The columns of rounds.csv with quartiles and mean of the cosines, and of TABLE."""
 
-DATA = {"shards": "digits", "acs-income-mlp": "acs-income"}
+DATA = {
+    "shards": "digits",
+    "acs-income-mlp": "acs-income",
+    **dict.fromkeys(FLIGHTS, "flights"),
+}
 """The data set of a workload, if it has another name."""
 
 
@@ -38,8 +45,10 @@ def describe(name: str, workload: Workload, chosen: Sequence[Row], out: Path, jo
         out=out / name / "described",
         settings={**settings, "validation-share": VALIDATION_SHARE},  # as in the search
     )
-    low, mean, high = mean_cosines(compared.runs[compared.baseline])
-    sizes = sizes_of(compared.runs[compared.baseline][0])
+    runs = compared.runs[compared.baseline]
+    low, mean, high = mean_cosines(runs)
+    scores = [[*run.final(split="validation").values()] for run in runs]
+    sizes = sizes_of(runs[0])
     return {
         "workload": name,
         "data": DATA.get(name, name),
@@ -50,7 +59,8 @@ def describe(name: str, workload: Workload, chosen: Sequence[Row], out: Path, jo
         "cosine_low": low,
         "cosine": mean,
         "cosine_high": high,
-        "spread": compared.spread(compared.baseline, "std")[0],
+        "validation": fmean(map(fmean, scores)),
+        "spread": fmean(map(pstdev, scores)),
         "smallest": min(sizes),
         "largest": max(sizes),
     }
