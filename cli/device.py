@@ -269,5 +269,5 @@ def resume_account(config: ClientToml) -> None:
     from fairbloom.client.private.opening import known_account
     from fairbloom.deploy.device.client import ClientSettings
 
-    known_account(ClientSettings.of({}, config).node()).resume()
+    known_account(ClientSettings.of({}, config).node()).ledger.resume()
     print("resumed; what was charged stays spent")

@@ -144,7 +144,7 @@ class LocalClients:
             return {}
         last = self.method.progress.finished_rounds
         return {
-            client.name: client.account.status(client, last)
+            client.name: client.account.status(client.account.left(client, last + 1))
             for client in map(self.local, self._names)
             if client.account
         }

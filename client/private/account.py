@@ -27,25 +27,20 @@ from typing import Any, Self
 
 from fairbloom.errors import ReportableError
 from fairbloom.logs import log
-from fairbloom.protocol.accounts import AccountStatus
-from fairbloom.protocol.names import ACCOUNT_FILE
+from fairbloom.protocol.names import ACCOUNT_FILE, PRIVACY_LIMIT
 from fairbloom.system.files import append_line, make_folder, sync_folder, write_private
 from fairbloom.system.lock import open_locked
 from fairbloom.tables import DataError
 from fairbloom.tables.folders import files_in
 from fairbloom.tasks import TASKS
 
-from .budget import Budget, epsilon_of
+from .budget import REPORTS, UNITS, Budget, epsilon_of
 
 # The file of an account's folder that says what it allows.
 ABOUT = "account.toml"
 
 # The folder of accounts that an installation makes, beside that of the client's state.
 SYSTEM_FOLDER = Path("/var/lib/fairbloom-accounts")
-
-# The keys of a ledger's line for units of steps and loss reports, and for test reports.
-UNITS = "units"
-REPORTS = "reports"
 
 FILE = "ledger.jsonl"
 REPLIES = "replies"
@@ -85,9 +80,9 @@ def one_sentence() -> Iterator[None]:
         raise AccountError(FAILED) from None
 
 
-@dataclass(frozen=True)
-class Account:
-    """An account as its folder says it: written once, when it was opened.
+@dataclass(frozen=True, kw_only=True)
+class Account(Budget):
+    """A budget for data, as the account's folder says it: written once, when it was opened.
 
     `data` is the digest of the data's files, `rows` that of their encoded rows, and `schema` that
     of the schema's text. The data's training and test rows, `train` and `test` many, are split by
@@ -101,10 +96,6 @@ class Account:
     data: str
     rows: str
     schema: str
-    epsilon: float
-    delta: float
-    steps: int
-    tests: int
     seed: int
     test_share: float
     train: int
@@ -118,45 +109,14 @@ class Account:
         return cls(**read_toml(place / ABOUT), place=place)
 
     @property
-    def budget(self) -> Budget:
-        """What the account allows."""
-        return Budget(self.epsilon, self.delta, self.steps, self.tests)
-
-    @property
-    def status(self) -> AccountStatus:
-        """What the server may know: all of it is public."""
-        left = self.ledger.left()
-        return self.budget.status(left[UNITS], left[REPORTS])
-
-    @property
     def ledger(self) -> Ledger:
         """What it has spent."""
-        return Ledger(self.place, {UNITS: self.budget.units, REPORTS: self.tests})
-
-    def resume(self) -> None:
-        """Let a halted account work again."""
-        with self.lock():
-            self.ledger.resume()
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Lock the account: devices with equal data on one machine share it."""
-        try:
-            descriptor = open_locked(self.place / "lock", wait=True)
-        except OSError as error:
-            raise AccountError(
-                f"the privacy account's folder cannot be written ({error.strerror}): its owner"
-                " must make it writable"
-            ) from error
-        try:
-            yield
-        finally:
-            os.close(descriptor)
+        return Ledger(self.place, self.limits)
 
     @property
     def with_earlier(self) -> dict[str, float]:
         """The μ of this and all earlier accounts of the folder, by number."""
-        return {**self.earlier, self.number: self.budget.mu}
+        return {**self.earlier, self.number: self.mu}
 
     @property
     def lifetime_epsilon(self) -> float:
@@ -167,22 +127,29 @@ class Account:
 # Finding an account -------------------------------------------------------------------------------
 
 
-def accounts_folder(ledger: str = "") -> Path:
+def accounts_folder(limits: Mapping[str, Any]) -> Path:
     """Return the folder of accounts: the owner's, the installation's, or the user's."""
-    if ledger:
-        return Path(ledger).expanduser()
+    if ledger := limits.get("ledger"):
+        return Path(str(ledger)).expanduser()
     if SYSTEM_FOLDER.is_dir():
         return SYSTEM_FOLDER
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state, "fairbloom", "accounts").expanduser()
 
 
-def find_account(data_dir: str, ledger: str = "") -> Account | None:
-    """Return the account of a folder of data, or None.
+def find_account(node: Mapping[str, Any], data_dir: str) -> Account | None:
+    """Return the account of a folder of data on a client with this node config, or None.
 
-    Raise AccountError if there is one that cannot be used for these data.
+    Raise AccountError if there is one that cannot be used for these data, or none though the
+    client's owner has set a budget.
     """
-    known = accounts_of(data_dir, ledger) if data_dir else []
+    limits = json.loads(str(node.get(PRIVACY_LIMIT) or "{}"))
+    known = accounts_of(data_dir, limits) if data_dir else []
+    if not known and limits:
+        raise AccountError(
+            "this device's owner has set a privacy budget (limits.privacy), and no account is open"
+            " for its data: fairbloom client account open, on the device"
+        )
     if not known:
         return None
     digest = digest_files(data_dir)
@@ -195,30 +162,25 @@ def find_account(data_dir: str, ledger: str = "") -> Account | None:
     )
 
 
-def accounts_of(data_dir: str, ledger: str = "") -> list[Account]:
+def accounts_of(data_dir: str, limits: Mapping[str, Any]) -> list[Account]:
     """Return the accounts that were opened for a folder of data, or elsewhere for equal data."""
     folder = folder_of(data_dir)
-    found = {each.number: each for each in accounts_in(accounts_folder(ledger))}
+    abouts = accounts_folder(limits).glob(f"*/{ABOUT}")
+    accounts = {each.number: each for each in [Account.read(about.parent) for about in abouts]}
     named = ""
     if os.path.lexists(marker := folder / ACCOUNT_FILE):
         last = Account.read(Path(read_toml(marker).get("place", "")))
-        found[last.number] = last
+        accounts[last.number] = last
         named = last.number
     try:
-        digest = digest_files(data_dir) if found else ""
+        digest = digest_files(data_dir) if accounts else ""
     except DataError:  # without a table, these are no rows of an account elsewhere
         digest = ""
     return [
         each
-        for each in found.values()
+        for each in sorted(accounts.values(), key=lambda account: account.opened)
         if each.number == named or each.folder == str(folder) or each.data == digest
     ]
-
-
-def accounts_in(folder: Path) -> Iterator[Account]:
-    """Yield the accounts of a folder of accounts, the oldest first."""
-    found = [Account.read(about.parent) for about in folder.glob(f"*/{ABOUT}")]
-    yield from sorted(found, key=lambda account: account.opened)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -260,42 +222,55 @@ def _digest(files: Sequence[tuple[Path, int]]) -> str:
 # The ledger ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Ledger:
     """The lines and the kept replies in an account's folder; its caller holds the account's lock.
 
     `limits` has the most units and reports.
     """
 
-    def __init__(self, folder: Path, limits: Mapping[str, int]) -> None:
-        self._folder = folder
-        self._limits = limits
+    folder: Path
+    limits: Mapping[str, int]
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the account: devices with equal data on one machine share it."""
+        try:
+            descriptor = open_locked(self.folder / "lock", wait=True)
+        except OSError as error:
+            raise AccountError(
+                f"the privacy account's folder cannot be written ({error.strerror}): its owner"
+                " must make it writable"
+            ) from error
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines; a torn one has the amounts that it begins with, or all there are."""
-        for line in self._read().split(b"\n"):
-            if not line.strip():
-                continue
+        for line in filter(None, self._read().split(b"\n")):
             try:
                 read = json.loads(line)
                 yield {**read, UNITS: int(read[UNITS]), REPORTS: int(read[REPORTS])}
             except (ValueError, KeyError, TypeError):
                 begun = re.match(rb'\{"units": (\d+), "reports": (\d+),', line)
-                amounts = map(int, begun.groups()) if begun else self._limits.values()
+                amounts = map(int, begun.groups()) if begun else self.limits.values()
                 yield {**dict(zip((UNITS, REPORTS), amounts, strict=True)), "torn": True}
 
     def _read(self) -> bytes:
         """Return the whole file; without it, nobody knows what is spent."""
-        path = self._folder / FILE
+        path = self.folder / FILE
         with explain_damage(path):
             return path.read_bytes()
 
     def left(self) -> dict[str, int]:
         """Return the units and the reports that are left."""
-        left = dict(self._limits)
-        for line in self.lines():
-            for kind in left:
-                left[kind] = max(0, left[kind] - line[kind])
-        return left
+        lines = [*self.lines()]
+        return {
+            kind: max(0, most - sum(line[kind] for line in lines))
+            for kind, most in self.limits.items()
+        }
 
     def charge(self, units: int, reports: int, key: str, run: int, released: str) -> None:
         """Append a line durably; raise OSError if the disk refuses it."""
@@ -313,14 +288,14 @@ class Ledger:
     def _append(self, line: Mapping[str, Any]) -> None:
         self._read()  # a ledger that is gone is not begun anew
         # the amounts come first, so that they are known of a torn line, too
-        append_line(self._folder / FILE, json.dumps(line).encode())
-        sync_folder(self._folder)
+        append_line(self.folder / FILE, json.dumps(line).encode())
+        sync_folder(self.folder)
 
     # Kept replies ---------------------------------------------------------------------------------
 
     def find_reply(self, key: str) -> bytes | None:
         """Return the kept reply to a message with this key, None if it is missing or damaged."""
-        path = self._folder / REPLIES / key
+        path = self.folder / REPLIES / key
         kept = path.read_bytes() if path.exists() else b""
         digest, content = kept[:DIGEST_BYTES], kept[DIGEST_BYTES:]
         return content if hashlib.sha256(content).digest() == digest else None
@@ -330,11 +305,11 @@ class Ledger:
 
         Raise OSError if the disk refuses it.
         """
-        folder = self._folder / REPLIES
-        make_folder(folder)
-        write_private(folder / key, hashlib.sha256(content).digest() + content)
+        path = self.folder / REPLIES / key
+        make_folder(path.parent)
+        write_private(path, hashlib.sha256(content).digest() + content)
         kind = key.partition("-")[0]
-        others = {*folder.glob(f"{kind}-*")} - {folder / key}  # the clock may have been set back
+        others = {*path.parent.glob(f"{kind}-*")} - {path}  # the clock may have been set back
         for old in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: 1 - KEPT_REPLIES]:
             old.unlink()
 
@@ -350,5 +325,6 @@ class Ledger:
         )
 
     def resume(self) -> None:
-        """Let the account work again; what was charged stays spent."""
-        self._append({UNITS: 0, REPORTS: 0, "key": RESUMED})
+        """Let a halted account work again; what was charged stays spent."""
+        with self.lock():
+            self._append({UNITS: 0, REPORTS: 0, "key": RESUMED})

@@ -9,10 +9,15 @@ Koskela et al., arXiv 2209.15596, and Smith, Thakurta, arXiv 2210.17520 (adaptiv
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from fairbloom.protocol.accounts import AccountStatus
+
+# Names of what is counted: units of steps and loss reports, and test reports.
+UNITS = "units"
+REPORTS = "reports"
 
 # Units of a training step, and of a loss report.
 STEP_UNITS = 4
@@ -53,6 +58,11 @@ class Budget:
         return (STEP_UNITS + LOSS_UNITS) * self.steps
 
     @property
+    def limits(self) -> dict[str, int]:
+        """The most units and test reports."""
+        return {UNITS: self.units, REPORTS: self.tests}
+
+    @property
     def sigma(self) -> float:
         """σ of a training step, in clipped norms of a row: 1/(2 √u)."""
         return math.sqrt(self.units) / (2.0 * self.mu)
@@ -67,10 +77,10 @@ class Budget:
         """σ of a test report, in its sensitivity."""
         return math.sqrt(self.tests) / self.mu
 
-    def status(self, units: int, reports: int) -> AccountStatus:
+    def status(self, left: Mapping[str, int]) -> AccountStatus:
         """Return what the server is told, with the units and test reports that are left."""
         return AccountStatus(
-            self.epsilon, self.delta, self.steps, self.tests, self.sigma, units, reports
+            self.epsilon, self.delta, self.steps, self.tests, self.sigma, left[UNITS], left[REPORTS]
         )
 
     @property

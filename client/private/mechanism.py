@@ -26,7 +26,6 @@ from ..plan import global_work, work_of_client
 from ..rules.arrays import check_arrays
 from ..rules.base import Corrector
 from ..rules.registry import rules_of
-from ..rules.rule_round import RuleRound
 from ..states import StateDict
 from ..training import count_steps, seeded
 from ..work import StepsTaken, descend
@@ -84,16 +83,14 @@ class Training:
             global_work(client.settings, terms), client.settings, terms, client.key
         )
         self._steps = count_steps(1, self._work)  # each is of all rows
+        self.units = STEP_UNITS * self._steps + LOSS_UNITS * (wire.LOSS_BEFORE in terms.measure)
         client.model.load_state_dict(received)
-        self._started: RuleRound | None = None
-        for rule in rules_of(client.settings, terms):
-            if isinstance(rule, Corrector):  # one at most
-                self._started = start_rule(client, rule, received, terms, sent)
-
-    @property
-    def units(self) -> int:
-        """The units of the steps and the loss report."""
-        return STEP_UNITS * self._steps + LOSS_UNITS * (wire.LOSS_BEFORE in self._terms.measure)
+        started = (
+            start_rule(client, rule, received, terms, sent)
+            for rule in rules_of(client.settings, terms)
+            if isinstance(rule, Corrector)
+        )
+        self._started = next(started, None)  # one at most
 
     def run(self, mechanism: Mechanism) -> Update:
         """Return the reply after the noisy steps."""
@@ -104,31 +101,31 @@ class Training:
         if wire.LOSS_BEFORE in terms.measure:
             scores[wire.LOSS_BEFORE] = mechanism.mean_loss(rows)
         steps = self._descend(rows, mechanism)
+        trained = {name: each.detach() for name, each in client.trainable()}
         if self._started is not None:
-            trained = {name: each.detach() for name, each in client.trainable()}
             finish_rules([(client, self._started, trained, steps)], terms)
         done = WorkDone(
             lambda: self._work.learning_rate,
-            lambda: [(self._received[name], each) for name, each in client.trainable()],
+            lambda: [(self._received[name], each) for name, each in trained.items()],
             lambda: steps.rate_sum,
         )
-        metrics: Metrics = {wire.NUM_EXAMPLES: len(rows)}
-        metrics |= requested_metrics(terms.measure, scores, lambda: done)
+        metrics: Metrics = {
+            wire.NUM_EXAMPLES: len(rows),
+            **requested_metrics(terms.measure, scores, lambda: done),
+        }
         if terms.state_round is not None:
             metrics[wire.STATE_ROUND] = 0 if self._started is None else self._started.origin
-        trained = {name: each.detach() for name, each in client.trainable()}
         return Update({**self._received, **trained}, metrics, {})
 
     def _descend(self, rows: Rows, mechanism: Mechanism) -> StepsTaken:
         """Take the steps on the client's model, each by a noisy mean gradient."""
-        model = self._client.model.train()
         work = self._work
         parameters = [each for _, each in self._client.trainable()]
         sizes = [each.numel() for each in parameters]
-        fixed = FixedStep(model, parameters, work)
+        started = self._started
+        fixed = FixedStep(self._client.model.train(), parameters, work)
         fixed.begin(parameters, work.learning_rate)
         with seeded(work.draws, torch.device("cpu")):
-            started = self._started
             for step in range(1, self._steps + 1):
                 rows.load(parameters)
                 parts = torch.split(mechanism.mean_gradient(rows), sizes)

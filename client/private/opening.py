@@ -3,7 +3,7 @@
 import json
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import ACCOUNT_FILE, DEPLOYED, FILES, PRIVACY_LIMIT
+from fairbloom.protocol.names import ACCOUNT_FILE, DEPLOYED, FILES
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.files import make_folder, write_private, write_public
 from fairbloom.system.lock import exclusive_lock
@@ -25,9 +25,7 @@ from ..local import find_client_key
 from .account import (
     ABOUT,
     FILE,
-    REPORTS,
     TASK,
-    UNITS,
     Account,
     accounts_folder,
     accounts_of,
@@ -35,7 +33,7 @@ from .account import (
     find_account,
     folder_of,
 )
-from .budget import LOSS_UNITS, STEP_UNITS, Budget
+from .budget import LOSS_UNITS, REPORTS, STEP_UNITS, UNITS, Budget
 from .rows import LOSS_BOUND, digest_rows, split_rows
 
 # The largest δ unless the owner sets one.
@@ -63,7 +61,6 @@ def open_account(
         raise FairbloomError("the client has no data-dir, so it has no rows: set it in owner.toml")
     if not 0.0 < test_share < 1.0:
         raise FairbloomError(f"--test-share {test_share}: it must be between 0 and 1")
-    ledger = str(limits.get("ledger", ""))
     check_schema(schema)
     name = str(node.get("name", ""))
     text = with_files(schema, json.loads(str(node.get(FILES) or "{}")), name)
@@ -87,23 +84,21 @@ def open_account(
         _ = budget.mu
     except ValueError as error:
         raise FairbloomError(f"limits.privacy has {error}") from error
-    folder = folder_of(data_dir)
-    accounts = accounts_folder(ledger)
+    accounts = accounts_folder(limits)
     make_folder(accounts)
     with exclusive_lock(accounts / "lock", seconds=60.0):
         data = digest_files(data_dir)
-        known = accounts_of(data_dir, ledger)
-        for each in known:
-            if each.data == data:
-                raise FairbloomError(
-                    f"account {each.number} is for these data: fairbloom client account show says"
-                    " what is left of it"
-                )
+        known = accounts_of(data_dir, limits)
+        if same := [each.number for each in known if each.data == data]:
+            raise FairbloomError(
+                f"account {same[0]} is for these data: fairbloom client account show says what is"
+                " left of it"
+            )
         account = Account(
             number=secrets.token_hex(4),
             opened=datetime.now(UTC).isoformat(timespec="seconds"),
             client=client,
-            folder=str(folder),
+            folder=str(folder_of(data_dir)),
             data=data,
             rows=digest_rows(splits),
             schema=digest_of(schema),
@@ -144,8 +139,7 @@ def check_schema(text: str) -> None:
 def write_account(account: Account, accounts: Path) -> Account:
     """Write a new account into its folder, and the file among the data that names it."""
     place = accounts / account.number
-    about = asdict(account)
-    del about["place"]
+    about = {key: value for key, value in asdict(account).items() if key != "place"}
     marker = {
         "number": account.number,
         "place": str(place.resolve()),
@@ -168,48 +162,37 @@ def write_account(account: Account, accounts: Path) -> Account:
 
 def known_account(node: Mapping[str, Any]) -> Account:
     """Return the account of a client's data; raise FairbloomError if there is none."""
-    limits = json.loads(str(node.get(PRIVACY_LIMIT, "{}")))
-    account = find_account(str(node.get("data-dir", "")), str(limits.get("ledger", "")))
+    account = find_account(node, str(node.get("data-dir", "")))
     if account is None:
         raise FairbloomError("no account is open for these data: fairbloom client account open")
     return account
 
 
-def describe_account(account: Account) -> Iterator[str]:
-    """Yield lines on what an account allows, and what is left of it."""
-    budget = account.budget
+def describe_account(account: Account) -> list[str]:
+    """Return lines on what an account allows, and what is left of it."""
     left = account.ledger.left()
     rows = account.train
-    yield (
+    accounts = len(account.with_earlier)
+    lines = [
         f"account {account.number} of {account.folder}, opened {account.opened[:10]}:"
-        f" {rows} training rows, {account.test} test rows, split by seed {account.seed}"
-    )
-    yield (
-        f"epsilon {budget.epsilon:g}, delta {budget.delta:.2g}, if a row is blanked;"
-        f" {budget.replacement_epsilon:.3g} if it is replaced by another"
-    )
-    yield (
-        f"{budget.steps} training steps with as many losses: noise of a step {budget.sigma:.4g}"
+        f" {rows} training rows, {account.test} test rows, split by seed {account.seed}",
+        f"epsilon {account.epsilon:g}, delta {account.delta:.2g}, if a row is blanked;"
+        f" {account.replacement_epsilon:.3g} if it is replaced by another",
+        f"{account.steps} training steps with as many losses: noise of a step {account.sigma:.4g}"
         f" times a row's largest gradient; of a reported loss"
-        f" {budget.loss_sigma * LOSS_BOUND / rows:.2g} times that of guessing"
-    )
-    yield (
-        f"{budget.tests} test report{'s' * (budget.tests != 1)}: noise of"
-        f" {2**0.5 * budget.test_sigma:.2g} rows"
-    )
-    yield (
-        f"left: {left[UNITS]} of {budget.units} units (a step has {STEP_UNITS}, a loss"
-        f" {LOSS_UNITS}), {left[REPORTS]} of {budget.tests} test reports"
-    )
-    accounts = len(account.earlier) + 1
-    yield (
+        f" {account.loss_sigma * LOSS_BOUND / rows:.2g} times that of guessing",
+        f"{account.tests} test report{'s' * (account.tests != 1)}: noise of"
+        f" {2**0.5 * account.test_sigma:.2g} rows",
+        f"left: {left[UNITS]} of {account.units} units (a step has {STEP_UNITS}, a loss"
+        f" {LOSS_UNITS}), {left[REPORTS]} of {account.tests} test reports",
         f"lifetime epsilon of {accounts} account{'s' * (accounts != 1)} of this folder:"
-        f" {account.lifetime_epsilon:.3g}"
-    )
+        f" {account.lifetime_epsilon:.3g}",
+    ]
     if rows < FEW_ROWS:
-        yield (
+        lines.append(
             f"With {rows} rows, the noise of a step may be larger than what the rows teach:"
             " training alone, without federation, may serve better."
         )
     if account.ledger.is_halted:
-        yield "It is halted, as work failed after a charge: fairbloom client account resume"
+        lines.append("It is halted, as work failed after a charge: fairbloom client account resume")
+    return lines

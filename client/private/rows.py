@@ -11,7 +11,7 @@ import copy
 import hashlib
 import inspect
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import cast
 
@@ -84,20 +84,16 @@ class Rows:
     """The rows of one split of a client, with a copy of its model in float64 on the CPU."""
 
     def __init__(self, model: nn.Module, examples: AnyExamples, classes: int) -> None:
-        if not isinstance(examples, Examples):
-            raise ReportableError("a privacy account needs examples in tensors, not of a Dataset")
         inputs, targets = examples[slice(0, None)]
-        if not isinstance(inputs, Tensor):
-            raise ReportableError("a privacy account needs a model of one tensor of inputs")
         self.bound = LOSS_BOUND * math.log(classes)
-        self._inputs = inputs.cpu().double()
+        self._inputs = cast(Tensor, inputs).cpu().double()  # see `all_rows`
         self._targets = targets.cpu()
         self._model = copy.deepcopy(model).cpu().double()
         for module in self._model.modules():
             if hasattr(module, "inplace"):
                 setattr(module, "inplace", False)  # noqa: B010 (the slopes of outputs are needed)
         layers = chain_layers(self._model) or []
-        is_flat = inputs.dim() == 2 or (bool(layers) and type(layers[0]) is nn.Flatten)
+        is_flat = self._inputs.dim() == 2 or (bool(layers) and type(layers[0]) is nn.Flatten)
         self._layers = layers if is_flat else []
         self._trainable = {
             name: each for name, each in self._model.named_parameters() if each.requires_grad
@@ -126,11 +122,7 @@ class Rows:
         A row whose gradient norm or loss is not finite counts as 0.
         """
         self._model.train()
-        total = torch.zeros(self.width, dtype=torch.float64)
-        parts = [self._sum_of_chain(clip)] if self._layers else self._sums_by_row(clip)
-        for part in parts:
-            total += part
-        return total
+        return self._sum_of_chain(clip) if self._layers else self._sum_by_row(clip)
 
     def _sum_of_chain(self, clip: float) -> Tensor:
         outputs = self._inputs
@@ -150,21 +142,19 @@ class Rows:
                 factor += float(layer.bias.requires_grad)
             squares += slope.square().sum(1) * factor
         unusable, factors = _factors(squares, losses.detach(), clip)
-        some = bool(unusable.any())
         sums = list[Tensor]()
         for (layer, before, _), slope in zip(wanted, slopes, strict=True):
-            if some:  # before any product: 0 times a number that is not finite is none
-                slope = slope.masked_fill(unusable, 0.0)
-                before = before.masked_fill(unusable, 0.0)
-            clipped = slope * factors[:, None]
+            # before any product: 0 times a number that is not finite is none
+            clipped = slope.masked_fill(unusable, 0.0) * factors[:, None]
             if layer.weight.requires_grad:
-                sums.append((clipped.T @ before).flatten())
+                sums.append((clipped.T @ before.masked_fill(unusable, 0.0)).flatten())
             if layer.bias is not None and layer.bias.requires_grad:
                 sums.append(clipped.sum(0))
         return torch.cat(sums)
 
-    def _sums_by_row(self, clip: float) -> Iterator[Tensor]:
-        """Yield the sums over a number of rows each."""
+    def _sum_by_row(self, clip: float) -> Tensor:
+        """Return the sum, in parts of a number of rows each."""
+        total = torch.zeros(self.width, dtype=torch.float64)
         weights = {name: each.detach() for name, each in self._trainable.items()}
 
         def loss(weights: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
@@ -179,15 +169,15 @@ class Rows:
             gradients, losses = of_rows(weights, rows, targets)
             flat = torch.cat([each.flatten(1) for each in gradients.values()], dim=1)
             unusable, factors = _factors(flat.square().sum(1), losses, clip)
-            yield factors @ flat.masked_fill(unusable, 0.0)
+            total += factors @ flat.masked_fill(unusable, 0.0)
+        return total
 
     @torch.no_grad()
     def outputs(self) -> Tensor:
         """Return the model's outputs in evaluation, shape (n, classes)."""
         self._model.eval()
         if self._layers:
-            alone: Tensor = self._model(self._inputs)
-            return alone
+            return cast(Tensor, self._model(self._inputs))
         by_row = vmap(lambda row: self._model(row.unsqueeze(0)).squeeze(0))
         size = max(1, NUMBERS_AT_ONCE // self._inputs[0].numel())
         return torch.cat([by_row(rows) for rows in torch.split(self._inputs, size)])

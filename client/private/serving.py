@@ -5,10 +5,10 @@ facts, then charged, then done. From the first read of the data, every error is 
 sentence; after the charge, it also halts the account.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
@@ -37,7 +37,8 @@ from ..messages import (
 )
 from ..states import ClientStates, folder_of
 from . import noise
-from .account import REPORTS, TASK, UNITS, Account, AccountError, one_sentence
+from .account import TASK, Account, AccountError, one_sentence
+from .budget import REPORTS, UNITS
 from .mechanism import Mechanism, Testing, Training
 from .rows import digest_rows, split_rows
 
@@ -60,10 +61,9 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
     if kind == "query":
-        about = about_account(account)
-        about[wire.NAME] = str(context.node_config.get("name") or account.client)
-        about[wire.NUM_EXAMPLES] = account.train
-        return RecordDict({wire.CLIENT: about})
+        name = str(context.node_config.get("name") or account.client)
+        about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **about_account(account)}
+        return RecordDict({wire.CLIENT: ConfigRecord(about)})
     if kind not in (TRAIN, EVALUATE):
         raise AccountError(f"a privacy account answers no messages of type {kind[:50]!r}")
     settings, partition, name_here = own_settings(context)
@@ -80,13 +80,14 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
         )
     own = {"state_dir": str(account.place / STATES), "device": "cpu"}
     settings = settings.model_copy(update=own)
-    with account.lock():
-        return Request(account, message, context, settings, terms).serve(partition, name_here)
+    with account.ledger.lock():
+        return Request(account, kind, message, context, settings, terms).serve(partition, name_here)
 
 
 def about_account(account: Account) -> ConfigRecord:
     """Return what the server is told of an account: all of it is public."""
-    return ConfigRecord({wire.HONOURS: HONOURED, wire.PRIVACY: [*map(float, account.status)]})
+    status = account.status(account.ledger.left())
+    return ConfigRecord({wire.HONOURS: HONOURED, wire.PRIVACY: [*map(float, status)]})
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,11 @@ class Request:
     """A message that asks an account for training or a test report."""
 
     account: Account
+    kind: str
     message: Message
     context: Context
     settings: RunSettings
     terms: Terms
-
-    @property
-    def kind(self) -> str:
-        """The type of the message."""
-        return str(self.message.metadata.message_type)
 
     def serve(self, partition: object, name: str | None) -> RecordDict:
         """Return the reply: a kept one, or a new one that is charged."""
@@ -128,21 +125,25 @@ class Request:
             return self._reply({wire.NUM_EXAMPLES: account.test})
         if work.units > left[UNITS]:
             raise AccountError(
-                f"{SPENT}: {work.units} units are asked for, and {left[UNITS]} of"
-                f" {account.budget.units} are left"
+                f"{SPENT}: {work.units} units are asked for, and {left[UNITS]} of {account.units}"
+                " are left"
             )
         released = "test results" if reports else ", ".join([wire.ARRAYS, *self.terms.measure])
         run = self.message.metadata.run_id
         with finish_first(), one_sentence():
             charge = partial(ledger.charge, work.units, reports, key, run, released)
             write_until(charge, until, account.place)
-            content = self._build(work, client)
-            reply = serialize(content)
-            write_until(lambda: ledger.keep_reply(key, reply), until, account.place)
+            update = work.run(Mechanism(account, noise.draw_noise))
+            reply = self._reply(update.metrics)
+            if update.arrays:
+                wanted = wanted_arrays(client, self.message)
+                reply[wire.ARRAYS] = record_of(update.arrays, wanted)
+            keep = partial(ledger.keep_reply, key, serialize(reply))
+            write_until(keep, until, account.place)
         if (noted := NOTED.get()) is not None:
             noted["spent"] = {REPORTS: reports} if reports else {UNITS: work.units}
             noted["left"] = ledger.left()
-        return content
+        return reply
 
     def _check(self, client: LocalClient) -> Training | Testing:
         """Return the work; raise AccountError for what no account does, by public facts."""
@@ -157,14 +158,6 @@ class Request:
             return Training(client, received, self.terms, sent)
         except ReportableError as error:
             raise AccountError(str(error), error.reportable) from error
-
-    def _build(self, work: Training | Testing, client: LocalClient) -> RecordDict:
-        """Return the reply of charged work."""
-        update = work.run(Mechanism(self.account.budget, noise.draw_noise))
-        reply = self._reply(update.metrics)
-        if update.arrays:
-            reply[wire.ARRAYS] = record_of(update.arrays, wanted_arrays(client, self.message))
-        return reply
 
     def _reply(self, metrics: Metrics) -> RecordDict:
         return RecordDict(
@@ -192,18 +185,18 @@ class Request:
         It is of content, settings, account and the round of the state that the client resumes from,
         and of no identifier and no time.
         """
-        total = hashlib.sha256()
-        for name, record in sorted(self.message.content.array_records.items()):
-            for key, array in record.items():
-                about = [name, key, array.dtype, [*array.shape], array.stype, len(view_of(array))]
-                total.update(json.dumps(about).encode())
-                total.update(view_of(array))
-        config = self.message.content.config_records[wire.CONFIG]
-        asked = {key: value for key, value in config.items() if key not in IDENTIFIERS}
+        content = self.message.content
+        arrays = [
+            [name, key, each.dtype, [*each.shape], each.stype, sha256(view_of(each)).hexdigest()]
+            for name, record in sorted(content.array_records.items())
+            for key, each in record.items()
+        ]
+        config = content.config_records[wire.CONFIG].items()
+        asked = {key: value for key, value in config if key not in IDENTIFIERS}
         states = folder_of(self.settings, self.account.client)
-        resumed = (
-            ClientStates(None if states is None else Versions(states)).of_rule(self.terms).made
-        )
-        about = [self.kind, asked, {**self.context.run_config}, self.account.number, resumed]
-        total.update(json.dumps(about, sort_keys=True, default=str).encode())
-        return f"{self.kind}-{total.hexdigest()}"
+        files = None if states is None else Versions(states)
+        resumed = ClientStates(files).of_rule(self.terms).made
+        settings = {**self.context.run_config}
+        about = [self.kind, arrays, asked, settings, self.account.number, resumed]
+        text = json.dumps(about, sort_keys=True, default=str)
+        return f"{self.kind}-{sha256(text.encode()).hexdigest()}"

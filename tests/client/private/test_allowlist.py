@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairbloom.client.metrics import ALL_METRICS
-from fairbloom.client.private.account import UNITS
+from fairbloom.client.private.budget import UNITS
 from fairbloom.client.private.opening import known_account
 from fairbloom.protocol.private import ANY, METRICS, ONLY, TERMS
 from fairbloom.protocol.settings import Mark, marked

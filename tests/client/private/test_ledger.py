@@ -18,12 +18,11 @@ from fairbloom.client.private import account as accounts, noise, opening
 from fairbloom.client.private.account import (
     FAILED,
     FILE,
-    REPORTS,
-    UNITS,
     Account,
     Ledger,
-    find_account,
+    accounts_of,
 )
+from fairbloom.client.private.budget import REPORTS, UNITS
 from fairbloom.client.private.mechanism import Mechanism
 from fairbloom.client.private.opening import known_account
 from fairbloom.errors import FairbloomError
@@ -82,7 +81,7 @@ def test_a_killed_client_has_spent_what_it_wrote(
     assert ("halted" in str(device.ask())) is halted
     assert known_account(device.node).ledger.left()[UNITS] == 446
     if halted:
-        known_account(device.node).resume()
+        known_account(device.node).ledger.resume()
         assert "arrays" in device.ask()
         assert known_account(device.node).ledger.left()[UNITS] == 442
 
@@ -282,7 +281,7 @@ def test_data_that_are_no_table_need_no_account(device: Device) -> None:
     images = device.folder / "images"
     images.mkdir()
     (images / "one.png").touch()
-    assert find_account(str(images), device.limits["ledger"]) is None
+    assert accounts_of(str(images), device.limits) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"damaged"])
@@ -291,7 +290,7 @@ def test_a_damaged_reply_is_not_sent(device: Device, content: bytes) -> None:
     device.ask()
     next(opened.place.glob("replies/train-*")).write_bytes(content)
     assert "halted" in str(device.ask())
-    opened.resume()
+    opened.ledger.resume()
     assert "arrays" in device.ask()
     assert spent(device) == 442
 
@@ -311,7 +310,7 @@ def test_a_missing_ledger_is_no_full_budget(device: Device) -> None:
     (opened.place / FILE).unlink()
     assert "must restore its folder" in str(device.ask())
     with pytest.raises(FairbloomError, match="cannot be read"):
-        opened.resume()
+        opened.ledger.resume()
 
 
 @pytest.mark.parametrize("harm", ["missing", "another place", "a link to nothing"])

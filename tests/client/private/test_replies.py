@@ -20,8 +20,8 @@ from fairbloom.client.guard.log_files import read_entries
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
 from fairbloom.client.private import noise, serving
-from fairbloom.client.private.account import FAILED, UNITS
-from fairbloom.client.private.budget import Budget
+from fairbloom.client.private.account import FAILED
+from fairbloom.client.private.budget import UNITS, Budget
 from fairbloom.client.private.mechanism import Mechanism, Training
 from fairbloom.client.private.opening import known_account
 from fairbloom.client.private.rows import Rows
@@ -164,7 +164,7 @@ def test_charged_work_that_fails_halts(
         (445, 1) if kind == TRAIN else (450, 0)
     )
     assert "halted" in device.ask(TRAIN, {"server-round": 2})
-    known_account(device.node).resume()
+    known_account(device.node).ledger.resume()
     assert "arrays" in device.ask(TRAIN, {"server-round": 2})
 
 
