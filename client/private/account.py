@@ -17,19 +17,20 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from fairbloom.errors import ReportableError
 from fairbloom.logs import log
 from fairbloom.protocol.names import ACCOUNT_FILE, PRIVACY_LIMIT
-from fairbloom.system.files import append_line, make_folder, sync_folder, write_private
+from fairbloom.system.files import append_line, make_folder, sync_folder
 from fairbloom.system.lock import open_locked
+from fairbloom.system.versions import read_sealed, write_sealed
 from fairbloom.tables import DataError
 from fairbloom.tables.folders import files_in
 from fairbloom.tasks import TASKS
@@ -47,9 +48,6 @@ REPLIES = "replies"
 
 # Replies to each kind of message that are kept.
 KEPT_REPLIES = 2
-
-# The bytes of the digest before a kept reply.
-DIGEST_BYTES = 32
 
 # The key of the line that an owner's resumption writes.
 RESUMED = "resumed"
@@ -106,7 +104,7 @@ class Account(Budget):
     @classmethod
     def read(cls, place: Path) -> Self:
         """Return the account in a folder; raise AccountError if it cannot be read."""
-        return cls(**read_toml(place / ABOUT), place=place)
+        return cls(**read_part(place / ABOUT, tomllib.load), place=place)
 
     @property
     def ledger(self) -> Ledger:
@@ -169,7 +167,7 @@ def accounts_of(data_dir: str, limits: Mapping[str, Any]) -> list[Account]:
     accounts = {each.number: each for each in [Account.read(about.parent) for about in abouts]}
     named = ""
     if os.path.lexists(marker := folder / ACCOUNT_FILE):
-        last = Account.read(Path(read_toml(marker).get("place", "")))
+        last = Account.read(Path(read_part(marker, tomllib.load).get("place", "")))
         accounts[last.number] = last
         named = last.number
     try:
@@ -183,17 +181,11 @@ def accounts_of(data_dir: str, limits: Mapping[str, Any]) -> list[Account]:
     ]
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_part(path: Path, parse: Callable[[BinaryIO], Any]) -> Any:
     """Return what an account's file says; raise AccountError if it cannot be read."""
-    with explain_damage(path):
-        return tomllib.loads(path.read_text())
-
-
-@contextmanager
-def explain_damage(path: Path) -> Iterator[None]:
-    """Raise AccountError if an account's file cannot be read."""
     try:
-        yield
+        with path.open("rb") as file:
+            return parse(file)
     except (OSError, ValueError) as error:
         raise AccountError(
             f"{path} of a privacy account cannot be read ({error}): restore it",
@@ -242,14 +234,15 @@ class Ledger:
                 f"the privacy account's folder cannot be written ({error.strerror}): its owner"
                 " must make it writable"
             ) from error
-        try:
+        with os.fdopen(descriptor):  # locked until it is closed
             yield
-        finally:
-            os.close(descriptor)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines; a torn one has the amounts that it begins with, or all there are."""
-        for line in filter(None, self._read().split(b"\n")):
+        """Yield the lines; a torn one has the amounts that it begins with, or all there are.
+
+        Raise AccountError without the file: nobody knows then what is spent.
+        """
+        for line in filter(bytes.strip, read_part(self.folder / FILE, list)):
             try:
                 read = json.loads(line)
                 yield {**read, UNITS: int(read[UNITS]), REPORTS: int(read[REPORTS])}
@@ -257,12 +250,6 @@ class Ledger:
                 begun = re.match(rb'\{"units": (\d+), "reports": (\d+),', line)
                 amounts = map(int, begun.groups()) if begun else self.limits.values()
                 yield {**dict(zip((UNITS, REPORTS), amounts, strict=True)), "torn": True}
-
-    def _read(self) -> bytes:
-        """Return the whole file; without it, nobody knows what is spent."""
-        path = self.folder / FILE
-        with explain_damage(path):
-            return path.read_bytes()
 
     def left(self) -> dict[str, int]:
         """Return the units and the reports that are left."""
@@ -286,19 +273,16 @@ class Ledger:
         )
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        self._read()  # a ledger that is gone is not begun anew
+        read_part(self.folder / FILE, list)  # a ledger that is gone is not begun anew
         # the amounts come first, so that they are known of a torn line, too
         append_line(self.folder / FILE, json.dumps(line).encode())
         sync_folder(self.folder)
 
     # Kept replies ---------------------------------------------------------------------------------
 
-    def find_reply(self, key: str) -> bytes | None:
-        """Return the kept reply to a message with this key, None if it is missing or damaged."""
-        path = self.folder / REPLIES / key
-        kept = path.read_bytes() if path.exists() else b""
-        digest, content = kept[:DIGEST_BYTES], kept[DIGEST_BYTES:]
-        return content if hashlib.sha256(content).digest() == digest else None
+    def find_reply(self, key: str) -> bytes:
+        """Return the kept reply to a message with this key, b"" if it is missing or damaged."""
+        return read_sealed(self.folder / REPLIES / key, "the account halts until it is resumed")[0]
 
     def keep_reply(self, key: str, content: bytes) -> None:
         """Keep a reply; drop all but the last ones of its kind, the word that its key begins with.
@@ -307,7 +291,7 @@ class Ledger:
         """
         path = self.folder / REPLIES / key
         make_folder(path.parent)
-        write_private(path, hashlib.sha256(content).digest() + content)
+        write_sealed(path, content, b"")
         kind = key.partition("-")[0]
         others = {*path.parent.glob(f"{kind}-*")} - {path}  # the clock may have been set back
         for old in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: 1 - KEPT_REPLIES]:
@@ -320,8 +304,7 @@ class Ledger:
         """Whether charged work failed, or ended in between: its reply is not there."""
         last = [*self.lines()][-1:]
         return bool(last) and (
-            "torn" in last[0]
-            or (last[0]["key"] != RESUMED and self.find_reply(last[0]["key"]) is None)
+            "torn" in last[0] or (last[0]["key"] != RESUMED and not self.find_reply(last[0]["key"]))
         )
 
     def resume(self) -> None:

@@ -104,10 +104,8 @@ def mu_of(epsilon: float, delta: float) -> float:
 
     if not (epsilon > 0.0 and 0.0 < delta < 1.0):
         raise ValueError(f"ε = {epsilon}, δ = {delta}: ε must be above 0, and δ between 0 and 1")
-    least, most = MU_RANGE
-    mu = float(brentq(lambda each: log_delta(epsilon, each) - math.log(delta), least, most))
-    # The root may lie above the true one by its tolerance.
-    return mu * (1.0 - 1e-9)
+    mu = float(brentq(lambda each: log_delta(epsilon, each) - math.log(delta), *MU_RANGE))
+    return mu * (1.0 - 1e-9)  # the root may lie above the true one by its tolerance
 
 
 def epsilon_of(mu: float, delta: float) -> float:

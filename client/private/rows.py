@@ -92,23 +92,18 @@ class Rows:
         for module in self._model.modules():
             if hasattr(module, "inplace"):
                 setattr(module, "inplace", False)  # noqa: B010 (the slopes of outputs are needed)
+        parameters = dict(self._model.named_parameters())
+        self._trainable = {name: each for name, each in parameters.items() if each.requires_grad}
+        self.width = sum(each.numel() for each in self._trainable.values())
         layers = chain_layers(self._model) or []
         is_flat = self._inputs.dim() == 2 or (bool(layers) and type(layers[0]) is nn.Flatten)
-        self._layers = layers if is_flat else []
-        self._trainable = {
-            name: each for name, each in self._model.named_parameters() if each.requires_grad
-        }
+        self._layers = layers if is_flat and len(self._trainable) == len(parameters) else []
         if not self._trainable:
             raise ReportableError("the model has no parameter to train: all are frozen")
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self._targets)
-
-    @property
-    def width(self) -> int:
-        """The number of trainable numbers."""
-        return sum(each.numel() for each in self._trainable.values())
 
     @torch.no_grad()
     def load(self, parameters: Iterable[Tensor]) -> None:
@@ -133,22 +128,17 @@ class Rows:
             if isinstance(layer, nn.Linear):
                 linear.append((layer, before.detach(), outputs))
         losses = cross_entropy(outputs, self._targets, reduction="none")
-        wanted = [each for each in linear if any(p.requires_grad for p in each[0].parameters())]
-        slopes = torch.autograd.grad(losses.sum(), [outputs for _, _, outputs in wanted])
+        slopes = torch.autograd.grad(losses.sum(), [outputs for _, _, outputs in linear])
         squares = torch.zeros(len(self), dtype=torch.float64)
-        for (layer, before, _), slope in zip(wanted, slopes, strict=True):
-            factor = before.square().sum(1) * float(layer.weight.requires_grad)
-            if layer.bias is not None:
-                factor += float(layer.bias.requires_grad)
-            squares += slope.square().sum(1) * factor
+        for (layer, before, _), slope in zip(linear, slopes, strict=True):
+            squares += slope.square().sum(1) * (before.square().sum(1) + (layer.bias is not None))
         unusable, factors = _factors(squares, losses.detach(), clip)
         sums = list[Tensor]()
-        for (layer, before, _), slope in zip(wanted, slopes, strict=True):
+        for (layer, before, _), slope in zip(linear, slopes, strict=True):
             # before any product: 0 times a number that is not finite is none
             clipped = slope.masked_fill(unusable, 0.0) * factors[:, None]
-            if layer.weight.requires_grad:
-                sums.append((clipped.T @ before.masked_fill(unusable, 0.0)).flatten())
-            if layer.bias is not None and layer.bias.requires_grad:
+            sums.append((clipped.T @ before.masked_fill(unusable, 0.0)).flatten())
+            if layer.bias is not None:
                 sums.append(clipped.sum(0))
         return torch.cat(sums)
 
@@ -210,11 +200,9 @@ def all_rows(splits: Splits) -> Examples:
     inputs = [each.inputs for each in examples]
     if len(examples) < len(parts) or not all(isinstance(each, Tensor) for each in inputs):
         raise ReportableError("a privacy account needs examples with one tensor of inputs")
-    first = examples[0]
-    shared = all(each is first.inputs for each in inputs)
-    if shared and all(each.rows is not None for each in examples):
-        rows = torch.cat([each.rows for each in examples if each.rows is not None])
-        return Examples(first.inputs, first.targets, torch.unique(rows))
+    rows = [each.rows for each in examples if each.rows is not None]
+    if len(rows) == len(parts) and all(each is inputs[0] for each in inputs):
+        return Examples(inputs[0], examples[0].targets, torch.unique(torch.cat(rows)))
     read = [each[slice(0, None)] for each in examples]
     return Examples(
         torch.cat([each for each, _ in read if isinstance(each, Tensor)]),
@@ -241,10 +229,8 @@ def split_rows(splits: Splits, seed: int, test_share: float) -> Splits:
 
 def digest_rows(splits: Splits) -> str:
     """Return the SHA-256 of a client's encoded rows."""
-    inputs, targets = all_rows(splits)[slice(0, None)]
     total = hashlib.sha256()
-    for tensor in (inputs, targets):
-        if isinstance(tensor, Tensor):
-            total.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-            total.update(tensor.contiguous().numpy().tobytes())
+    for tensor in cast(tuple[Tensor, Tensor], all_rows(splits)[slice(0, None)]):
+        total.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        total.update(tensor.contiguous().numpy().tobytes())
     return total.hexdigest()

@@ -107,8 +107,7 @@ class Request:
         ledger = account.ledger
         until = deadline(self.message.metadata.ttl)
         key = self.digest()
-        kept = ledger.find_reply(key)
-        if kept is not None:
+        if kept := ledger.find_reply(key):
             return deserialize(kept)
         if ledger.is_halted:
             raise AccountError(
@@ -170,8 +169,9 @@ class Request:
     def _load_client(self, partition: object, name: str | None, until: float) -> LocalClient:
         """Return the client with the account's split of its rows."""
         account = self.account
-        seed = self.settings.seed  # the order of steps on all rows is no secret
-        client = LocalClient.of(self.settings, partition, name, order=seed, until=until)
+        # the order of steps on all rows is no secret
+        order = self.settings.seed
+        client = LocalClient.of(self.settings, partition, name, order=order, until=until)
         if digest_rows(client.splits) != account.rows:
             raise AccountError(
                 "the rows are not those that the privacy account was opened for: put them back, or"
