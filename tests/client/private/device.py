@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 
 from fairbloom.client.app import app
 from fairbloom.client.private.account import Account
-from fairbloom.client.private.opening import open_account
+from fairbloom.client.private.opening import known_account, open_account
 from fairbloom.deploy.fleet.app_process import reason_of
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
@@ -37,13 +37,11 @@ EVALUATE = MessageType.EVALUATE
 
 def write_table(path: Path, rows: int = 40, seed: int = 0) -> None:
     random = np.random.default_rng(seed)
-    lines = ["age,dose,outcome"]
-    for _ in range(rows):
-        age = random.normal(50, 20)
-        dose = random.normal(1, 0.5)
-        ill = age / 20 + dose + random.normal() > 4.5
-        lines.append(f"{age:.2f},{dose:.3f},{'ill' if ill else 'well'}")
-    path.write_text("\n".join(lines) + "\n")
+    lines = [
+        f"{age:.2f},{dose:.3f},{'ill' if age / 20 + dose + noise > 4.5 else 'well'}"
+        for age, dose, noise in random.normal((50, 1, 0), (20, 0.5, 1), (rows, 3))
+    ]
+    path.write_text("\n".join(["age,dose,outcome", *lines, ""]))
 
 
 class Device:
@@ -68,8 +66,23 @@ class Device:
             **self.own,
         }
 
-    def open(self, seed: int = 0, test_share: float = 0.25) -> Account:
-        return open_account(self.node, self.limits, SCHEMA, test_share=test_share, seed=seed)
+    def open(self) -> Account:
+        return open_account(self.node, self.limits, SCHEMA, test_share=0.25, seed=0)
+
+    @property
+    def account(self) -> Account:
+        return known_account(self.node)
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The units and the test reports that are left."""
+        return tuple(self.account.ledger.left().values())
+
+    def state(self) -> str:
+        """Return the place of its folder of states, which exists."""
+        folder = self.folder / "state"
+        folder.mkdir(exist_ok=True)
+        return str(folder)
 
     def context(self, **settings: Any) -> Context:
         chosen = {key.replace("_", "-"): value for key, value in settings.items()}
@@ -93,10 +106,15 @@ class Device:
             content = RecordDict()
         return Message(content, dst_node_id=2, message_type=kind, ttl=5.0)
 
-    def ask(self, kind: str = TRAIN, terms: Mapping[str, Any] | None = None, **set_: Any) -> Any:
+    def ask(
+        self,
+        kind: str = TRAIN,
+        terms: Mapping[str, Any] | None = None,
+        weights: Mapping[str, torch.Tensor] | None = None,
+        **settings: Any,
+    ) -> Any:
         """Return the content of the reply, or the reason of an error as the server sees it."""
-        weights = set_.pop("weights", None)
-        return self.ask_in(self.context(**set_), kind, terms, weights)
+        return self.ask_in(self.context(**settings), kind, terms, weights)
 
     def ask_in(self, context: Context, *question: Any) -> Any:
         """Return the same in a context."""
@@ -104,3 +122,10 @@ class Device:
             return app(self.message(*question), context).content
         except Exception as error:
             return reason_of(error)
+
+
+def opened(folder: Path, **limits: Any) -> Device:
+    """Return a device with an account."""
+    device = Device(folder, **limits)
+    device.open()
+    return device

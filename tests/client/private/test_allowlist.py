@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from fairbloom.client.metrics import ALL_METRICS
-from fairbloom.client.private.budget import UNITS
-from fairbloom.client.private.opening import known_account
 from fairbloom.protocol.private import ANY, METRICS, ONLY, TERMS
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.protocol.terms import Terms
 
-from .device import EVALUATE, TRAIN, Device
+from .device import EVALUATE, TRAIN, Device, opened
 
 REFUSED_TERMS: Mapping[str, Any] = {
     "personal_lambda": 0.1,
@@ -63,10 +61,9 @@ REFUSED_VALUES: Mapping[str, Any] = {
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
     """Return a device that is asked for what it refuses: its budget is whole at the end."""
-    device = Device(tmp_path_factory.mktemp("device"))
-    device.open()
+    device = opened(tmp_path_factory.mktemp("device"))
     yield device
-    assert known_account(device.node).ledger.left() == {UNITS: 450, "reports": 1}
+    assert device.left == (450, 1)
 
 
 def test_every_term_is_classified() -> None:

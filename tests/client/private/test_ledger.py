@@ -1,7 +1,6 @@
 """What was charged stays spent: killed at any line, torn, on a full disk, and by two processes."""
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -24,18 +23,13 @@ from fairbloom.client.private.account import (
 )
 from fairbloom.client.private.budget import REPORTS, UNITS
 from fairbloom.client.private.mechanism import Mechanism
-from fairbloom.client.private.opening import known_account
 from fairbloom.errors import FairbloomError
 
-from .device import EVALUATE, TRAIN, Device, write_table
+from .device import EVALUATE, SCHEMA, TRAIN, Device, opened, write_table
 
+MARKER = "fairbloom-account.toml"
 QUANTITY = 'type = "number"\ncenter = 0.0\nscale = 1.0'
 LIMITS = {UNITS: 450, REPORTS: 1}
-
-
-@pytest.fixture
-def device(tmp_path: Path) -> Device:
-    return Device(tmp_path)
 
 
 def in_forks(*works: Callable[[], object]) -> list[int]:
@@ -50,10 +44,6 @@ def in_forks(*works: Callable[[], object]) -> list[int]:
             finally:
                 os._exit(0)
     return [os.waitpid(child, 0)[1] for child in children]
-
-
-def in_a_fork(work: Callable[[], object]) -> int:
-    return in_forks(work)[0]
 
 
 def kill(*_: object, **__: object) -> None:
@@ -72,33 +62,31 @@ def test_a_killed_client_has_spent_what_it_wrote(
     device: Device, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     owner, name, left, halted = KILLED[moment]
-    device.open()
     monkeypatch.setattr(owner, name, kill)
-    assert in_a_fork(device.ask) == signal.SIGKILL
+    assert in_forks(device.ask) == [signal.SIGKILL]
     monkeypatch.undo()
-    ledger = known_account(device.node).ledger
-    assert (ledger.left()[UNITS], ledger.is_halted) == (left, halted)
+    ledger = device.account.ledger
+    assert (device.left, ledger.is_halted) == ((left, 1), halted)
     assert ("halted" in str(device.ask())) is halted
-    assert known_account(device.node).ledger.left()[UNITS] == 446
+    assert device.left == (446, 1)
     if halted:
-        known_account(device.node).ledger.resume()
+        ledger.resume()
         assert "arrays" in device.ask()
-        assert known_account(device.node).ledger.left()[UNITS] == 442
+        assert device.left == (442, 1)
 
 
 def test_a_reply_that_was_kept_is_sent_after_a_kill(device: Device) -> None:
-    device.open()
-    assert in_a_fork(device.ask) == 0
+    assert in_forks(device.ask) == [0]
     kept = next(device.folder.glob("accounts/*/replies/train-*")).read_bytes()
     reply = device.ask()
-    assert known_account(device.node).ledger.left()[UNITS] == 446
+    assert device.left == (446, 1)
     assert next(iter(reply["arrays"].values())).data in kept
 
 
 def test_a_charge_is_on_the_disk_before_the_noise(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = device.open()
+    place = device.account.place
     seen = list[str]()
     fsync = os.fsync
 
@@ -113,13 +101,12 @@ def test_a_charge_is_on_the_disk_before_the_noise(
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(noise, "draw_noise", draw)
     device.ask()
-    assert seen[: seen.index("noise")][-2:] == [str(opened.place / FILE), str(opened.place)]
+    assert seen[: seen.index("noise")][-2:] == [str(place / FILE), str(place)]
 
 
 def test_a_process_that_is_stopped_finishes_charged_work(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device.open()
     work = Mechanism.mean_gradient
 
     def stop(*args: Any) -> torch.Tensor:
@@ -127,36 +114,34 @@ def test_a_process_that_is_stopped_finishes_charged_work(
         return work(*args)
 
     monkeypatch.setattr(Mechanism, "mean_gradient", stop)
-    assert in_a_fork(device.ask) == signal.SIGTERM
-    assert not known_account(device.node).ledger.is_halted
+    assert in_forks(device.ask) == [signal.SIGTERM]
+    assert not device.account.ledger.is_halted
 
 
 def test_a_torn_line_is_spent_wherever_it_ends(tmp_path: Path, subtests: Any) -> None:
     (tmp_path / FILE).touch()
-    whole = Ledger(tmp_path, LIMITS)
-    whole.charge(8, 0, "train-a", 1, "arrays")
-    whole.charge(45, 1, "train-b", 1, "arrays")
+    ledger = Ledger(tmp_path, LIMITS)
+    ledger.charge(8, 0, "train-a", 1, "arrays")
+    ledger.charge(45, 1, "train-b", 1, "arrays")
     content = (tmp_path / FILE).read_bytes()
     start = content.index(b"\n") + 1
     for end in range(start + 1, len(content) - 1):
         with subtests.test(end=end):
             (tmp_path / FILE).write_bytes(content[:end])
-            ledger = Ledger(tmp_path, LIMITS)
-            assert ledger.left()[UNITS] <= 397
-            assert ledger.left()[REPORTS] == 0
+            left = ledger.left()
+            assert left[UNITS] <= 397
+            assert left[REPORTS] == 0
             assert ledger.is_halted
-            left = ledger.left()[UNITS]
             ledger.resume()
             assert not ledger.is_halted
-            assert ledger.left()[UNITS] == left
+            assert ledger.left() == left
 
 
 def test_two_processes_charge_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Devices with equal data share one account, and its budget of one step."""
-    device = Device(tmp_path, steps=1)
-    device.open()
+    device = opened(tmp_path, steps=1)
     charge = Ledger.charge
 
     def charge_late(*args: Any) -> None:
@@ -165,16 +150,14 @@ def test_two_processes_charge_one_after_the_other(
 
     monkeypatch.setattr(Ledger, "charge", charge_late)
     assert in_forks(*[lambda seed=seed: device.ask(seed=seed) for seed in range(3)]) == [0, 0, 0]
-    assert known_account(device.node).ledger.left()[UNITS] == 1
-    lines = next(device.folder.glob(f"accounts/*/{FILE}")).read_text().splitlines()
-    assert [json.loads(line)[UNITS] for line in lines] == [4]
+    assert device.left == (1, 1)
+    assert [line[UNITS] for line in device.account.ledger.lines()] == [4]
 
 
 def test_a_full_disk_costs_at_most_what_is_charged(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One sentence, which says nothing of the disk."""
-    device.open()
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "no space left")
@@ -183,82 +166,72 @@ def test_a_full_disk_costs_at_most_what_is_charged(
     monkeypatch.setattr("fairbloom.client.private.serving.deadline", lambda _: -1.0)
     assert device.ask() == FAILED
     monkeypatch.undo()
-    assert known_account(device.node).ledger.left()[UNITS] in (446, 450)
+    assert device.left[0] in (446, 450)
     assert "arrays" in device.ask()
 
 
-@pytest.mark.parametrize("change", ["weights", "terms", "settings", "kind"])
+OTHERS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
+    "weights": ({}, (442, 1)),
+    "terms": ({"terms": {"server-round": 2}}, (442, 1)),
+    "settings": ({"learning_rate": 0.2}, (442, 1)),
+    "kind": ({"kind": EVALUATE}, (446, 0)),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS)
 def test_each_part_of_a_question_is_in_the_key(device: Device, change: str) -> None:
-    device.open()
-    assert "arrays" in device.ask()
-    assert "arrays" in device.ask()
+    question, left = OTHERS[change]
     state = device.model().state_dict()
-    next(iter(state.values())).view(-1)[0] += 1e-6
-    answers = {
-        "weights": lambda: device.ask(weights=state),
-        "terms": lambda: device.ask(terms={"server-round": 2}),
-        "settings": lambda: device.ask(learning_rate=0.2),
-        "kind": lambda: device.ask(EVALUATE),
-    }
-    answers[change]()
-    left = known_account(device.node).ledger.left()
-    assert (left[UNITS], left[REPORTS]) == ((446, 0) if change == "kind" else (442, 1))
+    for _ in range(2):
+        assert "arrays" in device.ask(weights=state)
+    if change == "weights":
+        next(iter(state.values())).view(-1)[0] += 1e-6
+    device.ask(weights=state, **question)
+    assert device.left == left
 
 
 def test_the_state_that_work_resumes_from_is_in_the_key(device: Device) -> None:
-    device.open()
     for number in (2, 1, 2):  # the last one resumes from the state of round 1
         assert "arrays" in device.ask(TRAIN, {"server-round": number, "control-variates": True})
-    assert known_account(device.node).ledger.left()[UNITS] == 438
+    assert device.left == (438, 1)
 
 
 def test_a_second_test_report_is_held_back(device: Device) -> None:
-    opened = device.open()
     report = device.ask(EVALUATE)["metrics"]
     assert "accuracy" in report
-    assert report["num-examples"] == opened.test == 10
+    assert report["num-examples"] == device.account.test == 10
     assert "accuracy" in device.ask(EVALUATE)["metrics"]  # the same question: its kept reply
     assert [*device.ask(EVALUATE, {"server-round": 2})["metrics"]] == ["num-examples"]
 
 
-@pytest.mark.parametrize("key", ["seed", "test_share"])
-def test_the_split_is_the_accounts(device: Device, key: str) -> None:
+@pytest.mark.parametrize("change", [{"seed": 7}, {"test_share": 0.5}], ids=str)
+def test_the_split_is_the_accounts(device: Device, change: dict[str, Any]) -> None:
     """Another seed or share of the run neither refuses it, nor changes who is trained on."""
-    opened = device.open()
-    answer = device.ask(**{key: 0.5 if key == "test_share" else 7})
-    assert answer["metrics"]["num-examples"] == opened.train == 30
-
-
-def spent(device: Device) -> int:
-    return known_account(device.node).ledger.left()[UNITS]
+    assert device.ask(**change)["metrics"]["num-examples"] == device.account.train == 30
 
 
 def test_changed_rows_are_refused_for_nothing(device: Device) -> None:
-    device.open()
-    table = (device.data / "site.csv").read_text()
     write_table(device.data / "site.csv", 40, seed=1)
     assert "not those" in str(device.ask())
-    (device.data / "site.csv").write_text(table)
-    assert spent(device) == 450
+    write_table(device.data / "site.csv", 40)
+    assert device.left == (450, 1)
     assert "arrays" in device.ask()
 
 
 @pytest.mark.parametrize("harm", ["moved", "without its file"])
 def test_changed_rows_stay_under_their_account(device: Device, harm: str) -> None:
-    device.open()
     if harm == "moved":
         device.data = device.data.rename(device.folder / "moved")
     else:
-        (device.data / "fairbloom-account.toml").unlink()
+        (device.data / MARKER).unlink()
     write_table(device.data / "site.csv", 40, seed=1)
     assert "not those" in str(device.ask())
 
 
 def test_another_schema_is_refused_for_nothing(device: Device) -> None:
-    device.open()
-    answer = device.ask(schema=device.settings["schema"].replace("20.0", "21.0"))
+    answer = device.ask(schema=SCHEMA.replace("20.0", "21.0"))
     assert "schema is not the one" in str(answer)
-    assert spent(device) == 450
+    assert device.left == (450, 1)
 
 
 @pytest.mark.parametrize("node", [{}, {"num-partitions": 1}])
@@ -266,18 +239,16 @@ def test_a_run_that_names_the_data_works_by_the_account(
     device: Device, node: dict[str, int]
 ) -> None:
     """A stock node of Flower's may have no data-dir, and then the run's is read."""
-    device.open()
     device.own = {"data-dir": "", "limit-privacy": "", **node}
     context = device.context()
     context.run_config["data-dir"] = str(device.data)
     assert "privacy" in device.ask_in(context)["client"]
     device.own = {}
-    assert spent(device) == 446
+    assert device.left == (446, 1)
 
 
 def test_data_that_are_no_table_need_no_account(device: Device) -> None:
     """Another device of the machine has an account for its own data."""
-    device.open()
     images = device.folder / "images"
     images.mkdir()
     (images / "one.png").touch()
@@ -286,76 +257,73 @@ def test_data_that_are_no_table_need_no_account(device: Device) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"damaged"])
 def test_a_damaged_reply_is_not_sent(device: Device, content: bytes) -> None:
-    opened = device.open()
     device.ask()
-    next(opened.place.glob("replies/train-*")).write_bytes(content)
+    next(device.folder.glob("accounts/*/replies/train-*")).write_bytes(content)
     assert "halted" in str(device.ask())
-    opened.ledger.resume()
+    device.account.ledger.resume()
     assert "arrays" in device.ask()
-    assert spent(device) == 442
+    assert device.left == (442, 1)
 
 
 def test_a_reply_is_kept_though_the_clock_was_set_back(device: Device) -> None:
-    opened = device.open()
     for number in range(1, 5):
         assert "arrays" in device.ask(TRAIN, {"server-round": number})
-        kept = [*opened.place.glob("replies/train-*")]
+        kept = [*device.folder.glob("accounts/*/replies/train-*")]
         assert len(kept) == min(number, 2)
         for each in kept:
             os.utime(each, (4e9, 4e9))
 
 
 def test_a_missing_ledger_is_no_full_budget(device: Device) -> None:
-    opened = device.open()
-    (opened.place / FILE).unlink()
+    account = device.account
+    (account.place / FILE).unlink()
     assert "must restore its folder" in str(device.ask())
     with pytest.raises(FairbloomError, match="cannot be read"):
-        opened.ledger.resume()
+        account.ledger.resume()
 
 
 @pytest.mark.parametrize("harm", ["missing", "another place", "a link to nothing"])
 def test_an_account_that_is_gone_is_no_free_data(device: Device, harm: str) -> None:
     """The file among the data says that there was one."""
-    device.open()
     shutil.rmtree(device.folder / "accounts")
     if harm != "missing":
         device.limits = {}
     if harm == "a link to nothing":
-        (device.data / "fairbloom-account.toml").unlink()
-        (device.data / "fairbloom-account.toml").symlink_to("nothing")
+        (device.data / MARKER).unlink()
+        (device.data / MARKER).symlink_to("nothing")
     assert "must restore its folder" in str(device.ask())
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes into read-only folders")
 def test_a_read_only_account_does_no_work(device: Device) -> None:
-    opened = device.open()
-    opened.place.chmod(0o500)
+    place = device.account.place
+    place.chmod(0o500)
     assert "cannot be written" in str(device.ask())
-    opened.place.chmod(0o700)
+    place.chmod(0o700)
 
 
-def test_a_budget_without_an_account_refuses(device: Device) -> None:
-    assert "no account is open" in str(device.ask())
+def test_a_budget_without_an_account_refuses(tmp_path: Path) -> None:
+    assert "no account is open" in str(Device(tmp_path).ask())
 
 
 def test_a_copy_without_the_file_is_found_by_its_rows(device: Device) -> None:
-    device.open()
-    (device.data / "fairbloom-account.toml").unlink()
+    (device.data / MARKER).unlink()
     other = device.folder / "elsewhere"
     other.mkdir()
     shutil.move(device.data / "site.csv", other / "renamed.csv")
-    assert known_account({**device.node, "data-dir": str(other)}).number
+    device.data = other
+    assert device.left == (450, 1)
 
 
 def test_a_new_month_is_a_new_account_that_adds(device: Device) -> None:
-    first = device.open()
+    first = device.account
     write_table(device.data / "site.csv", 50, seed=2)
     second = device.open()
     assert [*second.earlier] == [first.number]
     assert second.lifetime_epsilon == pytest.approx(4.46, abs=0.02)
     with pytest.raises(FairbloomError, match="is for these data"):
         device.open()
-    assert known_account(device.node).number == second.number
+    assert device.account == second
 
 
 @pytest.mark.parametrize(
@@ -384,11 +352,11 @@ def test_a_schema_that_needs_the_rows_is_refused(
     device: Device, old: str, new: str, words: str
 ) -> None:
     with pytest.raises(FairbloomError, match=words):
-        opening.check_schema(device.settings["schema"].replace(old, new))
+        opening.check_schema(SCHEMA.replace(old, new))
 
 
 def test_two_openings_at_once_make_one_account(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = opening.write_account
 
@@ -396,13 +364,14 @@ def test_two_openings_at_once_make_one_account(
         time.sleep(0.3)
         return write(*args)
 
+    device = Device(tmp_path)
     monkeypatch.setattr(opening, "write_account", write_late)
     in_forks(device.open, device.open)
     assert len([*device.folder.glob("accounts/*/account.toml")]) == 1
 
 
 def test_what_the_owner_is_shown(device: Device) -> None:
-    text = "\n".join(opening.describe_account(device.open(test_share=0.25)))
+    text = "\n".join(opening.describe_account(device.account))
     assert "30 training rows, 10 test rows" in text
     assert "noise of a step 14.75 times" in text
     assert "6.71 if it is replaced" in text
@@ -411,8 +380,8 @@ def test_what_the_owner_is_shown(device: Device) -> None:
 
 
 def test_an_account_that_cannot_be_read_says_so(device: Device) -> None:
-    opened = device.open()
-    (opened.place / "account.toml").write_text("number = ")
+    place = device.account.place
+    (place / "account.toml").write_text("number = ")
     with pytest.raises(FairbloomError, match="cannot be read"):
-        Account.read(opened.place)
-    assert "must restore its folder" in str(device.ask(TRAIN))
+        Account.read(place)
+    assert "must restore its folder" in str(device.ask())

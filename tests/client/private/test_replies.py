@@ -21,9 +21,8 @@ from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
 from fairbloom.client.private import noise, serving
 from fairbloom.client.private.account import FAILED
-from fairbloom.client.private.budget import UNITS, Budget
+from fairbloom.client.private.budget import Budget
 from fairbloom.client.private.mechanism import Mechanism, Training
-from fairbloom.client.private.opening import known_account
 from fairbloom.client.private.rows import Rows
 from fairbloom.client.states import RULE
 from fairbloom.protocol.terms import Terms
@@ -31,7 +30,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.tables import DataError
 from fairbloom.tasks import Examples, load_task
 
-from .device import EVALUATE, TRAIN, Device
+from .device import EVALUATE, TRAIN, Device, opened
 
 ASKED = {"measure": ["loss-before", "update-norm", "step-sum"]}
 
@@ -48,14 +47,13 @@ def arrays(reply: RecordDict) -> torch.Tensor:
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Device, Device]:
     """Return two devices with an account each; one row of the second has another outcome."""
     monkeypatch.setattr(noise, "draw_noise", no_noise)
-    devices = Device(tmp_path / "one"), Device(tmp_path / "two")
-    table = devices[1].data / "site.csv"
+    other = Device(tmp_path / "two")
+    table = other.data / "site.csv"
     lines = table.read_text().splitlines()
     lines[1] = "-500.0,0.0," + ("ill" if lines[1].endswith("well") else "well")
     table.write_text("\n".join(lines))
-    for each in devices:
-        each.open()
-    return devices
+    other.open()
+    return opened(tmp_path / "one"), other
 
 
 def test_neighbours_differ_in_noisy_numbers_only(pair: tuple[Device, Device]) -> None:
@@ -81,12 +79,8 @@ def test_a_reply_has_nothing_but_what_is_allowed(
 
 def test_the_noise_is_of_the_devices_system(tmp_path: Path) -> None:
     """Equal data, seeds and questions get other noise."""
-    replies = list[torch.Tensor]()
-    for name in ("one", "two"):
-        device = Device(tmp_path / name)
-        device.open()
-        replies.append(arrays(device.ask()))
-    spread = float((replies[0] - replies[1]).std())
+    one, two = (arrays(opened(tmp_path / name).ask()) for name in ("one", "two"))
+    spread = float((one - two).std())
     assert spread == pytest.approx(math.sqrt(2.0) * 0.1 * Budget(3.0, 1e-5).sigma / 30, rel=0.9)
 
 
@@ -152,29 +146,22 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("kind", [TRAIN, EVALUATE])
 def test_charged_work_that_fails_halts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, error: Exception
+    device: Device, monkeypatch: pytest.MonkeyPatch, kind: str, error: Exception
 ) -> None:
-    device = Device(tmp_path)
-    device.open()
     monkeypatch.setattr(Rows, "loss_sum", fails(error))
     assert device.ask(kind, ASKED if kind == TRAIN else {}) == FAILED
     monkeypatch.undo()
-    ledger = known_account(device.node).ledger
-    assert (ledger.left()[UNITS], ledger.left()["reports"]) == (
-        (445, 1) if kind == TRAIN else (450, 0)
-    )
+    assert device.left == ((445, 1) if kind == TRAIN else (450, 0))
     assert "halted" in device.ask(TRAIN, {"server-round": 2})
-    known_account(device.node).ledger.resume()
+    device.account.ledger.resume()
     assert "arrays" in device.ask(TRAIN, {"server-round": 2})
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("kind", [TRAIN, EVALUATE, "query"])
 def test_a_first_read_that_fails_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, error: Exception
+    device: Device, monkeypatch: pytest.MonkeyPatch, kind: str, error: Exception
 ) -> None:
-    device = Device(tmp_path)
-    device.open()
     name = "accounts_of" if kind == "query" else "digest_files"
     monkeypatch.setattr(f"fairbloom.client.private.account.{name}", fails(error))
     assert device.ask(kind) == FAILED
@@ -183,7 +170,7 @@ def test_a_first_read_that_fails_costs_nothing(
     if kind != "query":
         assert device.ask(kind) == FAILED
     monkeypatch.undo()
-    assert known_account(device.node).ledger.left() == {UNITS: 450, "reports": 1}
+    assert device.left == (450, 1)
     assert "client" in device.ask(kind)
 
 
@@ -191,66 +178,52 @@ def test_states_of_runs_without_privacy_are_never_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terms = {"control-variates": True, "state-round": 1, "server-round": 2}
-    replies = list[torch.Tensor]()
     monkeypatch.setattr(noise, "draw_noise", no_noise)
-    for name in ("before", "never"):
-        device = Device(tmp_path / name)
-        (device.folder / "state").mkdir()
-        device.own = {"state-dir": str(device.folder / "state"), "limit-privacy": "{}"}
-        if name == "before":
-            first = device.ask(TRAIN, {"control-variates": True, "state-round": 0})
-            assert "privacy" not in first["client"]
+    devices = [Device(tmp_path / name) for name in ("before", "never")]
+    for device in devices:
+        device.own = {"state-dir": device.state(), "limit-privacy": "{}"}
+    first = devices[0].ask(TRAIN, {"control-variates": True, "state-round": 0})
+    assert "privacy" not in first["client"]
+    for device in devices:
         device.open()
-        replies.append(arrays(device.ask(TRAIN, terms)))
-    assert torch.equal(*replies)
+    assert torch.equal(*[arrays(device.ask(TRAIN, terms)) for device in devices])
 
 
-def test_the_log_has_the_cost_of_each_reply(tmp_path: Path) -> None:
-    device = Device(tmp_path)
-    (tmp_path / "state").mkdir()
-    device.own = {"state-dir": str(tmp_path / "state")}
-    device.open()
+def test_the_log_has_the_cost_of_each_reply(device: Device) -> None:
+    device.own = {"state-dir": device.state()}
     device.ask(TRAIN, ASKED)
     device.ask(TRAIN, {"server-round": 2})
     device.ask(EVALUATE)
-    text = "\n".join(describe_entries(read_entries(tmp_path / "state")))
+    text = "\n".join(describe_entries(read_entries(Path(device.state()))))
     for words in ("spent: 5 units", "spent: 4 units", "spent: 1 reports"):
         assert words in text
     assert "left of the privacy account: 441 units, 0 reports" in text
 
 
-def test_a_refused_evaluation_replaces_no_model(tmp_path: Path) -> None:
-    device = Device(tmp_path)
-    device.open()
-    state = tmp_path / "state"
-    state.mkdir()
-    device.own = {"state-dir": str(state)}
+def test_a_refused_evaluation_replaces_no_model(device: Device) -> None:
+    device.own = {"state-dir": device.state()}
     device.ask(EVALUATE)
-    (kept,) = state.rglob("model.safetensors")
+    (kept,) = Path(device.state()).rglob("model.safetensors")
     before = kept.read_bytes()
     assert "1.bias" in str(device.ask(EVALUATE, weights={"one": torch.ones(1)}))
     assert kept.read_bytes() == before
 
 
-def test_a_query_tells_public_facts(tmp_path: Path) -> None:
-    device = Device(tmp_path)
-    opened = device.open()
+def test_a_query_tells_public_facts(device: Device) -> None:
     about = device.ask("query")["client"]
     assert set(about) == {"name", "honours", "privacy", "num-examples"}
-    assert about["num-examples"] == opened.train
+    assert about["num-examples"] == device.account.train
     assert about["privacy"][0] == 3.0
 
 
 def test_a_spent_account_says_so(tmp_path: Path) -> None:
-    device = Device(tmp_path, steps=1)
-    device.open()
+    device = opened(tmp_path, steps=1)
     assert "arrays" in device.ask()
     assert str(device.ask(TRAIN, {"server-round": 2})).startswith("the privacy budget is spent")
 
 
 def test_more_steps_than_are_left_are_refused_for_nothing(tmp_path: Path) -> None:
-    device = Device(tmp_path, steps=2)
-    device.open()
+    device = opened(tmp_path, steps=2)
     assert "12 units are asked for" in device.ask(local_epochs=3)
     assert "arrays" in device.ask(local_epochs=2)
 
