@@ -4,7 +4,7 @@ Each term, metric and setting of the protocol is classified here; whatever is no
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from fairbloom.errors import ReportableError, join_names
@@ -105,8 +105,8 @@ def check_settings(settings: RunSettings) -> None:
             )
 
 
-def check_terms(terms: Terms) -> None:
-    """Raise ReportableError for the first term or metric that an account does not allow."""
+def check_terms(terms: Terms, metrics: Set[str] = METRICS) -> None:
+    """Raise ReportableError for the first term that no account allows, or another metric."""
     default = Terms(server_round=1)
     for name, value in vars(terms).items():
         if name not in TERMS and value != getattr(default, name):
@@ -116,8 +116,9 @@ def check_terms(terms: Terms) -> None:
                 " another method, fedavg for example, or leave the option out"
             )
     for name in terms.measure:
-        if name not in METRICS:
+        if name not in metrics:
             raise ReportableError(
                 f"the server asks for {name[:100]}, and a privacy account reports only"
-                f" {', '.join(sorted(METRICS))}: take a method that needs none but these"
+                f" {', '.join(sorted(metrics)) or 'noisy results in an evaluation'}: take a method"
+                " that needs none but these"
             )

@@ -5,17 +5,16 @@ ordinary reply.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.private import check_terms
+from fairbloom.protocol.private import METRICS, check_terms
 from fairbloom.protocol.terms import Terms
 
 from ..capture import FixedStep
@@ -60,10 +59,23 @@ class Mechanism:
         return {wire.LOSS: loss * rows.bound, wire.ACCURACY: accuracy}
 
 
+def load_received(client: LocalClient, received: StateDict, terms: Terms, metrics: Set[str]) -> int:
+    """Load a received model, and return the number of its classes.
+
+    Raise ReportableError for what no account does. All that is read is public: no row has a part
+    in it.
+    """
+    check_terms(terms, metrics)
+    classes = check_model(client.model, client.task)
+    check_arrays(received, client.model.state_dict(), f"the record {wire.ARRAYS!r}")
+    client.model.load_state_dict(received)
+    return classes
+
+
 class Training:
     """A round of training by an account: what is asked is checked before it is charged.
 
-    All that `__init__` reads is public: no row has a part in it. For arguments see `train_client`.
+    For arguments see `train_client`.
     """
 
     def __init__(
@@ -73,9 +85,7 @@ class Training:
         terms: Terms,
         sent: Mapping[str, StateDict],
     ) -> None:
-        check_terms(terms)
-        check_model(client.model, client.task)
-        check_arrays(received, client.model.state_dict(), f"the record {wire.ARRAYS!r}")
+        self._classes = load_received(client, received, terms, METRICS)
         self._client = client
         self._received = received
         self._terms = terms
@@ -84,7 +94,6 @@ class Training:
         )
         self._steps = count_steps(1, self._work)  # each is of all rows
         self.units = STEP_UNITS * self._steps + LOSS_UNITS * (wire.LOSS_BEFORE in terms.measure)
-        client.model.load_state_dict(received)
         started = (
             start_rule(client, rule, received, terms, sent)
             for rule in rules_of(client.settings, terms)
@@ -96,7 +105,7 @@ class Training:
         """Return the reply after the noisy steps."""
         client = self._client
         terms = self._terms
-        rows = Rows(client.model, client.splits.train, count_classes(client))
+        rows = Rows(client.model, client.splits.train, self._classes)
         scores: dict[str, float] = {}
         if wire.LOSS_BEFORE in terms.measure:
             scores[wire.LOSS_BEFORE] = mechanism.mean_loss(rows)
@@ -152,27 +161,11 @@ class Testing:
     units = 0
 
     def __init__(self, client: LocalClient, received: StateDict, terms: Terms) -> None:
-        check_terms(replace(terms, measure=()))
-        if terms.measure:
-            raise ReportableError(
-                f"the server asks for {terms.measure[0][:100]} in an evaluation, and a privacy"
-                " account reports only its noisy test results: take another method"
-            )
-        check_model(client.model, client.task)
-        check_arrays(received, client.model.state_dict(), f"the record {wire.ARRAYS!r}")
+        self._classes = load_received(client, received, terms, frozenset())
         self._client = client
-        client.model.load_state_dict(received)
 
     def run(self, mechanism: Mechanism) -> Update:
         """Return the report, without arrays."""
         client = self._client
-        rows = Rows(client.model, client.splits.test, count_classes(client))
+        rows = Rows(client.model, client.splits.test, self._classes)
         return Update({}, {wire.NUM_EXAMPLES: len(rows), **mechanism.test(rows)}, {})
-
-
-def count_classes(client: LocalClient) -> int:
-    """Return the number of classes; raise ReportableError if the task does not say it."""
-    classes = client.task.classes or len(client.task.class_names)
-    if not classes:
-        raise ReportableError("the task does not say how many classes it has (Task.classes)")
-    return classes

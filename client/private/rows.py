@@ -48,8 +48,11 @@ LAYERS: tuple[type[nn.Module], ...] = (
 NUMBERS_AT_ONCE = 2**23
 
 
-def check_model(model: nn.Module, task: Task) -> None:
-    """Raise ReportableError unless a model and its loss are on the closed list."""
+def check_model(model: nn.Module, task: Task) -> int:
+    """Return the number of classes that a model predicts.
+
+    Raise ReportableError unless the model and its loss are on the closed list.
+    """
     for module in model.modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
         flat = type(module) is not nn.Flatten or (module.start_dim, module.end_dim) == (1, -1)
@@ -69,6 +72,10 @@ def check_model(model: nn.Module, task: Task) -> None:
             "the task's loss is not the softmax cross-entropy of classes, and a privacy account"
             " bounds no other one: choose a target of classes"
         )
+    classes = task.classes or len(task.class_names)
+    if not classes:
+        raise ReportableError("the task does not say how many classes it has (Task.classes)")
+    return classes
 
 
 def is_cross_entropy(task: Task) -> bool:
@@ -92,12 +99,14 @@ class Rows:
         for module in self._model.modules():
             if hasattr(module, "inplace"):
                 setattr(module, "inplace", False)  # noqa: B010 (the slopes of outputs are needed)
-        parameters = dict(self._model.named_parameters())
-        self._trainable = {name: each for name, each in parameters.items() if each.requires_grad}
+        self._trainable = {
+            name: each for name, each in self._model.named_parameters() if each.requires_grad
+        }
         self.width = sum(each.numel() for each in self._trainable.values())
         layers = chain_layers(self._model) or []
         is_flat = self._inputs.dim() == 2 or (bool(layers) and type(layers[0]) is nn.Flatten)
-        self._layers = layers if is_flat and len(self._trainable) == len(parameters) else []
+        is_whole = len(self._trainable) == len([*self._model.parameters()])
+        self._layers = layers if is_flat and is_whole else []
         if not self._trainable:
             raise ReportableError("the model has no parameter to train: all are frozen")
 

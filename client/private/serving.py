@@ -128,8 +128,8 @@ class Request:
                 " are left"
             )
         released = "test results" if reports else ", ".join([wire.ARRAYS, *self.terms.measure])
-        run = self.message.metadata.run_id
         with finish_first(), one_sentence():
+            run = self.message.metadata.run_id
             charge = partial(ledger.charge, work.units, reports, key, run, released)
             write_until(charge, until, account.place)
             update = work.run(Mechanism(account, noise.draw_noise))

@@ -202,7 +202,7 @@ def test_other_layers_are_refused(layer: nn.Module) -> None:
 
 
 def partial_task(model: nn.Module) -> Task:
-    return replace(task_of(model), loss=partial(cross_entropy, reduction="none"))
+    return replace(task_of(model), loss=partial(cross_entropy, reduction="none"), classes=CLASSES)
 
 
 def test_a_hook_or_a_shared_layer_is_refused() -> None:
@@ -216,16 +216,23 @@ def test_a_hook_or_a_shared_layer_is_refused() -> None:
         check_model(twice, partial_task(twice))
 
 
-def test_another_loss_is_refused() -> None:
-    model = logistic()
-    with pytest.raises(ReportableError, match="loss"):
-        check_model(model, task_of(model))
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (task_of(logistic()), "loss"),
+        (replace(partial_task(logistic()), classes=None), "how many classes"),
+    ],
+    ids=["loss", "classes"],
+)
+def test_a_task_without_classes_is_refused(task: Task, words: str) -> None:
+    with pytest.raises(ReportableError, match=words):
+        check_model(task.model(), task)
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
 def test_our_models_are_allowed(name: str) -> None:
     model = MODELS[name]()
-    check_model(model, partial_task(model))
+    assert check_model(model, partial_task(model)) == CLASSES
 
 
 def splits_of_rows(train: list[int], test: list[int]) -> Splits:
