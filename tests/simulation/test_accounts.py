@@ -22,6 +22,7 @@ PRIVATE: dict[str, Any] = {
     "privacy.epsilon": "3",
     "batch_size": 0,
     "fraction": 1.0,
+    "method": "fedavg",
 }
 
 ALLOWED = {
@@ -31,13 +32,17 @@ ALLOWED = {
 }
 
 
+def private(out: Path, changes: dict[str, Any]) -> Path:
+    return run(out, **{**PRIVATE, **changes})
+
+
 @pytest.mark.parametrize("method", ["fedfv", "scaffold"])
 def test_a_run_repeats_and_resumes_to_the_same_bits(tmp_path: Path, method: str) -> None:
     """Noise and what is left follow from seed and round: a cut-off round is not charged twice."""
-    whole = run(tmp_path / "whole", method=method, **PRIVATE)
+    whole = private(tmp_path / "whole", {"method": method})
     with pytest.raises(StoppedError):
-        simulate(small(tmp_path / "cut", method=method, **PRIVATE), stop_after(3))
-    again = run(tmp_path / "cut", method=method, **PRIVATE)
+        simulate(small(tmp_path / "cut", **{**PRIVATE, "method": method}), stop_after(3))
+    again = private(tmp_path / "cut", {"method": method})
     assert Outcome.of(again) == Outcome.of(whole)
     assert PRIVACY.read(again) == PRIVACY.read(whole)
 
@@ -46,8 +51,7 @@ def test_each_client_has_its_own_epsilon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The page of the run names who has none, and that nobody is protected."""
-    own = {**PRIVATE, "privacy.epsilon": "client-0=8 client-2=1", "method": "fedavg"}
-    about = PRIVACY.read(run(tmp_path, **own))
+    about = PRIVACY.read(private(tmp_path, {"privacy.epsilon": "client-0=8 client-2=1"}))
     assert about["simulated"]
     assert {name: each["epsilon"] for name, each in about["clients"].items()} == {
         "client-0": 8.0,
@@ -63,9 +67,11 @@ def test_each_client_has_its_own_epsilon(
 
 def test_the_noise_is_what_is_charged(tmp_path: Path) -> None:
     """One step of one client, against the same run with hardly any noise."""
-    plain = {**PRIVATE, "method": "fedavg", "clients": 1, "num_rounds": 1, "partition": "iid"}
+    plain = {"clients": 1, "num_rounds": 1, "partition": "iid"}
     models = [
-        load_file(run(tmp_path / name, **{**plain, "privacy.epsilon": name}) / "model.safetensors")
+        load_file(
+            private(tmp_path / name, {**plain, "privacy.epsilon": name}) / "model.safetensors"
+        )
         for name in ("1", "100")
     ]
     moved = np.concatenate([(models[0][key] - each).ravel() for key, each in models[1].items()])
@@ -76,13 +82,9 @@ def test_the_noise_is_what_is_charged(tmp_path: Path) -> None:
 def test_tables_with_a_rare_class_are_scored_by_accuracy(tmp_path: Path) -> None:
     """Balanced accuracy, their usual score, is none that an account reports."""
     for seed, name in enumerate(("north", "south")):
-        lines = [
-            "age,label",
-            *(f"{20 + k},{'ill' if k % 8 == seed else 'well'}" for k in range(40)),
-        ]
-        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
-    own = {"task": "csv", "data_dir": str(tmp_path), "clients": 0}
-    folder = run(tmp_path / "run", **{**PRIVATE, **own, "method": "fedavg"})
+        rows = [f"{20 + k},{'ill' if k % 8 == seed else 'well'}" for k in range(40)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,label", *rows]))
+    folder = private(tmp_path / "run", {"task": "csv", "data_dir": str(tmp_path), "clients": 0})
     assert rounds(folder)[-1]["test_accuracy_of_global_model_mean"]
 
 
@@ -90,8 +92,7 @@ def test_a_spent_client_is_left_out_and_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    spent = {**PRIVATE, "privacy.epsilon": "client-0=3", "privacy.steps": 3, "method": "fedavg"}
-    folder = run(tmp_path, **spent)
+    folder = private(tmp_path, {"privacy.epsilon": "client-0=3", "privacy.steps": 3})
     assert [row["round"] for row in rounds(folder) if "client-0" in row["refused"]] == ["4"]
     assert len(rounds(folder)) == 6
     assert [each.getMessage() for each in caplog.records if "left out" in each.getMessage()] == [
@@ -102,27 +103,28 @@ def test_a_spent_client_is_left_out_and_named_once(
 def test_a_comparison_says_that_nobody_is_protected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = {**PRIVATE, "num_rounds": 1}
-    folders = [str(run(tmp_path / name, **own, method=name)) for name in ("fedavg", "term")]
+    folders = [
+        str(private(tmp_path / name, {"num_rounds": 1, "method": name}))
+        for name in ("fedavg", "term")
+    ]
     assert fairbloom("compare", "--runs", *folders, "--out", str(tmp_path / "all")) == 0
     assert "Privacy is simulated, no privacy" in " ".join(capsys.readouterr().out.split())
     assert "simulated, no privacy" in (tmp_path / "all" / "report.html").read_text()
 
 
 def test_rounds_that_set_the_noise_are_not_raised(tmp_path: Path) -> None:
-    own = {**PRIVATE, "method": "fedavg", "privacy.tests": 2}
-    run(tmp_path / "fixed", **own, num_rounds=1)
+    private(tmp_path / "fixed", {"privacy.tests": 2, "num_rounds": 1})
     with pytest.raises(FairbloomError, match="num-rounds"):
-        run(tmp_path / "fixed", **own, num_rounds=2)
-    run(tmp_path / "given", **own, num_rounds=1, **{"privacy.steps": 3})
-    assert len(rounds(run(tmp_path / "given", **own, num_rounds=2, **{"privacy.steps": 3}))) == 2
+        private(tmp_path / "fixed", {"privacy.tests": 2, "num_rounds": 2})
+    given = {"privacy.tests": 2, "privacy.steps": 3}
+    private(tmp_path / "given", {**given, "num_rounds": 1})
+    assert len(rounds(private(tmp_path / "given", {**given, "num_rounds": 2}))) == 2
 
 
 @pytest.mark.parametrize("engine", ["auto", "workers"])
 def test_a_run_stops_when_all_are_spent(tmp_path: Path, engine: str) -> None:
     """The final model is evaluated all the same."""
-    own = {"privacy.steps": 2, "method": "fedavg", "engine": engine}
-    done = rounds(run(tmp_path, **{**PRIVATE, **own}))
+    done = rounds(private(tmp_path, {"privacy.steps": 2, "engine": engine}))
     assert len(done) == 3
     assert [bool(row["test_accuracy_of_global_model_mean"]) for row in done] == [False, False, True]
 
@@ -158,4 +160,4 @@ def test_settings_of_no_account_are_refused(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(FairbloomError, match=words):
-        simulate(small(tmp_path, **{**PRIVATE, "method": "fedavg", **changes}))
+        simulate(small(tmp_path, **{**PRIVATE, **changes}))

@@ -51,6 +51,8 @@ class Device:
         self.folder = folder
         self.data = folder / "data"
         self.data.mkdir(parents=True)
+        self.state = folder / "state"
+        self.state.mkdir()
         write_table(self.data / "site.csv", rows)
         self.limits = {"epsilon": 3.0, "ledger": str(folder / "accounts"), **limits}
         self.own: dict[str, Any] = {}
@@ -77,12 +79,6 @@ class Device:
     def left(self) -> tuple[int, ...]:
         """The units and the test reports that are left."""
         return tuple(self.account.ledger.left().values())
-
-    def state(self) -> str:
-        """Return the place of its folder of states, which exists."""
-        folder = self.folder / "state"
-        folder.mkdir(exist_ok=True)
-        return str(folder)
 
     def context(self, **settings: Any) -> Context:
         chosen = {key.replace("_", "-"): value for key, value in settings.items()}

@@ -181,7 +181,7 @@ def test_states_of_runs_without_privacy_are_never_read(
     monkeypatch.setattr(noise, "draw_noise", no_noise)
     devices = [Device(tmp_path / name) for name in ("before", "never")]
     for device in devices:
-        device.own = {"state-dir": device.state(), "limit-privacy": "{}"}
+        device.own = {"state-dir": str(device.state), "limit-privacy": "{}"}
     first = devices[0].ask(TRAIN, {"control-variates": True, "state-round": 0})
     assert "privacy" not in first["client"]
     for device in devices:
@@ -190,20 +190,20 @@ def test_states_of_runs_without_privacy_are_never_read(
 
 
 def test_the_log_has_the_cost_of_each_reply(device: Device) -> None:
-    device.own = {"state-dir": device.state()}
+    device.own = {"state-dir": str(device.state)}
     device.ask(TRAIN, ASKED)
     device.ask(TRAIN, {"server-round": 2})
     device.ask(EVALUATE)
-    text = "\n".join(describe_entries(read_entries(Path(device.state()))))
+    text = "\n".join(describe_entries(read_entries(device.state)))
     for words in ("spent: 5 units", "spent: 4 units", "spent: 1 reports"):
         assert words in text
     assert "left of the privacy account: 441 units, 0 reports" in text
 
 
 def test_a_refused_evaluation_replaces_no_model(device: Device) -> None:
-    device.own = {"state-dir": device.state()}
+    device.own = {"state-dir": str(device.state)}
     device.ask(EVALUATE)
-    (kept,) = Path(device.state()).rglob("model.safetensors")
+    (kept,) = device.state.rglob("model.safetensors")
     before = kept.read_bytes()
     assert "1.bias" in str(device.ask(EVALUATE, weights={"one": torch.ones(1)}))
     assert kept.read_bytes() == before

@@ -62,10 +62,23 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    return MODELS[request.param]()
+
+
 def examples(count: int = 12, seed: int = 0) -> Examples:
     random = torch.Generator().manual_seed(seed)
     inputs = torch.randn(count, 1, 2, 3, generator=random) * 4.0
     return Examples(inputs, torch.randint(0, CLASSES, (count,), generator=random))
+
+
+def planted(value: float) -> Examples:
+    """Return the same rows in float64, with one that has this value everywhere."""
+    data = examples()
+    inputs = data.inputs.double()
+    inputs[4] = value
+    return Examples(inputs, data.targets)
 
 
 def gradients_one_by_one(model: nn.Module, of: Examples) -> Tensor:
@@ -80,9 +93,7 @@ def gradients_one_by_one(model: nn.Module, of: Examples) -> Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_sum_is_that_of_clipped_gradients(name: str) -> None:
-    model = MODELS[name]()
+def test_the_sum_is_that_of_clipped_gradients(model: nn.Module) -> None:
     data = examples()
     each = gradients_one_by_one(model, data)
     factors = (CLIP / each.norm(dim=1)).clamp(max=1.0)
@@ -93,9 +104,8 @@ def test_the_sum_is_that_of_clipped_gradients(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["logistic", "mlp", "half frozen"])
-def test_the_chain_equals_single_rows(name: str) -> None:
-    model = MODELS[name]()
+@pytest.mark.parametrize("model", ["logistic", "mlp"], indirect=True)
+def test_the_chain_equals_single_rows(model: nn.Module) -> None:
     chain = Rows(model, examples(), CLASSES)
     by_row = Rows(model, examples(), CLASSES)
     by_row._layers = []
@@ -106,14 +116,12 @@ def test_the_chain_equals_single_rows(name: str) -> None:
 
 def test_rows_in_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last part has one row."""
-    whole = Rows(cnn(), examples(13), CLASSES)
-    monkeypatch.setattr("fairbloom.client.private.rows.NUMBERS_AT_ONCE", 3 * whole.width)
-    torch.manual_seed(0)
-    torch.testing.assert_close(whole.clipped_sum(), whole.clipped_sum(), rtol=0, atol=0)
-    monkeypatch.undo()
-    in_one = whole.clipped_sum()
-    monkeypatch.setattr("fairbloom.client.private.rows.NUMBERS_AT_ONCE", 3 * whole.width)
-    torch.testing.assert_close(whole.clipped_sum(), in_one, rtol=0, atol=1e-12)
+    rows = Rows(cnn(), examples(13), CLASSES)
+    in_one = rows.clipped_sum()
+    monkeypatch.setattr("fairbloom.client.private.rows.NUMBERS_AT_ONCE", 3 * rows.width)
+    in_parts = rows.clipped_sum()
+    torch.testing.assert_close(in_parts, in_one, rtol=0, atol=1e-12)
+    assert torch.equal(in_parts, rows.clipped_sum())
 
 
 PLANTED = [0.0, 1e38, -1e38, float("nan"), float("inf"), 1e-45, 1e-38, 300.0, 1e160]
@@ -155,32 +163,20 @@ def test_a_loss_that_is_not_finite_counts_as_the_bound() -> None:
     assert rows.loss_sum() == pytest.approx(12 * rows.bound)
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("value", [0.0, -7.0, float("nan"), 1e300])
-def test_no_row_changes_another(name: str, value: float) -> None:
+def test_no_row_changes_another(model: nn.Module, value: float) -> None:
     """Their outputs have the same bits."""
-    model = MODELS[name]()
-    data = examples()
-    changed = data.inputs.double().clone()
-    changed[4] = value
+    first = Rows(model, examples(), CLASSES).outputs()
+    other = Rows(model, planted(value), CLASSES).outputs()
     kept = torch.arange(12) != 4
-    first = Rows(model, Examples(data.inputs, data.targets), CLASSES)
-    other = Rows(model, Examples(changed, data.targets), CLASSES)
-    assert torch.equal(first.outputs()[kept], other.outputs()[kept])
+    assert torch.equal(first[kept], other[kept])
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), 1e308])
-def test_a_row_that_is_not_finite_adds_zero(name: str, value: float) -> None:
+def test_a_row_that_is_not_finite_adds_zero(model: nn.Module, value: float) -> None:
     """The sum of the others has the same bits, whatever its numbers are."""
-    model = MODELS[name]()
-    data = examples()
-    sums = list[Tensor]()
-    for planted in (value, float("nan")):
-        inputs = data.inputs.double().clone()
-        inputs[4] = planted
-        sums.append(Rows(model, Examples(inputs, data.targets), CLASSES).clipped_sum())
-    assert torch.equal(*sums)
+    each, other = (Rows(model, planted(bad), CLASSES) for bad in (value, float("nan")))
+    assert torch.equal(each.clipped_sum(), other.clipped_sum())
 
 
 @pytest.mark.parametrize(
@@ -229,9 +225,7 @@ def test_a_task_without_classes_is_refused(task: Task, words: str) -> None:
         check_model(task.model(), task)
 
 
-@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
-def test_our_models_are_allowed(name: str) -> None:
-    model = MODELS[name]()
+def test_our_models_are_allowed(model: nn.Module) -> None:
     assert check_model(model, partial_task(model)) == CLASSES
 
 
