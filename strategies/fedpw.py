@@ -113,4 +113,5 @@ def signals_of(cohort: Cohort) -> FloatArray:
 def shares_of(rows: FloatArray) -> FloatArray:
     """Return each row of a matrix over its sum, or equal shares if the sum is 0."""
     sums = rows.sum(axis=1, keepdims=True)
-    return np.divide(rows, sums, out=np.full_like(rows, 1.0 / rows.shape[1]), where=sums != 0.0)
+    equal = np.full_like(rows, 1.0 / rows.shape[1])
+    return np.asarray(np.divide(rows, sums, out=equal, where=sums != 0.0))
