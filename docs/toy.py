@@ -102,6 +102,10 @@ NOTES = {
         "Weights go by the losses of all rounds: they overshoot once, and settle where both losses"
         " are equal."
     ),
+    "fedpw": (
+        "Losses raise the weight of one client, and agreement that of the other: the model ends"
+        " near FedAvg's."
+    ),
     "fedmgda": "It stops where it meets the Pareto set, whichever client is better off there.",
     "fedmgdaplus": (
         "The shortest combination of two unit updates is their mean: with two clients this is"

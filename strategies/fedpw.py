@@ -51,8 +51,8 @@ class FedPW(FairStrategy):
 
     Objective: none; weights follow losses and agreement
     Good for: many rounds with the same clients: weights change little from round to round.
-    Hurts when: one client's loss stays high because its data are noisy. A client that disagrees
-    with most others loses weight, whatever its loss.
+    Hurts when: one client's loss stays high because its data are noisy. Agreement grows with the
+    norm of an update: an inflated one gains weight, and one that disagrees loses it.
     Memory: four numbers per client, and two in all
     Cost: a Gram matrix
     """

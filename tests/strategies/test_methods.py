@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from numpy.typing import NDArray
 
 from fairbloom.protocol.names import ARRAYS_DISPARITY
 from fairbloom.rounds.aggregation import update_kept_rows
@@ -102,9 +103,9 @@ def test_gram_form_equals_the_vector_form(U: FloatArray) -> None:
 
 def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
     """Clients come in one by one, and one known client never; the memory goes through `remember`
-    alone."""
+    alone. With the last seed, one update in each round is zero."""
     everybody = [f"site-{k}" for k in range(5)]
-    for (name, arguments), seed in product(CASES, range(2)):
+    for (name, arguments), seed in product(CASES, range(3)):
         rng = np.random.default_rng(seed)
         method = make(name, arguments)
         history = list[Seen]()
@@ -118,6 +119,7 @@ def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
             counts = np.array([sizes[client] for client in names])
             losses = rng.uniform(0.8, 1.2, len(names))
             U = rng.normal(size=(len(names), 8)) + 0.3 * (seed % 2)
+            U[t % len(names)] *= seed < 2
             progress = method.progress
             progress.roster = roster
             kept = {
@@ -146,6 +148,28 @@ def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
             progress.kept = update_kept_rows(
                 method, method.remember(cohort, c, {}), Vectors((rows,))
             )
+
+
+LEFT_OUT = {"fedavgn", "fedmgdaplus", "mgdaprox", "adafed", "fedmdfg", "local"}
+"""The methods that step as they would without a client with a zero update."""
+
+
+@pytest.mark.parametrize(("name", "arguments"), CASES)
+def test_an_update_of_zero_counts_as_the_formula_says(name: str, arguments: dict[str, Any]) -> None:
+    def step_among(clients: NDArray[np.bool_]) -> FloatArray:
+        given = replied(name, arguments, U[clients], counts[clients])
+        return step_of(make(name, arguments), U[clients], losses=losses[clients], **given)
+
+    losses, counts = losses_and_counts(4)
+    unchanged = list[bool]()
+    for k in range(4):
+        U = np.random.default_rng(k).normal(size=(4, 6)) + k % 2
+        U[k] = 0.0
+        step = step_among(np.full(4, True))
+        assert np.isfinite(step).all()
+        assert_same_step(step, expected_step(name, arguments, [seen_of(U, losses, counts)]), U)
+        unchanged.append(np.allclose(step, step_among(np.arange(4) != k), rtol=1e-9))
+    assert all(unchanged) == (name in LEFT_OUT)
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES)
