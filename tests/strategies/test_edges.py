@@ -258,14 +258,10 @@ def test_the_step_size_decays_every_hundred_rounds() -> None:
 
 
 def test_updates_of_fedmgda_by_hand() -> None:
-    """A zero update stops FedMGDA, and not FedMGDA+."""
     U = np.array([[1.0, 0.0], [0.0, 2.0]])
     assert FedMGDA().weigh(cohort_of(U)) == pytest.approx([0.8, 0.2], abs=1e-9)
     assert FedMGDA(epsilon=0.1).weigh(cohort_of(U)) == pytest.approx([0.6, 0.4], abs=1e-9)
     assert FedMGDAPlus().weigh(cohort_of(U)) == pytest.approx([0.5, 0.25], abs=1e-9)
-    still = np.array([[0.0, 0.0], [3.0, 4.0]])
-    assert FedMGDA().weigh(cohort_of(still)) @ still == pytest.approx([0.0, 0.0], abs=1e-6)
-    assert FedMGDAPlus().weigh(cohort_of(still)) @ still == pytest.approx([0.6, 0.8])
 
 
 # FedFV --------------------------------------------------------------------------------------------

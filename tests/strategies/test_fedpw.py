@@ -67,7 +67,7 @@ def test_after_a_first_round_that_sums_to_0_nothing_moves() -> None:
     np.testing.assert_allclose(weights_after(method, FIRST, [1.0, 2.0, 3.0]), THIRD)
 
 
-def test_an_absent_client_keeps_its_numbers_and_a_newcomer_has_none() -> None:
+def test_absent_clients_keep_their_numbers_newcomers_have_none() -> None:
     """In the second round δ = (1, 3, 0)/24 + (1, 1, 1)/6 for a, c and d."""
     method = FedPW(beta=0.5)
     weights_after(method, FIRST, [1.0, 2.0, 3.0], names=["a", "b", "c"])
@@ -77,7 +77,7 @@ def test_an_absent_client_keeps_its_numbers_and_a_newcomer_has_none() -> None:
 
 
 @pytest.mark.parametrize("m", [1, 3])
-def test_equal_losses_and_a_symmetric_gram_matrix_are_averaged(m: int) -> None:
+def test_equal_losses_and_a_symmetric_gram_are_averaged(m: int) -> None:
     method = FedPW()
     for t in (1.0, 2.0, 3.0):
         c = weights_after(method, np.eye(m) * t + 0.2, [2.0 * t] * m)
