@@ -44,6 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Return the folder of a run, which does not exist."""
+    return tmp_path / "run"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Let garbage collection pass over what collection leaves, modules and tests, which stay until

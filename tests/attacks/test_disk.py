@@ -64,8 +64,9 @@ def fill(file: Path) -> None:
                 continue
 
 
-def test_the_run_waits_for_room_and_ends_as_undisturbed(there: Deployment, tmp_path: Path) -> None:
-    out = tmp_path / "run"
+def test_the_run_waits_for_room_and_ends_as_undisturbed(
+    there: Deployment, tmp_path: Path, out: Path
+) -> None:
     submitted = there.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 3)
     hog = there.folder / "state" / "hog"

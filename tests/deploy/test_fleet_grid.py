@@ -543,11 +543,12 @@ def test_runs_are_carried_out_in_order_and_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, 4), (1, 1), (3, 3), (9, 4)])
-def test_files_of_the_last_ended_runs_are_kept(tmp_path: Path, keep: int, left: int) -> None:
+def test_files_of_the_last_ended_runs_are_kept(
+    tmp_path: Path, out: Path, keep: int, left: int
+) -> None:
     """And of runs that wait; the highest number stays known."""
     folder = tmp_path / "runs"
     ended = [submit(folder, ORDER) for _ in range(4)]
-    out = tmp_path / "run"
     out.mkdir()
     runs, _ = make_runs(folder, lambda: 0, keep)
     carry_out(runs, *ended[3:])

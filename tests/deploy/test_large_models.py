@@ -182,7 +182,7 @@ def assert_undisturbed(out: Path, undisturbed: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["down", "up"])
 def test_kills_and_cuts_in_mid_transfer_lose_nothing(
-    way: str, site: Site, undisturbed: Path, tmp_path: Path
+    way: str, site: Site, undisturbed: Path, out: Path
 ) -> None:
     faults: list[Callable[[], None]] = [
         site.kill_run,
@@ -190,7 +190,6 @@ def test_kills_and_cuts_in_mid_transfer_lose_nothing(
         site.cut_link,
         site.kill_server,
     ]
-    out = tmp_path / "run"
     submitted = site.there.submitting({**SETTINGS, "out": str(out)})
     for count, fault in enumerate(faults, 1):
         with site.valve.stopped_in_transfer(way):
@@ -213,7 +212,7 @@ def fill(disk: Path) -> Path:
 
 @pytest.mark.slow
 def test_disks_full_in_mid_transfer_are_one_sentence_each(
-    site: Site, undisturbed: Path, tmp_path: Path
+    site: Site, undisturbed: Path, out: Path
 ) -> None:
     there = site.there
     device = there.clients[LAST]
@@ -221,7 +220,6 @@ def test_disks_full_in_mid_transfer_are_one_sentence_each(
     if not all(disk.is_mount() for disk in disks.values()):
         pytest.skip("small file systems cannot be mounted here")
     server_log = len(there.log(there.server))
-    out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "out": str(out)})
     with site.valve.stopped_in_transfer("down"):
         hog = fill(disks["device"])
@@ -338,13 +336,10 @@ def test_eight_clients_with_adapters_give_the_run_in_process(
     not (find_spec("transformers") and find_spec("peft")),
     reason="transformers or peft is not installed",
 )
-def test_another_base_is_replaced_once_and_again_after_a_kill(
-    there: Deployment, tmp_path: Path
-) -> None:
+def test_another_base_is_replaced_once_and_again_after_a_kill(there: Deployment, out: Path) -> None:
     there.kill(there.clients[ELSEWHERE])
     start(there, ELSEWHERE)
     there.wait_for_clients(ELSEWHERE)
-    out = tmp_path / "run"
     submitted = there.submitting(
         {**ADAPTED, "method": "fedmgdaplus", "num-rounds": 16, "out": str(out)}
     )

@@ -76,10 +76,9 @@ def assert_undisturbed(out: Path, undisturbed: Path) -> None:
 
 
 def test_a_client_killed_at_work_costs_seconds_and_no_reply(
-    there: tuple[Deployment, list[Cable]], undisturbed: Path, tmp_path: Path
+    there: tuple[Deployment, list[Cable]], undisturbed: Path, out: Path
 ) -> None:
     runtime, cables = there
-    out = tmp_path / "run"
     name = CLIENTS[3]
     submitted = runtime.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 3)
@@ -94,10 +93,9 @@ def test_a_client_killed_at_work_costs_seconds_and_no_reply(
 
 
 def test_three_sites_with_cut_links_are_waited_for(
-    there: tuple[Deployment, list[Cable]], undisturbed: Path, tmp_path: Path
+    there: tuple[Deployment, list[Cable]], undisturbed: Path, out: Path
 ) -> None:
     runtime, cables = there
-    out = tmp_path / "run"
     submitted = runtime.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 3)
     for cable in cables:
@@ -119,10 +117,9 @@ def test_three_sites_with_cut_links_are_waited_for(
 
 
 def test_a_server_back_after_minutes_waits_for_its_clients(
-    there: tuple[Deployment, list[Cable]], undisturbed: Path, tmp_path: Path
+    there: tuple[Deployment, list[Cable]], undisturbed: Path, out: Path
 ) -> None:
     runtime, _ = there
-    out = tmp_path / "run"
     submitted = runtime.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 3)
     runtime.kill(runtime.server)
@@ -187,9 +184,8 @@ def assert_missed_once_at_most(out: Path) -> None:
     assert {*used} <= {("3", ""), ("0", " ".join(STALLING))}
 
 
-def test_a_stall_of_all_is_waited_for_and_the_run_ends(three: Deployment, tmp_path: Path) -> None:
+def test_a_stall_of_all_is_waited_for_and_the_run_ends(three: Deployment, out: Path) -> None:
     """It lasts longer than a round may; the server notices within 30 s that no client is online."""
-    out = tmp_path / "run"
     submitted = three.submitting({**STALLED, "out": str(out)})
     wait_for_rounds(out, 3)
     with standing_still(three, *STALLING):
@@ -201,8 +197,7 @@ def test_a_stall_of_all_is_waited_for_and_the_run_ends(three: Deployment, tmp_pa
     assert_missed_once_at_most(out)
 
 
-def test_a_run_killed_in_the_stall_goes_on_after_it(three: Deployment, tmp_path: Path) -> None:
-    out = tmp_path / "run"
+def test_a_run_killed_in_the_stall_goes_on_after_it(three: Deployment, out: Path) -> None:
     submitted = three.submitting({**STALLED, "out": str(out)})
     wait_for_rounds(out, 3)
     with standing_still(three, *STALLING):
@@ -213,10 +208,7 @@ def test_a_run_killed_in_the_stall_goes_on_after_it(three: Deployment, tmp_path:
     assert_missed_once_at_most(out)
 
 
-def test_the_rounds_continue_without_a_client_that_stalls(
-    three: Deployment, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
+def test_the_rounds_continue_without_a_client_that_stalls(three: Deployment, out: Path) -> None:
     submitted = three.submitting({**STALLED, "min-clients": 2, "out": str(out)})
     wait_for_rounds(out, 3)
     with standing_still(three, STALLING[1]):
@@ -269,9 +261,10 @@ def losing(tmp_path: Path) -> Iterator[Deployment]:
         yield runtime
 
 
-def test_a_run_goes_on_from_a_copy_made_while_it_ran(losing: Deployment, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_a_copy_made_while_it_ran(
+    losing: Deployment, tmp_path: Path, out: Path
+) -> None:
     """The server is killed and its folder lost; the clients are unchanged."""
-    out = tmp_path / "run"
     copy = tmp_path / "federation.tar.gz"
     submitted = losing.submitting({**RECOVERED, "num-rounds": 30, "out": str(out)})
     wait_for_rounds(out, 3)

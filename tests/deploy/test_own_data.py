@@ -165,10 +165,7 @@ def test_a_node_uses_a_schema_once_its_owner_has_accepted_it(
     restart(there, there.home / "data-va")
 
 
-def test_a_file_without_a_header_sends_none_of_its_values(
-    there: Deployment, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
+def test_a_file_without_a_header_sends_none_of_its_values(there: Deployment, out: Path) -> None:
     own = there.home / "data-headless"
     write_hospital("va", own / "va.csv")
     _, rows = (own / "va.csv").read_text().split("\n", 1)
@@ -181,8 +178,7 @@ def test_a_file_without_a_header_sends_none_of_its_values(
     assert b"Svensson" not in written + there.log(there.submitted).encode()
 
 
-def test_a_node_with_a_bad_file_is_named_with_the_reason(there: Deployment, tmp_path: Path) -> None:
-    out = tmp_path / "run"
+def test_a_node_with_a_bad_file_is_named_with_the_reason(there: Deployment, out: Path) -> None:
     own = there.home / "data-worse"
     write_hospital("va", own / "va.csv")
     (own / "va.csv").write_text((own / "va.csv").read_text().replace("chol", "cholesterol", 1))

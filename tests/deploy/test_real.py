@@ -111,10 +111,7 @@ def missing(folder: Path) -> list[str]:
 # What a run gives ---------------------------------------------------------------------------------
 
 
-def test_a_run_gives_the_run_in_process(
-    there: Deployment, undisturbed: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
+def test_a_run_gives_the_run_in_process(there: Deployment, undisturbed: Path, out: Path) -> None:
     there.submit({**SETTINGS, "out": str(out)})
     assert_same_model(out, undisturbed)
     assert missing(out) == [""] * ROUNDS
@@ -134,9 +131,8 @@ def test_a_failed_run_has_an_exit_code_and_a_reason(there: Deployment, tmp_path:
 
 
 def test_a_killed_serverapp_costs_one_round(
-    there: Deployment, undisturbed: Path, tmp_path: Path
+    there: Deployment, undisturbed: Path, out: Path
 ) -> None:
-    out = tmp_path / "run"
     first = there.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 2)
     there.kill_run()
@@ -148,10 +144,9 @@ def test_a_killed_serverapp_costs_one_round(
 
 
 def test_killed_parts_of_the_server_cost_nothing(
-    there: Deployment, undisturbed: Path, tmp_path: Path
+    there: Deployment, undisturbed: Path, out: Path
 ) -> None:
     """The run's process is killed twice, and once with the server, which systemd would restart."""
-    out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
     wait_for_rounds(out, 1)
     there.kill_run()
@@ -167,9 +162,8 @@ def test_killed_parts_of_the_server_cost_nothing(
 
 
 def test_a_killed_server_restarts_and_its_run_continues(
-    there: Deployment, undisturbed: Path, tmp_path: Path
+    there: Deployment, undisturbed: Path, out: Path
 ) -> None:
-    out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
     wait_for_rounds(out, 2)
     there.kill(there.server)
@@ -183,12 +177,11 @@ def test_a_killed_server_restarts_and_its_run_continues(
 def test_what_was_answered_before_a_kill_is_not_computed_again(
     there: Deployment,
     undisturbed: Path,
-    tmp_path: Path,
+    out: Path,
     subtests: pytest.Subtests,
 ) -> None:
     """The run's process, a client and the server are killed one after the other."""
     before = {name: len(there.log(there.clients[name])) for name in CLIENTS}
-    out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
     wait_for_rounds(out, 2)
     there.kill_run()
@@ -211,10 +204,9 @@ def test_what_was_answered_before_a_kill_is_not_computed_again(
 
 @pytest.mark.federation
 def test_nothing_is_lost_if_everything_is_killed_and_restarted(
-    there: Deployment, undisturbed: Path, tmp_path: Path
+    there: Deployment, undisturbed: Path, out: Path
 ) -> None:
     """The clients are admitted at once, and the run waits for all clients that it began with."""
-    out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "out": str(out)})
     wait_for_rounds(out, 2)
     for process in (submitted, there.server, *there.clients.values()):
@@ -231,12 +223,11 @@ def test_nothing_is_lost_if_everything_is_killed_and_restarted(
 
 @pytest.mark.federation
 def test_client_states_survive_kills_and_a_lost_one_is_noticed(
-    there: Deployment, tmp_path: Path
+    there: Deployment, tmp_path: Path, out: Path
 ) -> None:
     """All are killed; later a client returns without its folder, and all begin anew."""
     plain = {"momentum": 0.0, "server-optimizer": "none", "server-optimizer-lr": 0.0}
     settings = {**SETTINGS, **plain, "method": "scaffold", "fraction": 1.0}
-    out = tmp_path / "run"
     expected = simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")}))
     submitted = there.submitting({**settings, "out": str(out)})
     wait_for_rounds(out, 3)
@@ -260,9 +251,8 @@ def test_client_states_survive_kills_and_a_lost_one_is_noticed(
 
 @pytest.mark.federation
 def test_a_killed_client_is_missed_by_name_and_comes_back(
-    there: Deployment, tmp_path: Path
+    there: Deployment, tmp_path: Path, out: Path
 ) -> None:
-    out = tmp_path / "run"
     endless = {
         **SETTINGS,
         "fraction": 1.0,
@@ -290,9 +280,8 @@ def test_a_killed_client_is_missed_by_name_and_comes_back(
 
 @pytest.mark.federation
 def test_a_network_that_is_away_for_a_minute_costs_nothing(
-    there: Deployment, tmp_path: Path
+    there: Deployment, tmp_path: Path, out: Path
 ) -> None:
-    out = tmp_path / "run"
     cable = Cable(there.fleet)
     there.stop(there.clients[CLIENTS[3]])
     there.start_client(CLIENTS[3], "--server", f"localhost:{cable.port}")
@@ -318,9 +307,8 @@ def test_a_network_that_is_away_for_a_minute_costs_nothing(
 
 
 def test_enough_replies_end_a_round_and_the_late_client_returns(
-    there: Deployment, tmp_path: Path
+    there: Deployment, out: Path
 ) -> None:
-    out = tmp_path / "run"
     slow = {"fraction": 1.0, "num-rounds": 100_000, "local-epochs": 30}
     submitted = there.submitting({**SETTINGS, **slow, "min-replies": 3, "out": str(out)})
     # the run knows its clients' names, so that round 1 begins
@@ -437,11 +425,8 @@ def test_a_second_node_with_the_same_key(there: Deployment) -> None:
     assert CLIENTS[0] in there.online()
 
 
-def test_a_node_with_a_claimed_name_takes_part_under_its_own(
-    there: Deployment, tmp_path: Path
-) -> None:
+def test_a_node_with_a_claimed_name_takes_part_under_its_own(there: Deployment, out: Path) -> None:
     """A name cannot be claimed: it is in the certificate."""
-    out = tmp_path / "run"
     there.enroll("mallory", options=("--partition-id", "99"))
     with (there.bundle("mallory") / "client.toml").open("a") as file:
         file.write(f'node-config = {{ name = "{CLIENTS[0]}" }}\napp = "fairbloom.clientapp:app"\n')
@@ -478,10 +463,7 @@ def test_doctor_finds_nothing(there: Deployment) -> None:
     assert "fault" not in there.fairbloom("deploy", "doctor", "--client", str(settings)).stdout
 
 
-def test_status_tells_how_far_a_run_is_and_what_became_of_it(
-    there: Deployment, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
+def test_status_tells_how_far_a_run_is_and_what_became_of_it(there: Deployment, out: Path) -> None:
     there.submitting({**SETTINGS, "num-rounds": 100_000, "out": str(out)})
     run = there.submitted_run()
     wait_for_rounds(out, 3)

@@ -77,10 +77,9 @@ def test_killed_clients_and_servers_leave_no_trace_in_numbers(
 
 def test_a_lost_folder_restarts_all_and_the_second_is_refused(
     there: Deployment,
-    tmp_path: Path,
+    out: Path,
     subtests: pytest.Subtests,
 ) -> None:
-    out = tmp_path / "run"
     submitted = there.submitting({**SETTINGS, "num-rounds": 60, "out": str(out)})
 
     def losses() -> list[dict[str, str]]:

@@ -104,9 +104,8 @@ def assert_same_run(folder: Path, other: Path, number: int = SETTINGS["num-round
 
 @pytest.mark.slow
 def test_flwr_run_on_ray_gives_the_run_in_process(
-    local: Flower, in_process: Path, tmp_path: Path
+    local: Flower, in_process: Path, out: Path
 ) -> None:
-    out = tmp_path / "run"
     run_on_ray(local, {**SETTINGS, "out": str(out)}, ROOT)
     assert_same_run(out, in_process)
 
@@ -184,11 +183,10 @@ def test_an_app_without_a_query_function_logs_no_traceback(local: Flower, tmp_pa
 
 @pytest.mark.slow
 def test_a_new_app_runs_with_all_clients(
-    local: Flower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Flower, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert fairbloom("new", "hearts") == 0
-    out = tmp_path / "run"
     run_on_ray(local, {"out": str(out), "num-rounds": 2}, tmp_path / "hearts", clients=8)
     assert [row["replies_used"] for row in rounds(out)] == ["8", "8"]
     assert {row["client"] for row in table(out / "clients.csv")} == {
@@ -366,10 +364,7 @@ def counts(out: Path) -> dict[int, set[str]]:
 
 
 @pytest.mark.federation
-def test_kills_and_a_second_submit_count_no_training_twice(
-    counted: Deployment, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
+def test_kills_and_a_second_submit_count_no_training_twice(counted: Deployment, out: Path) -> None:
     settings = {"out": str(out), "num-server-rounds": 120}
     submitted = counted.submitting(settings, counted.home / "app")
     for number in (10, 20, 30):

@@ -90,8 +90,7 @@ def goes_on(out: Path) -> None:
     wait_until(is_so, lambda: f"{rounds(out)[before:]}")
 
 
-def test_one_run_continues_over_an_upgrade_and_back(there: Mixed, tmp_path: Path) -> None:
-    out = tmp_path / "run"
+def test_one_run_continues_over_an_upgrade_and_back(there: Mixed, out: Path) -> None:
     for name in CLIENTS:
         there.connect(name, OLD)
     submitted = there.begin(out, **{"num-rounds": 100_000})
@@ -120,9 +119,8 @@ def test_one_run_continues_over_an_upgrade_and_back(there: Mixed, tmp_path: Path
 
 
 def test_an_incompatible_client_is_refused_on_both_sides(
-    there: Mixed, tmp_path: Path, subtests: pytest.Subtests
+    there: Mixed, out: Path, subtests: pytest.Subtests
 ) -> None:
-    out = tmp_path / "run"
     there.serve(OLD)
     for name, chosen in zip(CLIENTS, (OLD, NEW, MISFIT), strict=True):
         there.connect(name, chosen)
@@ -143,9 +141,8 @@ def test_an_incompatible_client_is_refused_on_both_sides(
 
 
 def test_a_server_that_does_not_fit_is_refused_by_all(
-    there: Mixed, tmp_path: Path, subtests: pytest.Subtests
+    there: Mixed, tmp_path: Path, out: Path, subtests: pytest.Subtests
 ) -> None:
-    out = tmp_path / "run"
     for name in CLIENTS:
         there.connect(name, OLD)
     there.serve(MISFIT)

@@ -39,8 +39,14 @@ def refused(text: str, folder: Path, run: int, settings: str = "") -> bool:
     return False
 
 
-def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    schemas = Schemas(tmp_path)
+@pytest.fixture
+def schemas(tmp_path: Path) -> Schemas:
+    return Schemas(tmp_path)
+
+
+def test_a_schema_is_accepted_once_by_the_owner(
+    tmp_path: Path, schemas: Schemas, subtests: pytest.Subtests
+) -> None:
     with pytest.raises(FairbloomError, match="nothing to accept"):
         read_refused(tmp_path)
     with pytest.raises(FairbloomError, match="one schema's digest; there are none"):
@@ -65,8 +71,7 @@ def test_a_schema_is_accepted_once_by_the_owner(tmp_path: Path, subtests: pytest
     check_accepted({}, None, "accepted", 1)
 
 
-def test_a_new_schema_is_compared_with_the_last_accepted_one(tmp_path: Path) -> None:
-    schemas = Schemas(tmp_path)
+def test_a_new_schema_is_compared_with_the_last_accepted_one(schemas: Schemas) -> None:
     schemas.accept(OLDER)
     schemas.accept(SIXTY, also=True)
     schemas.withdraw(digest_of(SIXTY)[:8])
@@ -130,8 +135,7 @@ def test_an_ended_schema_is_for_the_run_that_has_it(steps: list[tuple[Any, ...]]
                 withdrawn.add(text)
 
 
-def test_many_runs_leave_small_files(tmp_path: Path) -> None:
-    schemas = Schemas(tmp_path)
+def test_many_runs_leave_small_files(tmp_path: Path, schemas: Schemas) -> None:
     schemas.accept(SIXTY)
     (tmp_path / "schemas" / "runs.json").write_text('{"7": "the digest in an older version"}')
     for run in range(MAX_RUNS + 5):
@@ -140,8 +144,7 @@ def test_many_runs_leave_small_files(tmp_path: Path) -> None:
     assert schemas.runs_of(known) == [str(run) for run in range(5, MAX_RUNS + 5)]
 
 
-def test_an_acceptance_says_whom_two_schemas_show(tmp_path: Path) -> None:
-    schemas = Schemas(tmp_path)
+def test_an_acceptance_says_whom_two_schemas_show(schemas: Schemas) -> None:
     schemas.accept(SIXTY)
     said = "\n".join(describe_acceptance(schemas, OLDER, also=False))
     label = f"schema {digest_of(SIXTY)[:12]}, accepted on 20"
@@ -168,17 +171,15 @@ def test_an_acceptance_says_whom_two_schemas_show(tmp_path: Path) -> None:
     ],
 )
 def test_each_other_way_to_count_rows_is_said(
-    tmp_path: Path, change: tuple[str, str], key: str
+    schemas: Schemas, change: tuple[str, str], key: str
 ) -> None:
-    schemas = Schemas(tmp_path)
     schemas.accept(SCHEMA)
     (_, said, _) = describe_acceptance(schemas, SCHEMA.replace(*change, 1), also=False)
     assert f": {key}: " in said
     assert " here. The difference" in said
 
 
-def test_a_new_column_that_drops_rows_is_said(tmp_path: Path) -> None:
-    schemas = Schemas(tmp_path)
+def test_a_new_column_that_drops_rows_is_said(schemas: Schemas) -> None:
     dropping = SCHEMA.replace('missing = "fill"', 'missing = "drop"')
     schemas.accept(dropping)
     more = dropping + '\n[fields.weight]\ntype = "number"\n'
@@ -186,8 +187,7 @@ def test_a_new_column_that_drops_rows_is_said(tmp_path: Path) -> None:
     assert "columns that drop rows: [] there, ['weight'] here" in said
 
 
-def test_the_same_rows_give_no_warning(tmp_path: Path) -> None:
-    schemas = Schemas(tmp_path)
+def test_the_same_rows_give_no_warning(schemas: Schemas) -> None:
     schemas.accept(SCHEMA)
     same = SCHEMA.replace("[fields.age]", "[fields.age]\ncenter = 50\nscale = 10")
     same = same.replace('["hospice", "north", "south"]', '["south", "north", "hospice"]')
@@ -226,8 +226,7 @@ def test_accept_asks_and_schemas_lists_and_withdraws(
     )
 
 
-def test_a_schema_steers_no_terminal(tmp_path: Path) -> None:
-    schemas = Schemas(tmp_path)
+def test_a_schema_steers_no_terminal(schemas: Schemas) -> None:
     evil = SCHEMA.replace("hospice", "\x1b[2J\x9b31m\u202e")
     schemas.accept(SCHEMA)
     said = [describe_change(schemas, evil), *describe_acceptance(schemas, evil, also=True)]
@@ -237,10 +236,9 @@ def test_a_schema_steers_no_terminal(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_for_a_while_keeps_no_run_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    schemas: Schemas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    schemas = Schemas(tmp_path)
     schemas.accept("target = 'x'")
     write = accepted_schemas.write_private
 
