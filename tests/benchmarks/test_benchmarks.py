@@ -114,8 +114,9 @@ def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
     write_rows(tmp_path / "tables" / "seeds.csv", [*seeds_of(found)])
     table = pandas.read_csv(tmp_path / "tables" / "seeds.csv")
     assert sorted(table["seed"]) == sorted([*found.found.fresh] * 2)
-    means = table[table["method"] == "ditto"]["mean"]
-    assert means.mean() == pytest.approx(found.comparison.spread(personal, "mean")[0])
+    assert table[table["method"] == "ditto"]["mean"].mean() == pytest.approx(
+        found.comparison.spread(personal, "mean")[0]
+    )
 
 
 @pytest.mark.parametrize(
