@@ -122,6 +122,11 @@ def assert_equal(model: nn.Module, work: LocalWork, recorder: PlainRecorder) -> 
     return capture
 
 
+@pytest.fixture
+def recorder() -> PlainRecorder:
+    return PlainRecorder()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -140,11 +145,13 @@ def assert_equal(model: nn.Module, work: LocalWork, recorder: PlainRecorder) -> 
     ids=["plain", "batch-norm", "dropout"],
 )
 def test_recorded_steps_have_the_bits_of_ordinary_ones(
-    changes: dict[str, Any], between: tuple[nn.Module, ...], monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any],
+    between: tuple[nn.Module, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    recorder: PlainRecorder,
 ) -> None:
     if "optimizer" in changes:  # on the CPU, which cannot be captured, it reads its step count
         monkeypatch.setattr("fairbloom.client.capture.WAITS", None)
-    recorder = PlainRecorder()
     capture = assert_equal(network(*copy.deepcopy(between)), replace(WORK, **changes), recorder)
     assert not capture.why_not
     assert recorder.recorded == 2  # batches of 10 and of 3 examples
@@ -202,8 +209,9 @@ def with_hook() -> nn.Module:
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_what_a_graph_cannot_do_again_runs_without(between: nn.Module, reason: str) -> None:
-    recorder = PlainRecorder()
+def test_what_a_graph_cannot_do_again_runs_without(
+    between: nn.Module, reason: str, recorder: PlainRecorder
+) -> None:
     assert reason in assert_equal(network(between), WORK, recorder).why_not
     assert not recorder.recorded
 
@@ -216,8 +224,9 @@ def test_what_a_graph_cannot_do_again_runs_without(between: nn.Module, reason: s
         ({"transform": torch.square}, "loss"),
     ],
 )
-def test_work_that_cannot_be_recorded_runs_without(changes: dict[str, Any], reason: str) -> None:
-    recorder = PlainRecorder()
+def test_work_that_cannot_be_recorded_runs_without(
+    changes: dict[str, Any], reason: str, recorder: PlainRecorder
+) -> None:
     assert reason in assert_equal(network(), replace(WORK, **changes), recorder).why_not
     assert not recorder.recorded
 
@@ -255,10 +264,9 @@ def test_steps_are_proved_again_once_the_rate_has_grown_tenfold() -> None:
     [("sgd", 2), ("adam", 4)],  # outside CUDA, Adam takes its rate as a number
 )
 def test_another_learning_rate_is_replayed(
-    optimizer: str, recorded: int, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, recorded: int, monkeypatch: pytest.MonkeyPatch, recorder: PlainRecorder
 ) -> None:
     monkeypatch.setattr("fairbloom.client.capture.WAITS", None)
-    recorder = PlainRecorder()
     model = network()
     capture = Capture(recorder)
     for rate in (0.1, 0.05):

@@ -44,8 +44,12 @@ def error(states: ClientStates, number: int) -> NDArray[np.float32]:
     return widen(found.state["w"].numpy())
 
 
-def test_sent_updates_are_the_true_ones_less_the_last_error() -> None:
-    states = ClientStates()
+@pytest.fixture
+def states() -> ClientStates:
+    return ClientStates()
+
+
+def test_sent_updates_are_the_true_ones_less_the_last_error(states: ClientStates) -> None:
     sent = [send(states, number, update) for number, update in enumerate(UPDATES, start=1)]
     due = UPDATES.sum(axis=0, dtype=np.float64) - error(states, len(UPDATES))
     # Each error is rounded to bfloat16: 2**-9 of 2**-9 of a number up to 4.
@@ -53,16 +57,14 @@ def test_sent_updates_are_the_true_ones_less_the_last_error() -> None:
     assert np.abs(rounded(UPDATES).sum(axis=0, dtype=np.float64) - due).max() > 20 * 4 * 2.0**-18
 
 
-def test_an_update_in_bfloat16_leaves_nothing() -> None:
-    states = ClientStates()
+def test_an_update_in_bfloat16_leaves_nothing(states: ClientStates) -> None:
     update = rounded(UPDATES[0])
     assert np.array_equal(send(states, 1, update), update)
     assert not error(states, 1).any()
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, np.float32(3.4e38)])
-def test_a_number_beyond_the_range_leaves_no_error(wrong: float) -> None:
-    states = ClientStates()
+def test_a_number_beyond_the_range_leaves_no_error(wrong: float, states: ClientStates) -> None:
     update = UPDATES[0].copy()
     update[1, 2] = wrong
     assert not np.isfinite(send(states, 1, update)[1, 2])
@@ -82,14 +84,12 @@ def test_a_repeated_round_starts_from_the_same_error(tmp_path: Path) -> None:
     assert np.array_equal(fresh, rounded(UPDATES[3]))  # a lost error is zero
 
 
-def test_the_error_takes_two_bytes_a_number() -> None:
-    states = ClientStates()
+def test_the_error_takes_two_bytes_a_number(states: ClientStates) -> None:
     send(states, 1, UPDATES[0])
     assert states.in_memory[ROUNDING][1]["w"].dtype == torch.uint16
 
 
-def test_an_array_may_be_one_number() -> None:
-    states = ClientStates()
+def test_an_array_may_be_one_number(states: ClientStates) -> None:
     received = {"scale": np.array(0.5, np.float32)}
     for number in (1, 2):
         sent = round_updates(

@@ -398,8 +398,14 @@ def counting(task: Task) -> Answer:
     return Answer(content=Content(task.state + b"x"), state=task.state + b"x")
 
 
-def test_states_belong_to_the_run_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    worker = FakeWorker(counting)
+@pytest.fixture
+def worker() -> FakeWorker:
+    return FakeWorker(counting)
+
+
+def test_states_belong_to_the_run_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, worker: FakeWorker
+) -> None:
     kinds = ("train", "evaluate")
     serve(tmp_path, worker, *(in_round(n, kind) for n in (1, 2, 4) for kind in kinds))
     with caplog.at_level(logging.INFO, "flwr"):
@@ -428,16 +434,15 @@ def test_repeated_work_begins_with_the_state_before_it(
     first: list[tuple[int | str, ...]],
     repeated: list[tuple[int | str, ...]],
     expected: list[int],
+    worker: FakeWorker,
 ) -> None:
     state = tmp_path / str(len(list(tmp_path.iterdir())))
-    worker = FakeWorker(counting)
     serve(state, worker, *(in_round(*each) for each in first))
     again = [in_round(*each, again="again") for each in repeated]
     assert [len(data) for _, data, _ in serve(state, worker, *again).replies] == expected
 
 
-def test_a_device_keeps_the_states_of_a_few_runs(tmp_path: Path) -> None:
-    worker = FakeWorker(counting)
+def test_a_device_keeps_the_states_of_a_few_runs(tmp_path: Path, worker: FakeWorker) -> None:
     (tmp_path / "contexts").mkdir()
     (tmp_path / "contexts" / "5").touch()  # another program's
     serve(tmp_path, worker, *(in_round(n, "train") for n in range(1, 9)))
@@ -453,9 +458,8 @@ def test_a_device_keeps_the_states_of_a_few_runs(tmp_path: Path) -> None:
 
 
 def test_a_damaged_state_is_named_and_an_earlier_one_taken(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, worker: FakeWorker
 ) -> None:
-    worker = FakeWorker(counting)
     serve(tmp_path, worker, in_round(1, "train"), in_round(2, "train"))
     file = tmp_path / "contexts" / FOLDER / "2.versions"
     file.write_bytes(file.read_bytes().replace(b"xx", b"xy"))
@@ -659,10 +663,14 @@ def test_settings_of_the_server_are_checked(tmp_path: Path, line: str) -> None:
     assert (read.max_reply, read.pin_keys, read.listen) == (1000, True, "[::]:9092")
 
 
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return Federation.init(tmp_path / "fed", ["server.example"], 9092)
+
+
 def test_the_servers_certificate_is_renewed_in_time(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, federation: Federation
 ) -> None:
-    federation = Federation.init(tmp_path / "fed", ["server.example"], 9092)
     authority = federation.authority
     server = federation.identity
     pki.make_server_certificate(*authority, *server, ["server.example"], days=30.0)
@@ -728,9 +736,8 @@ BROKEN = ("a link to itself", "a pipe", "endless", "a folder", "too large")
 
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_file_of_a_client_hides_no_revocation(
-    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+    how: str, caplog: pytest.LogCaptureFixture, federation: Federation
 ) -> None:
-    federation = Federation.init(tmp_path / "fed", ["server.example"], 9092)
     enroll(federation, "a")
     members = Members(federation.path / "clients")
     members.look()
@@ -841,9 +848,8 @@ def test_orders_are_found_again_after_too_many_open_files(
 
 
 def test_a_fault_in_one_step_of_a_second_stops_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, federation: Federation
 ) -> None:
-    federation = Federation.init(tmp_path / "fed", ["server.example"], 9092)
     daemon = Daemon(federation, 1024)
     done = list[str]()
 
@@ -887,8 +893,7 @@ def test_a_fault_in_one_step_of_a_second_stops_no_other(
         "[" * 100_000,
     ],
 )
-def test_a_damaged_state_of_the_server_says_nothing(tmp_path: Path, content: str) -> None:
-    federation = Federation.init(tmp_path / "fed", ["server.example"], 9092)
+def test_a_damaged_state_of_the_server_says_nothing(content: str, federation: Federation) -> None:
     (federation.state / NOW).write_text(content)
     assert read_now(federation) == Now()
     daemon = Daemon(federation, 1024)

@@ -105,8 +105,12 @@ def test_every_client_and_every_pair_is_drawn_equally_often(subtests: pytest.Sub
 # Nodes online -------------------------------------------------------------------------------------
 
 
-def test_a_node_is_asked_once_and_again_only_when_it_comes_anew() -> None:
-    tracker = NodeTracker()
+@pytest.fixture
+def tracker() -> NodeTracker:
+    return NodeTracker()
+
+
+def test_a_node_is_asked_once_and_again_only_when_it_comes_anew(tracker: NodeTracker) -> None:
     asked = []
 
     def ask(nodes: list[int]) -> dict[int, str]:
@@ -119,17 +123,15 @@ def test_a_node_is_asked_once_and_again_only_when_it_comes_anew() -> None:
     assert tracker.online == {"site-3": 3, "site-5": 5}
 
 
-def test_a_silent_node_is_asked_again_before_it_takes_part() -> None:
-    tracker = NodeTracker()
+def test_a_silent_node_is_asked_again_before_it_takes_part(tracker: NodeTracker) -> None:
     tracker.refresh({3: "", 4: ""}, lambda nodes: {4: "b"})
     assert tracker.online == {"b": 4}
     tracker.refresh({3: "", 4: ""}, lambda nodes: dict.fromkeys(nodes, "a"))
     assert tracker.online == {"a": 3, "b": 4}
 
 
-def test_a_node_that_owes_a_reply_keeps_its_name_while_away() -> None:
+def test_a_node_that_owes_a_reply_keeps_its_name_while_away(tracker: NodeTracker) -> None:
     """It is not asked before its time is over, so its name could not be asked for again."""
-    tracker = NodeTracker()
     tracker.refresh({3: "", 5: ""}, lambda nodes: {node: f"site-{node}" for node in nodes})
     tracker.expect_reply("message", 3, time.time(), 1000.0)
     tracker.refresh({5: ""}, never)
@@ -140,17 +142,15 @@ def test_a_node_that_owes_a_reply_keeps_its_name_while_away() -> None:
 
 
 @pytest.mark.parametrize("first", [{}, {9: "hospital"}, {2: ""}])
-def test_a_registered_name_can_not_be_claimed(first: dict[int, str]) -> None:
+def test_a_registered_name_can_not_be_claimed(first: dict[int, str], tracker: NodeTracker) -> None:
     """Neither when both come together, nor before, nor after; and it needs no question."""
-    tracker = NodeTracker()
     tracker.refresh(first, never if 9 in first else lambda nodes: dict.fromkeys(nodes, "hospital"))
     tracker.refresh({9: "hospital", 2: ""}, lambda nodes: {2: "hospital"})
     assert tracker.online == {"hospital": 9}
     assert tracker.free == ["hospital"]
 
 
-def test_a_name_that_a_node_holds_is_not_given_to_a_second_one() -> None:
-    tracker = NodeTracker()
+def test_a_name_that_a_node_holds_is_not_given_to_a_second_one(tracker: NodeTracker) -> None:
     tracker.refresh({9: ""}, lambda nodes: {9: "hospital"})
     tracker.refresh({9: "", 2: ""}, lambda nodes: {2: "hospital"})
     assert tracker.online == {"hospital": 9}
@@ -158,8 +158,7 @@ def test_a_name_that_a_node_holds_is_not_given_to_a_second_one() -> None:
     assert tracker.online == {"hospital": 2}
 
 
-def test_a_node_cannot_take_the_id_of_another_for_its_name() -> None:
-    tracker = NodeTracker()
+def test_a_node_cannot_take_the_id_of_another_for_its_name(tracker: NodeTracker) -> None:
     tracker.refresh({2: "", 9: ""}, lambda nodes: {2: "9", 9: "9"})
     assert tracker.online == {"9": 9}
 
@@ -167,8 +166,7 @@ def test_a_node_cannot_take_the_id_of_another_for_its_name() -> None:
 # Debts --------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_owes_a_reply_is_online_but_not_free() -> None:
-    tracker = NodeTracker()
+def test_a_client_that_owes_a_reply_is_online_but_not_free(tracker: NodeTracker) -> None:
     tracker.refresh({3: "a", 4: "b"}, never)
     tracker.expect_reply("first", 3, 0.0, math.inf)
     tracker.expect_reply("second", 3, 0.0, math.inf)
@@ -189,10 +187,11 @@ def silent_for(tracker: NodeTracker, now: list[float]) -> float:
     return now[0] - made
 
 
-def test_the_pause_doubles_and_restarts_after_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pause_doubles_and_restarts_after_an_answer(
+    monkeypatch: pytest.MonkeyPatch, tracker: NodeTracker
+) -> None:
     now = [1000.0]
     monkeypatch.setattr("fairbloom.rounds.node_tracker.time.time", lambda: now[0])
-    tracker = NodeTracker()
     tracker.refresh({3: "a"}, never)
     assert [silent_for(tracker, now) for _ in range(4)] == [20.0, 30.0, 50.0, 90.0]
     tracker.reset_backoff(3)
@@ -202,10 +201,9 @@ def test_the_pause_doubles_and_restarts_after_an_answer(monkeypatch: pytest.Monk
     assert (tracker.free, silent_for(tracker, now)) == (["a"], 20.0)
 
 
-def test_the_longest_pause_is_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_pause_is_a_day(monkeypatch: pytest.MonkeyPatch, tracker: NodeTracker) -> None:
     now = [0.0]
     monkeypatch.setattr("fairbloom.rounds.node_tracker.time.time", lambda: now[0])
-    tracker = NodeTracker()
     tracker.refresh({3: "a"}, never)
     for number in range(2000):
         tracker.expect_reply(str(number), 3, now[0], 10.0)

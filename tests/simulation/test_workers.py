@@ -27,6 +27,7 @@ import torch
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.cohort import Kept
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.vectors import Vectors, combine
@@ -67,10 +68,14 @@ def test_a_task_of_a_notebook_is_as_in_the_loop(
         assert both_of(clients, FIVE, model_of(config), terms) == expected
 
 
+@pytest.fixture
+def model() -> Model:
+    return model_of(config_of())
+
+
 @pytest.mark.parametrize("memory", [0.0, 1e-9])
-def test_old_updates_that_a_method_keeps_stay_as_they_are(memory: float) -> None:
+def test_old_updates_that_a_method_keeps_stay_as_they_are(memory: float, model: Model) -> None:
     """In memory, and in a file, where there would be no memory for copies."""
-    model = model_of(config_of())
     method = FedAvg()
     with closing(workers_of(method, memory=memory)) as clients:
         vectors = clients.train(FIVE, model, Terms(server_round=1)).updates.vectors
@@ -101,8 +106,7 @@ def test_forks_that_cannot_train_leave_it_to_the_loop(monkeypatch: pytest.Monkey
     assert (choice.engine, "cannot train" in choice.reason) == ("loop", True)
 
 
-def test_closing_ends_all_processes_and_may_be_done_twice() -> None:
-    model = model_of(config_of())
+def test_closing_ends_all_processes_and_may_be_done_twice(model: Model) -> None:
     clients = workers_of()
     expected = both_of(clients, FIVE, model, Terms(server_round=1))
     there = pids_of(clients)
@@ -119,9 +123,8 @@ def pids_of(clients: WorkerClients) -> set[int | None]:
     return {worker.pid for worker in clients.workers.processes.values()}
 
 
-def test_workers_stay_for_the_clients_of_later_rounds() -> None:
+def test_workers_stay_for_the_clients_of_later_rounds(model: Model) -> None:
     """The data of these clients are read before the workers are forked."""
-    model = model_of(config_of())
     with closing(workers_of()) as clients:
         clients.train(FIVE[:2], model, Terms(server_round=1))
         first = pids_of(clients)
@@ -129,9 +132,10 @@ def test_workers_stay_for_the_clients_of_later_rounds() -> None:
         assert pids_of(clients) == first
 
 
-def test_workers_without_a_clients_data_are_forked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_without_a_clients_data_are_forked_again(
+    monkeypatch: pytest.MonkeyPatch, model: Model
+) -> None:
     monkeypatch.setattr("fairbloom.simulation.workers.READ_AHEAD_SECONDS", -1.0)
-    model = model_of(config_of())
     with closing(workers_of()) as clients:
         clients.train(FIVE[:2], model, Terms(server_round=1))
         first = pids_of(clients)

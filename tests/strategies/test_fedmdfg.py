@@ -58,6 +58,11 @@ def is_guided(d: FloatArray) -> bool:
     return bool(abs(d[0] - d[1]) > 1e-3)
 
 
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
 @pytest.mark.parametrize(
     ("second", "forced"),
     [
@@ -67,22 +72,19 @@ def is_guided(d: FloatArray) -> bool:
     ],
 )
 def test_guidance_is_forced_where_only_some_losses_have_risen(
-    second: dict[str, float], forced: bool
+    second: dict[str, float], forced: bool, run: Run
 ) -> None:
-    run = Run()
     assert not is_guided(run.round(PAIR, {"a": 1.0, "b": 1.0}))
     assert is_guided(run.round(PAIR, second)) is forced
 
 
 @pytest.mark.parametrize("loss", [0.7, 0.1, 1.0 / 3.0, 2.3])
-def test_rounding_of_a_loss_that_stays_the_same_is_no_rise(loss: float) -> None:
-    run = Run()
+def test_rounding_of_a_loss_that_stays_the_same_is_no_rise(loss: float, run: Run) -> None:
     assert not any(is_guided(run.round(PAIR, {"a": loss, "b": loss * 1.01})) for _ in range(20))
 
 
-def test_forced_guidance_at_equal_losses_is_none() -> None:
+def test_forced_guidance_at_equal_losses_is_none(run: Run) -> None:
     """The authors' code divides 0 by 0 there."""
-    run = Run()
     run.round(PAIR, {"a": 1.0, "b": 2.0})
     np.testing.assert_allclose(run.round(PAIR, {"a": 1.5, "b": 1.5}), [0.5, 0.5], rtol=1e-9)
 
@@ -90,8 +92,7 @@ def test_forced_guidance_at_equal_losses_is_none() -> None:
 # Absent clients -----------------------------------------------------------------------------------
 
 
-def test_a_round_in_which_nobody_moves_takes_no_step() -> None:
-    run = Run()
+def test_a_round_in_which_nobody_moves_takes_no_step(run: Run) -> None:
     run.round({"a": [2.0, 0.0], "b": [-1.0, 1.0]}, {"a": 3.0, "b": 3.0})
     before = {kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.progress.kept.items()}
     remembered = {
@@ -110,8 +111,7 @@ def test_a_round_in_which_nobody_moves_takes_no_step() -> None:
     assert run.round({"a": [1.0, 0.0]}) @ [-1.0, 1.0] > 0.0
 
 
-def test_a_round_without_a_step_is_remembered() -> None:
-    run = Run()
+def test_a_round_without_a_step_is_remembered(run: Run) -> None:
     assert not run.round({"a": [1.0, 0.0], "b": [-1.0, 0.0]}).any()
     assert {kept.key for kept in run.strategy.progress.kept} == {"a", "b"}
 

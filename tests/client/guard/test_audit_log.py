@@ -120,10 +120,14 @@ def test_refused_runs_wash_nothing_away_that_left(
     assert "asked: train; sent: arrays: weight; metrics: num-examples" in said
 
 
-def test_a_repeated_refusal_is_one_line(tmp_path: Path) -> None:
+@pytest.fixture
+def log(tmp_path: Path) -> AuditLog:
+    return AuditLog(tmp_path)
+
+
+def test_a_repeated_refusal_is_one_line(tmp_path: Path, log: AuditLog) -> None:
     for _ in range(60):
         AuditLog(tmp_path).note(entry(1, refused="too few rows"), {})  # also after a restart
-    log = AuditLog(tmp_path)
     for times in range(2, 2002):
         assert len(list(read_entries(tmp_path))) == len(str(times - 1))
         log.note(entry(1, refused="too few rows"), {})
@@ -149,10 +153,9 @@ def test_long_values_are_a_digest_and_a_size() -> None:
 
 
 def test_what_left_outlives_the_file_that_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: AuditLog
 ) -> None:
     monkeypatch.setattr(log_files, "MAX_SENT_BYTES", 3000)
-    log = AuditLog(tmp_path)
     for number in range(1000):
         log.note(entry(number // 100, sent=SENT, terms={"round": number}, message=str(number)), {})
     assert size_of(tmp_path) < 30_000
@@ -171,8 +174,9 @@ def test_what_left_outlives_the_file_that_is_full(
     ] * 10
 
 
-def test_the_log_outlives_a_torn_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = AuditLog(tmp_path)
+def test_the_log_outlives_a_torn_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, log: AuditLog
+) -> None:
     log.note(entry(1, sent=SENT), {})
     with (tmp_path / log_files.SENT).open("a") as file:
         file.write('{"run": 100\n[]\n{"run": 7, "time": 3}\n')
@@ -246,10 +250,9 @@ def test_a_reply_leaves_only_once_it_is_in_the_log(
 
 
 def test_texts_of_a_server_steer_no_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], log: AuditLog
 ) -> None:
     evil = "x\x1b[2J\x9b31m\u202e\nrun 2, task y"
-    log = AuditLog(tmp_path)
     log.note(entry(1, sent={evil: {evil: 1}}, task=evil, schema=evil), {"task": evil})
     log.note(entry(1, refused=evil), {"task": evil})
     for words in ((), ("--json",)):
