@@ -134,10 +134,10 @@ def extreme_replies() -> Iterator[Replies]:
             partial(np.multiply, one_off),
             f"4 clients of which one has an update around {scale:.0e}",
         )
-    for accuracy in (0.0, 1.0):
-        yield usual.report(
-            {wire.ACCURACY: np.full(4, accuracy)}, f"4 clients with accuracy {accuracy:g}"
-        )
+    yield from (
+        usual.report({wire.ACCURACY: np.full(4, each)}, f"4 clients with accuracy {each:g}")
+        for each in (0.0, 1.0)
+    )
     yield usual.report({wire.LOSS_BASELINE: loss}, "4 clients that are as well served on their own")
     yield usual.report(
         {wire.DISPARITY: np.zeros(4)}, "4 clients without a disparity between groups"

@@ -308,14 +308,15 @@ def losses_of(model: nn.Module, task: Task, inputs: Inputs, targets: Tensor) -> 
 
 def _forward(model: nn.Module, inputs: Inputs) -> object:
     """Call a model with inputs; return its result."""
-    if isinstance(inputs, Tensor) and inputs.dim() == 4 and _has_channels_last(model):
+    # Some array of a model in this form is not contiguous.
+    if (
+        isinstance(inputs, Tensor)
+        and inputs.dim() == 4
+        and any(each.dim() == 4 and not each.is_contiguous() for each in model.parameters())
+    ):
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     positional, named = arguments_of(inputs)
     return model(*positional, **named)
-
-
-def _has_channels_last(model: nn.Module) -> bool:
-    return any(each.dim() == 4 and not each.is_contiguous() for each in model.parameters())
 
 
 def _own_losses(model: nn.Module, returned: object, count: int) -> Tensor:

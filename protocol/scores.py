@@ -100,11 +100,6 @@ class Score:
         return INTERVALS.get(self.name, SHARE if self.percent else (-math.inf, math.inf))
 
     @property
-    def has_end(self) -> bool:
-        """Whether some finite numbers are impossible."""
-        return self.interval != (-math.inf, math.inf)
-
-    @property
     def is_error(self) -> bool:
         """Whether it may be as large as any number and lower is better, as of losses."""
         return not self.higher_is_better and self.interval[1] == math.inf

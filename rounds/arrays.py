@@ -21,9 +21,9 @@ EXACT_SQUARES = (1e-200, 1e300)
 
 
 def column_chunks(size: int) -> Iterator[slice]:
-    """Yield all columns of vectors of this size, CHUNK_COLUMNS at a time."""
-    for start in range(0, size, CHUNK_COLUMNS):
-        yield slice(start, min(start + CHUNK_COLUMNS, size))
+    """Return all columns of vectors of this size, CHUNK_COLUMNS at a time."""
+    starts = range(0, size, CHUNK_COLUMNS)
+    return (slice(start, min(start + CHUNK_COLUMNS, size)) for start in starts)
 
 
 def split_at(ends: Sequence[int], chunk: slice) -> Iterator[tuple[int, slice]]:

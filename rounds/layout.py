@@ -120,8 +120,7 @@ class Layout:
     @property
     def slices(self) -> Iterator[tuple[str, slice]]:
         """Each trainable array's name and its slice of the flat vector."""
-        for name, start, stop in zip(self.trainable, (0, *self.ends), self.ends, strict=False):
-            yield name, slice(start, stop)
+        return zip(self.trainable, map(slice, (0, *self.ends), self.ends), strict=True)
 
     @cached_property
     def flat(self) -> NDArray[Any]:

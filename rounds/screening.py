@@ -343,7 +343,10 @@ def screen_evaluations(
     """
     metrics = {metric for report in replies.metrics.values() for metric in report}
     found = {metric: find_score(metric, scores) for metric in metrics}
-    bounded = {metric: score for metric, score in found.items() if score.has_end}
+    # Of the others, every finite number is possible.
+    bounded = {
+        metric: score for metric, score in found.items() if score.interval != (-math.inf, math.inf)
+    }
     replies.refuse(impossible_scores(replies.metrics, bounded))
     first = method.progress.first_tests
     key = method.weighted_by_key

@@ -122,8 +122,9 @@ class QFedSGD(QFedAvg):
         """Return c of the gradients u_k / η_k."""
         eta = cohort.metrics["learning-rate"]
         with np.errstate(over="ignore"):
-            squares = (np.sqrt(cohort.squared_norms) / eta) ** 2
-            squares = np.minimum(squares, np.finfo(np.float64).max)
+            squares = np.minimum(
+                (np.sqrt(cohort.squared_norms) / eta) ** 2, np.finfo(np.float64).max
+            )
             c = _weights(cohort, squares, self.q, self.lipschitz) / eta
             return np.minimum(c, LARGEST_COEFFICIENT)
 

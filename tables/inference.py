@@ -638,12 +638,12 @@ def _usual_texts(sites: Mapping[str, Counter[str]], part: str, comments: list[st
 
 
 def _question_gaps(texts: Counter[str], part: str) -> Iterator[str]:
-    """Yield a comment on each category that may mean a missing value."""
-    for text in filter(is_gap, texts):
-        yield (
-            f"{text!r} is {part} of {texts[text]} rows: if it means a missing value, move it from"
-            " categories to missingValues"
-        )
+    """Return a comment on each category that may mean a missing value."""
+    return (
+        f"{text!r} is {part} of {texts[text]} rows: if it means a missing value, move it from"
+        " categories to missingValues"
+        for text in filter(is_gap, texts)
+    )
 
 
 def _find_strange(sites: Mapping[str, Counter[str]]) -> list[str]:
@@ -686,8 +686,10 @@ def _lines(draft: Draft, missing: Missing) -> Iterator[str]:
             f"    {quote(name)},  # {_printable(reason)}" for name, reason in draft.ignored.items()
         )
         yield "]"
-    for name in draft.units:
-        yield f"# unit = {quote(name)}  # uncomment it to keep rows of each together in the split"
+    yield from (
+        f"# unit = {quote(name)}  # uncomment it to keep rows of each together in the split"
+        for name in draft.units
+    )
     count = sum(
         int((is_missing(each.values) & each.column.is_there[each.column.sites.of_row]).sum())
         for each in draft.fields.values()

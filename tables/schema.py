@@ -563,11 +563,11 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
                 f"files.{file}.groupChar = {about.groupChar!r}: it is the decimal mark, too: choose"
                 " one of the two"
             )
-        for name in about.fields.keys() - {*schema.fields, schema.unit}:
-            yield (
-                f"files.{file}.fields.{name}: {did_you_mean(name, schema.fields)}it must be one of"
-                " the fields"
-            )
+        yield from (
+            f"files.{file}.fields.{name}: {did_you_mean(name, schema.fields)}it must be one of the"
+            " fields"
+            for name in about.fields.keys() - {*schema.fields, schema.unit}
+        )
         for name in about.fields.keys() & schema.fields:
             own = about.fields[name]
             categories = schema.fields[name].categories
@@ -625,8 +625,10 @@ def _find_wrong_spellings(
                     f"categories: {text!r} is a spelling of {categories[other]!r} and of {name!r}:"
                     " leave it out of one"
                 )
-    for name in {*spellings} - {*categories}:
-        yield f"spellings.{name}: {did_you_mean(name, categories)}it must be one of the categories"
+    yield from (
+        f"spellings.{name}: {did_you_mean(name, categories)}it must be one of the categories"
+        for name in {*spellings} - {*categories}
+    )
 
 
 def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:

@@ -221,9 +221,11 @@ def find_positive(task: Task, examples: AnyExamples) -> Tensor:
 def _logits_of(
     model: nn.Module, task: Task, examples: AnyExamples
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the slice of each batch of examples, and its logits of the positive class."""
-    for place, (inputs, _) in evaluation_batches(model, examples):
-        yield place, logits_of(outputs_of(model, inputs, task.output), task.positive_place)
+    """Return the slice of each batch of examples, and its logits of the positive class."""
+    return (
+        (place, logits_of(outputs_of(model, inputs, task.output), task.positive_place))
+        for place, (inputs, _) in evaluation_batches(model, examples)
+    )
 
 
 def logits_of(outputs: Tensor, positive: int) -> Tensor:

@@ -65,8 +65,11 @@ def _pick(run: Run, table: "pandas.DataFrame", column: str) -> "pandas.DataFrame
 
     One that is not there, or cannot be shown, is NaN.
     """
-    table = table[~table["client"].isin(run.attackers)]
-    table = table.reindex(columns=["round", "client", column]).rename(columns={column: "value"})
+    table = (
+        table[~table["client"].isin(run.attackers)]
+        .reindex(columns=["round", "client", column])
+        .rename(columns={column: "value"})
+    )
     return table.assign(value=table["value"].where(table["value"].abs() <= LARGEST_SHOWN))
 
 

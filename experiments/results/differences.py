@@ -60,11 +60,6 @@ class Difference:
         return self.low > 0.0 or self.high < 0.0
 
     @property
-    def is_zero(self) -> bool:
-        """Whether method and baseline are equal with every seed."""
-        return not (self.better or self.worse)
-
-    @property
     def numbers(self) -> dict[str, Any]:
         """The numbers by the columns of differences.csv, with None for a missing one."""
         return {key: None if value != value else value for key, value in asdict(self).items()}

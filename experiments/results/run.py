@@ -303,9 +303,12 @@ class Run(Shown):
         if grouped is None:
             return None
         rows = self.groups
-        last = self._evaluated()["round"]
-        rows = rows[rows["round"].isin(last) & ~rows["client"].isin(self.attackers)]
-        rows = rows[(rows["model"] == model) & (rows["split"] == split)]
+        rows = rows[
+            rows["round"].isin(self._evaluated()["round"])
+            & ~rows["client"].isin(self.attackers)
+            & (rows["model"] == model)
+            & (rows["split"] == split)
+        ]
         if model != "global" and rows.empty:
             return None
         tested = self.test_examples() if split == "test" else {}
@@ -390,8 +393,12 @@ class Run(Shown):
         rows = self.metrics
         if rows.empty:
             return {}
-        rows = rows[rows["round"].isin(last["round"]) & rows["client"].isin(last["client"])]
-        rows = rows[(rows["phase"] == "evaluate") & (rows["metric"] == name)]
+        rows = rows[
+            rows["round"].isin(last["round"])
+            & rows["client"].isin(last["client"])
+            & (rows["phase"] == "evaluate")
+            & (rows["metric"] == name)
+        ]
         return {
             client: self.score.shown(value)
             for client, value in zip(rows["client"].tolist(), rows["value"].tolist(), strict=True)

@@ -364,7 +364,9 @@ def _equals(compared: ComparedScores) -> Iterator[str]:
     same = [
         method
         for method in compared.others
-        if all(compared.claims[method, measure].is_zero for measure in CLAIMED)
+        if not any(
+            (claim := compared.claims[method, measure]).better or claim.worse for measure in CLAIMED
+        )
     ]
     if same:
         yield (

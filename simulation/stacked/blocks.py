@@ -159,9 +159,8 @@ def minibatches(
 
 
 def repeat_step(step: StepBatch, block: Sequence[StackedClient]) -> Iterator[StepBatch]:
-    """Yield a step that takes all examples, once for each step of the block's clients."""
-    for training in count_training(block):
-        yield step.first(training)
+    """Return a step that takes all examples, once for each step of the block's clients."""
+    return (step.first(training) for training in count_training(block))
 
 
 def augment_steps(

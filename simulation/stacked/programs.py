@@ -316,7 +316,7 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
             if layers is not None:
                 program = Chain(layers)
         _check_same(program, model, task, examples)
-        if held.has_other_attributes():
+        if any(held.other_attributes()):
             _check_kept(program, model, task, examples)
         if drops:
             program.draws_alike = _draws_alike(program, model, task, examples)

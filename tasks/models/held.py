@@ -43,23 +43,19 @@ class HeldTensors:
             for name, buffer in module.named_buffers(recurse=False)
         )
 
-    def has_other_attributes(self) -> bool:
-        """Return whether a module has another tensor as an attribute now."""
-        return any(self._other_attributes())
-
     @torch.no_grad()
     def restore(self) -> None:
         """Give the modules the tensors that they held, with their values."""
         for module, buffers in zip(self._modules, self._buffers, strict=True):
             for name, buffer in buffers.items():
                 setattr(module, name, buffer)
-        for module, name, before in [*self._other_attributes()]:
+        for module, name, before in [*self.other_attributes()]:
             setattr(module, name, before)
         for tensor, value in self._values.items():
             if not torch.equal(tensor, value):
                 tensor.copy_(value)
 
-    def _other_attributes(self) -> Iterator[tuple[nn.Module, str, object]]:
+    def other_attributes(self) -> Iterator[tuple[nn.Module, str, object]]:
         """Yield each changed attribute that is a tensor now: its module, name and first value."""
         for module, attributes in zip(self._modules, self._attributes, strict=True):
             for name, value in vars(module).items():

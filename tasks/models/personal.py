@@ -85,10 +85,6 @@ def _no_head(model: nn.Module, why: str) -> ReportableError:
     )
 
 
-def _body(model: nn.Module) -> set[str]:
-    return set(model.state_dict()) - _head(model)
-
-
 def _norm(model: nn.Module) -> set[str]:
     """Return the arrays of all normalization layers."""
     return {
@@ -106,6 +102,6 @@ def _arrays_in(path: str, module: nn.Module) -> Iterator[str]:
 
 PARTS: Mapping[str, Callable[[nn.Module], set[str]]] = {
     "head": _head,
-    "body": _body,
+    "body": lambda model: set(model.state_dict()) - _head(model),
     "norm": _norm,
 }

@@ -41,12 +41,9 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
     layer = final.rpartition(".")[0]
     last = {name for name in own if name.rpartition(".")[0] == layer}
     given = {
-        _name_in(own, name): array for name, array in read_weights(Path(path).expanduser()).items()
-    }
-    given = {
         name: array
-        for name, array in given.items()
-        if name in own or not name.startswith(AUXILIARY)
+        for stored, array in read_weights(Path(path).expanduser()).items()
+        if (name := _name_in(own, stored)) in own or not name.startswith(AUXILIARY)
     }
     for name, first in shared_parameters(model).items():
         for one, other in ((name, first), (first, name)):
