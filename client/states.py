@@ -147,9 +147,11 @@ class ClientStates:
 
     def take_unstored(self) -> Iterator[Entry]:
         """Yield the versions that are not on disk, as they are stored."""
-        for name, rounds in self.unstored.items():
-            for made in sorted(rounds):
-                yield Entry(self._key(name), Point(made), serialize(self.in_memory[name][made]))
+        yield from (
+            Entry(self._key(name), Point(made), serialize(self.in_memory[name][made]))
+            for name, rounds in self.unstored.items()
+            for made in sorted(rounds)
+        )
 
     def note_stored(self, since: int) -> None:
         """Drop the stored versions of no use to a server that goes back to round `since`."""

@@ -149,14 +149,16 @@ def _list_columns(
     schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
 ) -> Iterator[Row]:
     """Yield a row for each column of each client."""
-    for name, columns_of in columns.items():
-        for client, column in columns_of.items():
-            yield {
-                "column": name,
-                "client": client,
-                "values": _describe_values(schema.fields[name], present_values(column)),
-                "missing": int(is_missing(column).sum()),
-            }
+    yield from (
+        {
+            "column": name,
+            "client": client,
+            "values": _describe_values(schema.fields[name], present_values(column)),
+            "missing": int(is_missing(column).sum()),
+        }
+        for name, columns_of in columns.items()
+        for client, column in columns_of.items()
+    )
 
 
 def _shorten_remarks(found: Sequence[Row]) -> Iterator[Row]:
@@ -185,8 +187,10 @@ def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
 def _remark_on_files(schema: Schema, tables: Tables) -> Iterator[Row]:
     """Yield the remarks on each client's file, and on its rows that name no unit."""
     for name, table in _read_tables(tables).items():
-        for column, remark in table.file.remarks:
-            yield {"column": column, "client": name, "remark": remark}
+        yield from (
+            {"column": column, "client": name, "remark": remark}
+            for column, remark in table.file.remarks
+        )
         units = np.array([]) if table.file.units is None else table.file.units[table.rows]
         if count := int((units >= NO_UNIT).sum()):
             yield {
@@ -202,17 +206,21 @@ def _find_mixed_units(
 ) -> Iterator[Row]:
     """Yield a remark for each client with a column that seems to have numbers in two units."""
     apart = [name for name in columns if schema.fields[name].categories or name == schema.target]
-    for name in columns.keys() - {*apart}:
-        for client, numbers in columns[name].items():
-            if ratio := find_mixed_units(
+    yield from (
+        {
+            "column": name,
+            "client": client,
+            "remark": f"it seems to be in two units, one {ratio:.3g} times the other: write"
+            " all of its numbers in one",
+        }
+        for name in columns.keys() - {*apart}
+        for client, numbers in columns[name].items()
+        if (
+            ratio := find_mixed_units(
                 numbers, [columns[each][client] for each in apart if client in columns[each]]
-            ):
-                yield {
-                    "column": name,
-                    "client": client,
-                    "remark": f"it seems to be in two units, one {ratio:.3g} times the other: write"
-                    " all of its numbers in one",
-                }
+            )
+        )
+    )
 
 
 def _find_determining(
@@ -332,9 +340,11 @@ def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) 
     if not file.faults:
         return
     table = read(file.path, file.schema.file(file.path.name))
-    for error in file.faults:
-        if not isinstance(error, CellError) or error.rows is None:
-            yield _describe_fault(join_names(names), error)
+    yield from (
+        _describe_fault(join_names(names), error)
+        for error in file.faults
+        if not isinstance(error, CellError) or error.rows is None
+    )
     for column, problem, remedy, rows in _find_kinds(file, table):
         first, last = table.lines[rows[[0, -1]]].tolist()
         more = len(rows) - 1
@@ -376,8 +386,10 @@ def _kinds_of_column(file: EncodedFile, table: Table, name: str) -> Iterator[Kin
         text = text_if(field.categories, normalise(cell))
         kinds.setdefault((problem, text), []).append(code)
         remedies.setdefault((problem, text), remedy)
-    for (problem, text), same in kinds.items():
-        yield name, problem, remedies[problem, text], rows[np.isin(codes, same)]
+    yield from (
+        (name, problem, remedies[problem, text], rows[np.isin(codes, same)])
+        for (problem, text), same in kinds.items()
+    )
 
 
 def _describe_fault(client: str, error: FairbloomError) -> Row:

@@ -106,8 +106,7 @@ def _count_repeated(
     order = np.lexsort((hashes, sites))
     is_repeated = (np.diff(hashes[order]) == 0) & (np.diff(sites[order]) == 0)
     repeated = np.bincount(sites[order][1:][is_repeated], minlength=count)
-    for site in np.flatnonzero(repeated).tolist():
-        yield int(repeated[site]), [site]
+    yield from ((int(repeated[site]), [site]) for site in np.flatnonzero(repeated).tolist())
 
 
 def _count_common(

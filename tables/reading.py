@@ -788,8 +788,10 @@ def _read_notes(content: bytes, per_cent: Collection[bytes]) -> SheetNotes:
 
 def _find_elements(content: bytes, name: bytes) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
     """Yield the elements with a name, which is a pattern, and the attributes of each."""
-    for found in re.finditer(rb"<(?:\w{1,9}:)?(%b)\b([^<>]{0,2000})>" % name, content):
-        yield found[1], {key: value for key, _, value in ATTRIBUTE.findall(found[2])}
+    yield from (
+        (found[1], {key: value for key, _, value in ATTRIBUTE.findall(found[2])})
+        for found in re.finditer(rb"<(?:\w{1,9}:)?(%b)\b([^<>]{0,2000})>" % name, content)
+    )
 
 
 def _column_number(letters: bytes) -> int:

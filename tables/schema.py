@@ -532,9 +532,11 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
             " one of the fields"
         )
         return
-    for key, column in (("target", schema.target), ("client", schema.client)):
-        if schema.unit and fold(schema.unit) == fold(column):
-            yield f"unit = {schema.unit!r}: it is the {key}: name the column of persons, or none"
+    yield from (
+        f"unit = {schema.unit!r}: it is the {key}: name the column of persons, or none"
+        for key, column in (("target", schema.target), ("client", schema.client))
+        if schema.unit and fold(schema.unit) == fold(column)
+    )
     if not schema.inputs:
         yield "fields has no column but the target: nothing to learn from: add one"
     for name, field in schema.fields.items():
@@ -592,9 +594,11 @@ def _find_faults_of(field: Field) -> Iterator[str]:
     if field.type == "string" and not field.categories:
         yield "categories is missing: a column of texts needs them; or name the column in ignore"
     yield from _find_wrong_spellings(field.categories, field.spellings, field.categories)
-    for marker in field.missingValues:
-        if marker in (*field.categories, *chain(*field.spellings.values())):
-            yield f"missingValues: {marker!r} is a category, or spells one: leave it out of one"
+    yield from (
+        f"missingValues: {marker!r} is a category, or spells one: leave it out of one"
+        for marker in field.missingValues
+        if marker in (*field.categories, *chain(*field.spellings.values()))
+    )
     limits = field.constraints
     if field.categories and limits != Constraints(required=limits.required):
         yield (
@@ -618,13 +622,13 @@ def _find_wrong_spellings(
 ) -> Iterator[str]:
     """Yield the faults of spellings, and of `names` among them, each as key, value and remedy."""
     seen: dict[str, int] = {}
-    for place, name in enumerate(categories):
-        for text in (*names[place : place + 1], *spellings.get(name, ())):
-            if (other := seen.setdefault(normalise(text), place)) != place:
-                yield (
-                    f"categories: {text!r} is a spelling of {categories[other]!r} and of {name!r}:"
-                    " leave it out of one"
-                )
+    yield from (
+        f"categories: {text!r} is a spelling of {categories[other]!r} and of {name!r}:"
+        " leave it out of one"
+        for place, name in enumerate(categories)
+        for text in (*names[place : place + 1], *spellings.get(name, ()))
+        if (other := seen.setdefault(normalise(text), place)) != place
+    )
     yield from (
         f"spellings.{name}: {did_you_mean(name, categories)}it must be one of the categories"
         for name in {*spellings} - {*categories}

@@ -159,9 +159,11 @@ def _find_codes(present: SiteValues) -> Iterator[tuple[float, NDArray[np.bool_],
     others = values[~np.isin(values, [*found])] if found else values
     if not len(others):
         return
-    for code, rows in found.items():
-        if not others.min() < code < others.max():  # else it is an honest number elsewhere
-            yield code, rows, "far from the others"
+    yield from (
+        (code, rows, "far from the others")
+        for code, rows in found.items()
+        if not others.min() < code < others.max()  # else it is an honest number elsewhere
+    )
     yield from _find_negatives(values, others)
     positive = others[others > 0.0] if (others == 0.0).sum() > 1 else others[:0]
     # A site that has only zeros is another remark.

@@ -191,12 +191,11 @@ def _find_wrong_tensors(examples: Examples, task: Task) -> Iterator[str]:
         )
     if not tensors_of(inputs):
         yield f"inputs are an empty {type(inputs).__name__}: name one tensor at least"
-    for name in names_of(inputs):
-        if not isinstance(name, str):
-            yield (
-                f"inputs has the key {name!r}: tensors in a dict have the names of the model's"
-                " arguments"
-            )
+    yield from (
+        f"inputs has the key {name!r}: tensors in a dict have the names of the model's arguments"
+        for name in names_of(inputs)
+        if not isinstance(name, str)
+    )
     names = (f"inputs[{name}]" if name else "inputs" for name in names_of(inputs))
     tensors = {**dict(zip(names, tensors_of(inputs), strict=True)), "targets": examples.targets}
     for attribute, tensor in tensors.items():
@@ -259,10 +258,10 @@ def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[
             f" {len(names)}), the place of each example's group, got {got}"
         )
         return
-    for column, (name, members) in zip(groups.unbind(1), names.items(), strict=True):
-        if not 0 <= int(column.min()) <= int(column.max()) < len(members):
-            yield (
-                f"groups by {name} must be places from 0 to {len(members) - 1}, got"
-                f" {column.min().item()} to {column.max().item()}: give examples without a group"
-                " one of their own"
-            )
+    yield from (
+        f"groups by {name} must be places from 0 to {len(members) - 1}, got"
+        f" {column.min().item()} to {column.max().item()}: give examples without a group"
+        " one of their own"
+        for column, (name, members) in zip(groups.unbind(1), names.items(), strict=True)
+        if not 0 <= int(column.min()) <= int(column.max()) < len(members)
+    )

@@ -252,19 +252,19 @@ def describe_acceptance(schemas: Schemas, text: str, *, also: bool) -> Iterator[
     """Yield sentences on what accepting a schema ends, and on what it may show."""
     digest = digest_of(text)
     others = [each for each in schemas.known() if each.digest != digest]
-    for each in others:
-        if each.state == State.ACCEPTED and not also:
-            yield (
-                f"This ends schema {each.label}: runs that began with it keep it, later ones are"
-                " refused. --also keeps both"
-            )
-    for each in others:
-        if found := list(differing_keys(schemas.text_of(each), text)):
-            yield (
-                f"It counts other rows than schema {each.label}:"
-                f" {escape_unprintable('; '.join(found))}. The difference of the two schemas'"
-                " numbers shows the people between, and what is known of them"
-            )
+    yield from (
+        f"This ends schema {each.label}: runs that began with it keep it, later ones are"
+        " refused. --also keeps both"
+        for each in others
+        if each.state == State.ACCEPTED and not also
+    )
+    yield from (
+        f"It counts other rows than schema {each.label}:"
+        f" {escape_unprintable('; '.join(found))}. The difference of the two schemas'"
+        " numbers shows the people between, and what is known of them"
+        for each in others
+        if (found := list(differing_keys(schemas.text_of(each), text)))
+    )
     yield WARNING
 
 

@@ -154,8 +154,10 @@ def minibatches(
     orders = [
         batches(member.size, replace(member.work, random=batch_order(member))) for member in block
     ]
-    for training in count_training(block):
-        yield pad_step(joined, starts[:training], [*map(next, orders[:training])])
+    yield from (
+        pad_step(joined, starts[:training], [*map(next, orders[:training])])
+        for training in count_training(block)
+    )
 
 
 def repeat_step(step: StepBatch, block: Sequence[StackedClient]) -> Iterator[StepBatch]:

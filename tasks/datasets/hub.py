@@ -28,8 +28,9 @@ def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
 def read_batches(path: Path, *names: str) -> Iterator[Any]:
     """Yield columns of a parquet file as Arrow batches of 65,536 rows: it may exceed the memory."""
     try:
-        for batch in parquet.ParquetFile(path).iter_batches(columns=names):
-            yield batch.select(names)
+        yield from (
+            batch.select(names) for batch in parquet.ParquetFile(path).iter_batches(columns=names)
+        )
     except (OSError, ValueError, KeyError) as error:
         raise _unreadable(path, error) from error
 
