@@ -106,6 +106,12 @@ class Setup(BaseModel):
             " none"
         ),
     )
+    held_out_clients: Annotated[float, Range("[0, 1)")] = Field(
+        0.0,
+        description=(
+            "Share of the clients that are not in training, and test only the final model; 0: none"
+        ),
+    )
     data_dir: Annotated[str, Mark.PLACE, Mark.DEVICE] = Field(
         "",
         description=(

@@ -203,6 +203,7 @@ def federate(
     *,
     deployed: bool = False,
     engine: Callable[[Method], tuple[ClientPool, Mapping[str, object]]] | None = None,
+    score_held_out: Callable[[Method, Model], None] = lambda method, model: None,
 ) -> Path:
     """Run the settings' run, or continue it if it is unfinished; return the run folder.
 
@@ -221,6 +222,8 @@ def federate(
     engine
         Returns, for a method, other clients to train and evaluate with, once the fraction of the
         run is known, and how they are computed, in plain values for the record of the run.
+    score_held_out
+        Records the scores of the clients that are not in training under the final model.
     """
     path = choose_run_folder(settings)
     data: Mapping[str, str] = {} if deployed else digests(settings)
@@ -297,7 +300,13 @@ def federate(
             first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
             scores=(*task.group_scores, *task.scores),
         )
-        _run_rounds(settings, module, score, recorder, method, rounds, on_round, deployed=deployed)
+        model = _run_rounds(
+            settings, module, score, recorder, method, rounds, on_round, deployed=deployed
+        )
+        # The run is over once it has its final model: what belongs to a finished run comes before.
+        if settings.held_out_clients:
+            score_held_out(method, model)
+        recorder.finish(model)
         if names := task.tested_on_training():
             EXAMPLES.write(path, {**EXAMPLES.read(path), "tested-on-training": sorted(names)})
     return path
@@ -344,7 +353,8 @@ def _run_rounds(
     on_round: OnRound,
     *,
     deployed: bool,
-) -> None:
+) -> Model:
+    """Run the remaining rounds; return the final model."""
     log.info("run folder: %s", recorder.path)
     model = _resume(recorder, method, module)
     method.summary()
@@ -404,7 +414,7 @@ def _run_rounds(
                 "clients": {name: status._asdict() for name, status in sorted(accounts.items())},
             },
         )
-    recorder.finish(rounds.mean_model(model))
+    return rounds.mean_model(model)
 
 
 def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Model:

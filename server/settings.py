@@ -29,7 +29,7 @@ from fairbloom.rounds.compatibility import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_S
 from fairbloom.rounds.options import OPTIONS, Options
 from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
-from fairbloom.strategies.named import build, method_parameters, owner_of
+from fairbloom.strategies.named import build, method_parameters, owner_of, title
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
@@ -236,6 +236,12 @@ class Settings(RunSettings):
         if self.weight_decay:
             method.check_fit(WEIGHT_DECAY, "weight-decay", self.weight_decay)
         terms = method.terms(1)
+        if self.held_out_clients and (method.serves == "personal" or terms.keeps_arrays):
+            raise SettingsError(
+                f"held-out-clients = {self.held_out_clients:g}: {title(self.method)} trains no"
+                " whole common model, which clients that are not in training need: leave it out, or"
+                " take another method, without personal-parameters"
+            )
         by_method = terms.dynamic_alpha is not None or (
             terms.control_variates and not self.control_variates
         )
@@ -255,21 +261,20 @@ class Settings(RunSettings):
 
     def check_deployed(self) -> None:
         """Raise SettingsError if deployed clients cannot run with these settings."""
-        if self.pooled:
-            raise SettingsError(
-                "pooled = true: the training data of all clients lie together in one process only:"
-                " leave it out with deployed clients, or use fairbloom run"
-            )
-        if self.privacy__mode == SIMULATED:
-            raise SettingsError(
-                "privacy.mode = simulated: noise from the run's seed protects nobody: leave it out"
-                " with deployed clients, whose owners open accounts, or use fairbloom run"
-            )
-        if self.attack:
-            raise SettingsError(
-                "attack: clients attack on one machine only: leave it out with deployed clients, or"
-                " use fairbloom run"
-            )
+        reasons = {
+            "pooled = true: the training data of all clients lie together in one process only:"
+            " leave it out with deployed clients": self.pooled,
+            "privacy.mode = simulated: noise from the run's seed protects nobody: leave it out with"
+            " deployed clients, whose owners open accounts": self.privacy__mode == SIMULATED,
+            "attack: clients attack on one machine only: leave it out with deployed clients": (
+                self.attack
+            ),
+            f"held-out-clients = {self.held_out_clients:g}: every deployed client is in training:"
+            " leave it out, or name those that train by training-clients": self.held_out_clients,
+        }
+        for reason, applies in reasons.items():
+            if applies:
+                raise SettingsError(f"{reason}, or use fairbloom run")
 
     def check_schema(self) -> None:
         """Raise SettingsError if the task needs a schema on real nodes, and it is missing."""

@@ -48,7 +48,7 @@ from fairbloom.rounds.screening import usable_evaluation, usable_metrics
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Matrix
 from fairbloom.system.versions import Versions
-from fairbloom.tasks import Task, load_task
+from fairbloom.tasks import Examples, Task, load_task
 from fairbloom.tasks.inputs import move
 from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.task import MAX_CACHED_CLIENTS
@@ -394,6 +394,24 @@ class DebuggedClients(LocalClients):
 
     def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
         return compute(*args, **kwargs)
+
+
+class HeldOutClients(LocalClients):
+    """The clients that are not in training, each with only its first `few` training examples.
+
+    They have neither accounts nor attackers, and their states begin empty, in memory.
+    """
+
+    def __init__(self, method: Method, settings: RunSettings, few: int) -> None:
+        plain = {"state_dir": "", "pooled": False, "attack": "", "privacy__mode": "none"}
+        super().__init__(method, settings.model_copy(update=plain))
+        self._few = few
+
+    def local(self, name: str) -> LocalClient:
+        """Return one of the clients."""
+        client = super().local(name)
+        train = Examples(*client.splits.train[slice(0, self._few)])
+        return replace(client, splits=replace(client.splits, train=train))
 
 
 def check_tolerance(method: Method, clients: int) -> None:

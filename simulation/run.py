@@ -3,25 +3,35 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from fairbloom.client.device import choose_device, computing_in
 from fairbloom.logs import log
+from fairbloom.protocol.scores import LOSS_SCORE
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.terms import Terms
+from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import choose_run_folder, federate, keep_schema
+from fairbloom.server.run_folder.csv_rows import ENDINGS
 from fairbloom.server.run_folder.errors import check_place, explain_read_errors
-from fairbloom.server.run_folder.files import ENGINE, PERSONAL
+from fairbloom.server.run_folder.files import ENGINE, HELD_OUT, PERSONAL
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings
 from fairbloom.system.machine import processors_here
 from fairbloom.system.values import decode_as
-from fairbloom.tasks import check_data
+from fairbloom.tasks import check_data, load_task
 
 from .choice import Choice, choose
-from .clients import DebuggedClients, LocalClients, OnTrained
+from .clients import DebuggedClients, HeldOutClients, LocalClients, OnTrained
+
+# The training rows of clients that are not in training on which the final model is fine-tuned; all
+# of a client that has fewer.
+FEW_ROWS = (5, 20)
 
 
 def simulate(
@@ -78,7 +88,42 @@ def simulate(
             on_round(recorded)
 
         first = DebuggedClients if debug else LocalClients
-        return federate(settings, lambda method: first(method, with_states), note, engine=engine)
+        return federate(
+            settings,
+            lambda method: first(method, with_states),
+            note,
+            engine=engine,
+            score_held_out=partial(_score_held_out, folder, with_states),
+        )
+
+
+def _score_held_out(folder: Path, settings: RunSettings, method: Method, model: Model) -> None:
+    """Write the scores of the clients that are not in training under the final common model.
+
+    With `fine-tune-epochs`, also the scores after fine-tuning on their first training rows.
+    """
+    epochs = method.terms(1).fine_tune_epochs
+    kinds = {"not in training": (1, "global", 0)} | {
+        f"not in training, {few} rows": (few, "personal", epochs) for few in FEW_ROWS if epochs
+    }
+    task = load_task(settings)
+    found = {}
+    for title, (few, kind, fine_tune_epochs) in kinds.items():
+        terms = Terms(
+            server_round=method.progress.finished_rounds,
+            fine_tune_epochs=fine_tune_epochs,
+            wire_dtype=method.wire_dtype,
+        )
+        replies = HeldOutClients(method, settings, few).evaluate(task.held_out, model, terms, ())
+        replies.refused.log()
+        found[title] = {
+            name: {
+                score.name: score.cells([report.get(score.name + ENDINGS[kind])])[0]
+                for score in (*task.scores, LOSS_SCORE)
+            }
+            for name, report in replies.metrics.items()
+        }
+    HELD_OUT.write(folder, found)
 
 
 def _read_choice(folder: Path) -> Choice | None:

@@ -124,6 +124,7 @@ def infer(
     unit: str = "",
     missing: Missing = "error",
     kind: str = "auto",
+    without: Collection[str] = (),
 ) -> tuple[str, dict[str, str]]:
     """Return the schema that files suggest, with comments, and why columns are left out, by name.
 
@@ -145,11 +146,18 @@ def infer(
         The treatment of rows with a missing value.
     kind
         "classification", "regression", or "auto", which decides by the target's values.
+    without
+        The clients of a single file whose rows are left out.
     """
     tables, unread = _read_all(paths)
     first = next(iter(tables.values()))
     target = _find(tables, target, "csv.target", TARGETS)
     client = _find(tables, client, "csv.client") if client else ""
+    if client and without:
+        found, _ = rows_of_clients(first.find(client), first.decimal, MISSING)
+        kept = [rows for name, rows in found.items() if name not in without]
+        first = first.take(np.sort(np.concatenate(kept)))
+        tables = dict.fromkeys(tables, first)
     unit = _find(tables, unit, "csv.unit") if unit else ""
     for key, name in (("client", client), ("unit", unit)):
         if fold(name) == fold(target):

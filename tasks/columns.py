@@ -3,6 +3,7 @@
 PyTorch is imported late, because `fairbloom data` only reads tables.
 """
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -38,19 +39,21 @@ def infer(
     missing: Missing,
     kind: str,
     smallest_client: int,
+    without: Collection[str] = (),
 ) -> str:
-    """Return the schema that the files of a folder suggest."""
+    """Return the schema that the files of a folder suggest; clients in `without` are not read."""
     files = files_in(setup.data_dir, ENDINGS)
     if client.strip():
         _check_single(setup.data_dir, client.strip(), len(files))
     text, left_out = tables.infer(
-        files,
+        {name: path for name, path in files.items() if client.strip() or name not in without},
         positive_words=POSITIVE_WORDS,
         target=target.strip(),
         client=client.strip(),
         unit=unit.strip(),
         missing=missing,
         kind=kind,
+        without=without,
     )
     parse_schema(text, f"the schema that {setup.data_dir} suggests")
     if left_out:

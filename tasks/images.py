@@ -5,7 +5,7 @@ white.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,9 +45,15 @@ PICTURES = TASKS["image-folder"].reads
 # Clients ------------------------------------------------------------------------------------------
 
 
-def infer(setup: Setup, *, size: int, grey: bool, classes: str) -> str:
-    """Return the schema that folders of images suggest: all classes, and the most common size."""
-    folders = find_folders(setup.data_dir)
+def infer(
+    setup: Setup, *, size: int, grey: bool, classes: str, without: Collection[str] = ()
+) -> str:
+    """Return the schema that folders of images suggest: all classes, and the most common size.
+
+    The folders of the clients in `without` are not read.
+    """
+    every = find_folders(setup.data_dir)
+    folders = {name: folder for name, folder in every.items() if name not in without}
     found = [_images_by_class(folder) for folder in folders.values()]
     named = split_names(classes) or sort_classes({name for each in found for name in each})
     if len(named) < 2:

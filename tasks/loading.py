@@ -3,7 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import parent_process
 from pathlib import Path
@@ -24,6 +24,7 @@ from fairbloom.text import join_first, plural, text_if
 from .catalogue import TASKS
 from .datasets.store import digest_files, digest_of
 from .inputs import tensors_of
+from .partition import draw_held_out
 from .task import Described, Examples, Splits, Task, model_loss
 from .task_info import TaskInfo
 
@@ -95,7 +96,10 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
         (file, (about := file.stat()).st_mtime_ns, about.st_size)
         for file in info.find_files(setup.data_dir)
     )
-    task = _load(info, setup, tuple(info.check_parameters(settings.parameters).items()), stamps)
+    parameters = tuple(info.check_parameters(settings.parameters).items())
+    task = _load(info, setup, parameters, stamps)
+    if settings.held_out_clients:
+        task = _hold_out(task, info, setup, parameters)
     if settings.scores:
         from .extra_scores import add_scores  # imported late: it needs PyTorch
 
@@ -123,7 +127,7 @@ def check_data(settings: RunSettings) -> None:
         task.splits(task.clients[0])
     if not info.reads:
         return
-    task = load_task(settings.model_copy(update={"pooled": False}))
+    task = load_task(settings.model_copy(update={"pooled": False, "held_out_clients": 0.0}))
     if len(task.clients) == 1:
         single = (
             ", or, for a single file, name the column that names each row's client by csv.client"
@@ -266,3 +270,20 @@ def _load(
     from .checks import guard_task  # imported late: it needs PyTorch
 
     return guard_task(info.loader, task, setup.validation_share)
+
+
+@lru_cache(maxsize=4)
+def _hold_out(
+    task: Task, info: TaskInfo, setup: Setup, parameters: tuple[tuple[str, Value], ...]
+) -> Task:
+    """Return a task of which some clients are not in training; a schema is inferred without them.
+
+    Their names are drawn from all clients of the task, with a schema that is inferred from all.
+    """
+    held_out = draw_held_out(setup, task.clients)
+    if info.infer and not setup.schema_:
+        schema = info.infer_schema(setup, dict(parameters), held_out)
+        task = info.load(setup.model_copy(update={"schema_": schema}), dict(parameters))
+    apart = frozenset(held_out)
+    training = tuple(name for name in task.clients if name not in apart)
+    return replace(task, clients=training, held_out=held_out)

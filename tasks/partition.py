@@ -56,6 +56,24 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
     return [Dealt(*each) for each in zip(*parts, strict=True)]
 
 
+def draw_held_out(setup: Setup, clients: Sequence[str]) -> tuple[str, ...]:
+    """Return the clients that are not in training, in their order; () without `held-out-clients`.
+
+    Of N clients they are ⌊share · N⌋, and at least one; the share is read in decimal. The stream of
+    (seed, "held-out") permutes the places 0 to N − 1 in `clients`, and the first places are held
+    out. Raise FairbloomError if no client would be left.
+    """
+    share = setup.held_out_clients
+    number = max(int(Fraction(str(share)) * len(clients)), int(share > 0.0))
+    if number == len(clients):
+        raise FairbloomError(
+            f"held-out-clients = {share:g}: the task has only the client {clients[0]}, which would"
+            " not train: leave it out, or take more clients"
+        )
+    places = generator(setup.seed, "held-out").permutation(len(clients))[:number]
+    return tuple(clients[place] for place in sorted(places.tolist()))
+
+
 def _check_enough(fewest: int, clients: int, examples: int) -> None:
     """Raise FairbloomError if the smallest client has too few examples to train and test on."""
     if fewest < MIN_EXAMPLES:

@@ -348,6 +348,8 @@ class Task:
         One word for each client that is special, by name; results show it after the name.
     left_out
         The names of clients that the files have, but too few rows of.
+    held_out
+        The names of further clients, which are not in training; see `draw_held_out`.
     seeds
         What the seed does to the data, so that a comparison over seeds knows how independent these
         are: "split" if it splits the same clients' examples again, "draw" if it draws others; "" if
@@ -380,6 +382,7 @@ class Task:
     schema: str = ""
     marks: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
     seeds: str = ""
     has_probabilities: Callable[[], bool] = bool
     tested_on_training: Callable[[], Sequence[str]] = tuple

@@ -4,7 +4,7 @@ PyTorch is imported late, because the command line lists tasks without it.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -262,10 +262,13 @@ class TaskInfo:
             file for file in at_depth if file.suffix.lower() in self.reads and file.is_file()
         )
 
-    def infer_schema(self, setup: Setup, parameters: Mapping[str, Value]) -> str:
-        """Return the text of the schema that the files suggest."""
+    def infer_schema(
+        self, setup: Setup, parameters: Mapping[str, Value], without: Collection[str] = ()
+    ) -> str:
+        """Return the text of the schema that the files of all clients but some suggest."""
         self.check_readable(setup.data_dir)
-        return str(imported("task", self.infer)(setup, **self._arguments(parameters)))
+        arguments = self._arguments(parameters)
+        return str(imported("task", self.infer)(setup, **arguments, without=frozenset(without)))
 
     def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
         """Return the task, with the defaults of parameters that are missing.

@@ -252,6 +252,10 @@ PRIVACY = File[Mapping[str, Any]](
     remedy="Restore it from a copy, or delete it",
 )
 
+HELD_OUT = File[Mapping[str, Mapping[str, Mapping[str, float | None]]]](
+    name="held-out.json", encode=_encode_json, decode=_decode_object, default={}
+)
+
 KNOWN = File[Known](
     name="known.json",
     encode=lambda known: _encode_json(asdict(known)),

@@ -27,6 +27,7 @@ from ..partition import (
     Parts,
     add_labels,
     deal,
+    draw_held_out,
     name_clients,
     number_clients,
     split,
@@ -121,7 +122,8 @@ def deal_pictures(
         "official": their part of the official test set, by the same shards, classes or shares.
     standardise
         "channel": (x − μ)/σ of each channel; "pixel": (x − μ)/(σ + 0.001) of each pixel, from 0 to
-        255; "none": x from 0 to 1. Mean and deviation are those of all official training images.
+        255; "none": x from 0 to 1. Mean and deviation are of all official training images that
+        no held-out client has.
     model_outputs
         The number of the model's outputs, of which the classes are the first. 0: one a class.
     """
@@ -153,7 +155,6 @@ def deal_pictures(
     @cache
     def dealt() -> _Dealt:
         pictures = read_all()
-        scale = _make_scaling(pictures.images, info.white, standardise)
         trained, labels = _keep_classes(pictures.images, pictures.labels, kept)
         tested, tested_labels = _keep_classes(pictures.tested, pictures.tested_labels, kept)
         if test == "train":
@@ -175,6 +176,11 @@ def deal_pictures(
             name: Dealt(part.examples, part.tested + len(labels))
             for name, part in zip(names, parts, strict=True)
         }
+        used = pictures.images
+        if held_out := [clients[name].examples for name in draw_held_out(setup, names)]:
+            rows = np.concatenate(held_out)
+            used = np.delete(trained, rows[rows < len(trained)], axis=0)
+        scale = _make_scaling(used, info.white, standardise)
         return _Dealt(
             images, scale(_to_unit(images, info.white)), torch.from_numpy(targets), clients, scale
         )

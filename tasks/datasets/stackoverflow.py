@@ -21,7 +21,7 @@ from torch import Tensor
 from fairbloom.errors import FairbloomError
 
 from ..catalogue import TASKS
-from ..partition import MIN_EXAMPLES, Indices, split
+from ..partition import MIN_EXAMPLES, Indices, draw_held_out, split
 from ..task import Examples, Setup, Splits, Task
 from .classification import classify, draw_clients, numbered
 from .hub import read_batches
@@ -38,7 +38,7 @@ MARKS = 4
 def load(setup: Setup, *, smallest: int, words: int) -> Task:
     """Return the task, with one client per user of at least `smallest` examples.
 
-    The vocabulary has the `words` most frequent words of the run's clients.
+    The vocabulary has the `words` most frequent words of the run's clients in training.
     """
     (path,) = locate(TASKS["stackoverflow"], setup)
     counts = pandas.concat(map(count_by_user, read_sentences(path))).groupby(level=0).sum()
@@ -56,9 +56,9 @@ def load(setup: Setup, *, smallest: int, words: int) -> Task:
 
     @cache
     def numbers() -> dict[str, int]:
-        counts = Counter(
-            word for of_user in texts.values() for text in of_user for word in text.split()
-        )
+        held_out = draw_held_out(setup, tuple(drawn))
+        training = (texts[user] for user in drawn if user not in held_out)
+        counts = Counter(word for of_user in training for text in of_user for word in text.split())
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return {word: number for number, word in enumerate(ranked[:words], MARKS)}
 

@@ -46,6 +46,7 @@ from fairbloom.server.run_folder.files import (
     EXAMPLES,
     GROUPED,
     GROUPS,
+    HELD_OUT,
     KNOWN,
     MODEL,
     MODULES,
@@ -93,6 +94,7 @@ VALUES: dict[File[Any], Any] = {
         classes=("no", "ä"),
     ),
     MODULES: {"my_module": "0123"},
+    HELD_OUT: {"not in training": {"é": {"auc": None, "accuracy": 62.5}}},
     PRIVACY: {"simulated": True, "clients": {"é": {"epsilon": 3.0}}},
     GROUPED: Grouped(
         {"sex": ("ä", "b", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)
@@ -190,6 +192,7 @@ def test_a_run_writes_exactly_its_declared_files(
     assert there <= declared
     of_others = {"data.json", "examples.json", "schema.toml", "known.json", *OF_GROUPS}
     of_others |= {"modules.json", "exports", "metrics.csv", "contexts", "data", "privacy.json"}
+    of_others |= {"held-out.json"}
     assert declared - there == of_others | {".lock"}
 
 
