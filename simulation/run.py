@@ -19,7 +19,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.server.app import choose_run_folder, federate, keep_schema
 from fairbloom.server.run_folder.csv_rows import ENDINGS
 from fairbloom.server.run_folder.errors import check_place, explain_read_errors
-from fairbloom.server.run_folder.files import ENGINE, HELD_OUT, PERSONAL
+from fairbloom.server.run_folder.files import ENGINE, HELD_OUT, NOT_IN_TRAINING, PERSONAL
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings
 from fairbloom.system.machine import processors_here
@@ -103,8 +103,8 @@ def _score_held_out(folder: Path, settings: RunSettings, method: Method, model: 
     With `fine-tune-epochs`, also the scores after fine-tuning on their first training rows.
     """
     epochs = method.terms(1).fine_tune_epochs
-    kinds = {"not in training": (1, "global", 0)} | {
-        f"not in training, {few} rows": (few, "personal", epochs) for few in FEW_ROWS if epochs
+    kinds = {NOT_IN_TRAINING: (1, "global", 0)} | {
+        f"{NOT_IN_TRAINING}, {few} rows": (few, "personal", epochs) for few in FEW_ROWS if epochs
     }
     task = load_task(settings)
     found = {}

@@ -219,9 +219,10 @@ def _methods_section(comparison: Comparison) -> Section:
 def method_table(comparison: Comparison) -> Table:
     """Return a row per method: measures over clients, and differences to the baseline."""
     seeds = len(comparison.seeds)
-    titles = [measure_title(key, comparison.client_count) for key in SHOWN]
+    keys = (*SHOWN, *comparison.held_out_measures)
+    titles = [measure_title(key, comparison.client_count) for key in keys]
     means = {
-        method: [comparison.spread(method, key)[0] for key in SHOWN] for method in comparison.shown
+        method: [comparison.spread(method, key)[0] for key in keys] for method in comparison.shown
     }
     digits = Digits(comparison.decimals)
     found = [comparison.differences(measure) for measure in (MEAN, WORST)]
@@ -256,6 +257,7 @@ def method_table(comparison: Comparison) -> Table:
         if comparison.extended_from:
             note += f", extended from {comparison.extended_from} seeds"
     note += f".{about_worst(titles[2], seeds)}"
+    note += text_if(comparison.held_out_measures, " Not in training: scores of the common model.")
     return Table(
         "methods",
         f"Final models over clients: test {comparison.score.title}",
@@ -351,7 +353,10 @@ def _differences_section(comparison: Comparison) -> Section | None:
     panels = []
     cells = []
     for measure, score in {
-        **dict.fromkeys(COMPARED, comparison.score),
+        **dict.fromkeys(
+            (*COMPARED, *filter(comparison.differences, comparison.held_out_measures)),
+            comparison.score,
+        ),
         **comparison.gaps_compared,
     }.items():
         found = comparison.differences(measure)
@@ -403,8 +408,9 @@ def _differences_section(comparison: Comparison) -> Section | None:
     note = (
         "Positive is better; of the standard deviation, more equal"
         f"{text_if(comparison.gaps_compared, by_gap)}."
-        f" The {measure_title(WORST, comparison.client_count)} and the mean are tested; p is of"
-        " the paired t test, with Holm's correction over both and all methods."
+        f" The {measure_title(WORST, comparison.client_count)} and the mean"
+        f"{text_if(comparison.held_out_measures, ', also of clients not in training,')} are tested;"
+        " p is of the paired t test, with Holm's correction over these and all methods."
         f"{about_worst(measure_title(WORST, comparison.client_count), len(comparison.seeds))}"
     )
     if comparison.shared.test_share:

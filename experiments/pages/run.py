@@ -209,7 +209,8 @@ def _measures_table(run: Run) -> Table:
     for each in found:
         spread = measures(each.values, each.score)
         digits = Digits.of(each.score, (spread[key] for key in keys))
-        name = f"{each.score.title}{text_if(each.model == 'personal', ' (personal models)')}"
+        models = {"global": "", "personal": " (personal models)"}
+        name = f"{each.score.title}{models.get(each.model, f' ({each.model})')}"
         count = len(each.values)
         of = f"{count}{text_if(count < each.clients, f' of {each.clients}')}"
         cells.append([Cell(name), Cell(of, count), *(digits.cell(spread[key]) for key in keys)])

@@ -1,5 +1,6 @@
 """The scores of several methods with several seeds, and their differences to a baseline."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.server.fairness import against_baseline
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
+from fairbloom.server.run_folder.files import HELD_OUT
 from fairbloom.server.run_folder.participation import CONTRIBUTION
 from fairbloom.strategies import name_of
 from fairbloom.text import decimals_showing
@@ -22,6 +24,9 @@ from .caveats import SharedData
 from .differences import (
     CLAIMED,
     FEWEST_SEEDS,
+    MEAN,
+    NEW_MEAN,
+    WORST,
     Difference,
     difference_of,
     differences_of,
@@ -30,7 +35,7 @@ from .differences import (
 )
 from .group_scores import GroupReport
 from .measures import GAP, ClientScores, find_measure
-from .run import Run, measures
+from .run import Run, frame, measures
 from .tables import is_shown
 
 if TYPE_CHECKING:
@@ -147,6 +152,37 @@ class ComparedScores:
             for method in self.methods
         }
 
+    @cached_property
+    def held_out(self) -> Mapping[str, Sequence[dict[str, float]]]:
+        """The measures of the clients that are not in training, by method, seed and name.
+
+        The names are `held_out_measures`. Clients that lack the score under some method are left
+        out, and a seed without any other has no measures. The models are common ones; a row of
+        personal models has their measures if the row of the common model is not `shown`.
+        """
+        every = {
+            name: runs
+            for label, runs in self.runs.items()
+            for name in (label, personal_label(label))
+            if name == label or label not in self.shown
+        }
+        kinds = {kind for run in every.get(self.baseline, ()) for kind in HELD_OUT.read(run.folder)}
+        found = {method: [dict[str, float]() for _ in self.seeds] for method in self.methods}
+        for kind, place in itertools.product(sorted(kinds), range(len(self.seeds))):
+            rows = frame([runs[place].held_out(kind) for runs in every.values()])
+            shared = rows.dropna(axis="columns")
+            for name, values in zip(every, shared.to_dict("records"), strict=True):
+                if values:
+                    found[name][place] |= {
+                        f"{kind}: {key}": measures(values, self.score)[key] for key in (MEAN, WORST)
+                    }
+        return found
+
+    @property
+    def held_out_measures(self) -> list[str]:
+        """The measures of the clients that are not in training; [] without `held-out-clients`."""
+        return [*{name: 0 for each in self.held_out.get(self.baseline, ()) for name in each}]
+
     @property
     def left_out(self) -> Mapping[int, Sequence[str]]:
         """By seed, the clients that no measure includes: they lack the score under some method.
@@ -197,12 +233,17 @@ class ComparedScores:
     # Measures
 
     def measures(self, method: str) -> list[dict[str, float]]:
-        """Return the measures of fairness of each seed."""
-        return [measures(values, self.score) for values in self.values[method]]
+        """Return the measures of fairness of each seed, with those in `held_out`."""
+        return [
+            measures(values, self.score) | new
+            for values, new in zip(self.values[method], self.held_out[method], strict=True)
+        ]
 
     def spread(self, method: str, measure: str) -> tuple[float, float]:
-        """Return mean and standard deviation over the seeds of one measure."""
-        return mean_and_deviation([measured[measure] for measured in self.measures(method)])
+        """Return mean and standard deviation of a measure over the seeds that have it, or NaN."""
+        return mean_and_deviation(
+            [each[measure] for each in self.measures(method) if measure in each] or [math.nan]
+        )
 
     @cached_property
     def gaps_compared(self) -> dict[str, GroupScore]:
@@ -232,8 +273,10 @@ class ComparedScores:
         compute = find_measure(measure).of
         reports = self.by_group.get(method, [None] * len(self.seeds))
         return [
-            compute(ClientScores(values, self.score, groups=groups))
-            for values, groups in zip(self.values[method], reports, strict=True)
+            compute(ClientScores(values, self.score, groups=groups, held_out=new))
+            for values, groups, new in zip(
+                self.values[method], reports, self.held_out[method], strict=True
+            )
         ]
 
     def _has(self, measure: str) -> bool:
@@ -290,9 +333,9 @@ class ComparedScores:
         method
             One of `methods`.
         measure
-            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client; or
+            One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client;
             "group-gap:SCORE", the gap between groups over all clients, and "group-gap:SCORE:NAME",
-            the gap within one client.
+            the gap within one client; or one of `held_out_measures`.
 
         Raises
         ------
@@ -316,24 +359,32 @@ class ComparedScores:
     def difference(self, method: Named, measure: str) -> Difference:
         """Return a method's mean gain over the baseline by a measure of `gains`, and its error.
 
-        The mean and the worst-served tenth are tested; see `claims`. Other measures have an
-        interval and no p-value. `method` is as tables print it or as `compare` takes it.
+        The mean and the worst-served tenth are tested, and the mean of the clients that are not in
+        training; see `claims`. Other measures have an interval and no p-value. `method` is as
+        tables print it or as `compare` takes it.
         """
         found = self.differences(measure)
         label = find_label(method, list(found))
         if label is None:
             raise FairbloomError(
                 f"method = {name_of(method)!r}: the methods that are compared with"
-                f" {self.baseline} are {', '.join(found)}"
+                f" {self.baseline} by {measure} are {', '.join(found) or 'none'}"
             )
         return found[label]
 
     def differences(self, measure: str) -> dict[str, Difference]:
-        """Return the `difference` of each method except the baseline."""
+        """Return the `difference` of each method except the baseline.
+
+        Personal models may have no measures of `held_out`: they are left out of these.
+        """
         if measure in CLAIMED:
-            return {method: self.claims[method, measure] for method in self.others}
+            return {method: found for (method, of), found in self.claims.items() if of == measure}
         share = self.shared.test_share
-        gains = {method: self.gains(method, measure) for method in self.others}
+        gains = {
+            method: self.gains(method, measure)
+            for method in self.others
+            if measure not in self.held_out_measures or self._pairs(method, measure)
+        }
         return {
             method: difference_of(each, test_share=share).untested for method, each in gains.items()
         }
@@ -350,6 +401,7 @@ class ComparedScores:
             (method, measure): self.gains(method, measure)
             for measure in CLAIMED
             for method in self.others
+            if measure != NEW_MEAN or self._pairs(method, measure)
         }
         return differences_of(gains, test_share=self.shared.test_share)
 

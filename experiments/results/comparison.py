@@ -244,6 +244,7 @@ class Comparison(ComparedScores, Shown):
                 strict=True,
             ):
                 row = {"method": method, "seed": seed, "score": self.score.title, **measured}
+                row |= {name: measured.get(name) for name in self.held_out_measures}
                 if self.improved:
                     row["improved"] = improved
                 if self.contributions:
@@ -254,16 +255,23 @@ class Comparison(ComparedScores, Shown):
     def difference_rows(self) -> list[dict[str, Any]]:
         """Return the rows of differences.csv: one a method and measure; None for missing numbers.
 
-        The measures are measures of fairness, gaps between groups over all clients, and the score
-        and gaps of each client in `clients_compared`. Last come the measures of
-        `fairbloom.server.fairness.against_baseline`, which are not differences themselves.
+        The measures are measures of fairness, also of clients that are not in training, gaps
+        between groups over all clients, and the score and gaps of each client in
+        `clients_compared`. Last come the measures of `fairbloom.server.fairness.against_baseline`,
+        which are not differences themselves.
         """
         measured = [m for m in MEASURES if any(map(math.isfinite, self._by_seed(m, self.baseline)))]
         of_clients = [f"{CLIENT}{client}" for client in self.clients_compared]
         gaps = [f"{gap}:{client}" for gap in self.gaps_compared for client in self.clients_compared]
         rows = [
             {"method": method, "measure": measure, **difference.numbers}
-            for measure in (*measured, *of_clients, *self.gaps_compared, *filter(self._has, gaps))
+            for measure in (
+                *measured,
+                *self.held_out_measures,
+                *of_clients,
+                *self.gaps_compared,
+                *filter(self._has, gaps),
+            )
             for method, difference in self.differences(measure).items()
         ]
         for measure, method in itertools.product(AGAINST_BASELINE, self.others):

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from fairbloom.server.run_folder.files import NOT_IN_TRAINING
+
 if TYPE_CHECKING:
     import pandas
 
 Key = TypeVar("Key", bound=Hashable)
 
-# The measures that sentences may claim by: the worst-served tenth under each method, and the mean
-# over all clients.
+# The measures that sentences may claim by: the worst-served tenth under each method, the mean over
+# all clients, and the mean over the clients that are not in training, where there are some.
 WORST = "worst_10"
 MEAN = "mean"
-CLAIMED = (WORST, MEAN)
+NEW_MEAN = f"{NOT_IN_TRAINING}: {MEAN}"
+CLAIMED = (WORST, MEAN, NEW_MEAN)
 
 # The share of intervals that hold the true difference.
 CONFIDENCE = 0.95

@@ -13,6 +13,7 @@ from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import against_baseline, count_of_share, summarize
 from fairbloom.server.run_folder.csv_rows import MEASURES
+from fairbloom.server.run_folder.files import NOT_IN_TRAINING
 
 from .group_scores import GroupReport
 
@@ -40,6 +41,8 @@ class ClientScores:
     groups: GroupReport | None = None
     baseline: Mapping[str, float] = field(default_factory=dict)
     training: Mapping[str, float] = field(default_factory=dict)  # see `Run.training`
+    # measures of clients that are not in training, by name; see `ComparedScores.held_out`
+    held_out: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ def find_measure(name: str) -> Measure:
         return Measure(name, lambda served: served.values.get(client, math.nan))
     if re.fullmatch(rf"{GAP}[a-z0-9-]+(:.+)?", name, re.DOTALL):
         return Measure(name, partial(_gap_size, *parse_gap(name)), "low")
+    if name.startswith(NOT_IN_TRAINING):
+        return Measure(name, lambda served: served.held_out.get(name, math.nan))
     key = name.replace("-", "_")
     if key not in REGISTRY:
         raise FairbloomError(

@@ -36,8 +36,10 @@ from fairbloom.server.run_folder.files import (
     ENGINE,
     GROUPED,
     GROUPS,
+    HELD_OUT,
     KNOWN,
     METRICS,
+    NOT_IN_TRAINING,
     PRIVACY,
     ROUNDS,
     SCORES,
@@ -379,6 +381,28 @@ class Run(Shown):
             client: value
             for client, value in self.column(column, hostile=hostile).items()
             if score.has(value / unit)
+        }
+
+    def held_out(self, kind: str = NOT_IN_TRAINING, score: Score | None = None) -> dict[str, float]:
+        """Return the score of each client that is not in training, under the final common model.
+
+        Clients without one are left out. It is {} without `held-out-clients`, and until the run is
+        over.
+
+        Parameters
+        ----------
+        kind
+            "not in training"; with `fine-tune-epochs` also "not in training, 5 rows" and "not in
+            training, 20 rows", after fine-tuning on so many of a client's training examples.
+        score
+            One of `scores`; by default the one that fairness is measured in.
+        """
+        if not self.finished:
+            return {}
+        return {
+            client: value
+            for client, scores in HELD_OUT.read(self.folder).get(kind, {}).items()
+            if (value := scores.get((score or self.score).name)) is not None
         }
 
     def validated(self, model: str) -> dict[str, float]:
@@ -735,7 +759,7 @@ class Scored:
     """A score under one kind of model."""
 
     score: Score
-    model: str  # "global" or "personal"
+    model: str  # "global", "personal", or a kind of `Run.held_out`
     values: Mapping[str, float]  # by client
     lacking: Mapping[str, str]  # by client without the score, the reason
     unasked: int = 0  # the number of other clients, not asked to evaluate
@@ -758,7 +782,10 @@ class Scored:
 
 
 def scores_of(run: Run) -> list[Scored]:
-    """Return the scores after the last evaluated round, under each kind of model."""
+    """Return the scores after the last evaluated round, under each kind of model.
+
+    Last come the clients that are not in training.
+    """
     found = []
     tested = run.tested
     for score in run.scores:
@@ -773,6 +800,11 @@ def scores_of(run: Run) -> list[Scored]:
             lacking = dict.fromkeys(run.without(score, model), "not tested in the last round")
             lacking |= {name: undefined for name in lacking if name in tested}
             found.append(Scored(score, model, values, lacking, run.unasked))
+        found += [
+            Scored(score, kind, values, {})
+            for kind in HELD_OUT.read(run.folder)
+            if (values := run.held_out(kind, score))
+        ]
     return found
 
 

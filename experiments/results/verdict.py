@@ -1,7 +1,8 @@
 """A comparison in at most 80 words: how the baseline serves the worst served, and who does better.
 
-Sentences claim differences by two measures only, the worst-served clients and the mean over all, in
-one family of tests over all methods. If nothing differs, at most 5 % of verdicts claim anything.
+Sentences claim differences by few measures only, the worst-served clients, the mean over all, and
+the mean over clients that are not in training, in one family of tests over all methods. If nothing
+differs, at most 5 % of verdicts claim anything.
 """
 
 import itertools
@@ -25,9 +26,9 @@ from .caveats import (
 )
 from .compared_scores import ComparedScores
 from .differences import (
-    CLAIMED,
     FEWEST_SEEDS,
     MEAN,
+    NEW_MEAN,
     WORST,
     half_width,
     half_widths,
@@ -49,10 +50,14 @@ MOST_LISTED = 5
 MOST_CLIENTS = 2
 
 # Measures and signs of differences, in the order of their sentences.
-EFFECTS = ((WORST, 1), (MEAN, 1), (MEAN, -1), (WORST, -1))
+EFFECTS = ((WORST, 1), (MEAN, 1), (MEAN, -1), (WORST, -1), (NEW_MEAN, 1), (NEW_MEAN, -1))
 
 # How sentences call the measures, and the signs of differences.
-OBJECTS = {WORST: "the worst served", MEAN: "the mean"}
+OBJECTS = {
+    WORST: "the worst served",
+    MEAN: "the mean",
+    NEW_MEAN: "the mean of clients not in training",
+}
 VERBS = {1: "improves", -1: "worsens"}
 
 
@@ -61,7 +66,7 @@ class Claim:
     """A significant difference of a method to the baseline."""
 
     method: str
-    measure: str  # one of CLAIMED
+    measure: str  # one of `differences.CLAIMED`
     gain: float  # positive is better
 
 
@@ -96,7 +101,9 @@ def verdict_of(compared: ComparedScores) -> Verdict:
         for key, difference in compared.claims.items()
         if difference.significant
     )
-    unclaimed = {*means} - {claim.method for claim in claims if claim.gain > 0.0}
+    unclaimed = {*means} - {
+        claim.method for claim in claims if claim.gain > 0.0 and claim.measure != NEW_MEAN
+    }
     sentences = [
         *_leak(compared),
         *_other_rule(compared),
@@ -242,7 +249,7 @@ def _claims(compared: ComparedScores) -> Iterator[str]:
     if not any(difference.significant for difference in compared.claims.values()):
         yield (
             f"No method differs significantly from {compared.baseline}, for the worst served or in"
-            " the mean."
+            f" the mean{text_if(compared.held_out_measures, ', also of clients not in training')}."
         )
         return
     if not _methods_with(compared, WORST, 1):
@@ -255,7 +262,7 @@ def _claims(compared: ComparedScores) -> Iterator[str]:
             if (measure, sign) == (WORST, 1) and not losing.intersection(methods):
                 every = text_if(len(methods) > 1, "all ")
                 end = f", {every}without a significant loss in the mean"
-            if sign > 0:
+            if sign > 0 and measure != NEW_MEAN:
                 end += _costs(compared, methods[:MOST_LISTED])
             yield f"{_list_effects(compared, measure, sign, methods, 'significantly ')}{end}."
 
@@ -365,7 +372,8 @@ def _equals(compared: ComparedScores) -> Iterator[str]:
         method
         for method in compared.others
         if not any(
-            (claim := compared.claims[method, measure]).better or claim.worse for measure in CLAIMED
+            (claim := compared.claims[method, measure]).better or claim.worse
+            for measure in (WORST, MEAN)
         )
     ]
     if same:

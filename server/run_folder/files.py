@@ -252,6 +252,9 @@ PRIVACY = File[Mapping[str, Any]](
     remedy="Restore it from a copy, or delete it",
 )
 
+# How results call clients that are not in training.
+NOT_IN_TRAINING = "not in training"
+
 HELD_OUT = File[Mapping[str, Mapping[str, Mapping[str, float | None]]]](
     name="held-out.json", encode=_encode_json, decode=_decode_object, default={}
 )

@@ -9,10 +9,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.api import load
+from fairbloom.protocol.scores import LOSS_SCORE
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
 from fairbloom.server.run_folder.files import HELD_OUT, MODEL
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.clients import HeldOutClients, LocalClient, LocalClients
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
 
@@ -141,3 +144,39 @@ def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
     simulate(Settings.of(config(held_out_clients=0.0, out=str(tmp_path / "a"))))
     assert not HELD_OUT.exists_in(tmp_path / "a")
     assert RunSettings.of({}).held_out_clients == 0.0
+
+
+def test_no_round_asks_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.of(config(out=str(tmp_path / "a"), engine="loop"))
+    held = load_task(settings).held_out
+    asked = set[str]()
+    local = LocalClients.local
+
+    def check(pool: LocalClients, name: str) -> LocalClient:
+        asked.add(name)
+        assert isinstance(pool, HeldOutClients) == (name in held)
+        return local(pool, name)
+
+    monkeypatch.setattr(LocalClients, "local", check)
+    simulate(settings)
+    assert asked > {*held}
+
+
+def test_a_few_rows_are_fine_tuned_on_as_by_hand(tmp_path: Path) -> None:
+    given = config(model="logistic", fine_tune_epochs=2, learning_rate=0.1, out=str(tmp_path / "a"))
+    simulate(Settings.of(given))
+    for name, loss in load(tmp_path / "a").held_out("not in training, 5 rows", LOSS_SCORE).items():
+        module = load_task(given).model()
+        final = MODEL.read(tmp_path / "a")
+        module.load_state_dict({key: torch.from_numpy(array) for key, array in final.items()})
+        rows = load_task(given).splits(name)
+        step = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(2):
+            step.zero_grad()
+            inputs, targets = rows.train[slice(0, 5)]
+            cross_entropy(module(inputs), targets).backward()
+            step.step()
+        inputs, targets = rows.test[slice(0, None)]
+        assert loss == pytest.approx(
+            float(cross_entropy(module(inputs).detach(), targets)), rel=1e-4
+        )
