@@ -123,8 +123,10 @@ def own_work(client: LocalClient, work: LocalWork, terms: Terms, training: str =
     order = client.order
     if isinstance(order, str):  # so that no two works of a round differ by one known step
         order = f"{order} {work.epochs} {work.steps}"
-    planned = work_of_client(work, client.settings, terms, client.key, training, order)
-    planned = replace(planned, smallest_batch=client.smallest_batch(work))
+    planned = replace(
+        work_of_client(work, client.settings, terms, client.key, training, order),
+        smallest_batch=client.smallest_batch(work),
+    )
     if client.gate is not None:
         client.gate.check_training()
         client.gate.check_work(planned, terms)

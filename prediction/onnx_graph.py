@@ -116,9 +116,11 @@ def _encode_number(
     missing = op.IsNaN(number)
     if codes := codes_of(how.dictionary, column.name):
         missing = op.Or(missing, _any(op, op.Equal(number, codes)))
-    refused = _is_out_of_range(op, converted, how.dictionary.fields[column.name])
     # A cell is limited as it is written, and the field's limits are for the converted number.
-    refused = op.Or(refused, op.Greater(op.Abs(number), MAX_NUMBER))
+    refused = op.Or(
+        _is_out_of_range(op, converted, how.dictionary.fields[column.name]),
+        op.Greater(op.Abs(number), MAX_NUMBER),
+    )
     refused = op.And(refused, op.Not(missing)) if column.fill else op.Or(refused, missing)
     return op.Cast(op.Where(missing, 0.0, ratio), to=ir.DataType.FLOAT), refused
 

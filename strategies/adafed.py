@@ -87,7 +87,8 @@ class AdaFed(CommonDescent):
         if total == 0.0:
             return weights
         with np.errstate(over="ignore", divide="ignore"):
-            factor = self.server_lr / total / np.power(largest, self.gamma)
-            factor = np.minimum(factor, np.finfo(np.float64).max)
+            factor = np.minimum(
+                self.server_lr / total / np.power(largest, self.gamma), np.finfo(np.float64).max
+            )
             c = np.clip(weights * factor, -LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
         return np.asarray(c)

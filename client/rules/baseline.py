@@ -61,14 +61,8 @@ class Baseline(Rule):
             ):
                 break
         model.load_state_dict(received)
-        return {
-            name: torch.tensor(score, dtype=torch.float64)
-            for name, score in min(measured, key=_finite_loss).items()
-        }
-
-
-def _finite_loss(scores: Mapping[str, float]) -> float:
-    return scores[LOSS] if math.isfinite(scores[LOSS]) else math.inf
+        best = min(measured, key=lambda each: each[LOSS] if math.isfinite(each[LOSS]) else math.inf)
+        return {name: torch.tensor(score, dtype=torch.float64) for name, score in best.items()}
 
 
 def baseline_epoch(client: LocalClient, epoch: int) -> LocalWork:

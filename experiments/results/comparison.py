@@ -202,8 +202,7 @@ class Comparison(ComparedScores, Shown):
         """A row a method, seed and client, with each score: the table clients.csv."""
         wide = self.finals.pivot(
             index=["method", "seed", "client"], columns="score", values="value"
-        )
-        wide = wide.reindex([*self.methods], level="method")
+        ).reindex([*self.methods], level="method")
         return wide[[score.name for score in accuracy_first(self.scores)]].reset_index()
 
     def group_rows(self) -> list[dict[str, Any]]:

@@ -84,10 +84,17 @@ def reproduce(
     overrides = merge_settings({}, settings or {})
     if data_dir is not None:
         overrides["data-dir"] = os.fspath(data_dir)
-    study = study_of(
-        recipe, choose_rows(recipe, rows), range(count), quick=quick, grid=grid, overrides=overrides
+    study = replace(
+        study_of(
+            recipe,
+            choose_rows(recipe, rows),
+            range(count),
+            quick=quick,
+            grid=grid,
+            overrides=overrides,
+        ),
+        recipe=str(Path(name).absolute()) if name.endswith(".toml") else name,
     )
-    study = replace(study, recipe=str(Path(name).absolute()) if name.endswith(".toml") else name)
     default = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
     folder = Path(out or default).absolute()
     place = place_of(jobs, pool, gpus_per_run)

@@ -240,8 +240,11 @@ def _tries(arm: Arm, shared: Mapping[str, Value], app: App | None) -> list[dict[
         start["fcfl.stage1-rounds"] = _common(shared, app).num_rounds // 2
     declared: Tries = vars(find_method(arm.method)).get("tries", FairStrategy.tries)
     owner = owner_of(arm.method)
-    axes = {f"{owner}.{key_of(name)}": values for name, values in declared.items()}
-    axes = {key: values for key, values in axes.items() if key not in shared}
+    axes = {
+        key: values
+        for name, values in declared.items()
+        if (key := f"{owner}.{key_of(name)}") not in shared
+    }
     return [
         {**start, **dict(zip(axes, values, strict=True))}
         for values in itertools.product(*axes.values())
