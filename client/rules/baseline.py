@@ -1,7 +1,7 @@
 """EAGLE's client half: the least training loss that a client reaches without the others."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
