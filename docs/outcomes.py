@@ -4,6 +4,7 @@ Each data set gives one number a method: its gain of the worst-served tenth over
 the gain that would matter on it (`BOUND`). A method *differs* if Wilcoxon's signed ranks say so,
 and is *equivalent* if two one-sided tests (Schuirmann 1987) with signed ranks show that the gain is
 above -1 and below +1; each with Holm's correction over methods. An equivalent method may differ.
+All of it is about the middle of the gains: on single data sets they may be large.
 """
 
 from collections.abc import Mapping, Sequence

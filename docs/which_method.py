@@ -6,11 +6,10 @@ about each federation. Federations without both are named as not run.
 """
 
 import csv
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, cycle
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -20,15 +19,19 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.federations.describe import COLUMNS
-from benchmarks.methods import BASELINE, SEARCHED, WORKLOADS, gain
+from benchmarks.federations.prepare import FLIGHTS
+from benchmarks.methods import BASELINE, LATER, SEARCHED, WORKLOADS, gain
 from benchmarks.tables import read_csv
-from fairbloom.experiments.results.differences import Difference, correct_by_holm, differences_of
+from fairbloom.experiments.results.differences import Difference, differences_of
 from fairbloom.experiments.studies.search import VALIDATION_SHARE
 from fairbloom.protocol.scores import ERRORS
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
 
 from .figures import svg_of, themed
+from .held_out import HeldOut
+from .outcomes import LEVEL, POINTS, SHARE, Outcome, outcomes
+from .rule import PROPERTIES, Properties, label_of, leave_one_out, mcnemar, wilson
 
 DATA = Path(__file__).parent / "data"
 
@@ -50,8 +53,6 @@ FAMILIES = {
 
 FAIR = {*FAMILIES["weights by losses or accuracies"], *FAMILIES["common descent"]}
 """The methods that are fair with a common model."""
-
-LEVEL = 0.05
 
 MEASURES = ("worst_10", "mean")
 
@@ -80,6 +81,11 @@ class Federation:
     def has_fewer_methods(self) -> bool:
         """Whether not all methods are searched on it, since it is large."""
         return not {*SEARCHED} <= {*WORKLOADS[self.name].methods}
+
+    @property
+    def is_later(self) -> bool:
+        """Whether it is one of the tables that were added when the question was asked."""
+        return self.name in (*LATER, *FLIGHTS)
 
     @property
     def is_error(self) -> bool:
@@ -114,27 +120,37 @@ class Federation:
         return differences_of(gains, test_share=self.test_share)
 
     @property
-    def error(self) -> float:
-        """The error of the worst tenth under FedAvg: in percent, or in units of the quantity."""
-        worst = self.mean(BASELINE, "worst_10")
-        return worst if self.is_error else 100.0 - worst
+    def bound(self) -> float:
+        """The gain of the worst tenth that would matter; see `outcomes`."""
+        return SHARE * self.mean(BASELINE, "worst_10") if self.is_error else POINTS
 
-    def removed(self, method: str) -> float:
-        """Return the percentage of `error` that a method removes: comparable between scores."""
+    def gain(self, method: str) -> float:
+        """Return a method's gain of the worst tenth over FedAvg, in units of `bound`."""
         if method == BASELINE:
             return 0.0
-        return 100.0 * self.differences[method, "worst_10"].mean / self.error
+        return self.differences[method, "worst_10"].mean / self.bound
 
     @property
-    def properties(self) -> tuple[float, float, float]:
-        """What may predict a gain; see PREDICTORS."""
-        mean = self.mean(BASELINE, "mean")
-        error = mean if self.is_error else 100.0 - mean
-        return (
-            float(self.row["cosine"]),
-            float(self.row["spread"]) / error,
-            float(self.row["largest"]) / float(self.row["smallest"]),
-        )
+    def fair_gain(self) -> float:
+        """The gain of the median fair method with a common model, in units of `bound`."""
+        return float(np.median([self.gain(method) for method in self.values if method in FAIR]))
+
+    @property
+    def label(self) -> str:
+        """What serves the worst tenth best: one of `rule.LABELS`."""
+        return label_of({BASELINE: 0.0, "fair": self.fair_gain, "local": self.gain("local")})
+
+    @property
+    def properties(self) -> Properties:
+        """What may predict a gain: `rule.PROPERTIES`, none of them measured on test examples."""
+        about = {name: float(self.row[name]) for name in ("cosine", "clients", "smallest")}
+        score = float(self.row["validation"])
+        error = score if self.is_error else 100.0 - score
+        return {
+            **about,
+            "spread": float(self.row["spread"]) / error,
+            "unequal": float(self.row["largest"]) / about["smallest"],
+        }
 
     def describe(self, method: str) -> str:
         """Return a method's gain of the worst tenth on this federation, in words."""
@@ -151,11 +167,14 @@ class Federation:
 INKS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#666666")
 """The colours of federations; with four markers, each federation has its own pair."""
 
-PREDICTORS = (
-    "mean cosine between updates",
-    "spread of scores over mean error",
-    "largest over smallest client",
-)
+PREDICTORS = {
+    "cosine": "mean cosine between updates",
+    "spread": "spread of scores over mean error",
+    "unequal": "largest over smallest client",
+    "clients": "number of clients",
+    "smallest": "examples of the smallest client",
+}
+"""The properties of a federation that may predict a gain, in words."""
 
 
 def title(method: str) -> str:
@@ -220,40 +239,22 @@ class Ranks:
         """The p-value of Friedman's test that all methods serve the worst tenth alike."""
         return float(stats.friedmanchisquare(*self.of(self.methods).T).pvalue)
 
-    def removed(self, method: str) -> list[float]:
-        """Return the percentage of FedAvg's error that a method removes on each data set."""
-        return [each.removed(method) for each in self.federations]
+    @cached_property
+    def gains(self) -> dict[str, list[float]]:
+        """The gain of each other method over FedAvg on each data set, in units of its bound."""
+        others = [method for method in self.methods if method != BASELINE]
+        return {method: [each.gain(method) for each in self.federations] for method in others}
 
     @cached_property
-    def control(self) -> dict[str, float]:
-        """The p-values of Wilcoxon's signed ranks against FedAvg with Holm's correction."""
-        others = [method for method in self.methods if method != BASELINE]
-        p_values = [
-            float(stats.wilcoxon(removed).pvalue) if any(removed) else 1.0
-            for removed in map(self.removed, others)
-        ]
-        return dict(zip(others, correct_by_holm(p_values), strict=True))
+    def outcomes(self) -> dict[str, Outcome]:
+        """What the data sets say of each method except FedAvg."""
+        return outcomes(self.gains)
 
     @cached_property
     def best(self) -> list[str]:
         """The method of each family with the best average rank."""
         found = [[m for m in self.averages if m in family] for family in FAMILIES.values()]
         return [each[0] for each in found if each]
-
-    @property
-    def critical_difference(self) -> float:
-        """Nemenyi's critical difference of average ranks of `best` (Demšar 2006)."""
-        k = len(self.best)
-        q = stats.studentized_range.ppf(1.0 - LEVEL, k, math.inf) / math.sqrt(2.0)
-        return float(q * math.sqrt(k * (k + 1) / (6.0 * len(self.federations))))
-
-    @property
-    def separated(self) -> list[tuple[str, str]]:
-        """The pairs of `best` whose average ranks differ by more, the better one first."""
-        means = dict(zip(self.best, self.of(self.best).mean(axis=0).tolist(), strict=True))
-        ordered = sorted(means, key=lambda method: means[method])
-        limit = self.critical_difference
-        return [(a, b) for a, b in combinations(ordered, 2) if means[b] - means[a] > limit]
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -297,33 +298,72 @@ def federations_table(federations: Sequence[Federation]) -> Table:
 
 def ranks_table(ranks: Ranks) -> Table:
     """Return a row a method that ran on all data sets, by average rank."""
-    rows = [["method", "average rank", "better, worse than FedAvg", "p, Holm"]]
+    rows = [["method", "average rank", *OUTCOMES]]
     for method, rank in ranks.averages.items() if ranks.enough else ():
-        removed = np.array(ranks.removed(method))
-        counts = f"{(removed > 0.0).sum()}, {(removed < 0.0).sum()}"
-        p = f"{ranks.control[method]:.3f}" if method != BASELINE else ""
-        rows.append([title(method), f"{rank:.1f}", counts if p else "", p])
+        cells = [""] * len(OUTCOMES) if method == BASELINE else outcome_cells(ranks, method)
+        rows.append([title(method), f"{rank:.1f}", *cells])
     return rows
+
+
+OUTCOMES = ("better, worse than FedAvg", "gain (90 %)", "p differs", "p equivalent", "outcome")
+"""The columns of what the data sets say of a method."""
+
+
+def outcome_cells(ranks: Ranks, method: str) -> list[str]:
+    """Return the cells of OUTCOMES."""
+    gains = np.array(ranks.gains[method])
+    found = ranks.outcomes[method]
+    return [
+        f"{(gains > 0.0).sum()}, {(gains < 0.0).sum()}",
+        f"{found.estimate:+.2f} ({found.low:+.2f} to {found.high:+.2f})",
+        f"{found.differs:.3f}",
+        f"{found.equivalent:.3f}",
+        found.words,
+    ]
+
+
+def shown(value: float) -> str:
+    """Return a property of a federation in at most three digits, or without decimals."""
+    return f"{value:,.0f}" if value >= 1000.0 else f"{value:.3g}".replace("-", "−")
 
 
 # Sentences ----------------------------------------------------------------------------------------
 
 
-def findings(federations: Sequence[Federation], ranks: Ranks) -> list[str]:
+def findings(federations: Sequence[Federation], ranks: Ranks, held_out: HeldOut) -> list[str]:
     """Return the five sentences of the page; fewer without enough data sets."""
     if not federations:
         return ["No federation was run yet."]
     found = [fair_sentence(federations), local_sentence(federations)]
     if ranks.enough:
-        found[1:1] = [rank_sentence(ranks), control_sentence(ranks)]
-        found.append(predictor_sentence(ranks))
-    return found
+        found = [outcome_sentence(ranks), *found, rule_sentence(ranks)]
+    return [*found, *held_out.sentences]
+
+
+def outcome_sentence(ranks: Ranks) -> str:
+    """Return what the data sets say of the methods, and Friedman's test."""
+    found: dict[str, list[str]] = {}
+    for method, outcome in ranks.outcomes.items():
+        found.setdefault(outcome.words, []).append(title(method))
+    unknown = found.pop("neither", [])
+    known = "; ".join(f"{words}: {join(names)}" for words, names in found.items())
+    rest = f"of {join(unknown)} they cannot tell" if unknown else ""
+    estimates = [outcome.estimate for outcome in ranks.outcomes.values()]
+    differ = "finds a" if ranks.friedman < LEVEL else "finds no"
+    return (
+        f"**Over {len(ranks.federations)} data sets**, the worst 10 % under a method compare to"
+        f" FedAvg's so: {'; '.join(filter(None, (known, rest)))}. The gains are estimated at"
+        f" {min(estimates):+.2f} to {max(estimates):+.2f} times what would matter; Friedman's test"
+        f" {differ} difference between {len(ranks.methods)} methods (p = {ranks.friedman:.2g})."
+        " All of it is about the middle of the gains: it does not say what a method does for your"
+        " clients, nor, where data cannot tell, that it is as good as FedAvg."
+    )
 
 
 def fair_sentence(federations: Sequence[Federation]) -> str:
     """Return where some fair method with a common model helps the worst tenth."""
     helped = [
-        max(clear, key=each.removed)
+        max(clear, key=each.gain)
         for each in federations
         if (clear := [m for m in FAIR if is_clear(each, m, 1)])
     ]
@@ -335,10 +375,10 @@ def fair_sentence(federations: Sequence[Federation]) -> str:
     if not names:
         return f"{sentence}."
     best = "; ".join(each.describe(m) for each, m in zip(names, helped, strict=True))
-    tried = [len(FAIR & each.values.keys()) for each in federations]
+    most = max(len(FAIR & each.values.keys()) for each in federations)
     return (
-        f"{sentence} ({best}). Of {min(tried)} to {max(tried)} such methods on each, the best is"
-        " named, which favours them."
+        f"{sentence} ({best}). Of up to {most} such methods on each, the best is named, which"
+        " favours them."
     )
 
 
@@ -346,31 +386,6 @@ def is_clear(federation: Federation, method: str, sign: int) -> bool:
     """Return whether a method's gain of the worst tenth has a sign, with an interval without 0."""
     found = federation.differences.get((method, "worst_10"))
     return found is not None and found.excludes_zero and sign * found.mean > 0.0
-
-
-def rank_sentence(ranks: Ranks) -> str:
-    """Return the first methods by average rank, and Friedman's test."""
-    first = [f"{title(m)} ({rank:.1f})" for m, rank in [*ranks.averages.items()][:3]]
-    differ = "finds a" if ranks.friedman < LEVEL else "finds no"
-    return (
-        f"**By average rank** of {len(ranks.methods)} methods over {len(ranks.federations)} data"
-        f" sets, {join(first)} come first, FedAvg has {ranks.averages[BASELINE]:.1f};"
-        f" Friedman's test {differ} difference (p = {ranks.friedman:.2g})."
-    )
-
-
-def control_sentence(ranks: Ranks) -> str:
-    """Return which methods differ from FedAvg over the data sets."""
-    clear = [method for method, p in ranks.control.items() if p < LEVEL]
-    better = [title(m) for m in clear if np.median(ranks.removed(m)) > 0.0]
-    worse = [title(m) for m in clear if np.median(ranks.removed(m)) <= 0.0]
-    parts = [f"{join(better)} better"] * bool(better) + [f"{join(worse)} worse"] * bool(worse)
-    start = "**Against FedAvg**, Wilcoxon's signed ranks with Holm's correction"
-    if not parts:
-        least = min(1.0, 2.0 ** (1 - len(ranks.federations)) * len(ranks.control))
-        able = f": with {len(ranks.federations)} data sets, the least possible p is {least:.2g}"
-        return f"{start} find no method better or worse{able if least >= LEVEL else ''}."
-    return f"{start} find {join(parts)}."
 
 
 def local_sentence(federations: Sequence[Federation]) -> str:
@@ -385,66 +400,66 @@ def local_sentence(federations: Sequence[Federation]) -> str:
     )
 
 
-def predictor_sentence(ranks: Ranks) -> str:
-    """Return which property goes best with the gains of fair methods."""
+def rule_sentence(ranks: Ranks) -> str:
+    """Return which property goes best with the gains of fair methods, and how good the rule is."""
     n = len(ranks.federations)
     if n < FEWEST:
         return f"**What predicts a gain** is not known from {n} data sets."
     found = correlations(ranks)
-    place = min(range(len(found)), key=lambda k: found[k][1])
-    rho, p = found[place]
-    claim = "goes with" if p * len(found) < LEVEL else "cannot be shown to go with"
+    name = min(found, key=lambda each: found[each][1])
+    rho, p = found[name]
+    corrected = min(1.0, p * len(found))
+    claim = "goes with" if corrected < LEVEL else "cannot be shown to go with"
     signed = f"{rho:+.2f}".replace("-", "−")
+    properties = [each.properties for each in ranks.federations]
+    labels = [each.label for each in ranks.federations]
+    right = [a == b for a, b in zip(leave_one_out(properties, labels), labels, strict=True)]
+    low, high = wilson(sum(right), n)
+    beside = [
+        f"{words} {sum(constant)} (McNemar's p = {mcnemar(right, constant):.2g})"
+        for words, name in (("always trying one is right on", "fair"), ("never on", BASELINE))
+        if (constant := [label == name for label in labels])
+    ]
     return (
-        f"**What predicts a gain:** of three properties, the {PREDICTORS[place]} {claim} the gain"
-        f" of the median fair method (Spearman's ρ = {signed}, p = {p:.2g} before the correction"
-        f" for three, {n} data sets)."
+        f"**What predicts a gain:** of {len(found)} properties, the {PREDICTORS[name]} {claim} the"
+        f" gain of the median fair method (Spearman's ρ = {signed}, p = {corrected:.2g} with the"
+        f" correction for {len(found)}). A rule says whether to try a fair method, Local, or"
+        f" neither; chosen on the other data sets it is right on {sum(right)} of {n}"
+        f" ({100.0 * low:.0f} to {100.0 * high:.0f} %), {' and '.join(beside)}."
     )
 
 
-def correlations(ranks: Ranks) -> list[tuple[float, float]]:
+def correlations(ranks: Ranks) -> dict[str, tuple[float, float]]:
     """Return Spearman's correlation and its p-value of each property with `fair_gain`."""
-    gains = [fair_gain(each) for each in ranks.federations]
-    found = []
-    for column in zip(*(each.properties for each in ranks.federations), strict=True):
+    gains = [each.fair_gain for each in ranks.federations]
+    found = {}
+    for name in PROPERTIES:
+        column = [each.properties[name] for each in ranks.federations]
         varies = np.ptp(column) > 0.0 and np.ptp(gains) > 0.0
         tested = stats.spearmanr(column, gains) if varies else None
-        found.append((float(tested.statistic), float(tested.pvalue)) if tested else (0.0, 1.0))
+        found[name] = (float(tested.statistic), float(tested.pvalue)) if tested else (0.0, 1.0)
     return found
 
 
-def fair_gain(federation: Federation) -> float:
-    """Return the percentage of FedAvg's error that the median fair method removes."""
-    fair = [method for method in federation.values if method in FAIR]
-    return float(np.median([federation.removed(method) for method in fair]))
-
-
-def nemenyi(ranks: Ranks) -> str:
-    """Return which of the families' best methods the data separate, in words."""
-    if not ranks.enough or len(ranks.best) < 2:
-        return "There are too few data sets to rank methods."
-    means = ranks.of(ranks.best).mean(axis=0)
-    listed = [f"{title(m)} {rank:.2f}" for m, rank in zip(ranks.best, means, strict=True)]
-    sentences = [
-        f"Average ranks of each family's best: {', '.join(listed)}. The critical difference is"
-        f" {ranks.critical_difference:.2f}."
+def rule_table(ranks: Ranks) -> Table:
+    """Return a row a data set: its properties, its label, and what the others' rule says."""
+    properties = [each.properties for each in ranks.federations]
+    labels = [each.label for each in ranks.federations]
+    said = leave_one_out(properties, labels) if len(labels) >= FEWEST else ["–"] * len(labels)
+    return [
+        ["", *PROPERTIES, "fair method", "Local", "label", "rule says"],
+        *(
+            [
+                f"`{each.name}`",
+                *(shown(each.properties[name]) for name in PROPERTIES),
+                f"{each.fair_gain:+.2f}",
+                f"{each.gain('local'):+.2f}",
+                label,
+                answer,
+            ]
+            for each, label, answer in zip(ranks.federations, labels, said, strict=True)
+        ),
     ]
-    found = ranks.separated
-    pairs = [*combinations(ranks.best, 2)]
-    rest = [pair for pair in pairs if pair not in found and pair[::-1] not in found]
-    if found:
-        sentences.append(f"The data separate {join([between(pair, ' from ') for pair in found])}.")
-    if not found:
-        sentences.append("They differ by less: the data cannot separate any two of these methods.")
-    elif rest:
-        words = ", nor ".join(between(pair, " and ") for pair in rest)
-        sentences.append(f"They cannot separate {words}.")
-    return " ".join(sentences)
-
-
-def between(pair: tuple[str, str], word: str) -> str:
-    """Return two methods with a word between them."""
-    return word.join(map(title, pair))
 
 
 def not_run(federations: Sequence[Federation]) -> str:
@@ -485,14 +500,14 @@ def join(names: Sequence[str]) -> str:
 def picture(federations: Sequence[Federation]) -> Figure:
     """Return the figure: the median fair method's gain against each property."""
     with matplotlib.rc_context({"font.size": 8}):
-        figure = Figure(figsize=(7.2, 3.3), layout="constrained")
-        panels = figure.subplots(1, 3, sharey=True)
-        for place, (axes, heading) in enumerate(zip(panels, PREDICTORS, strict=True)):
+        figure = Figure(figsize=(7.2, 5.6), layout="constrained")
+        *panels, key = figure.subplots(2, 3, sharey=True).flat
+        for axes, (name, heading) in zip(panels, PREDICTORS.items(), strict=True):
             axes.axhline(0.0, color="#B0B0B0", linewidth=0.8, zorder=1)
             for each, color, marker in zip(federations, cycle(INKS), cycle("osD^"), strict=False):
                 axes.scatter(
-                    [each.properties[place]],
-                    [fair_gain(each)],
+                    [each.properties[name]],
+                    [each.fair_gain],
                     color=color,
                     marker=marker,
                     label=each.name,
@@ -500,13 +515,17 @@ def picture(federations: Sequence[Federation]) -> Figure:
                     zorder=2,
                 )
             axes.set_xlabel(heading)
+            axes.set_yscale("symlog", linthresh=1.0)
             axes.margins(x=0.1, y=0.1)
             axes.spines[["top", "right"]].set_visible(False)
-        panels[2].set_xscale("log")
-        panels[0].set_ylabel("error of the worst 10 % removed, %")
+        for axes in panels[::3]:
+            axes.set_ylabel("gain of the worst 10 %, times the bound")
+        key.set_axis_off()
         if federations:
+            for axes in panels[2:]:
+                axes.set_xscale("log")
             handles = panels[0].get_legend_handles_labels()
-            figure.legend(*handles, loc="outside upper center", ncols=6, frameon=False)
+            key.legend(*handles, loc="center", ncols=2, frameon=False)
     return figure
 
 
@@ -517,22 +536,28 @@ def write(tuned: Path, out: Path, picture_file: Path) -> None:
     """Write all files that derive from a folder of results."""
     federations = read_federations(tuned)
     ranks = Ranks(one_a_data_set(federations))
+    errors = {each.name for each in federations if each.is_error}
+    held_out = HeldOut(read_csv(tuned / "held-out.csv", optional=True), FAIR, errors)
     out.mkdir(exist_ok=True)
-    largest = [each for each in federations if each.has_fewer_methods]
-    others = [each for each in federations if not each.has_fewer_methods]
+    later = [each for each in federations if each.is_later]
+    largest = [each for each in federations if each.has_fewer_methods and each not in later]
+    first = [each for each in federations if not each.has_fewer_methods]
     for name, table in {
-        "worst": gains_table(others, "worst_10"),
+        "worst": gains_table(first, "worst_10"),
         "worst-largest": gains_table(largest, "worst_10"),
-        "mean": gains_table(others, "mean"),
+        "worst-later": gains_table(later, "worst_10"),
+        "mean": gains_table(first, "mean"),
         "mean-largest": gains_table(largest, "mean"),
+        "mean-later": gains_table(later, "mean"),
+        "rule": rule_table(ranks),
+        "held-out": held_out.table,
         "federations": federations_table(federations),
         "ranks": ranks_table(ranks),
     }.items():
         blank = [["–"] * len(table[0])] if len(table) == 1 else []  # Sphinx needs a row
         write_rows(out / f"{name}.csv", [*table, *blank])
     for name, text in {
-        "findings": "\n".join(f"1. {sentence}" for sentence in findings(federations, ranks)),
-        "nemenyi": nemenyi(ranks),
+        "findings": "\n".join(f"1. {each}" for each in findings(federations, ranks, held_out)),
         "not-run": not_run(federations),
         "try": to_try(ranks),
     }.items():
