@@ -42,6 +42,10 @@ class HeldOut:
         """The federations."""
         return [*dict.fromkeys(row["workload"] for row in self.rows)]
 
+    def methods(self, name: str) -> list[str]:
+        """Return the fair methods that ran on a federation."""
+        return sorted({row["method"] for row in self.rows if row["workload"] == name} & self.fair)
+
     def worst(self, name: str, method: str, column: str) -> float:
         """Return the mean over seeds of the score of a worst tenth."""
         return fmean(
@@ -59,10 +63,9 @@ class HeldOut:
     @cached_property
     def gains(self) -> dict[str, list[float]]:
         """The gain of the median fair method on each federation, by the clients of WORST."""
-        ran = {row["method"] for row in self.rows} & self.fair
         return {
             clients: [
-                median(self.gain(name, method, column) for method in sorted(ran))
+                median(self.gain(name, method, column) for method in self.methods(name))
                 for name in self.names
             ]
             for clients, column in WORST.items()
