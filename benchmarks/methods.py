@@ -325,15 +325,15 @@ def seeds_of(found: Search) -> Iterator[Row]:
 
 
 def gaps_of(tested: Comparison) -> list[Row]:
-    """Return a row for each chosen arm: the mean gap of each score between the groups of all."""
+    """Return a row for each row of `rows_of`: mean gaps of scores between the groups of all."""
     gaps: dict[str, dict[str, list[float]]] = {}
     for row in tested.gap_rows():
         if row["client"] == ALL and row["gap"] is not None:
             heading = f"{row['grouping']}, {row['score']}"
             gaps.setdefault(row["method"], {}).setdefault(heading, []).append(row["gap"])
     return [
-        {"method": label} | {name: f"{fmean(values):.1f}" for name, values in of.items()}
-        for label, of in gaps.items()
+        {"method": label} | {name: f"{fmean(values):.1f}" for name, values in gaps[label].items()}
+        for label in tested.shown
     ]
 
 

@@ -415,17 +415,25 @@ def rule_sentence(ranks: Ranks) -> str:
     labels = [each.label for each in ranks.federations]
     right = [a == b for a, b in zip(leave_one_out(properties, labels), labels, strict=True)]
     low, high = wilson(sum(right), n)
+    constants = {
+        words: [label == name for label in labels]
+        for words, name in (("always trying one is right on", "fair"), ("never on", BASELINE))
+    }
     beside = [
         f"{words} {sum(constant)} (McNemar's p = {mcnemar(right, constant):.2g})"
-        for words, name in (("always trying one is right on", "fair"), ("never on", BASELINE))
-        if (constant := [label == name for label in labels])
+        for words, constant in constants.items()
     ]
+    beats = all(
+        sum(right) > sum(constant) and mcnemar(right, constant) < LEVEL
+        for constant in constants.values()
+    )
+    verdict = "It beats both." if beats else "It does not beat both: do not go by it."
     return (
         f"**What predicts a gain:** of {len(found)} properties, the {PREDICTORS[name]} {claim} the"
         f" gain of the median fair method (Spearman's ρ = {signed}, p = {corrected:.2g} with the"
         f" correction for {len(found)}). A rule says whether to try a fair method, Local, or"
         f" neither; chosen on the other data sets it is right on {sum(right)} of {n}"
-        f" ({100.0 * low:.0f} to {100.0 * high:.0f} %), {' and '.join(beside)}."
+        f" ({100.0 * low:.0f} to {100.0 * high:.0f} %), {' and '.join(beside)}. {verdict}"
     )
 
 

@@ -22,7 +22,7 @@ from fairbloom.strategies.named import (
 )
 
 # The methods that are compared by default: those that docs/which_method.py recommends to try.
-METHODS = "fedavg,feddyn,term,fedlf,ditto,local"
+METHODS = "fedavg,feddyn,qfedavg,fedfv,ditto,local"
 
 # The most characters of a run folder's name before its seed; file systems take 255.
 LONGEST_NAME = 100
