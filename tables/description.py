@@ -148,8 +148,8 @@ def _read_tables(tables: Tables) -> dict[str, ClientTable]:
 def _list_columns(
     schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
 ) -> Iterator[Row]:
-    """Yield a row for each column of each client."""
-    yield from (
+    """Return a row for each column of each client."""
+    return (
         {
             "column": name,
             "client": client,
@@ -392,7 +392,7 @@ def _kinds_of_column(file: EncodedFile, table: Table, name: str) -> Iterator[Kin
     )
 
 
-def _describe_fault(client: str, error: FairbloomError) -> Row:
+def _describe_fault(client: str, error: FairbloomError) -> dict[str, str | int]:
     """Return a row of the table of faults."""
     if not isinstance(error, CellError):
         return {

@@ -1,6 +1,6 @@
 """Rows that describe clients: of many clients, the smallest, the largest and some between."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fairbloom.errors import join_names
 
@@ -18,7 +18,7 @@ SIZES = {
     "largest": 1.0,
 }
 
-Row = dict[str, str | int]
+Row = Mapping[str, str | int]
 
 
 def summarise_clients(rows: Sequence[Row]) -> list[Row]:
