@@ -1,8 +1,10 @@
 """Clients that are not in training: how they are drawn, and that no round asks them."""
 
-import json
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,17 +21,43 @@ from fairbloom.simulation.clients import HeldOutClients, LocalClient, LocalClien
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
 
+from .helpers import table
+
 
 def config(**settings: Any) -> dict[str, Any]:
     given = {name.replace("_", "-"): value for name, value in settings.items()}
     return {"task": "digits", "clients": 8, "num-rounds": 2, "held-out-clients": 0.3, **given}
 
 
-def write_sites(folder: Path, sites: list[str]) -> Path:
+def run(out: Path, **settings: Any) -> Path:
+    return simulate(Settings.of(config(out=str(out), **settings)))
+
+
+SITES = ("sitea", "siteb", "sitec", "sited", "sitee")
+
+FINISHED: dict[str, Any] = {"fine_tune_epochs": 2, "batch_size": 20, "learning_rate": 0.1}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished run; no test changes it."""
+    return run(tmp_path_factory.mktemp("run") / "a", **FINISHED)
+
+
+def write_sites(folder: Path, sites: Iterable[str], single: bool) -> Path:
+    """Write a table of each site, or a single one; each site has a category of its own."""
     folder.mkdir()
-    for place, site in enumerate(sites):
-        rows = [f"{10 * row + place},{site},{'yes' if row % 2 else 'no'}" for row in range(12)]
-        Path(folder, f"{site}.csv").write_text("age,ward,target\n" + "\n".join(rows) + "\n")
+    tables = {
+        site: [
+            f"{site},{site},{10 * row + SITES.index(site)},{'yes' if row % 2 else 'no'}\n"
+            for row in range(12)
+        ]
+        for site in sites
+    }
+    if single:
+        tables = {"all": [*chain(*tables.values())]}
+    for name, rows in tables.items():
+        (folder / f"{name}.csv").write_text("site,ward,age,target\n" + "".join(rows))
     return folder
 
 
@@ -62,87 +90,69 @@ def test_a_client_must_be_left_and_devices_take_part() -> None:
         Settings.of(config()).check_deployed()
 
 
-def test_the_final_model_is_tested_as_by_hand(tmp_path: Path) -> None:
-    simulate(Settings.of(config(out=str(tmp_path / "a"))))
-    task = load_task(config())
-    model = task.model()
-    final = MODEL.read(tmp_path / "a")
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in final.items()})
-    found = HELD_OUT.read(tmp_path / "a")
-    assert [*found] == ["not in training"]
-    assert tuple(found["not in training"]) == task.held_out
-    for name, scores in found["not in training"].items():
+KINDS = {"not in training": 0, "not in training, 5 rows": 5, "not in training, 20 rows": 20}
+"""By kind of scores, the rows that the final model is fine-tuned on: a batch at most."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_final_model_is_tested_as_by_hand(finished: Path, kind: str) -> None:
+    task = load_task(config(**FINISHED))
+    found = HELD_OUT.read(finished)
+    assert [*found] == [*KINDS]
+    assert tuple(found[kind]) == task.held_out
+    losses = load(finished).held_out(kind, LOSS_SCORE)
+    final = {name: torch.from_numpy(array) for name, array in MODEL.read(finished).items()}
+    for name, scores in found[kind].items():
+        model = task.model()
+        model.load_state_dict(final)
+        step = torch.optim.SGD(model.parameters(), lr=0.1)
+        inputs, targets = task.splits(name).train[slice(0, KINDS[kind])]
+        for _ in range(2 if KINDS[kind] else 0):
+            step.zero_grad()
+            cross_entropy(model(inputs), targets).backward()
+            step.step()
         inputs, targets = task.splits(name).test[slice(0, None)]
         outputs = model.eval()(inputs).detach()
         right = 100.0 * (outputs.argmax(dim=1) == targets).double().mean()
         assert scores["accuracy"] == pytest.approx(float(right))
-        assert scores["loss"] == pytest.approx(float(cross_entropy(outputs, targets)), rel=1e-5)
-    assert not set(task.held_out) & set((tmp_path / "a/clients.csv").read_text().split(","))
+        assert losses[name] == pytest.approx(float(cross_entropy(outputs, targets)), rel=1e-5)
 
 
-def test_few_rows_are_fine_tuned_on(tmp_path: Path) -> None:
-    simulate(Settings.of(config(fine_tune_epochs=2, out=str(tmp_path / "a"))))
-    found = HELD_OUT.read(tmp_path / "a")
-    assert [*found] == ["not in training", "not in training, 5 rows", "not in training, 20 rows"]
-    assert len({json.dumps(each) for each in found.values()}) == 3
-
-
-@pytest.mark.parametrize("single", [False, True])
-def test_training_equals_that_of_the_others_alone(single: bool, tmp_path: Path) -> None:
-    sites = [f"site{letter}" for letter in "abcde"]
-    shared: dict[str, Any] = {"task": "csv", "clients": 0, "model": "logistic"}
-    data = write_sites(tmp_path / "all", sites)
+@pytest.mark.parametrize("given", [{}, {"csv.client": "site"}], ids=["files", "one file"])
+def test_training_equals_that_of_the_others_alone(given: dict[str, Any], tmp_path: Path) -> None:
+    shared = {"task": "csv", "clients": 0, "model": "logistic", "fraction": 1.0, **given}
+    data = write_sites(tmp_path / "all", SITES, bool(given))
     held = load_task(config(**shared, data_dir=str(data))).held_out
-    others = write_sites(tmp_path / "others", sites)
-    for name in held:
-        (others / f"{name}.csv").unlink()
-    if single:
-        shared["csv.client"] = "site"
-        for folder in (data, others):
-            rows = [
-                f"{path.stem},{line}"
-                for path in sorted(folder.glob("*.csv"))
-                for line in path.read_text().splitlines()[1:]
-            ]
-            for path in folder.glob("*.csv"):
-                path.unlink()
-            text = "site,age,ward,target\n" + "\n".join(rows) + "\n"
-            (folder / "all.csv").write_text(text)
-    ends = []
-    for folder, share in ((data, 0.3), (others, 0.0)):
-        out = tmp_path / f"run-{folder.name}"
-        given = config(
-            **shared, data_dir=str(folder), held_out_clients=share, fraction=1.0, out=str(out)
-        )
-        simulate(Settings.of(given))
-        ends.append(((out / "schema.toml").read_text().split("\n", 1)[1], MODEL.read(out)))
-    assert ends[0][0] == ends[1][0]
+    in_training = [site for site in SITES if site not in held]
+    others = write_sites(tmp_path / "others", in_training, bool(given))
+    runs = [
+        run(tmp_path / f"run-{share}", **shared, data_dir=str(folder), held_out_clients=share)
+        for folder, share in ((data, 0.3), (others, 0.0))
+    ]
+    schemas = [(run / "schema.toml").read_text().split("\n", 1)[1] for run in runs]
+    assert schemas[0] == schemas[1]
     assert held
-    assert not any(name in ends[0][0] for name in held)
-    assert all((ends[0][1][name] == array).all() for name, array in ends[1][1].items())
+    assert not any(name in schemas[0] for name in held)
+    models = [MODEL.read(run) for run in runs]
+    assert all((models[0][name] == array).all() for name, array in models[1].items())
 
 
 def test_a_lost_run_scores_them_when_it_is_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = [Settings.of(config(out=str(tmp_path / name))) for name in "ab"]
-    simulate(settings[0])
-
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
+    settings = Settings.of(config(**FINISHED, out=str(tmp_path / "b")))
+    lost = Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patch:
-        patch.setattr("fairbloom.simulation.run.HeldOutClients", fail)
+        patch.setattr("fairbloom.simulation.run.HeldOutClients", lost)
         with pytest.raises(KeyboardInterrupt):
-            simulate(settings[1])
+            simulate(settings)
     assert not MODEL.exists_in(tmp_path / "b")
-    simulate(settings[1])
-    assert HELD_OUT.read(tmp_path / "b") == HELD_OUT.read(tmp_path / "a")
+    simulate(settings)
+    assert HELD_OUT.read(tmp_path / "b") == HELD_OUT.read(finished)
 
 
 def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
-    simulate(Settings.of(config(held_out_clients=0.0, out=str(tmp_path / "a"))))
-    assert not HELD_OUT.exists_in(tmp_path / "a")
+    assert not HELD_OUT.exists_in(run(tmp_path / "a", held_out_clients=0.0))
     assert RunSettings.of({}).held_out_clients == 0.0
 
 
@@ -160,23 +170,5 @@ def test_no_round_asks_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(LocalClients, "local", check)
     simulate(settings)
     assert asked > {*held}
-
-
-def test_a_few_rows_are_fine_tuned_on_as_by_hand(tmp_path: Path) -> None:
-    given = config(model="logistic", fine_tune_epochs=2, learning_rate=0.1, out=str(tmp_path / "a"))
-    simulate(Settings.of(given))
-    for name, loss in load(tmp_path / "a").held_out("not in training, 5 rows", LOSS_SCORE).items():
-        module = load_task(given).model()
-        final = MODEL.read(tmp_path / "a")
-        module.load_state_dict({key: torch.from_numpy(array) for key, array in final.items()})
-        rows = load_task(given).splits(name)
-        step = torch.optim.SGD(module.parameters(), lr=0.1)
-        for _ in range(2):
-            step.zero_grad()
-            inputs, targets = rows.train[slice(0, 5)]
-            cross_entropy(module(inputs), targets).backward()
-            step.step()
-        inputs, targets = rows.test[slice(0, None)]
-        assert loss == pytest.approx(
-            float(cross_entropy(module(inputs).detach(), targets)), rel=1e-4
-        )
+    assert [*HELD_OUT.read(tmp_path / "a")] == ["not in training"]
+    assert not {*held} & {row["client"] for row in table(tmp_path / "a/clients.csv")}
