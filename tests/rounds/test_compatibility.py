@@ -1,6 +1,7 @@
 """What fits with what: the refusals, and the table in the documentation, which is made of the same
 two lists."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import product
@@ -66,13 +67,15 @@ def test_an_option_is_refused_where_the_table_says_so(name: str, option: str) ->
         take(name, option.name)
 
 
+@pytest.mark.parametrize("method", [SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)])
 @pytest.mark.parametrize("defence", [*MIXING, *WEIGHING])
-def test_no_defence_goes_with_states_of_whole_updates(defence: str) -> None:
-    for method in (SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)):
-        with pytest.raises(
-            ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"
-        ):
-            method(defence=defence)
+def test_no_defence_goes_with_states_of_whole_updates(
+    defence: str, method: Callable[..., FedAvg]
+) -> None:
+    with pytest.raises(
+        ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"
+    ):
+        method(defence=defence)
 
 
 def test_each_need_is_changed_by_an_option() -> None:

@@ -41,15 +41,15 @@ def cohort_of(rows: FloatArray) -> Cohort:
     )
 
 
-def test_nnm_averages_the_nearest_as_vectors_have_it() -> None:
-    for m, f in SIZES:
-        rows = updates(m)
-        distances = np.linalg.norm(rows[:, None] - rows[None, :], axis=2)
-        np.testing.assert_allclose(
-            defences.nearest_neighbours(rows @ rows.T, f) @ rows,
-            np.stack([rows[np.argsort(distances[k])[: m - f]].mean(axis=0) for k in range(m)]),
-            atol=1e-12,
-        )
+@pytest.mark.parametrize(("m", "f"), SIZES)
+def test_nnm_averages_the_nearest_as_vectors_have_it(m: int, f: int) -> None:
+    rows = updates(m)
+    distances = np.linalg.norm(rows[:, None] - rows[None, :], axis=2)
+    np.testing.assert_allclose(
+        defences.nearest_neighbours(rows @ rows.T, f) @ rows,
+        np.stack([rows[np.argsort(distances[k])[: m - f]].mean(axis=0) for k in range(m)]),
+        atol=1e-12,
+    )
 
 
 def test_nnm_of_equal_updates_goes_by_name() -> None:
@@ -63,17 +63,17 @@ def test_clip_shortens_to_the_lower_median() -> None:
     np.testing.assert_allclose(after, [0.0, 1.0, 1.0, 1.0])
 
 
-def test_krum_chooses_the_update_nearest_to_the_others() -> None:
-    for m, f in SIZES:
-        rows = updates(m)
-        distances = np.linalg.norm(rows[:, None] - rows[None, :], axis=2) ** 2
-        scores = np.sort(distances, axis=1)[:, 1 : max(2, m - f - 1)].sum(axis=1)
-        chosen = defences.krum(rows @ rows.T, f)
-        np.testing.assert_array_equal(chosen, np.arange(m) == scores.argmin())
-        replies = [RecordDict({"arrays": ArrayRecord({"w": Array(each)})}) for each in rows]
-        if m - f - 2 >= 2:  # with one neighbour, two updates always tie
-            (flowers,) = select_multikrum(replies, num_malicious_nodes=f, num_nodes_to_select=1)
-            assert flowers is replies[int(chosen.argmax())]
+@pytest.mark.parametrize(("m", "f"), SIZES)
+def test_krum_chooses_the_update_nearest_to_the_others(m: int, f: int) -> None:
+    rows = updates(m)
+    distances = np.linalg.norm(rows[:, None] - rows[None, :], axis=2) ** 2
+    scores = np.sort(distances, axis=1)[:, 1 : max(2, m - f - 1)].sum(axis=1)
+    chosen = defences.krum(rows @ rows.T, f)
+    np.testing.assert_array_equal(chosen, np.arange(m) == scores.argmin())
+    replies = [RecordDict({"arrays": ArrayRecord({"w": Array(each)})}) for each in rows]
+    if m - f - 2 >= 2:  # with one neighbour, two updates always tie
+        (flowers,) = select_multikrum(replies, num_malicious_nodes=f, num_nodes_to_select=1)
+        assert flowers is replies[int(chosen.argmax())]
 
 
 @pytest.mark.parametrize("m", [m for m, _ in SIZES])
@@ -99,14 +99,14 @@ def test_where_most_updates_lie_is_their_geometric_median(
     np.testing.assert_allclose(defences.geometric_median(rows @ rows.T), weights, atol=1e-6)
 
 
-def test_the_trimmed_mean_leaves_the_extremes_out() -> None:
-    for m, f in SIZES:
-        rows = updates(m)
-        mean, weights = defences.trimmed_mean(Vectors((rows,)), f)
-        np.testing.assert_allclose(mean, np.sort(rows, axis=0)[f : m - f].mean(axis=0))
-        places = np.argsort(np.argsort(rows, axis=0), axis=0)
-        used = ((places >= f) & (places < m - f)).mean(axis=1)
-        np.testing.assert_allclose(weights, used / (m - 2 * f))
+@pytest.mark.parametrize(("m", "f"), SIZES)
+def test_the_trimmed_mean_leaves_the_extremes_out(m: int, f: int) -> None:
+    rows = updates(m)
+    mean, weights = defences.trimmed_mean(Vectors((rows,)), f)
+    np.testing.assert_allclose(mean, np.sort(rows, axis=0)[f : m - f].mean(axis=0))
+    places = np.argsort(np.argsort(rows, axis=0), axis=0)
+    used = ((places >= f) & (places < m - f)).mean(axis=1)
+    np.testing.assert_allclose(weights, used / (m - 2 * f))
 
 
 def test_equal_values_share_what_a_trimmed_mean_leaves() -> None:

@@ -106,42 +106,45 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
 """The terms that clients get, from the method's arguments; none for the other methods."""
 
 
-def test_train_messages_hold_arrays_and_config_to_the_letter(subtests: pytest.Subtests) -> None:
-    for name, (arguments, *_) in ARGUMENTS.items():
-        with subtests.test(name=name, arguments=arguments):
-            grid = MemoryGrid(quadratics(3))
-            run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
-            sent = [message for _, message in grid.sent_to(MessageType.TRAIN)]
-            if name != "drfa":
-                assert [m.content.config_records["config"]["server-round"] for m in sent] == [
-                    1
-                ] * 2 + [2] * 2
-            expected: dict[str, Any] = {"measure": MEASURED[name]} if name in MEASURED else {}
-            expected |= {"seed": OPTIONS["seed"], **TERMS.get(name, lambda **_: {})(**arguments)}
-            for message in sent:
-                content = message.content
-                config = dict(message.content.config_records["config"])
-                number = config.pop("server-round")
-                assert type(number) is int
-                assert set(content) == {
-                    "arrays",
-                    "config",
-                    *(["control"] if name == "scaffold" and number > 1 else []),
-                }
-                if name in ("scaffold", "feddyn"):
-                    assert config.pop("state-round") in range(number)
-                if name == "drfa":
-                    assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
-                assert config == expected
-                assert {key: type(value) for key, value in config.items()} == {
-                    k: type(v) for k, v in expected.items()
-                }
-                assert message.metadata.ttl == 60.0
-                assert RecordDict.inflate(
-                    content.deflate(), {child.object_id: child for child in content.values()}
-                )
-                if number == 1:
-                    assert bits(content.array_records["arrays"]) == bits(record(initial_model()))
+@pytest.mark.parametrize(
+    ("name", "arguments"), [(name, arguments) for name, (arguments, *_) in ARGUMENTS.items()]
+)
+def test_train_messages_hold_arrays_and_config_to_the_letter(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    grid = MemoryGrid(quadratics(3))
+    run(make(name, arguments, **OPTIONS), grid, rounds=2, timeout=60.0)
+    sent = [message for _, message in grid.sent_to(MessageType.TRAIN)]
+    if name != "drfa":
+        assert [m.content.config_records["config"]["server-round"] for m in sent] == [1] * 2 + [
+            2
+        ] * 2
+    expected: dict[str, Any] = {"measure": MEASURED[name]} if name in MEASURED else {}
+    expected |= {"seed": OPTIONS["seed"], **TERMS.get(name, lambda **_: {})(**arguments)}
+    for message in sent:
+        content = message.content
+        config = dict(message.content.config_records["config"])
+        number = config.pop("server-round")
+        assert type(number) is int
+        assert set(content) == {
+            "arrays",
+            "config",
+            *(["control"] if name == "scaffold" and number > 1 else []),
+        }
+        if name in ("scaffold", "feddyn"):
+            assert config.pop("state-round") in range(number)
+        if name == "drfa":
+            assert 1 <= config.pop("snapshot-step") <= arguments.get("local_steps", 10)
+        assert config == expected
+        assert {key: type(value) for key, value in config.items()} == {
+            k: type(v) for k, v in expected.items()
+        }
+        assert message.metadata.ttl == 60.0
+        assert RecordDict.inflate(
+            content.deflate(), {child.object_id: child for child in content.values()}
+        )
+        if number == 1:
+            assert bits(content.array_records["arrays"]) == bits(record(initial_model()))
 
 
 @pytest.mark.parametrize(("name", "method"), METHODS.items())

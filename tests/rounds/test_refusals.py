@@ -114,9 +114,9 @@ def check_refused(name: str, fault: Fault, reason: str) -> None:
     assert "site-2" not in finished.train_metrics
 
 
-def test_a_broken_reply_is_refused_and_changes_nothing_else() -> None:
-    for fault, reason in BROKEN:
-        check_refused("fedmgda", fault, reason)
+@pytest.mark.parametrize(("fault", "reason"), BROKEN)
+def test_a_broken_reply_is_refused_and_changes_nothing_else(fault: Fault, reason: str) -> None:
+    check_refused("fedmgda", fault, reason)
 
 
 def snapshot(sent: Message, reply: Message) -> list[Message]:
@@ -213,15 +213,15 @@ def test_a_disparity_from_minus_1_to_1_is_used(fine: float) -> None:
     assert one_faulty("fcfl", metrics({"disparity": fine}))[1].refused == {}
 
 
-def test_absurd_weights_and_buffers_are_refused_by_every_kind() -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_absurd_weights_and_buffers_are_refused_by_every_kind(name: str) -> None:
     filled = {name: np.full(initial_model()[name].shape, 1e6, np.float32) for name in TRAINABLE}
-    for name in KINDS:
-        check_refused(name, arrays(**filled), "update_limit")
-        check_refused(
-            name,
-            arrays(norm_mean=np.full(2, -1e20, np.float32)),
-            "its buffers (norm.mean) change by ",
-        )
+    check_refused(name, arrays(**filled), "update_limit")
+    check_refused(
+        name,
+        arrays(norm_mean=np.full(2, -1e20, np.float32)),
+        "its buffers (norm.mean) change by ",
+    )
 
 
 @pytest.mark.parametrize(

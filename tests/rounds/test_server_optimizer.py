@@ -92,46 +92,47 @@ class Reference:
         return np.asarray(w + self.lr * self.a / (np.sqrt(self.v) + self.tau))
 
 
-def test_squares_that_float16_cannot_hold_scale_its_steps() -> None:
-    for name in ADAPTIVE:
-        optimizer = ServerOptimizer(name, lr=0.1, beta1=0.9, beta2=0.99, tau=1e-4)
-        reference = Reference(name, lr=0.1, tau=1e-4)
-        moments = None
-        w = np.zeros(3, np.float16)
-        down = np.array([1.3e-4, -2e-4, 4e-4])
-        for _ in range(5):
-            after, moments = optimizer.step(w, down, moments)
-            np.testing.assert_allclose(after - w, reference.step(np.zeros(3), -down), rtol=2e-3)
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_squares_that_float16_cannot_hold_scale_its_steps(name: str) -> None:
+    optimizer = ServerOptimizer(name, lr=0.1, beta1=0.9, beta2=0.99, tau=1e-4)
+    reference = Reference(name, lr=0.1, tau=1e-4)
+    moments = None
+    w = np.zeros(3, np.float16)
+    down = np.array([1.3e-4, -2e-4, 4e-4])
+    for _ in range(5):
+        after, moments = optimizer.step(w, down, moments)
+        np.testing.assert_allclose(after - w, reference.step(np.zeros(3), -down), rtol=2e-3)
 
 
-def test_a_run_takes_the_steps_of_the_reference() -> None:
-    """The method's step comes from the coefficients that a round reports, and from the clients' own
-    training."""
-    for name, optimizer in (
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
         ("fedavg", "adagrad"),
         ("fedfv", "adam"),
         ("fedmgdaplus", "yogi"),
         ("afl", "avgm"),
-    ):
-        _, rounds = run(
-            make(name, ARGUMENTS[name][0], buffers=BUFFERS, **EACH[optimizer]), rounds=6
+    ],
+)
+def test_a_run_takes_the_steps_of_the_reference(name: str, optimizer: str) -> None:
+    """The method's step comes from the coefficients that a round reports, and from the clients' own
+    training."""
+    _, rounds = run(make(name, ARGUMENTS[name][0], buffers=BUFFERS, **EACH[optimizer]), rounds=6)
+    options = {
+        key.removeprefix("server_optimizer_"): value for key, value in EACH[optimizer].items()
+    }
+    clients = quadratics(6)
+    reference = Reference(options.pop("server_optimizer"), **options)
+    before = initial_model()
+    for finished in rounds:
+        d = sum(
+            c * (flat(before) - flat(clients[k].trained(before)))
+            for k, c in finished.coefficients.items()
         )
-        options = {
-            key.removeprefix("server_optimizer_"): value for key, value in EACH[optimizer].items()
-        }
-        clients = quadratics(6)
-        reference = Reference(options.pop("server_optimizer"), **options)
-        before = initial_model()
-        for finished in rounds:
-            d = sum(
-                c * (flat(before) - flat(clients[k].trained(before)))
-                for k, c in finished.coefficients.items()
-            )
-            after = unpack(finished.arrays)
-            np.testing.assert_allclose(
-                flat(after), reference.step(flat(before), -np.asarray(d)), rtol=1e-5, atol=1e-6
-            )
-            before = after
+        after = unpack(finished.arrays)
+        np.testing.assert_allclose(
+            flat(after), reference.step(flat(before), -np.asarray(d)), rtol=1e-5, atol=1e-6
+        )
+        before = after
 
 
 @given(
@@ -267,11 +268,13 @@ def test_a_step_whose_square_is_beyond_the_range_is_not_taken(
 # State --------------------------------------------------------------------------------------------
 
 
-def test_a_run_resumed_from_its_state_ends_with_the_same_bits() -> None:
-    for name, optimizer in zip(("fedfv", "afl", "drfa", "ditto"), EACH, strict=True):
-        assert_resumes(
-            lambda n=name, o=optimizer: make(n, ARGUMENTS[n][0], **OPTIONS, **EACH[o]), 4, (1, 3, 4)
-        )
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [*zip(("fedfv", "afl", "drfa", "ditto"), EACH, strict=True)]
+)
+def test_a_run_resumed_from_its_state_ends_with_the_same_bits(name: str, optimizer: str) -> None:
+    assert_resumes(
+        lambda: make(name, ARGUMENTS[name][0], **OPTIONS, **EACH[optimizer]), 4, (1, 3, 4)
+    )
 
 
 @pytest.mark.parametrize(("other", "words"), [(EACH["yogi"], "'yogi'"), ({}, "'none'")])
